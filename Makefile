@@ -1,0 +1,54 @@
+# Every target sets up .venv by itself, from PyPI alone, when it is missing or older than the requirements.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STACK ?= local
+REQUIREMENTS := $(wildcard requirements.txt training/requirements.txt image/reaper/requirements.txt tests/requirements.txt)
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help rehearse test test-image lint format bench up preview check clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): $(REQUIREMENTS)
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11")'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=-r %)
+	@touch $@
+
+rehearse: $(READY) ## Run the main job on this machine: stack, trainer with a spot notice, reaper
+	@$(PY) -m stacks.rehearsal $(STACK)
+
+test: $(READY) ## Run the tests (under 10 minutes on 2 cores)
+	@$(PY) -m pytest -m "not image" -n 2 --dist worksteal $(ARGS)
+
+test-image: $(READY) ## Check what machines boot with: needs root and Debian packages
+	@$(PY) -m pytest -m image $(ARGS)
+
+lint: $(READY) ## Format and lint with ruff, type-check with mypy --strict
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+
+format: $(READY) ## Let ruff rewrite what it can
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
+bench: $(READY) ## Measure; writes build/bench.json
+	@$(PY) -m tests.bench $(ARGS)
+
+check: $(READY) ## Check a stack file without a cloud: make check STACK=aws-dev
+	@$(PY) -m stacks check $(STACK)
+
+preview: $(READY) ## Show what `pulumi up` would do: make preview STACK=aws-dev
+	@$(PY) -m stacks preview $(STACK)
+
+up: $(READY) ## Stand a stack up with the Pulumi CLI: make up STACK=aws-dev
+	@$(PY) -m stacks up $(STACK)
+
+clean: ## Remove what was built; .venv stays
+	@rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

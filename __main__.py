@@ -1,0 +1,31 @@
+"""The Pulumi program: read the settings, pick the cloud, build, export."""
+
+import pulumi
+from stacks.catalog import Cloud
+
+from stacks import settings_reader
+from stacks.errors import StacksError
+from stacks.settings import Stack
+
+
+def main() -> None:
+    """Build the selected stack; what cannot be built is one message and no traceback."""
+    try:
+        stack = settings_reader.load()
+        exports = build(stack)
+    except StacksError as error:
+        raise pulumi.RunError(str(error)) from None
+    for name, value in exports.items():
+        pulumi.export(name, value)
+
+
+def build(stack: Stack) -> dict[str, object]:
+    """Hand the settings to their cloud; each is imported only when asked for, their SDKs are large."""
+    if stack.cloud is Cloud.AWS:
+        from stacks.aws.stack import build as build_aws  # noqa: PLC0415 - see above
+
+        return build_aws(stack)
+    raise StacksError(f"cloud = {str(stack.cloud)!r}: this version builds aws; alicloud follows")
+
+
+main()

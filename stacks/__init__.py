@@ -1,0 +1,1 @@
+"""The stacks room: settings, catalog and the two clouds' components."""

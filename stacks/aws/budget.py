@@ -1,0 +1,108 @@
+"""What the month may cost, and who hears of it before and after."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.aws import policies
+from stacks.settings import Budget as BudgetSettings
+from stacks.settings import BudgetScope, Stack, ThresholdKind
+
+KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
+
+
+@dataclass(frozen=True)
+class BudgetArgs:
+    """What the budget depends on.
+
+    Attributes:
+        stack: the settings.
+        key_arn: encrypts the topic.
+    """
+
+    stack: Stack
+    key_arn: pulumi.Output[str]
+
+
+class Budget(pulumi.ComponentResource):
+    """A monthly budget, and the topic all alarms of the stack go to.
+
+    Attributes:
+        topic_arn: the topic.
+    """
+
+    topic_arn: pulumi.Output[str]
+
+    def __init__(self, name: str, args: BudgetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Budget", name, None, opts)
+        stack, budget = args.stack, args.stack.budget
+        child = pulumi.ResourceOptions(parent=self)
+        tags = naming.tags(stack.name, stack.owner)
+        topic = aws.sns.Topic(
+            f"{name}-alarms",
+            display_name=f"gpu-fleet {stack.name}",
+            kms_master_key_id=args.key_arn,
+            tags=tags,
+            opts=child,
+        )
+        policy = aws.sns.TopicPolicy(
+            f"{name}-alarms", arn=topic.arn, policy=topic_policy(stack, topic.arn), opts=child
+        )
+        for address in budget.recipients:
+            aws.sns.TopicSubscription(
+                f"{name}-{address}", topic=topic.arn, protocol="email", endpoint=address, opts=child
+            )
+        aws.budgets.Budget(
+            f"{name}-monthly",
+            name=naming.prefixed(stack.name),
+            account_id=stack.account_id,
+            budget_type="COST",
+            time_unit="MONTHLY",
+            limit_amount=str(budget.monthly),
+            limit_unit=budget.currency,
+            cost_filters=cost_filters(stack),
+            notifications=notifications(budget, topic.arn),
+            tags=tags,
+            # Budgets tries the topic when a notification is made: the policy must stand before it.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
+        )
+        self.topic_arn = topic.arn
+        self.register_outputs({"topic_arn": topic.arn})
+
+
+def cost_filters(stack: Stack) -> list[dict[str, Any]]:
+    """By the stack's tag, as the ``user:key$value`` that Cost Explorer knows, or nothing: the account."""
+    if stack.budget.scope is BudgetScope.ACCOUNT:
+        return []
+    return [{"name": "TagKeyValue", "values": [f"user:{naming.PROJECT}:stack${stack.name}"]}]
+
+
+def notifications(budget: BudgetSettings, topic_arn: pulumi.Input[str]) -> list[dict[str, Any]]:
+    """One notification a threshold, by mail and to the topic; none where nobody is to be told (emulators)."""
+    if not budget.recipients:
+        return []
+    return [
+        {
+            "comparison_operator": "GREATER_THAN",
+            "notification_type": KINDS[threshold.kind],
+            "threshold": float(threshold.percent),
+            "threshold_type": "PERCENTAGE",
+            "subscriber_email_addresses": list(budget.recipients),
+            "subscriber_sns_topic_arns": [topic_arn],
+        }
+        for threshold in budget.thresholds
+    ]
+
+
+def topic_policy(stack: Stack, topic_arn: pulumi.Output[str]) -> pulumi.Output[str]:
+    """Budgets and alarms of this account may publish, over TLS; nobody else."""
+    own = {"StringEquals": {"aws:SourceAccount": stack.account_id}}
+    insecure = {"Bool": {"aws:SecureTransport": "false"}}
+    publishers = {"Service": ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]}
+    return policies.document(
+        policies.allow("AlarmsPublish", ["sns:Publish"], topic_arn, own, publishers),
+        policies.deny("TlsOnly", ["sns:Publish"], topic_arn, insecure, {"AWS": "*"}),
+    )

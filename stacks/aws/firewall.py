@@ -1,0 +1,176 @@
+"""Who may speak to whom: one security group per pool, one per file system, standalone rules only.
+
+Standalone, because rules written inside a group replace each other on every change and cannot be tagged.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.settings import Nat, Pool, Stack
+
+ENDPOINTS, HOME, SCRATCH = "endpoints", "home", "scratch"
+ANYWHERE = "0.0.0.0/0"
+TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWSEC2 "set-time"
+HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
+# https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
+LUSTRE_PORTS = ((988, 988), (1018, 1023))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One standalone rule, before any id is known.
+
+    Attributes:
+        group: label of the group it belongs to: a pool's name, or endpoints, home, scratch.
+        egress: out of the group rather than into it.
+        protocol: ``tcp``, ``udp`` or ``-1`` for all traffic.
+        ports: first and last port; None for all traffic.
+        peer: label of another group, a CIDR, or ``s3`` for the region's S3 addresses.
+        why: becomes the rule's description.
+    """
+
+    group: str
+    egress: bool
+    protocol: str
+    ports: tuple[int, int] | None
+    peer: str
+    why: str
+
+    @property
+    def label(self) -> str:
+        """A name that stays the same however the list of rules is ordered."""
+        direction = "out" if self.egress else "in"
+        ports = "all" if self.ports is None else f"{self.protocol}-{self.ports[0]}"
+        return f"{self.group}-{direction}-{ports}-{self.peer.replace('/', '-').replace('.', '-')}"
+
+
+def group_labels(stack: Stack) -> tuple[str, ...]:
+    """Every security group of the stack."""
+    optional = {
+        ENDPOINTS: stack.network.interface_endpoints,
+        HOME: stack.storage.home,
+        SCRATCH: bool(stack.storage.scratch_gib),
+    }
+    return (*(pool.name for pool in stack.pools), *(label for label, wanted in optional.items() if wanted))
+
+
+def rules(stack: Stack) -> tuple[Rule, ...]:
+    """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
+    found: list[Rule] = []
+    for pool in stack.pools:
+        found += _outward(stack, pool)
+        found += _among_nodes(pool)
+        found += _storage(stack, pool)
+        for site, network in stack.access.ssh_from.items():
+            found.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(network), f"SSH from {site}"))
+    if stack.storage.scratch_gib:
+        found += _pair(SCRATCH, SCRATCH, LUSTRE_PORTS, "Lustre servers among themselves")
+    return tuple(found)
+
+
+def _outward(stack: Stack, pool: Pool) -> Iterator[Rule]:
+    cidr = str(stack.network.cidr)
+    for protocol in ("udp", "tcp"):
+        yield Rule(pool.name, True, protocol, (DNS, DNS), cidr, "the network's resolver")
+    yield Rule(pool.name, True, "udp", (NTP, NTP), TIME_SERVICE, "time")
+    if stack.network.nat is Nat.NONE:
+        yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), "s3", "buckets")
+    else:
+        yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages, data and cloud services")
+        yield Rule(pool.name, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
+    if stack.network.interface_endpoints:
+        yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), ENDPOINTS, "cloud services inside the network")
+        yield Rule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), pool.name, f"machines of pool {pool.name}")
+
+
+def _among_nodes(pool: Pool) -> Iterator[Rule]:
+    """All traffic within a pool that may hold several machines.
+
+    EFA needs both directions, each naming the group itself: a rule to 0.0.0.0/0 does not cover it
+    (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html). NCCL over TCP picks any port.
+    """
+    if pool.efa or pool.size.max > 1:
+        for egress in (False, True):
+            yield Rule(pool.name, egress, "-1", None, pool.name, "machines of one job among themselves")
+
+
+def _storage(stack: Stack, pool: Pool) -> Iterator[Rule]:
+    if stack.storage.home:
+        yield Rule(pool.name, True, "tcp", (NFS, NFS), HOME, "home directories")
+        yield Rule(HOME, False, "tcp", (NFS, NFS), pool.name, f"machines of pool {pool.name}")
+    if stack.storage.scratch_gib:
+        yield from _pair(pool.name, SCRATCH, LUSTRE_PORTS, "Lustre scratch")
+        yield from _pair(SCRATCH, pool.name, LUSTRE_PORTS, f"machines of pool {pool.name}")
+
+
+def _pair(group: str, peer: str, ports: tuple[tuple[int, int], ...], why: str) -> Iterator[Rule]:
+    """Both directions: Lustre servers call their clients back."""
+    for span in ports:
+        for egress in (False, True):
+            yield Rule(group, egress, "tcp", span, peer, why)
+
+
+@dataclass(frozen=True)
+class FirewallArgs:
+    """What the firewall depends on.
+
+    Attributes:
+        stack: the settings.
+        vpc_id: the network the groups belong to.
+        s3_prefix_list_id: the region's S3 addresses.
+    """
+
+    stack: Stack
+    vpc_id: pulumi.Input[str]
+    s3_prefix_list_id: pulumi.Input[str]
+
+
+class Firewall(pulumi.ComponentResource):
+    """Security groups and their rules.
+
+    Attributes:
+        group_ids: label (see ``group_labels``) -> security group.
+    """
+
+    group_ids: dict[str, pulumi.Output[str]]
+
+    def __init__(self, name: str, args: FirewallArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Firewall", name, None, opts)
+        self._args, self._child = args, pulumi.ResourceOptions(parent=self)
+        self.group_ids = {label: self._group(name, label) for label in group_labels(args.stack)}
+        for rule in rules(args.stack):
+            self._rule(name, rule)
+        self.register_outputs({"group_ids": self.group_ids})
+
+    def _group(self, name: str, label: str) -> pulumi.Output[str]:
+        stack = self._args.stack
+        group = aws.ec2.SecurityGroup(
+            f"{name}-{label}",
+            vpc_id=self._args.vpc_id,
+            description=f"gpu-fleet {stack.name} {label}",
+            revoke_rules_on_delete=True,
+            tags=naming.tags(stack.name, stack.owner, Name=naming.prefixed(stack.name, label)),
+            opts=self._child,
+        )
+        return group.id
+
+    def _rule(self, name: str, rule: Rule) -> None:
+        stack = self._args.stack
+        make = aws.vpc.SecurityGroupEgressRule if rule.egress else aws.vpc.SecurityGroupIngressRule
+        make(
+            f"{name}-{rule.label}",
+            security_group_id=self.group_ids[rule.group],
+            ip_protocol=rule.protocol,
+            from_port=None if rule.ports is None else rule.ports[0],
+            to_port=None if rule.ports is None else rule.ports[1],
+            referenced_security_group_id=self.group_ids.get(rule.peer),
+            prefix_list_id=self._args.s3_prefix_list_id if rule.peer == "s3" else None,
+            cidr_ipv4=rule.peer if "/" in rule.peer else None,
+            description=rule.why,
+            tags=naming.tags(stack.name, stack.owner, Name=rule.label),
+            opts=self._child,
+        )

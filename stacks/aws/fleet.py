@@ -1,0 +1,206 @@
+"""One pool of machines: its identity, its launch template, its Auto Scaling groups.
+
+Nothing declared here ends a healthy on-demand machine. Groups launch with scale-in protection, do not
+rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import instance_file, naming
+from stacks.aws.identity import Identity, IdentityArgs
+from stacks.aws.launch import LaunchArgs, launch_template, machine_tags
+from stacks.aws.scaling import scale_by_load
+from stacks.settings import Grouping, Market, Pool, Size, Stack
+
+# A spot machine gets two minutes; an on-demand one that fails its health check may need longer to save.
+DRAIN_S = 900
+HEALTH_GRACE_S = 600
+GROUP_METRICS = (
+    "GroupDesiredCapacity",
+    "GroupInServiceInstances",
+    "GroupPendingInstances",
+    "GroupTotalInstances",
+)
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One scaling group of a pool, before any id is known.
+
+    Attributes:
+        label: the pool's name, with the zone where the pool has a group for each.
+        zones: where it may start machines.
+        size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
+            desired size; the others start empty and are where the pool goes when the first zone has no room.
+        placement: whether machines stand close together in a cluster placement group.
+    """
+
+    label: str
+    zones: tuple[str, ...]
+    size: Size
+    placement: bool
+
+
+def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
+    """The scaling groups of a pool; pure.
+
+    A reservation was made in its own placement group or in none, so none is asked for beside one. The
+    emulator of a local stack knows none.
+    """
+    zones = stack.zones_of(pool)
+    if pool.grouping is Grouping.SINGLE:
+        placement = pool.efa and len(zones) == 1 and _may_place(stack, pool)
+        return (GroupPlan(pool.name, zones, pool.size, placement),)
+    spare = Size(min=0, desired=0, max=pool.size.max)
+    return tuple(
+        GroupPlan(
+            f"{pool.name}-{zone}",
+            (zone,),
+            pool.size if index == 0 else spare,
+            pool.efa and _may_place(stack, pool),
+        )
+        for index, zone in enumerate(zones)
+    )
+
+
+def _may_place(stack: Stack, pool: Pool) -> bool:
+    return pool.reservation_id is None and stack.endpoint_url is None
+
+
+@dataclass(frozen=True)
+class FleetArgs:
+    """What a pool depends on.
+
+    Attributes:
+        stack: the settings.
+        pool: the pool.
+        key_arn: the key of volumes and buckets.
+        autoscaling_role_arn: the scaling role that the key trusts.
+        subnet_ids: zone -> private subnet.
+        group_id: the pool's security group.
+        bucket_arns: kind -> bucket.
+        home: DNS name of the shared home, or empty.
+        scratch: DNS name of the Lustre scratch, or empty.
+    """
+
+    stack: Stack
+    pool: Pool
+    key_arn: pulumi.Output[str]
+    autoscaling_role_arn: pulumi.Output[str]
+    subnet_ids: dict[str, pulumi.Output[str]]
+    group_id: pulumi.Output[str]
+    bucket_arns: dict[str, pulumi.Output[str]]
+    home: pulumi.Output[str]
+    scratch: pulumi.Output[str]
+
+
+class Fleet(pulumi.ComponentResource):
+    """The machines of one pool.
+
+    Attributes:
+        group_names: the pool's Auto Scaling groups, in order of preference.
+        launch_template_id: what they start from.
+    """
+
+    group_names: list[pulumi.Output[str]]
+    launch_template_id: pulumi.Output[str]
+
+    def __init__(self, name: str, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Fleet", name, None, opts)
+        self._args = args
+        identity = Identity(
+            name,
+            IdentityArgs(args.stack, args.pool, args.key_arn, args.bucket_arns),
+            pulumi.ResourceOptions(parent=self),
+        )
+        launch = LaunchArgs(
+            args.stack, args.pool, args.key_arn, args.group_id, identity.profile_arn, args.home, args.scratch
+        )
+        template = launch_template(f"{name}-template", launch, self)
+        stem = naming.prefixed(args.stack.name)
+        groups = [
+            self._group(f"{stem}-{plan.label}", plan, template) for plan in group_plans(args.stack, args.pool)
+        ]
+        self.group_names = [group.name for group in groups]
+        self.launch_template_id = template.id
+        self.register_outputs({"group_names": self.group_names, "launch_template_id": template.id})
+
+    def _group(self, name: str, plan: GroupPlan, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
+        args, child = self._args, pulumi.ResourceOptions(parent=self)
+        group = aws.autoscaling.Group(
+            name,
+            min_size=plan.size.min,
+            max_size=plan.size.max,
+            desired_capacity=plan.size.desired,
+            vpc_zone_identifiers=[args.subnet_ids[zone] for zone in plan.zones],
+            placement_group=self._placement(name) if plan.placement else None,
+            service_linked_role_arn=args.autoscaling_role_arn,
+            protect_from_scale_in=True,
+            suspended_processes=["AZRebalance"],
+            capacity_rebalance=args.pool.market is Market.SPOT,
+            health_check_type="EC2",
+            health_check_grace_period=HEALTH_GRACE_S,
+            wait_for_capacity_timeout="0",
+            enabled_metrics=list(GROUP_METRICS),
+            tags=self._tags(),
+            opts=pulumi.ResourceOptions(
+                parent=self, ignore_changes=["desired_capacity", "suspended_processes"]
+            ),
+            **capacity(args.pool, template),
+        )
+        aws.autoscaling.LifecycleHook(
+            f"{name}-drain",
+            name=instance_file.LIFECYCLE_HOOK,
+            autoscaling_group_name=group.name,
+            lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
+            heartbeat_timeout=DRAIN_S,
+            default_result="CONTINUE",
+            opts=child,
+        )
+        if args.pool.scales:
+            scale_by_load(name, args.stack, args.pool, label=plan.label, group=group, parent=self)
+        return group
+
+    def _placement(self, name: str) -> pulumi.Output[str]:
+        placement = aws.ec2.PlacementGroup(
+            f"{name}-cluster",
+            strategy="cluster",
+            tags=naming.tags(self._args.stack.name, self._args.stack.owner, pool=self._args.pool.name),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        return placement.name
+
+    def _tags(self) -> list[dict[str, Any]]:
+        tags = machine_tags(self._args.stack, self._args.pool)
+        return [{"key": key, "value": value, "propagate_at_launch": True} for key, value in tags.items()]
+
+
+def capacity(pool: Pool, template: aws.ec2.LaunchTemplate) -> dict[str, Any]:
+    """The launch arguments of a group: from a reservation as the template says, else a mix of types.
+
+    Spot takes the pools with most room among the cheap (``price-capacity-optimized``,
+    https://docs.aws.amazon.com/autoscaling/ec2/userguide/allocation-strategies.html); on demand takes the
+    types in the order the settings name them.
+    """
+    latest = template.latest_version.apply(str)
+    if pool.reservation_id is not None:
+        return {"launch_template": {"id": template.id, "version": latest}}
+    on_demand = pool.market is Market.ON_DEMAND
+    return {
+        "mixed_instances_policy": {
+            "launch_template": {
+                "launch_template_specification": {"launch_template_id": template.id, "version": latest},
+                "overrides": [{"instance_type": name} for name in pool.types],
+            },
+            "instances_distribution": {
+                "on_demand_allocation_strategy": "prioritized",
+                "on_demand_base_capacity": pool.on_demand_base,
+                "on_demand_percentage_above_base_capacity": 100 if on_demand else 0,
+                "spot_allocation_strategy": "price-capacity-optimized",
+            },
+        }
+    }

@@ -1,0 +1,109 @@
+"""What a machine may do: read and write its own stack's buckets, report on itself, leave its own group."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.aws import policies
+from stacks.settings import Pool, Stack
+
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
+SESSION_ACTIONS = (
+    "ssm:UpdateInstanceInformation",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+)
+OBJECT_ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
+# Read only, and without resource-level permissions in IAM: who is in my pool, and what am I told to do?
+LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:DescribeAutoScalingInstances")
+OWN_GROUP_ACTIONS = (
+    "autoscaling:CompleteLifecycleAction",
+    "autoscaling:RecordLifecycleActionHeartbeat",
+    "autoscaling:SetInstanceHealth",
+)
+
+
+@dataclass(frozen=True)
+class IdentityArgs:
+    """What a pool's machines are allowed to touch.
+
+    Attributes:
+        stack: the settings.
+        pool: the pool.
+        key_arn: the key of the stack.
+        bucket_arns: kind -> bucket.
+    """
+
+    stack: Stack
+    pool: Pool
+    key_arn: pulumi.Output[str]
+    bucket_arns: dict[str, pulumi.Output[str]]
+
+
+class Identity(pulumi.ComponentResource):
+    """Role and instance profile of one pool.
+
+    Attributes:
+        profile_arn: for the pool's launch template.
+    """
+
+    profile_arn: pulumi.Output[str]
+
+    def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Identity", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        tags = naming.tags(args.stack.name, args.stack.owner, pool=args.pool.name)
+        role = aws.iam.Role(
+            f"{name}-instance",
+            assume_role_policy=policies.trust("ec2.amazonaws.com", args.stack.account_id, check_source=False),
+            description=f"Machines of pool {args.pool.name} in gpu-fleet stack {args.stack.name}",
+            tags=tags,
+            opts=child,
+        )
+        policy = aws.iam.RolePolicy(
+            f"{name}-instance", role=role.id, policy=instance_policy(args), opts=child
+        )
+        profile = aws.iam.InstanceProfile(
+            f"{name}-instance",
+            role=role.name,
+            tags=tags,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
+        )
+        self.profile_arn = profile.arn
+        self.register_outputs({"profile_arn": profile.arn})
+
+
+def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
+    """The role's only policy; every write is bound to this stack by a resource or a condition."""
+    stack = args.stack
+    arn = f"arn:{policies.partition(stack.region)}"
+    groups = f"{arn}:autoscaling:{stack.region}:{stack.account_id}:autoScalingGroup:*:autoScalingGroupName/"
+    namespace = naming.metric_namespace(stack.name)
+    logs = f"{arn}:logs:{stack.region}:{stack.account_id}:log-group:/gpu-fleet/{stack.name}/*"
+    buckets = [args.bucket_arns["data"], args.bucket_arns["checkpoints"]]
+    return policies.document(
+        policies.allow("SessionManager", SESSION_ACTIONS, "*"),
+        policies.allow("Look", LOOK_ACTIONS, "*"),
+        policies.allow("ListBuckets", ["s3:ListBucket", "s3:GetBucketLocation"], buckets),
+        policies.allow("Objects", OBJECT_ACTIONS, [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
+        policies.allow(
+            "ObjectKeys",
+            ["kms:Decrypt", "kms:GenerateDataKey"],
+            args.key_arn,
+            {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.amazonaws.com"}},
+        ),
+        policies.allow(
+            "Metrics",
+            ["cloudwatch:PutMetricData"],
+            "*",
+            {"StringEquals": {"cloudwatch:namespace": namespace}},
+        ),
+        policies.allow("Logs", ["logs:CreateLogStream", "logs:PutLogEvents"], logs),
+        policies.allow(
+            "OwnGroups", OWN_GROUP_ACTIONS, f"{groups}{naming.prefixed(stack.name, args.pool.name)}*"
+        ),
+    )

@@ -1,0 +1,154 @@
+"""How one machine of a pool starts: image, disk, network cards, identity, user data."""
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import catalog, instance_file, naming
+from stacks.aws.storage import bucket_name
+from stacks.settings import Image, Market, Pool, Stack
+
+# gp3 gives these two without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader
+# wants more throughput than the base, at 0.04 USD per MB/s and month.
+VOLUME_IOPS = 3000
+VOLUME_THROUGHPUT_MB_PER_S = 250
+ROOT_DEVICE = "/dev/sda1"
+TAGGED_AT_LAUNCH = ("instance", "volume", "network-interface")
+
+
+@dataclass(frozen=True)
+class LaunchArgs:
+    """What a launch template depends on.
+
+    Attributes:
+        stack: the settings.
+        pool: the pool.
+        key_arn: encrypts the root volume.
+        group_id: the pool's security group.
+        profile_arn: the pool's instance profile.
+        home: DNS name of the shared home, or empty.
+        scratch: DNS name of the Lustre scratch, or empty.
+    """
+
+    stack: Stack
+    pool: Pool
+    key_arn: pulumi.Output[str]
+    group_id: pulumi.Output[str]
+    profile_arn: pulumi.Output[str]
+    home: pulumi.Output[str]
+    scratch: pulumi.Output[str]
+
+
+def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws.ec2.LaunchTemplate:
+    """The pool's launch template; a change makes a new version, running machines stay as they are."""
+    stack, pool = args.stack, args.pool
+    return aws.ec2.LaunchTemplate(
+        name,
+        description=f"gpu-fleet {stack.name} pool {pool.name}",
+        image_id=image_id(stack.image),
+        instance_type=pool.types[0],
+        block_device_mappings=[_root_volume(pool, args.key_arn)],
+        metadata_options={
+            "http_endpoint": "enabled",
+            "http_tokens": "required",
+            "http_put_response_hop_limit": 2 if pool.containers else 1,
+            "instance_metadata_tags": "enabled",
+        },
+        network_interfaces=network_interfaces(pool, args.group_id),
+        iam_instance_profile={"arn": args.profile_arn},
+        instance_initiated_shutdown_behavior="stop" if _may_stop(pool) else "terminate",
+        monitoring={"enabled": True},
+        tag_specifications=[
+            {"resource_type": kind, "tags": machine_tags(stack, pool)} for kind in TAGGED_AT_LAUNCH
+        ],
+        tags=naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name),
+        update_default_version=True,
+        user_data=_user_data(args),
+        opts=pulumi.ResourceOptions(parent=parent),
+        **_reserved(pool),
+    )
+
+
+def machine_tags(stack: Stack, pool: Pool) -> dict[str, str]:
+    """The tags of a machine and its parts; ``managed`` is the reaper's licence to end it."""
+    owner = pool.owner or stack.owner
+    name = naming.prefixed(stack.name, pool.name)
+    return naming.tags(stack.name, owner, Name=name, pool=pool.name, managed="true")
+
+
+def image_id(image: Image) -> str:
+    """A fixed AMI, or ``resolve:ssm:`` so that each launch reads the newest one."""
+    return image.id if image.id is not None else f"resolve:ssm:{image.parameter}"
+
+
+def network_interfaces(pool: Pool, group_id: pulumi.Input[str]) -> list[dict[str, Any]]:
+    """One interface, or with EFA one for each network card as the catalog lays them out.
+
+    The security group stands inside each: EC2 refuses it at the top beside interfaces. With several cards
+    a public address cannot be asked for or refused, and the private subnets give none.
+    """
+    cards = catalog.load().get(pool.types[0]).network_cards if pool.efa else ()
+    if not cards:
+        sole = {"device_index": 0, "delete_on_termination": "true", "security_groups": [group_id]}
+        if pool.efa:
+            sole["interface_type"] = "efa"
+        return [sole | {"associate_public_ip_address": "false"}]
+    return [
+        {
+            "network_card_index": card.card_index,
+            "device_index": card.device_index,
+            "interface_type": card.interface_type,
+            "delete_on_termination": "true",
+            "security_groups": [group_id],
+        }
+        for card in cards
+    ]
+
+
+def _root_volume(pool: Pool, key_arn: pulumi.Input[str]) -> dict[str, Any]:
+    return {
+        "device_name": ROOT_DEVICE,
+        "ebs": {
+            "volume_type": "gp3",
+            "volume_size": pool.volume_gib,
+            "iops": VOLUME_IOPS,
+            "throughput": VOLUME_THROUGHPUT_MB_PER_S,
+            "encrypted": "true",
+            "kms_key_id": key_arn,
+            "delete_on_termination": "true",
+        },
+    }
+
+
+def _may_stop(pool: Pool) -> bool:
+    """Whether a machine that powers itself off may stay stopped: only where a stop loses nothing."""
+    scratch = any(catalog.load().get(name).instance_store_scratch for name in pool.types)
+    return pool.market is Market.ON_DEMAND and not scratch
+
+
+def _reserved(pool: Pool) -> dict[str, Any]:
+    """Start only inside what is paid for; a capacity block is a market of its own."""
+    if pool.reservation_id is None:
+        return {}
+    target = {"capacity_reservation_target": {"capacity_reservation_id": pool.reservation_id}}
+    options: dict[str, Any] = {"capacity_reservation_specification": target}
+    if pool.market is Market.CAPACITY_BLOCK:
+        options["instance_market_options"] = {"market_type": "capacity-block"}
+    return options
+
+
+def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
+    """Base64 of the cloud-config, as EC2 wants it in a launch template."""
+    stack, pool = args.stack, args.pool
+    checkpoints = f"s3://{bucket_name(stack, 'checkpoints')}/{pool.name}"
+    data = f"s3://{bucket_name(stack, 'data')}"
+
+    def encoded(mounts: list[str]) -> str:
+        home, scratch = mounts
+        text = instance_file.instance_toml(stack, pool, checkpoints, data, home=home, scratch=scratch)
+        return base64.b64encode(instance_file.cloud_config(text).encode()).decode()
+
+    return pulumi.Output.all(args.home, args.scratch).apply(encoded)

@@ -1,0 +1,193 @@
+"""The stack's private network: subnets by arithmetic, NAT as asked, every connection on record."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.aws import policies
+from stacks.settings import Nat, Stack
+
+# Ten minutes is the default; one minute shows a scan or an exfiltration while it still runs.
+FLOW_LOG_INTERVAL_S = 60
+
+
+@dataclass(frozen=True)
+class NetworkArgs:
+    """What the network depends on.
+
+    Attributes:
+        stack: the settings.
+        key_arn: the key that encrypts the flow log.
+    """
+
+    stack: Stack
+    key_arn: pulumi.Input[str]
+
+
+class Network(pulumi.ComponentResource):
+    """VPC, subnets, routes, NAT, S3 gateway endpoint, flow log.
+
+    Attributes:
+        vpc_id: the VPC.
+        private_subnet_ids: zone -> subnet that holds machines.
+        s3_prefix_list_id: the addresses of S3 in this region, for egress rules that need no NAT.
+    """
+
+    vpc_id: pulumi.Output[str]
+    private_subnet_ids: dict[str, pulumi.Output[str]]
+    s3_prefix_list_id: pulumi.Output[str]
+
+    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Network", name, None, opts)
+        self._name, self._stack = name, args.stack
+        self._child = pulumi.ResourceOptions(parent=self)
+        stack = args.stack
+        vpc = aws.ec2.Vpc(
+            f"{name}-vpc",
+            cidr_block=str(stack.network.cidr),
+            enable_dns_hostnames=True,
+            enable_dns_support=True,
+            tags=self._tags("vpc"),
+            opts=self._child,
+        )
+        self.vpc_id = vpc.id
+        # Named without any rule: what the default group allowed at birth is taken away.
+        aws.ec2.DefaultSecurityGroup(
+            f"{name}-default", vpc_id=vpc.id, tags=self._tags("default-unused"), opts=self._child
+        )
+        plan = naming.subnets(stack.network.cidr, stack.network.zones)
+        gateways = self._nat_gateways(plan) if stack.network.nat is not Nat.NONE else {}
+        tables = {part.zone: self._private_table(part.zone, gateways) for part in plan}
+        self.private_subnet_ids = {
+            part.zone: self._subnet("private", part.zone, str(part.private), tables[part.zone]).id
+            for part in plan
+        }
+        self.s3_prefix_list_id = self._s3_endpoint([table.id for table in tables.values()])
+        self._flow_log(args.key_arn)
+        self.register_outputs({"vpc_id": vpc.id, "private_subnet_ids": self.private_subnet_ids})
+
+    def _tags(self, label: str) -> dict[str, str]:
+        return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))
+
+    def _nat_gateways(self, plan: tuple[naming.ZoneSubnets, ...]) -> dict[str, aws.ec2.NatGateway]:
+        """Public subnets of every zone, and a gateway in the first or in each; zone -> the gateway to use."""
+        internet = aws.ec2.InternetGateway(
+            f"{self._name}-internet", vpc_id=self.vpc_id, tags=self._tags("internet"), opts=self._child
+        )
+        table = self._route_table("public")
+        aws.ec2.Route(
+            f"{self._name}-public-internet",
+            route_table_id=table.id,
+            destination_cidr_block="0.0.0.0/0",
+            gateway_id=internet.id,
+            opts=self._child,
+        )
+        public = {part.zone: self._subnet("public", part.zone, str(part.public), table) for part in plan}
+        if self._stack.network.nat is Nat.PER_ZONE:
+            return {zone: self._nat_gateway(zone, subnet, internet) for zone, subnet in public.items()}
+        first = plan[0].zone
+        return dict.fromkeys(public, self._nat_gateway(first, public[first], internet))
+
+    def _nat_gateway(
+        self, zone: str, subnet: aws.ec2.Subnet, internet: aws.ec2.InternetGateway
+    ) -> aws.ec2.NatGateway:
+        address = aws.ec2.Eip(
+            f"{self._name}-nat-{zone}", domain="vpc", tags=self._tags(f"nat-{zone}"), opts=self._child
+        )
+        return aws.ec2.NatGateway(
+            f"{self._name}-nat-{zone}",
+            allocation_id=address.allocation_id,
+            subnet_id=subnet.id,
+            tags=self._tags(f"nat-{zone}"),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[internet]),
+        )
+
+    def _private_table(self, zone: str, gateways: dict[str, aws.ec2.NatGateway]) -> aws.ec2.RouteTable:
+        table = self._route_table(f"private-{zone}")
+        if zone in gateways:
+            aws.ec2.Route(
+                f"{self._name}-private-{zone}-nat",
+                route_table_id=table.id,
+                destination_cidr_block="0.0.0.0/0",
+                nat_gateway_id=gateways[zone].id,
+                opts=self._child,
+            )
+        return table
+
+    def _route_table(self, label: str) -> aws.ec2.RouteTable:
+        return aws.ec2.RouteTable(
+            f"{self._name}-{label}", vpc_id=self.vpc_id, tags=self._tags(label), opts=self._child
+        )
+
+    def _subnet(self, kind: str, zone: str, cidr: str, table: aws.ec2.RouteTable) -> aws.ec2.Subnet:
+        label = f"{kind}-{zone}"
+        subnet = aws.ec2.Subnet(
+            f"{self._name}-{label}",
+            vpc_id=self.vpc_id,
+            availability_zone=zone,
+            cidr_block=cidr,
+            map_public_ip_on_launch=False,
+            tags=self._tags(label),
+            opts=self._child,
+        )
+        aws.ec2.RouteTableAssociation(
+            f"{self._name}-{label}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
+        )
+        return subnet
+
+    def _s3_endpoint(self, route_table_ids: list[pulumi.Output[str]]) -> pulumi.Output[str]:
+        """S3 without NAT: free of charge, and checkpoints pass no gateway that bills by the gigabyte."""
+        endpoint = aws.ec2.VpcEndpoint(
+            f"{self._name}-s3",
+            vpc_id=self.vpc_id,
+            service_name=f"com.amazonaws.{self._stack.region}.s3",
+            vpc_endpoint_type="Gateway",
+            route_table_ids=route_table_ids,
+            tags=self._tags("s3"),
+            opts=self._child,
+        )
+        return endpoint.prefix_list_id
+
+    def _flow_log(self, key_arn: pulumi.Input[str]) -> None:
+        stack = self._stack
+        group = aws.cloudwatch.LogGroup(
+            f"{self._name}-flow",
+            name=f"/gpu-fleet/{stack.name}/flow",
+            kms_key_id=key_arn,
+            retention_in_days=stack.network.flow_log_retention_days,
+            tags=self._tags("flow"),
+            opts=self._child,
+        )
+        role = aws.iam.Role(
+            f"{self._name}-flow",
+            assume_role_policy=policies.trust("vpc-flow-logs.amazonaws.com", stack.account_id),
+            tags=self._tags("flow"),
+            opts=self._child,
+        )
+        aws.iam.RolePolicy(
+            f"{self._name}-flow",
+            role=role.id,
+            policy=policies.document(
+                policies.allow(
+                    "WriteFlowLog",
+                    ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+                    pulumi.Output.concat(group.arn, ":*"),
+                ),
+                # this action knows no resource narrower than the account
+                policies.allow("FindFlowLog", ["logs:DescribeLogGroups"], "*"),
+            ),
+            opts=self._child,
+        )
+        aws.ec2.FlowLog(
+            f"{self._name}-flow",
+            vpc_id=self.vpc_id,
+            traffic_type="ALL",
+            log_destination_type="cloud-watch-logs",
+            log_destination=group.arn,
+            iam_role_arn=role.arn,
+            max_aggregation_interval=FLOW_LOG_INTERVAL_S,
+            tags=self._tags("flow"),
+            opts=self._child,
+        )

@@ -1,0 +1,115 @@
+"""An AWS environment: which component stands on which."""
+
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.aws.budget import Budget, BudgetArgs
+from stacks.aws.endpoints import Endpoints, EndpointsArgs
+from stacks.aws.firewall import ENDPOINTS, Firewall, FirewallArgs
+from stacks.aws.fleet import Fleet, FleetArgs
+from stacks.aws.keys import Keys, KeysArgs
+from stacks.aws.network import Network, NetworkArgs
+from stacks.aws.storage import BUCKETS, Storage, StorageArgs, bucket_name
+from stacks.settings import Stack
+
+# Every service a component of this half calls, by the provider's names: an emulator answers for all of them.
+EMULATED_SERVICES = (
+    "autoscaling",
+    "budgets",
+    "cloudwatch",
+    "ec2",
+    "efs",
+    "fsx",
+    "iam",
+    "kms",
+    "lambda_",
+    "logs",
+    "s3",
+    "scheduler",
+    "sns",
+    "sqs",
+    "ssm",
+    "sts",
+)
+
+
+def build(stack: Stack) -> dict[str, Any]:
+    """Declare the whole environment.
+
+    Args:
+        stack: checked settings of an AWS stack.
+
+    Returns:
+        What the next command needs, by plain names; nothing in it is secret.
+    """
+    name = naming.prefixed(stack.name)
+    own = pulumi.ResourceOptions(providers=[provider(stack)])
+    keys = Keys(name, KeysArgs(stack), own)
+    network = Network(name, NetworkArgs(stack, keys.key_arn), own)
+    firewall = Firewall(name, FirewallArgs(stack, network.vpc_id, network.s3_prefix_list_id), own)
+    subnet_ids = network.private_subnet_ids
+    if stack.network.interface_endpoints:
+        group = firewall.group_ids[ENDPOINTS]
+        Endpoints(name, EndpointsArgs(stack, network.vpc_id, list(subnet_ids.values()), group), own)
+    storage = Storage(name, StorageArgs(stack, keys.key_arn, subnet_ids, firewall.group_ids), own)
+    budget = Budget(name, BudgetArgs(stack, keys.key_arn), own)
+    fleets = {
+        pool.name: Fleet(
+            naming.prefixed(stack.name, pool.name),
+            FleetArgs(
+                stack=stack,
+                pool=pool,
+                key_arn=keys.key_arn,
+                autoscaling_role_arn=keys.autoscaling_role_arn,
+                subnet_ids=subnet_ids,
+                group_id=firewall.group_ids[pool.name],
+                bucket_arns=storage.bucket_arns,
+                home=storage.home_dns_name,
+                scratch=storage.scratch_dns_name,
+            ),
+            own,
+        )
+        for pool in stack.pools
+    }
+    return {
+        "region": stack.region,
+        "key_arn": keys.key_arn,
+        "vpc_id": network.vpc_id,
+        "private_subnet_ids": subnet_ids,
+        "security_group_ids": firewall.group_ids,
+        "bucket_uris": {kind: f"s3://{bucket_name(stack, kind)}" for kind in BUCKETS},
+        "home_dns_name": storage.home_dns_name,
+        "scratch_dns_name": storage.scratch_dns_name,
+        "topic_arn": budget.topic_arn,
+        "group_names": {pool: fleet.group_names for pool, fleet in fleets.items()},
+        "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
+        "metric_namespace": naming.metric_namespace(stack.name),
+        "console_url": console_url(stack),
+    }
+
+
+def provider(stack: Stack) -> aws.Provider:
+    """The only provider: one region of one account, or an emulator that needs neither to be real."""
+    name = naming.prefixed(stack.name)
+    if stack.endpoint_url is None:
+        return aws.Provider(name, region=stack.region, allowed_account_ids=[stack.account_id])
+    return aws.Provider(
+        name,
+        region=stack.region,
+        access_key="emulator",
+        secret_key="emulator",  # noqa: S106 - an emulator takes any
+        endpoints=[dict.fromkeys(EMULATED_SERVICES, stack.endpoint_url)],
+        s3_use_path_style=True,
+        skip_credentials_validation=True,
+        skip_metadata_api_check=True,
+        skip_region_validation=True,
+    )
+
+
+def console_url(stack: Stack) -> str:
+    """Where a person sees the stack's groups in a browser."""
+    suffix = "amazonaws.cn" if stack.region.startswith("cn-") else "aws.amazon.com"
+    return f"https://{stack.region}.console.{suffix}/ec2/home?region={stack.region}#AutoScalingGroups:"

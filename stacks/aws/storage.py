@@ -1,0 +1,226 @@
+"""Buckets, homes and scratch: encrypted with the stack's key, reached by TLS, never silently replaced."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.aws import policies
+from stacks.aws.firewall import HOME, SCRATCH
+from stacks.settings import Stack
+
+# Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
+BUCKETS = ("data", "checkpoints", "records")
+LEAST_TLS = "1.2"
+ABORT_UPLOADS_AFTER_DAYS = 7
+# MB/s per TiB, the least of PERSISTENT_2: docs.aws.amazon.com/fsx/latest/LustreGuide/performance.html
+SCRATCH_THROUGHPUT = 125
+
+
+def bucket_name(stack: Stack, kind: str) -> str:
+    """The full name of a bucket: unique in the world by its account id, and known before anything exists."""
+    return naming.prefixed(stack.name, kind, stack.account_id)
+
+
+@dataclass(frozen=True)
+class StorageArgs:
+    """What the storage depends on.
+
+    Attributes:
+        stack: the settings.
+        key_arn: the key that encrypts everything here.
+        subnet_ids: zone -> private subnet.
+        group_ids: label -> security group, with ``home`` and ``scratch`` where the settings ask for them.
+    """
+
+    stack: Stack
+    key_arn: pulumi.Output[str]
+    subnet_ids: dict[str, pulumi.Output[str]]
+    group_ids: dict[str, pulumi.Output[str]]
+
+
+class Storage(pulumi.ComponentResource):
+    """The stack's state.
+
+    Attributes:
+        bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
+        home_dns_name: where to mount homes from; empty without ``storage.home``.
+        scratch_dns_name: where to mount Lustre from; empty without ``storage.scratch_gib``.
+    """
+
+    bucket_arns: dict[str, pulumi.Output[str]]
+    home_dns_name: pulumi.Output[str]
+    scratch_dns_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Storage", name, None, opts)
+        self._name, self._args, self._stack = name, args, args.stack
+        self._child = pulumi.ResourceOptions(parent=self)
+        self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
+        nothing = pulumi.Output.from_input("")
+        self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
+        self.home_dns_name = self._home() if args.stack.storage.home else nothing
+        self.scratch_dns_name = self._scratch() if args.stack.storage.scratch_gib else nothing
+        self.register_outputs({"bucket_arns": self.bucket_arns})
+
+    def _tags(self, label: str) -> dict[str, str]:
+        return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))
+
+    def _bucket(self, kind: str) -> pulumi.Output[str]:
+        name = f"{self._name}-{kind}"
+        bucket = aws.s3.Bucket(
+            name, bucket=bucket_name(self._stack, kind), tags=self._tags(kind), opts=self._kept
+        )
+        aws.s3.BucketPublicAccessBlock(
+            name,
+            bucket=bucket.id,
+            block_public_acls=True,
+            block_public_policy=True,
+            ignore_public_acls=True,
+            restrict_public_buckets=True,
+            opts=self._child,
+        )
+        aws.s3.BucketOwnershipControls(
+            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=self._child
+        )
+        self._encryption(name, bucket)
+        versioning = aws.s3.BucketVersioning(
+            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=self._child
+        )
+        self._lifecycle(name, bucket, versioning)
+        aws.s3.BucketPolicy(
+            name, bucket=bucket.id, policy=bucket_policy(bucket.arn, self._args.key_arn), opts=self._child
+        )
+        return bucket.arn
+
+    def _encryption(self, name: str, bucket: aws.s3.Bucket) -> None:
+        aws.s3.BucketServerSideEncryptionConfiguration(
+            name,
+            bucket=bucket.id,
+            rules=[
+                {
+                    "apply_server_side_encryption_by_default": {
+                        "sse_algorithm": "aws:kms",
+                        "kms_master_key_id": self._args.key_arn,
+                    },
+                    "bucket_key_enabled": True,
+                }
+            ],
+            opts=self._child,
+        )
+
+    def _lifecycle(self, name: str, bucket: aws.s3.Bucket, versioning: aws.s3.BucketVersioning) -> None:
+        days = self._stack.storage.old_versions_days
+        aws.s3.BucketLifecycleConfiguration(
+            name,
+            bucket=bucket.id,
+            rules=[
+                {
+                    "id": "old-versions",
+                    "status": "Enabled",
+                    "filter": {"prefix": ""},
+                    "noncurrent_version_expiration": {"noncurrent_days": days},
+                    "expiration": {"expired_object_delete_marker": True},
+                },
+                {
+                    "id": "aborted-uploads",
+                    "status": "Enabled",
+                    "filter": {"prefix": ""},
+                    "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},
+                },
+            ],
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[versioning]),
+        )
+
+    def _home(self) -> pulumi.Output[str]:
+        """EFS: homes outlive every machine, so nobody's work hangs on one."""
+        files = aws.efs.FileSystem(
+            f"{self._name}-home",
+            encrypted=True,
+            kms_key_id=self._args.key_arn,
+            throughput_mode="elastic",
+            lifecycle_policies=[{"transition_to_ia": "AFTER_30_DAYS"}],
+            tags=self._tags("home"),
+            opts=self._kept,
+        )
+        aws.efs.FileSystemPolicy(
+            f"{self._name}-home", file_system_id=files.id, policy=home_policy(files.arn), opts=self._child
+        )
+        aws.efs.BackupPolicy(
+            f"{self._name}-home",
+            file_system_id=files.id,
+            backup_policy={"status": "ENABLED"},
+            opts=self._child,
+        )
+        for zone, subnet_id in self._args.subnet_ids.items():
+            aws.efs.MountTarget(
+                f"{self._name}-home-{zone}",
+                file_system_id=files.id,
+                subnet_id=subnet_id,
+                security_groups=[self._args.group_ids[HOME]],
+                opts=self._child,
+            )
+        return files.dns_name
+
+    def _scratch(self) -> pulumi.Output[str]:
+        """FSx for Lustre in the first zone, the one pools prefer."""
+        files = aws.fsx.LustreFileSystem(
+            f"{self._name}-scratch",
+            deployment_type="PERSISTENT_2",
+            storage_type="SSD",
+            storage_capacity=self._stack.storage.scratch_gib,
+            per_unit_storage_throughput=SCRATCH_THROUGHPUT,
+            data_compression_type="LZ4",
+            kms_key_id=self._args.key_arn,
+            subnet_ids=self._args.subnet_ids[self._stack.network.zones[0]],
+            security_group_ids=[self._args.group_ids[SCRATCH]],
+            copy_tags_to_backups=True,
+            tags=self._tags("scratch"),
+            opts=self._kept,
+        )
+        return files.dns_name
+
+
+def bucket_policy(bucket_arn: pulumi.Output[str], key_arn: pulumi.Output[str]) -> pulumi.Output[str]:
+    """Refuse plain HTTP, old TLS, and objects under any other key, whoever asks."""
+    everything = [bucket_arn, pulumi.Output.concat(bucket_arn, "/*")]
+    everyone = {"AWS": "*"}
+    return policies.document(
+        policies.deny("TlsOnly", ["s3:*"], everything, {"Bool": {"aws:SecureTransport": "false"}}, everyone),
+        policies.deny(
+            "ModernTls", ["s3:*"], everything, {"NumericLessThan": {"s3:TlsVersion": LEAST_TLS}}, everyone
+        ),
+        _deny_header("OwnKeyOnly", "s3:x-amz-server-side-encryption-aws-kms-key-id", key_arn, everything[1]),
+        _deny_header("KmsOnly", "s3:x-amz-server-side-encryption", "aws:kms", everything[1]),
+    )
+
+
+def _deny_header(
+    sid: str, header: str, wanted: pulumi.Input[str], objects: pulumi.Output[str]
+) -> policies.Statement:
+    """Refuse an upload that asks for another value; one that asks for nothing gets the bucket's default.
+
+    ``Null`` is needed beside it: a negated operator is true where the key is absent
+    (docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html).
+    """
+    condition = {"StringNotEquals": {header: wanted}, "Null": {header: "false"}}
+    return policies.deny(sid, ["s3:PutObject"], objects, condition, {"AWS": "*"})
+
+
+def home_policy(file_system_arn: pulumi.Output[str]) -> pulumi.Output[str]:
+    """Mounts by TLS only; machines are let in by their network (mount target group), people by their uid."""
+    mounts = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
+    through_target = {"Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"}}
+    return policies.document(
+        policies.allow(
+            "MountFromNetwork",
+            [*mounts, "elasticfilesystem:ClientRootAccess"],
+            file_system_arn,
+            through_target,
+            {"AWS": "*"},
+        ),
+        policies.deny(
+            "TlsOnly", ["*"], file_system_arn, {"Bool": {"aws:SecureTransport": "false"}}, {"AWS": "*"}
+        ),
+    )

@@ -1,0 +1,36 @@
+"""The exceptions of the stacks room: one tree, each message fit to show to a person."""
+
+from dataclasses import dataclass
+
+
+class StacksError(Exception):
+    """Anything this room refuses. Its text needs no traceback beside it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a stack file.
+
+    Attributes:
+        key: the path of the key as in the YAML, say ``pools[0].volume_gib``.
+        value: the value found there, as written.
+        allowed: a sentence fragment that says what may stand there instead.
+    """
+
+    key: str
+    value: object
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value!r}: {self.allowed}"
+
+
+class SettingsError(StacksError):
+    """A stack file that cannot be built. Carries every problem of the file, not only the first."""
+
+    def __init__(self, stack: str, problems: tuple[Problem, ...]) -> None:
+        self.stack = stack
+        self.problems = problems
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        super().__init__(f"stack {stack!r} has {count}:\n{lines}")

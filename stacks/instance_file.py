@@ -1,0 +1,79 @@
+"""What a machine learns of its stack: ``/etc/gpu-fleet/instance.toml``, written by cloud-init. Pure.
+
+The agent, the trainer's launcher and the readiness gate read this file; it holds no secret.
+"""
+
+import tomli_w
+import yaml
+
+from stacks import catalog, naming
+from stacks.settings import Pool, Stack
+
+PATH = "/etc/gpu-fleet/instance.toml"
+LIFECYCLE_HOOK = "gpu-fleet-drain"
+# EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.
+LARGEST_USER_DATA_BYTES = 16_384
+
+
+def instance_toml(
+    stack: Stack, pool: Pool, checkpoint_uri: str, data_uri: str, *, home: str = "", scratch: str = ""
+) -> str:
+    """The file's text.
+
+    Args:
+        stack: the settings.
+        pool: the machine's pool.
+        checkpoint_uri: where the trainer saves, say ``s3://bucket/pool``.
+        data_uri: where data lies.
+        home: DNS name of the shared home, or empty.
+        scratch: DNS name of the shared Lustre scratch, or empty.
+    """
+    known = catalog.load()
+    return tomli_w.dumps(
+        {
+            "schema_version": 1,
+            "cloud": str(stack.cloud),
+            "region": stack.region,
+            "stack": stack.name,
+            "pool": pool.name,
+            "market": str(pool.market),
+            "checkpoint_uri": checkpoint_uri,
+            "data_uri": data_uri,
+            "metric_namespace": naming.metric_namespace(stack.name),
+            "lifecycle_hook": LIFECYCLE_HOOK,
+            "home_file_system": home,
+            "scratch_file_system": scratch,
+            "idle": {
+                "after_hours": float(pool.idle.after_hours),
+                "grace_minutes": pool.idle.grace_minutes,
+                "action": str(pool.idle.action),
+            },
+            "expected": {name: _expected(known.get(name), pool) for name in pool.types},
+        }
+    )
+
+
+def _expected(kind: catalog.InstanceType, pool: Pool) -> dict[str, int]:
+    """What the readiness gate must find on a machine of this type."""
+    return {
+        "gpus": kind.gpu_count,
+        "gpu_memory_gib": kind.gpu_memory_gib,
+        "efa_interfaces": kind.efa_interfaces if pool.efa else 0,
+        "erdma_interfaces": kind.erdma_interfaces if pool.erdma else 0,
+    }
+
+
+def cloud_config(instance_file: str) -> str:
+    """User data that writes the file, readable by everyone and writable by root.
+
+    Args:
+        instance_file: the text of ``instance.toml``.
+
+    Raises:
+        ValueError: when the cloud would refuse the size.
+    """
+    content = {"path": PATH, "owner": "root:root", "permissions": "0644", "content": instance_file}
+    text = "#cloud-config\n" + yaml.safe_dump({"write_files": [content]}, sort_keys=False)
+    if len(text.encode()) > LARGEST_USER_DATA_BYTES:
+        raise ValueError(f"user data of {len(text.encode())} bytes; {LARGEST_USER_DATA_BYTES} allowed")
+    return text

@@ -1,0 +1,85 @@
+"""Names, tags and subnet arithmetic. Pure: no Pulumi, no cloud."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+
+PROJECT = "gpu-fleet"
+
+# Eight slots are cut from every network, used or not, so that adding a zone never renumbers a subnet that
+# already holds machines. No region of either cloud offers more than six zones to one account.
+ZONE_SLOTS = 8
+ZONE_SLOT_BITS = 3
+
+# https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html: a subnet is /28 at the smallest.
+SMALLEST_SUBNET_PREFIX = 28
+PUBLIC_BITS_IN_SLOT = 2
+LONGEST_NETWORK_PREFIX = SMALLEST_SUBNET_PREFIX - ZONE_SLOT_BITS - PUBLIC_BITS_IN_SLOT
+SHORTEST_NETWORK_PREFIX = 16
+
+# Pulumi appends "-" and seven random digits to a logical name that carries no physical one.
+AUTONAME_SUFFIX_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class ZoneSubnets:
+    """The two subnets of one zone.
+
+    Attributes:
+        zone: the zone's name, say ``us-east-1a``.
+        public: holds NAT gateways only; no machine ever starts here.
+        private: holds the machines; twice as large as the public one.
+    """
+
+    zone: str
+    public: IPv4Network
+    private: IPv4Network
+
+
+def subnets(cidr: IPv4Network, zones: tuple[str, ...]) -> tuple[ZoneSubnets, ...]:
+    """Cut a network into one slot per zone, and each slot into a public quarter and a private half.
+
+    The third quarter of a slot stays free for a later use (a second private range, say).
+
+    Args:
+        cidr: the network, with a prefix from /16 to /23.
+        zones: at most eight names; the order decides the slot, so append new zones at the end.
+
+    Raises:
+        ValueError: when the network is too small or the zones are too many.
+    """
+    if cidr.prefixlen > LONGEST_NETWORK_PREFIX:
+        raise ValueError(
+            f"{cidr} cannot hold {ZONE_SLOTS} zone slots: needs /{LONGEST_NETWORK_PREFIX} or larger"
+        )
+    if len(zones) > ZONE_SLOTS:
+        raise ValueError(f"{len(zones)} zones do not fit into {ZONE_SLOTS} slots")
+    slots = cidr.subnets(prefixlen_diff=ZONE_SLOT_BITS)
+    return tuple(_split(zone, slot) for zone, slot in zip(zones, slots, strict=False))
+
+
+def _split(zone: str, slot: IPv4Network) -> ZoneSubnets:
+    public = next(slot.subnets(prefixlen_diff=PUBLIC_BITS_IN_SLOT))
+    _, private = slot.subnets(prefixlen_diff=1)
+    return ZoneSubnets(zone, public, private)
+
+
+def prefixed(stack: str, *parts: str) -> str:
+    """The name of a resource of a stack: ``gpu-fleet-<stack>-<part>-<part>``."""
+    return "-".join((PROJECT, stack, *parts))
+
+
+def tags(stack: str, owner: str, **more: str) -> dict[str, str]:
+    """The tags every taggable resource of a stack carries.
+
+    Args:
+        stack: the stack's name, the value of ``gpu-fleet:stack``.
+        owner: who answers for the resource, the value of ``gpu-fleet:owner``.
+        more: further tags; ``Name`` stays as it is, any other key gets the ``gpu-fleet:`` prefix.
+    """
+    common = {f"{PROJECT}:stack": stack, f"{PROJECT}:owner": owner}
+    return common | {key if key == "Name" else f"{PROJECT}:{key}": value for key, value in more.items()}
+
+
+def metric_namespace(stack: str) -> str:
+    """The CloudWatch (or CloudMonitor) namespace of a stack's own metrics."""
+    return f"GpuFleet/{stack}"

@@ -1,0 +1,343 @@
+"""What a stack file may say, as frozen dataclasses; their docstrings are the reference of the YAML keys.
+
+Types, ranges and unknown keys are held by pydantic (see ``settings_reader``); what must agree between keys is
+held by ``settings_rules``. Together they report every problem of a file at once.
+"""
+
+from enum import StrEnum
+from ipaddress import IPv4Network
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from stacks.catalog import Cloud
+
+EXACT = ConfigDict(extra="forbid")
+PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*[a-z0-9]$")]
+Positive = Annotated[int, Field(gt=0)]
+Percent = Annotated[int, Field(gt=0, le=100)]
+# The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
+RetentionDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
+
+
+class Nat(StrEnum):
+    """How private subnets reach the internet: not at all, through one gateway, or each through its own.
+
+    ``one`` is cheap and dies with its zone; ``per_zone`` survives the loss of any zone; ``none`` needs
+    ``network.interface_endpoints``.
+    """
+
+    NONE = "none"
+    ONE = "one"
+    PER_ZONE = "per_zone"
+
+
+class Market(StrEnum):
+    """How capacity is bought; the axis runs from dear and certain-to-stay to cheap and revocable.
+
+    ``reservation`` and ``capacity-block`` start machines only inside capacity that is already paid for.
+    """
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+    RESERVATION = "reservation"
+    CAPACITY_BLOCK = "capacity-block"
+
+
+class Purpose(StrEnum):
+    """Who uses the pool: people at a prompt, a distributed training job, or a service that follows load.
+
+    Only ``serving`` and ``interactive`` pools scale by load unless ``scaling`` says otherwise: a training job
+    of fixed world size gains nothing from a machine that joins late.
+    """
+
+    INTERACTIVE = "interactive"
+    TRAINING = "training"
+    SERVING = "serving"
+
+
+class Grouping(StrEnum):
+    """One scaling group over all zones, or one for each (EFA traffic never crosses zones)."""
+
+    SINGLE = "single"
+    PER_ZONE = "per_zone"
+
+
+class IdleAction(StrEnum):
+    """What the sweep does with a machine that stayed idle through its grace time."""
+
+    STOP = "stop"
+    TERMINATE = "terminate"
+
+
+class ThresholdKind(StrEnum):
+    """Compare money already spent, or the month's forecast, with the budget."""
+
+    ACTUAL = "actual"
+    FORECAST = "forecast"
+
+
+class BudgetScope(StrEnum):
+    """Count what carries the stack's cost allocation tag (which must be activated), or the whole account."""
+
+    TAG = "tag"
+    ACCOUNT = "account"
+
+
+@dataclass(frozen=True, config=EXACT)
+class Network:
+    """The private network of a stack.
+
+    Attributes:
+        cidr: an RFC 1918 network from /16 to /23.
+        zones: availability zones in order of preference; append only, the order numbers the subnets.
+        nat: how private subnets reach the internet.
+        interface_endpoints: reach the cloud's own services without leaving the network.
+        peers: networks that must stay reachable, so ``cidr`` may not overlap them.
+        flow_log_retention_days: how long accepted and rejected connections stay on record.
+    """
+
+    cidr: IPv4Network
+    zones: Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
+    nat: Nat = Nat.ONE
+    interface_endpoints: bool = False
+    peers: tuple[IPv4Network, ...] = ()
+    flow_log_retention_days: RetentionDays = 90
+
+
+@dataclass(frozen=True, config=EXACT)
+class Access:
+    """Who may log in. Nobody by SSH unless named here: Session Manager needs no open port.
+
+    Attributes:
+        ssh_from: name of a site -> its network; private, or public and no wider than /20.
+    """
+
+    ssh_from: dict[str, IPv4Network] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=EXACT)
+class Storage:
+    """Buckets, homes and scratch.
+
+    Attributes:
+        key_rotation_days: how often the stack's key turns; exactly 90 on AWS, 7 to 90 on Alibaba Cloud.
+        home: a shared, encrypted NFS home for every pool.
+        scratch_gib: size of a shared Lustre file system; 0 for none.
+        old_versions_days: how long a bucket keeps what was overwritten or deleted.
+    """
+
+    key_rotation_days: Annotated[int, Field(ge=7, le=90)] = 90
+    home: bool = False
+    scratch_gib: Annotated[int, Field(ge=0)] = 0
+    old_versions_days: Positive = 30
+
+
+@dataclass(frozen=True, config=EXACT)
+class Size:
+    """Machines of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``."""
+
+    min: Annotated[int, Field(ge=0)] = 0
+    desired: Annotated[int, Field(ge=0)] = 0
+    max: Positive = 1
+
+
+@dataclass(frozen=True, config=EXACT)
+class QuietHours:
+    """A daily span in the reaper's time zone during which nothing is taken away; may pass midnight."""
+
+    start: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
+    end: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
+
+
+@dataclass(frozen=True, config=EXACT)
+class Idle:
+    """When a machine of the pool counts as forgotten, and what happens then.
+
+    Attributes:
+        after_hours: idle time before a machine is marked.
+        grace_minutes: time between the mark, which notifies the owner, and the action.
+        action: stop (keeps the disk, and only that) or terminate.
+        min_uptime_minutes: a younger machine is left alone.
+        coverage_percent: share of the window's heartbeats without which nothing is decided.
+        terminate_stopped_after_days: second stage after a stop; null for never.
+        quiet_hours: daily spans without any action.
+        quiet_weekends: no action from Saturday 00:00 to Monday 00:00.
+    """
+
+    after_hours: Annotated[float, Field(gt=0)] = 24
+    grace_minutes: Annotated[int, Field(ge=0)] = 60
+    action: IdleAction = IdleAction.TERMINATE
+    min_uptime_minutes: Annotated[int, Field(ge=0)] = 60
+    coverage_percent: Percent = 90
+    terminate_stopped_after_days: Positive | None = None
+    quiet_hours: tuple[QuietHours, ...] = ()
+    quiet_weekends: bool = False
+
+
+@dataclass(frozen=True, config=EXACT)
+class Pool:
+    """A set of like machines that is bought, sized and reaped together.
+
+    Attributes:
+        name: lower case letters, digits and dashes.
+        types: instance types in order of preference; one only where ``efa`` is on.
+        size: how many machines.
+        market: how they are bought.
+        reservation_id: the reservation or capacity block to start in.
+        purpose: who uses the pool.
+        zones: a part of ``network.zones``; all of them when empty.
+        groups: one scaling group for all zones or one for each; by default per zone where ``efa`` is on.
+        efa: Elastic Fabric Adapter on every network card (AWS).
+        erdma: elastic RDMA interfaces (Alibaba Cloud).
+        on_demand_base: machines of a spot pool that are bought on demand first.
+        volume_gib: size of the encrypted root volume.
+        containers: allow containers to reach the metadata service (one network hop more).
+        scaling: scale out under load, ask the sweep to scale in; by default off for training.
+        idle: when a machine counts as forgotten.
+        max_lifetime_hours: age at which the sweep is asked to replace a machine; at least 24.
+        owner: who answers for the pool; the stack's owner when empty.
+    """
+
+    name: PoolName
+    types: Annotated[tuple[str, ...], Field(min_length=1)]
+    size: Size = Size()
+    market: Market = Market.ON_DEMAND
+    reservation_id: str | None = None
+    purpose: Purpose = Purpose.INTERACTIVE
+    zones: tuple[str, ...] = ()
+    groups: Grouping | None = None
+    efa: bool = False
+    erdma: bool = False
+    on_demand_base: Annotated[int, Field(ge=0)] = 0
+    volume_gib: Positive = 200
+    containers: bool = False
+    scaling: bool | None = None
+    idle: Idle = Idle()
+    max_lifetime_hours: Annotated[int, Field(ge=24)] = 168
+    owner: str = ""
+
+    @property
+    def scales(self) -> bool:
+        """Whether load changes the pool's size."""
+        return self.purpose is not Purpose.TRAINING if self.scaling is None else self.scaling
+
+    @property
+    def grouping(self) -> Grouping:
+        """The grouping in force."""
+        return self.groups or (Grouping.PER_ZONE if self.efa else Grouping.SINGLE)
+
+
+@dataclass(frozen=True, config=EXACT)
+class Threshold:
+    """A share of the budget that notifies when it is passed."""
+
+    percent: Annotated[int, Field(gt=0)]
+    kind: ThresholdKind = ThresholdKind.ACTUAL
+
+
+DEFAULT_THRESHOLDS = (
+    Threshold(80, ThresholdKind.ACTUAL),
+    Threshold(100, ThresholdKind.FORECAST),
+    Threshold(100, ThresholdKind.ACTUAL),
+)
+
+
+@dataclass(frozen=True, config=EXACT)
+class Budget:
+    """What a month may cost, and who hears of it.
+
+    Attributes:
+        monthly: amount per calendar month.
+        currency: ``USD`` on AWS, ``CNY`` or ``USD`` on Alibaba Cloud.
+        scope: what is counted.
+        recipients: e-mail addresses.
+        thresholds: in rising order for each kind.
+    """
+
+    monthly: Positive = 5000
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    scope: BudgetScope = BudgetScope.ACCOUNT
+    recipients: tuple[Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")], ...] = ()
+    thresholds: tuple[Threshold, ...] = DEFAULT_THRESHOLDS
+
+
+@dataclass(frozen=True, config=EXACT)
+class Leftovers:
+    """Unattached volumes, unassociated addresses, long-stopped machines: listed, or removed if told so."""
+
+    older_than_days: Positive = 14
+    remove: bool = False
+
+
+@dataclass(frozen=True, config=EXACT)
+class Reaper:
+    """The scheduled sweep.
+
+    Attributes:
+        every_minutes: time between sweeps.
+        dry_run: decide, report and publish, but touch nothing.
+        max_actions: machines ended by one sweep, at most.
+        max_percent: the same as a share of the fleet.
+        time_zone: IANA name for quiet hours and weekends.
+        leftovers: what to do with storage and addresses that nobody uses.
+    """
+
+    every_minutes: Annotated[int, Field(ge=5, le=60)] = 10
+    dry_run: bool = False
+    max_actions: Positive = 10
+    max_percent: Percent = 25
+    time_zone: str = "UTC"
+    leftovers: Leftovers = Leftovers()
+
+
+@dataclass(frozen=True, config=EXACT)
+class Image:
+    """The image every machine of the stack boots; exactly one of ``id`` and ``parameter``.
+
+    Attributes:
+        id: a fixed image id.
+        parameter: an SSM parameter that holds the id; read anew at every launch.
+        bundled: the image comes from this project's recipe, whose open kernel modules need Turing or newer.
+        size_gib: its root disk; no pool's volume may be smaller.
+    """
+
+    id: str | None = None
+    parameter: str | None = None
+    bundled: bool = False
+    size_gib: Positive = 100
+
+
+@dataclass(frozen=True, config=EXACT)
+class Stack:
+    """One environment.
+
+    Attributes:
+        name: the stack's name, from Pulumi.
+        cloud: ``aws`` or ``alicloud``.
+        region: where everything is; no resource lands elsewhere.
+        account_id: the account it belongs to; the provider refuses any other.
+        owner: who answers for the stack.
+        protected: buckets, keys and file systems refuse deletion.
+        endpoint_url: an emulator (a moto server, say) instead of the cloud, used with throw-away credentials.
+    """
+
+    name: str
+    cloud: Cloud
+    region: str
+    account_id: str
+    network: Network
+    pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
+    owner: str = "platform"
+    protected: bool = False
+    endpoint_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    access: Access = Access()
+    storage: Storage = Storage()
+    budget: Budget = Budget()
+    reaper: Reaper = Reaper()
+    image: Image = Image()
+
+    def zones_of(self, pool: Pool) -> tuple[str, ...]:
+        """The zones a pool uses, in the network's order of preference."""
+        return tuple(zone for zone in self.network.zones if not pool.zones or zone in pool.zones)

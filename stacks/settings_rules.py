@@ -1,0 +1,177 @@
+"""What the keys of a stack file must agree on. Each rule is a pure generator of problems.
+
+A rule gets only sections that parsed; it reads what it needs and stays silent about what is missing, because
+the missing or malformed key has been reported already.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from ipaddress import IPv4Network
+from itertools import pairwise
+from typing import Any
+from zoneinfo import available_timezones
+
+from stacks import naming, pool_rules
+from stacks.catalog import Cloud
+from stacks.errors import Problem
+from stacks.settings import Access, Budget, Image, Nat, Network, Pool, Reaper, Storage
+
+PRIVATE_RANGES = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
+WIDEST_PUBLIC_PREFIX = 20
+
+# S3 refuses bucket names over 63 characters; IAM role names end at 64 (docs.aws.amazon.com, "Quotas" pages).
+LONGEST_BUCKET_NAME = 63
+LONGEST_ROLE_NAME = 64
+
+ACCOUNT_PATTERN = {Cloud.AWS: r"\d{12}", Cloud.ALICLOUD: r"\d{16}"}
+REGION_PATTERN = {
+    Cloud.AWS: r"[a-z]{2}(-gov|-iso[a-z]?)?-[a-z]+-\d",
+    Cloud.ALICLOUD: r"[a-z]{2}-[a-z]+(-\d)?",
+}
+ZONE_SUFFIX_PATTERN = {Cloud.AWS: r"[a-z]", Cloud.ALICLOUD: r"-?[a-z]"}
+ROTATION_DAYS_AWS = 90
+LUSTRE_FIRST_GIB = 1200
+LUSTRE_STEP_GIB = 2400
+
+
+def check(name: str, sound: dict[str, Any]) -> list[Problem]:
+    """All rules over the sections that parsed.
+
+    Args:
+        name: the stack's name.
+        sound: section name -> parsed value; any may be absent.
+    """
+    cloud: Cloud | None = sound.get("cloud")
+    problems = [*_name(name), *_identity(cloud, sound)]
+    if "network" in sound:
+        problems += _network(sound["network"], cloud, sound.get("region"))
+    problems += _access(sound.get("access", Access()))
+    problems += _storage(sound.get("storage", Storage()), cloud)
+    problems += _budget(sound.get("budget", Budget()), cloud, emulated=bool(sound.get("endpoint_url")))
+    problems += _reaper(sound.get("reaper", Reaper()))
+    image = sound.get("image", Image())
+    problems += _image(image)
+    problems += _pools(name, sound.get("pools", ()), sound.get("network"), cloud, image)
+    return problems
+
+
+def _name(name: str) -> Iterator[Problem]:
+    if not re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", name):
+        yield Problem("stack", name, "must be lower case letters, digits and dashes, starting with a letter")
+
+
+def _identity(cloud: Cloud | None, sound: dict[str, Any]) -> Iterator[Problem]:
+    if cloud is None:
+        return
+    region, account = sound.get("region"), sound.get("account_id")
+    if region is not None and not re.fullmatch(REGION_PATTERN[cloud], region):
+        example = "us-east-1" if cloud is Cloud.AWS else "cn-hangzhou"
+        yield Problem("region", region, f"must be a region of {cloud}, such as {example}")
+    if account is not None and not re.fullmatch(ACCOUNT_PATTERN[cloud], account):
+        digits = re.sub(r"\D", "", ACCOUNT_PATTERN[cloud])
+        yield Problem("account_id", account, f"must be the {digits} digits of an account of {cloud}")
+    bucket = naming.prefixed(str(sound.get("name")), "checkpoints", str(account))
+    if account is not None and len(bucket) > LONGEST_BUCKET_NAME:
+        yield Problem(
+            "stack", sound["name"], f"too long: bucket {bucket} has {len(bucket)} characters, 63 allowed"
+        )
+
+
+def _network(network: Network, cloud: Cloud | None, region: str | None) -> Iterator[Problem]:
+    cidr = network.cidr
+    if not any(cidr.subnet_of(private) for private in PRIVATE_RANGES):
+        yield Problem("network.cidr", str(cidr), "not private: must lie in 10/8, 172.16/12 or 192.168/16")
+    if cidr.prefixlen > naming.LONGEST_NETWORK_PREFIX:
+        largest = naming.LONGEST_NETWORK_PREFIX
+        allowed = f"too small for the zones: {naming.ZONE_SLOTS} zone slots need /{largest} or larger"
+        yield Problem("network.cidr", str(cidr), allowed)
+    if cidr.prefixlen < naming.SHORTEST_NETWORK_PREFIX:
+        yield Problem("network.cidr", str(cidr), f"too large: /{naming.SHORTEST_NETWORK_PREFIX} at most")
+    for index, peer in enumerate(network.peers):
+        if peer.overlaps(cidr):
+            yield Problem(
+                "network.cidr", str(cidr), f"overlaps network.peers[{index}] {peer}; must be apart from it"
+            )
+    if network.nat is Nat.NONE and not network.interface_endpoints:
+        allowed = "must be true where network.nat is none: private machines reach nothing otherwise"
+        yield Problem("network.interface_endpoints", False, allowed)
+    yield from _zones(network.zones, cloud, region)
+
+
+def _zones(zones: tuple[str, ...], cloud: Cloud | None, region: str | None) -> Iterator[Problem]:
+    for zone, count in Counter(zones).items():
+        if count > 1:
+            yield Problem("network.zones", zone, f"named {count} times; each zone once")
+    if cloud is None or region is None:
+        return
+    for index, zone in enumerate(zones):
+        if not re.fullmatch(re.escape(region) + ZONE_SUFFIX_PATTERN[cloud], zone):
+            yield Problem(
+                f"network.zones[{index}]", zone, f"must be a zone of region {region}, such as {region}a"
+            )
+
+
+def _access(access: Access) -> Iterator[Problem]:
+    for site, network in access.ssh_from.items():
+        key = f"access.ssh_from.{site}"
+        private = any(network.subnet_of(private) for private in PRIVATE_RANGES)
+        if network.prefixlen == 0:
+            allowed = "the whole internet is never let in; name a private or office network"
+            yield Problem(key, str(network), allowed)
+        elif not private and network.prefixlen < WIDEST_PUBLIC_PREFIX:
+            yield Problem(key, str(network), f"a public network must be /{WIDEST_PUBLIC_PREFIX} or narrower")
+
+
+def _storage(storage: Storage, cloud: Cloud | None) -> Iterator[Problem]:
+    if cloud is Cloud.AWS and storage.key_rotation_days != ROTATION_DAYS_AWS:
+        allowed = "must be 90 on AWS, whose KMS rotates after 90 days at the soonest"
+        yield Problem("storage.key_rotation_days", storage.key_rotation_days, allowed)
+    size = storage.scratch_gib
+    if size and size != LUSTRE_FIRST_GIB and size % LUSTRE_STEP_GIB:
+        allowed = f"Lustre comes as {LUSTRE_FIRST_GIB} or a multiple of {LUSTRE_STEP_GIB} GiB; 0 for none"
+        yield Problem("storage.scratch_gib", size, allowed)
+
+
+def _budget(budget: Budget, cloud: Cloud | None, *, emulated: bool) -> Iterator[Problem]:
+    if not budget.recipients and not emulated:
+        yield Problem("budget.recipients", [], "needs at least one e-mail address")
+    currencies = ("USD",) if cloud is Cloud.AWS else ("CNY", "USD")
+    if budget.currency not in currencies:
+        yield Problem(
+            "budget.currency", budget.currency, f"must be one of {', '.join(currencies)} on {cloud}"
+        )
+    for kind in {threshold.kind for threshold in budget.thresholds}:
+        percents = [threshold.percent for threshold in budget.thresholds if threshold.kind is kind]
+        if any(later <= earlier for earlier, later in pairwise(percents)):
+            yield Problem("budget.thresholds", percents, f"the percents of kind {kind} must rise")
+
+
+def _reaper(reaper: Reaper) -> Iterator[Problem]:
+    if reaper.time_zone not in available_timezones():
+        yield Problem(
+            "reaper.time_zone", reaper.time_zone, "must be an IANA time zone, such as Europe/Berlin"
+        )
+
+
+def _image(image: Image) -> Iterator[Problem]:
+    if (image.id is None) == (image.parameter is None):
+        yield Problem(
+            "image", {"id": image.id, "parameter": image.parameter}, "needs exactly one of id and parameter"
+        )
+
+
+def _pools(
+    stack: str, pools: tuple[Pool, ...], network: Network | None, cloud: Cloud | None, image: Image
+) -> Iterator[Problem]:
+    for name, count in Counter(pool.name for pool in pools).items():
+        if count > 1:
+            yield Problem("pools", name, f"{count} pools of this name; each name once")
+    for index, pool in enumerate(pools):
+        key = f"pools[{index}]"
+        role = naming.prefixed(stack, pool.name, "instance")
+        room = LONGEST_ROLE_NAME - naming.AUTONAME_SUFFIX_LENGTH
+        if len(role) > room:
+            allowed = f"too long once prefixed: role {role} has {len(role)} characters, {room} allowed"
+            yield Problem(f"{key}.name", pool.name, allowed)
+        yield from pool_rules.check(key, pool, network, cloud, image)
