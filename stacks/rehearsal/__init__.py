@@ -1,0 +1,1 @@
+"""The program that `pulumi up` runs, unchanged, in this process against moto: no account, no engine."""

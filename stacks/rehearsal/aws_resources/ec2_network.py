@@ -1,0 +1,213 @@
+"""Networks in moto: VPCs, subnets, gateways, addresses, routes, endpoints, flow logs."""
+
+from typing import Any
+
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.values import picked, tag_list, with_tags_all
+
+Inputs = dict[str, Any]
+Created = tuple[str, Inputs]
+
+
+def tag_specifications(resource_type: str, inputs: Inputs) -> dict[str, Any]:
+    """The EC2 request part that tags at birth; empty without tags, which EC2 would refuse."""
+    if not inputs.get("tags"):
+        return {}
+    return {"TagSpecifications": [{"ResourceType": resource_type, "Tags": tag_list(inputs["tags"])}]}
+
+
+def vpc(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/vpc:Vpc."""
+    ec2 = clients("ec2")
+    names = {"CidrBlock": "cidrBlock", "InstanceTenancy": "instanceTenancy"}
+    made = ec2.create_vpc(**picked(inputs, names), **tag_specifications("vpc", inputs))["Vpc"]
+    identifier = made["VpcId"]
+    for attribute, key in (
+        ("EnableDnsSupport", "enableDnsSupport"),
+        ("EnableDnsHostnames", "enableDnsHostnames"),
+    ):
+        if key in inputs:
+            ec2.modify_vpc_attribute(VpcId=identifier, **{attribute: {"Value": inputs[key]}})
+    of_vpc = [{"Name": "vpc-id", "Values": [identifier]}]
+    group = ec2.describe_security_groups(Filters=[*of_vpc, {"Name": "group-name", "Values": ["default"]}])
+    table = ec2.describe_route_tables(Filters=[*of_vpc, {"Name": "association.main", "Values": ["true"]}])
+    table_id = table["RouteTables"][0]["RouteTableId"]
+    return identifier, with_tags_all(
+        inputs,
+        arn=clients.arn("ec2", f"vpc/{identifier}"),
+        ownerId=clients.account_id,
+        defaultSecurityGroupId=group["SecurityGroups"][0]["GroupId"],
+        defaultRouteTableId=table_id,
+        mainRouteTableId=table_id,
+        dhcpOptionsId=made.get("DhcpOptionsId", "default"),
+    )
+
+
+def subnet(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/subnet:Subnet."""
+    names = {
+        "VpcId": "vpcId",
+        "CidrBlock": "cidrBlock",
+        "AvailabilityZone": "availabilityZone",
+        "AvailabilityZoneId": "availabilityZoneId",
+        "Ipv6CidrBlock": "ipv6CidrBlock",
+    }
+    ec2 = clients("ec2")
+    made = ec2.create_subnet(**picked(inputs, names), **tag_specifications("subnet", inputs))["Subnet"]
+    identifier = made["SubnetId"]
+    if inputs.get("mapPublicIpOnLaunch"):
+        ec2.modify_subnet_attribute(SubnetId=identifier, MapPublicIpOnLaunch={"Value": True})
+    return identifier, with_tags_all(
+        inputs,
+        arn=clients.arn("ec2", f"subnet/{identifier}"),
+        ownerId=clients.account_id,
+        availabilityZone=made["AvailabilityZone"],
+        availabilityZoneId=made["AvailabilityZoneId"],
+    )
+
+
+def internet_gateway(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/internetGateway:InternetGateway."""
+    ec2 = clients("ec2")
+    made = ec2.create_internet_gateway(**tag_specifications("internet-gateway", inputs))["InternetGateway"]
+    identifier = made["InternetGatewayId"]
+    if "vpcId" in inputs:
+        ec2.attach_internet_gateway(InternetGatewayId=identifier, VpcId=inputs["vpcId"])
+    arn = clients.arn("ec2", f"internet-gateway/{identifier}")
+    return identifier, with_tags_all(inputs, arn=arn, ownerId=clients.account_id)
+
+
+def eip(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/eip:Eip."""
+    tags = tag_specifications("elastic-ip", inputs)
+    made = clients("ec2").allocate_address(**picked(inputs, {"Domain": "domain"}), **tags)
+    identifier = made["AllocationId"]
+    return identifier, with_tags_all(
+        inputs,
+        arn=clients.arn("ec2", f"elastic-ip/{identifier}"),
+        allocationId=identifier,
+        publicIp=made["PublicIp"],
+    )
+
+
+def nat_gateway(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/natGateway:NatGateway."""
+    names = {"SubnetId": "subnetId", "AllocationId": "allocationId", "ConnectivityType": "connectivityType"}
+    made = clients("ec2").create_nat_gateway(
+        **picked(inputs, names), **tag_specifications("natgateway", inputs)
+    )
+    gateway = made["NatGateway"]
+    address = gateway["NatGatewayAddresses"][0] if gateway.get("NatGatewayAddresses") else {}
+    return gateway["NatGatewayId"], with_tags_all(
+        inputs,
+        publicIp=address.get("PublicIp", ""),
+        privateIp=address.get("PrivateIp", ""),
+        networkInterfaceId=address.get("NetworkInterfaceId", ""),
+    )
+
+
+def route_table(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/routeTable:RouteTable, with the routes written inside it."""
+    made = clients("ec2").create_route_table(
+        VpcId=inputs["vpcId"], **tag_specifications("route-table", inputs)
+    )
+    identifier = made["RouteTable"]["RouteTableId"]
+    for inner in inputs.get("routes", []):
+        _add_route(clients, identifier, {**inner, "destinationCidrBlock": inner["cidrBlock"]})
+    arn = clients.arn("ec2", f"route-table/{identifier}")
+    return identifier, with_tags_all(inputs, arn=arn, ownerId=clients.account_id)
+
+
+def route(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/route:Route."""
+    destination = _add_route(clients, inputs["routeTableId"], inputs)
+    return f"r-{inputs['routeTableId']}-{destination}", {**inputs, "origin": "CreateRoute", "state": "active"}
+
+
+def _add_route(clients: Clients, table_id: str, inputs: Inputs) -> str:
+    names = {
+        "DestinationCidrBlock": "destinationCidrBlock",
+        "DestinationIpv6CidrBlock": "destinationIpv6CidrBlock",
+        "DestinationPrefixListId": "destinationPrefixListId",
+        "GatewayId": "gatewayId",
+        "NatGatewayId": "natGatewayId",
+        "VpcEndpointId": "vpcEndpointId",
+        "VpcPeeringConnectionId": "vpcPeeringConnectionId",
+        "TransitGatewayId": "transitGatewayId",
+        "NetworkInterfaceId": "networkInterfaceId",
+    }
+    request = picked(inputs, names)
+    clients("ec2").create_route(RouteTableId=table_id, **request)
+    return next(str(value) for key, value in request.items() if key.startswith("Destination"))
+
+
+def route_table_association(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/routeTableAssociation:RouteTableAssociation."""
+    names = {"RouteTableId": "routeTableId", "SubnetId": "subnetId", "GatewayId": "gatewayId"}
+    made = clients("ec2").associate_route_table(**picked(inputs, names))
+    return made["AssociationId"], inputs
+
+
+def vpc_endpoint(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/vpcEndpoint:VpcEndpoint, gateway or interface."""
+    names = {
+        "VpcId": "vpcId",
+        "ServiceName": "serviceName",
+        "VpcEndpointType": "vpcEndpointType",
+        "PolicyDocument": "policy",
+        "RouteTableIds": "routeTableIds",
+        "SubnetIds": "subnetIds",
+        "SecurityGroupIds": "securityGroupIds",
+        "PrivateDnsEnabled": "privateDnsEnabled",
+    }
+    ec2 = clients("ec2")
+    made = ec2.create_vpc_endpoint(**picked(inputs, names), **tag_specifications("vpc-endpoint", inputs))
+    endpoint = made["VpcEndpoint"]
+    identifier = endpoint["VpcEndpointId"]
+    computed: Inputs = {
+        "arn": clients.arn("ec2", f"vpc-endpoint/{identifier}"),
+        "ownerId": clients.account_id,
+        "state": endpoint["State"],
+        "networkInterfaceIds": endpoint.get("NetworkInterfaceIds", []),
+        "dnsEntries": [
+            {"dnsName": entry["DnsName"], "hostedZoneId": entry["HostedZoneId"]}
+            for entry in endpoint.get("DnsEntries", [])
+        ],
+    }
+    if inputs.get("vpcEndpointType", "Gateway") == "Gateway":
+        by_name = [{"Name": "prefix-list-name", "Values": [inputs["serviceName"]]}]
+        lists = ec2.describe_managed_prefix_lists(Filters=by_name)["PrefixLists"]
+        computed["prefixListId"] = lists[0]["PrefixListId"]
+    return identifier, with_tags_all(inputs, **computed)
+
+
+def flow_log(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:ec2/flowLog:FlowLog of a VPC, a subnet or a network interface."""
+    kinds = {"vpcId": "VPC", "subnetId": "Subnet", "eniId": "NetworkInterface"}
+    key = next(key for key in kinds if key in inputs)
+    names = {
+        "TrafficType": "trafficType",
+        "LogDestinationType": "logDestinationType",
+        "LogDestination": "logDestination",
+        "DeliverLogsPermissionArn": "iamRoleArn",
+        "MaxAggregationInterval": "maxAggregationInterval",
+        "LogFormat": "logFormat",
+    }
+    tags = tag_specifications("vpc-flow-log", inputs)
+    request = {"ResourceIds": [inputs[key]], "ResourceType": kinds[key], **picked(inputs, names), **tags}
+    identifier = clients("ec2").create_flow_logs(**request)["FlowLogIds"][0]
+    return identifier, with_tags_all(inputs, arn=clients.arn("ec2", f"vpc-flow-log/{identifier}"))
+
+
+CREATORS = {
+    "aws:ec2/vpc:Vpc": vpc,
+    "aws:ec2/subnet:Subnet": subnet,
+    "aws:ec2/internetGateway:InternetGateway": internet_gateway,
+    "aws:ec2/eip:Eip": eip,
+    "aws:ec2/natGateway:NatGateway": nat_gateway,
+    "aws:ec2/routeTable:RouteTable": route_table,
+    "aws:ec2/route:Route": route,
+    "aws:ec2/routeTableAssociation:RouteTableAssociation": route_table_association,
+    "aws:ec2/vpcEndpoint:VpcEndpoint": vpc_endpoint,
+    "aws:ec2/flowLog:FlowLog": flow_log,
+}

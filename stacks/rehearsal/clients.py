@@ -1,0 +1,83 @@
+"""boto3 clients for moto: one session, one client per service and region."""
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+from stacks.rehearsal.errors import RehearsalError
+from stacks.rehearsal.moto_server import ACCOUNT_ID, LOOPBACK
+
+# moto answers at once or not at all; a second try would only hide what it said.
+_CONFIG = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
+
+
+class ClientPool:
+    """Every client of a rehearsal; safe for several threads.
+
+    Attributes:
+        session: the boto3 session; its ``events`` see each call that is made.
+    """
+
+    def __init__(self) -> None:
+        self.session: Any = boto3.session.Session()
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._lock = threading.Lock()
+
+    def client(self, service: str, region: str) -> Any:
+        """A client that is made at the first call and kept.
+
+        Raises:
+            RehearsalError: when AWS_ENDPOINT_URL is not this machine: a rehearsal never reaches a cloud.
+        """
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+        if not endpoint.startswith(f"http://{LOOPBACK}:"):
+            raise RehearsalError(f"AWS_ENDPOINT_URL = {endpoint!r}: must be a moto server on {LOOPBACK}")
+        with self._lock:  # making a client is not thread-safe in boto3
+            key = (service, region)
+            if key not in self._clients:
+                self._clients[key] = self.session.client(
+                    service, region_name=region, endpoint_url=endpoint, config=_CONFIG
+                )
+            return self._clients[key]
+
+    def close(self) -> None:
+        """Close every connection."""
+        for client in self._clients.values():
+            client.close()
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients of one region: ``clients("ec2")``.
+
+    Attributes:
+        region: where the clients are.
+        pool: where they come from, shared by all regions.
+        account_id: moto's account.
+    """
+
+    region: str
+    pool: ClientPool = field(default_factory=ClientPool)
+    account_id: str = ACCOUNT_ID
+
+    def __call__(self, service: str) -> Any:
+        """The client of a service, by boto3's name of it; errors as ``ClientPool.client``."""
+        return self.pool.client(service, self.region)
+
+    def at(self, region: str | None) -> "Clients":
+        """The clients of another region; of this one when none is named."""
+        return self if region is None else Clients(region, self.pool, self.account_id)
+
+    @property
+    def partition(self) -> str:
+        """The ARN partition of the region."""
+        return str(self.pool.session.get_partition_for_region(self.region))
+
+    def arn(self, service: str, resource: str, *, regional: bool = True) -> str:
+        """An ARN of this account; without region for global services."""
+        region = self.region if regional else ""
+        return f"arn:{self.partition}:{service}:{region}:{self.account_id}:{resource}"

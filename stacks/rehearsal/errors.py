@@ -1,0 +1,25 @@
+"""The exceptions of the rehearsal: one tree, each message fit to show to a person."""
+
+
+class RehearsalError(Exception):
+    """Anything the rehearsal refuses. Its text needs no traceback beside it."""
+
+
+class CreationError(RehearsalError):
+    """moto, or boto3 on the way to it, refused a resource."""
+
+    def __init__(self, type_token: str, name: str, said: str) -> None:
+        self.type_token = type_token
+        self.name = name
+        super().__init__(f"{type_token} {name!r} was refused: {said}")
+
+
+class UnknownInvokeError(RehearsalError):
+    """The program asked a provider function that the rehearsal has no answer for."""
+
+    def __init__(self, token: str, known: str) -> None:
+        super().__init__(f"provider function {token!r} has no answer in the rehearsal; it knows {known}")
+
+
+class StackFileError(RehearsalError):
+    """A stack file that is missing or is no stack file."""

@@ -1,0 +1,154 @@
+"""Answers to the provider functions a program may call."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.errors import UnknownInvokeError
+
+Answer = dict[str, Any]
+
+
+def answer(clients: Clients, token: str, arguments: dict[str, Any]) -> Answer:
+    """What the provider's function would return.
+
+    Args:
+        clients: where moto is.
+        token: say ``aws:index/getRegion:getRegion``.
+        arguments: camelCase arguments.
+
+    Raises:
+        UnknownInvokeError: for a function without an answer.
+    """
+    function = _ANSWERS.get(token)
+    if function is None:
+        raise UnknownInvokeError(token, ", ".join(sorted(_ANSWERS)))
+    return function(clients, arguments)
+
+
+def _caller_identity(clients: Clients, _: Answer) -> Answer:
+    said = clients("sts").get_caller_identity()
+    return {"id": said["Account"], "accountId": said["Account"], "arn": said["Arn"], "userId": said["UserId"]}
+
+
+def _partition(clients: Clients, _: Answer) -> Answer:
+    suffix = "amazonaws.com.cn" if clients.partition == "aws-cn" else "amazonaws.com"
+    reverse = ".".join(reversed(suffix.split(".")))
+    return {
+        "id": clients.partition,
+        "partition": clients.partition,
+        "dnsSuffix": suffix,
+        "reverseDnsPrefix": reverse,
+    }
+
+
+def _region(clients: Clients, arguments: Answer) -> Answer:
+    region = arguments.get("region") or arguments.get("name") or clients.region
+    endpoint = f"ec2.{region}.amazonaws.com"
+    return {"id": region, "name": region, "region": region, "endpoint": endpoint, "description": region}
+
+
+def _availability_zones(clients: Clients, arguments: Answer) -> Answer:
+    zones = clients("ec2").describe_availability_zones()["AvailabilityZones"]
+    wanted = [zone for zone in zones if zone["State"] == arguments.get("state", zone["State"])]
+    return {
+        "id": clients.region,
+        "names": [zone["ZoneName"] for zone in wanted],
+        "zoneIds": [zone["ZoneId"] for zone in wanted],
+        "groupNames": sorted({zone.get("GroupName", clients.region) for zone in wanted}),
+        **arguments,
+    }
+
+
+def _parameter(clients: Clients, arguments: Answer) -> Answer:
+    found = clients("ssm").get_parameter(Name=arguments["name"], WithDecryption=True)["Parameter"]
+    return {
+        "id": found["Name"],
+        "name": found["Name"],
+        "arn": found["ARN"],
+        "type": found["Type"],
+        "value": found["Value"],
+        "insecureValue": found["Value"],
+        "version": found["Version"],
+        "withDecryption": arguments.get("withDecryption", True),
+    }
+
+
+def _ami(clients: Clients, arguments: Answer) -> Answer:
+    filters = [{"Name": part["name"], "Values": part["values"]} for part in arguments.get("filters", [])]
+    request = {"Filters": filters} | ({"Owners": arguments["owners"]} if "owners" in arguments else {})
+    images = clients("ec2").describe_images(**request)["Images"]
+    if not images:
+        raise UnknownInvokeError(f"aws:ec2/getAmi:getAmi with {request}", "only the images that moto ships")
+    image = max(images, key=lambda image: str(image["CreationDate"]))
+    return {
+        "id": image["ImageId"],
+        "imageId": image["ImageId"],
+        "name": image["Name"],
+        "architecture": image["Architecture"],
+        "rootDeviceName": image.get("RootDeviceName", "/dev/sda1"),
+        "ownerId": image["OwnerId"],
+        "arn": f"arn:{clients.partition}:ec2:{clients.region}::image/{image['ImageId']}",
+        **arguments,
+    }
+
+
+def _policy_document(_: Clients, arguments: Answer) -> Answer:
+    document: dict[str, Any] = {"Version": arguments.get("version", "2012-10-17")}
+    if "policyId" in arguments:
+        document["Id"] = arguments["policyId"]
+    document["Statement"] = [_statement(part) for part in arguments.get("statements", [])]
+    text = json.dumps(document, indent=2)
+    return {"id": "policy", "json": text, "minifiedJson": json.dumps(document), **arguments}
+
+
+def _statement(part: Answer) -> Answer:
+    statement: Answer = {"Sid": part["sid"]} if part.get("sid") else {}
+    statement["Effect"] = part.get("effect", "Allow")
+    for ours, theirs in (
+        ("actions", "Action"),
+        ("notActions", "NotAction"),
+        ("resources", "Resource"),
+        ("notResources", "NotResource"),
+    ):
+        if part.get(ours):
+            statement[theirs] = _one_or_many(part[ours])
+    for ours, theirs in (("principals", "Principal"), ("notPrincipals", "NotPrincipal")):
+        if part.get(ours):
+            statement[theirs] = _principals(part[ours])
+    if part.get("conditions"):
+        statement["Condition"] = _conditions(part["conditions"])
+    return statement
+
+
+def _principals(parts: list[Answer]) -> Any:
+    if any(part["type"] == "*" for part in parts):
+        return "*"
+    merged: dict[str, list[str]] = {}
+    for part in parts:
+        merged.setdefault(part["type"], []).extend(part["identifiers"])
+    return {kind: _one_or_many(names) for kind, names in merged.items()}
+
+
+def _conditions(parts: list[Answer]) -> dict[str, dict[str, Any]]:
+    merged: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        merged.setdefault(part["test"], {})[part["variable"]] = _one_or_many(part["values"])
+    return merged
+
+
+def _one_or_many(items: list[str]) -> str | list[str]:
+    """As the provider writes it: a list of one is the one."""
+    return items[0] if len(items) == 1 else sorted(items, reverse=True)
+
+
+_ANSWERS: dict[str, Callable[[Clients, Answer], Answer]] = {
+    "aws:index/getCallerIdentity:getCallerIdentity": _caller_identity,
+    "aws:index/getPartition:getPartition": _partition,
+    "aws:index/getRegion:getRegion": _region,
+    "aws:index/getAvailabilityZones:getAvailabilityZones": _availability_zones,
+    "aws:iam/getPolicyDocument:getPolicyDocument": _policy_document,
+    "aws:ssm/getParameter:getParameter": _parameter,
+    "aws:ec2/getAmi:getAmi": _ami,
+}

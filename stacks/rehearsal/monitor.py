@@ -1,0 +1,155 @@
+"""What Pulumi's SDK talks to instead of an engine: creates in moto what moto has, records the rest."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks, rpc
+from pulumi.runtime.mocks import MockMonitor
+
+from stacks.rehearsal import values
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.errors import CreationError, RehearsalError
+from stacks.rehearsal.invokes import answer
+from stacks.rehearsal.recorded import recorded
+from stacks.rehearsal.records import Outcome, Records, Registration
+
+Created = tuple[str, dict[str, Any]]
+Creator = Callable[[Clients, str, dict[str, Any]], Created]
+
+PROVIDER_PREFIX = "pulumi:providers:"
+AWS_PROVIDER = f"{PROVIDER_PREFIX}aws"
+
+# MockResourceArgs shows neither parent nor options, so the monitor leaves the whole request and its URN here
+# for new_resource, which runs in the same call.
+_request: ContextVar[Any] = ContextVar("request")
+
+
+class RehearsalMocks(Mocks):
+    """Answers what a program asks of its providers.
+
+    Attributes:
+        records: everything registered so far.
+        failure: the first resource that was refused, or None.
+    """
+
+    def __init__(self, clients: Clients, creators: Mapping[str, Creator], records: Records) -> None:
+        self.records = records
+        self.failure: RehearsalError | None = None
+        self._clients = clients
+        self._creators = creators
+        self._provider_regions: dict[str, str] = {}
+
+    def new_resource(self, args: MockResourceArgs) -> Created:
+        """Create or record one resource; called by Pulumi once all its inputs are known.
+
+        Raises:
+            CreationError: naming the resource and what moto said.
+        """
+        inputs = values.plain(args.inputs)
+        started = time.perf_counter()
+        try:
+            made = self._made(args, inputs)
+        except RehearsalError as error:
+            self.failure = self.failure or error
+            raise
+        self._record(args, inputs, made, time.perf_counter() - started)
+        identifier, outputs, _ = made
+        secret = values.secret_keys(args.inputs)
+        return identifier, {
+            key: rpc.wrap_rpc_secret(value) if key in secret else value for key, value in outputs.items()
+        }
+
+    def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        """Answer a provider function.
+
+        Raises:
+            UnknownInvokeError: naming the function and those that are known.
+        """
+        try:
+            return answer(self._clients_for(args.provider, {}), args.token, values.plain(args.args)), []
+        except (ClientError, BotoCoreError) as error:
+            self.failure = self.failure or CreationError(args.token, "call", _said(error))
+            raise self.failure from error
+        except RehearsalError as error:
+            self.failure = self.failure or error
+            raise
+
+    def _made(self, args: MockResourceArgs, inputs: dict[str, Any]) -> tuple[str, dict[str, Any], Outcome]:
+        if not args.custom and not args.resource_id:
+            return "", inputs, Outcome.GROUPED
+        if args.typ.startswith(PROVIDER_PREFIX):
+            return f"{args.name}-id", inputs, Outcome.GROUPED
+        if args.resource_id:  # read or imported: it stands elsewhere
+            return args.resource_id, inputs, Outcome.RECORDED
+        clients = self._clients_for(args.provider or "", inputs)
+        creator = self._creators.get(args.typ)
+        if creator is None:
+            return *recorded(clients, args.typ, args.name, inputs), Outcome.RECORDED
+        try:
+            return *creator(clients, args.name, inputs), Outcome.CREATED
+        except (ClientError, BotoCoreError) as error:
+            raise CreationError(args.typ, args.name, _said(error)) from error
+        except KeyError as error:
+            raise CreationError(args.typ, args.name, f"it needs {error}") from error
+
+    def _clients_for(self, provider: str, inputs: Mapping[str, Any]) -> Clients:
+        return self._clients.at(inputs.get("region") or self._provider_regions.get(provider))
+
+    def _record(
+        self,
+        args: MockResourceArgs,
+        inputs: dict[str, Any],
+        made: tuple[str, dict[str, Any], Outcome],
+        seconds: float,
+    ) -> None:
+        identifier, outputs, outcome = made
+        request, urn = _request.get()
+        if args.typ == AWS_PROVIDER and "region" in inputs:
+            self._provider_regions[f"{urn}::{identifier}"] = inputs["region"]
+        self.records.add(
+            Registration(
+                type=args.typ,
+                name=args.name,
+                urn=urn,
+                parent=request.parent,
+                inputs=inputs,
+                outputs=outputs,
+                id=identifier,
+                outcome=outcome,
+                protected=getattr(request, "protect", False),  # a read has no options
+                dependencies=tuple(request.dependencies),
+                ignored_changes=tuple(getattr(request, "ignoreChanges", ())),
+                provider=request.provider,
+                seconds=seconds,
+            )
+        )
+
+
+class RehearsalMonitor(MockMonitor):
+    """The SDK's own mock monitor, which also shows each request whole: parent, protect, dependencies."""
+
+    def RegisterResource(self, request: Any) -> Any:  # noqa: N802 - the SDK's name
+        """Register a resource, with its request at hand."""
+        return self._with_request(request, super().RegisterResource)
+
+    def ReadResource(self, request: Any) -> Any:  # noqa: N802 - the SDK's name
+        """Read a resource, with its request at hand."""
+        return self._with_request(request, super().ReadResource)
+
+    def _with_request(self, request: Any, do: Callable[[Any], Any]) -> Any:
+        token = _request.set((request, self.make_urn(request.parent, request.type, request.name)))
+        try:
+            return do(request)
+        finally:
+            _request.reset(token)
+
+
+def _said(error: ClientError | BotoCoreError) -> str:
+    """moto's own words, without boto3's talk of retries."""
+    if isinstance(error, ClientError):
+        said = error.response["Error"]
+        return f"{error.operation_name}: {said.get('Code', '')}: {said.get('Message', '')}"
+    return str(error)

@@ -1,0 +1,197 @@
+"""Run a Pulumi program in this process, unchanged, under the rehearsal's monitor."""
+
+import asyncio
+import contextvars
+import json
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import yaml
+from pulumi.runtime import set_all_config, set_mocks
+from pulumi.runtime.settings import get_root_resource, reset_options
+from pulumi.runtime.stack import Stack, run_pulumi_func
+
+from stacks.rehearsal import values
+from stacks.rehearsal.aws_resources import CREATORS
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.errors import StackFileError
+from stacks.rehearsal.monitor import RehearsalMocks, RehearsalMonitor
+from stacks.rehearsal.records import Listener, Outcome, Records, Registration
+
+ROOT = Path(__file__).resolve().parents[2]
+STACKS = ROOT / "stacks"
+PROJECT = "gpu-fleet"
+DEFAULT_REGION = "us-east-1"
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a program left behind.
+
+    Attributes:
+        stack: the stack's name.
+        outputs: the stack's exports as plain values, secrets unwrapped.
+        registrations: every resource in order of registration, components and providers among them.
+        seconds: from the first line of the program to the last resource.
+    """
+
+    stack: str
+    outputs: dict[str, Any]
+    registrations: tuple[Registration, ...]
+    seconds: float
+
+    @property
+    def resources(self) -> tuple[Registration, ...]:
+        """The cloud resources: no components, no providers."""
+        return tuple(one for one in self.registrations if one.outcome is not Outcome.GROUPED)
+
+    @property
+    def created(self) -> int:
+        """How many resources stand in moto."""
+        return sum(one.outcome is Outcome.CREATED for one in self.registrations)
+
+    @property
+    def recorded(self) -> int:
+        """How many resources moto lacks."""
+        return sum(one.outcome is Outcome.RECORDED for one in self.registrations)
+
+    def of_type(self, type_token: str) -> tuple[Registration, ...]:
+        """The resources of one type, say ``aws:ec2/subnet:Subnet``."""
+        return tuple(one for one in self.registrations if one.type == type_token)
+
+
+def stack_names() -> tuple[str, ...]:
+    """The stacks that ship with the project."""
+    return tuple(sorted(path.name.split(".")[1] for path in STACKS.glob("Pulumi.*.yaml")))
+
+
+def read_config(stack_name: str, settings_file: Path | None = None) -> dict[str, str]:
+    """A stack's configuration as the engine hands it to a program: full keys, structures as JSON text.
+
+    Raises:
+        StackFileError: when the file is missing or holds no mapping.
+    """
+    path = settings_file or STACKS / f"Pulumi.{stack_name}.yaml"
+    if not path.is_file():
+        raise StackFileError(f"no stack file {path}; the stacks are {', '.join(stack_names()) or 'none yet'}")
+    try:
+        found = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise StackFileError(f"{path} is no YAML: {error}") from error
+    config = found.get("config", {}) if isinstance(found, dict) else None
+    if not isinstance(config, dict):
+        raise StackFileError(f"{path}: 'config' must be a mapping of keys to values")
+    return {_full_key(str(key)): _as_text(value) for key, value in config.items()}
+
+
+def _full_key(key: str) -> str:
+    return key if ":" in key else f"{PROJECT}:{key}"
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def main_program() -> None:
+    """The project's own ``__main__.py``."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__")
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def run_program(
+    stack_name: str,
+    settings_file: Path | None = None,
+    *,
+    program: Callable[[], object] = main_program,
+    config: dict[str, str] | None = None,
+    listener: Listener | None = None,
+    clients: Clients | None = None,
+) -> Rehearsed:
+    """Run a program to its last resource.
+
+    Callable again and again in one process: each run has a context, an event loop and a worker of its own,
+    and leaves none behind. One worker, because moto answers from this process anyway, and because one worker
+    creates in the same order every time.
+
+    Args:
+        stack_name: say ``aws-dev``.
+        settings_file: instead of ``stacks/Pulumi.<stack>.yaml``.
+        program: registers resources and exports; by default the project's ``__main__.py``.
+        config: instead of any file: full key -> value, structures as JSON text.
+        listener: told of each registration as it happens, on a worker thread.
+        clients: boto3 clients to use and leave open; by default some of its own.
+
+    Raises:
+        RehearsalError: a stack file is missing, or moto refused a resource.
+        Exception: whatever the program itself raises.
+    """
+    settings = read_config(stack_name, settings_file) if config is None else config
+    records = Records(listener)
+    region = settings.get("aws:region", DEFAULT_REGION)
+    own = clients or Clients(region)
+    mocks = RehearsalMocks(own, CREATORS, records)
+    started = time.perf_counter()
+    try:
+        outputs = contextvars.copy_context().run(_run, stack_name, settings, mocks, program)
+    except Exception as error:
+        if mocks.failure is not None and error is not mocks.failure:
+            raise mocks.failure from error
+        raise
+    finally:
+        if clients is None:
+            own.pool.close()
+    return Rehearsed(stack_name, outputs, records.all(), time.perf_counter() - started)
+
+
+def _run(
+    stack_name: str, settings: dict[str, str], mocks: RehearsalMocks, program: Callable[[], object]
+) -> dict[str, Any]:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def give_worker_a_loop() -> None:
+        # The SDK's monitor wants one in every worker, and would leave it open.
+        loops.append(asyncio.new_event_loop())
+        asyncio.set_event_loop(loops[-1])
+
+    async def rehearse() -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1, "rehearsal", give_worker_a_loop))
+        # Every Output that waits for a refused resource would report the refusal once more.
+        loop.set_exception_handler(lambda loop, context: _report(mocks, loop, context))
+        reset_options()
+        set_all_config(settings)
+        monitor = RehearsalMonitor(mocks)
+        set_mocks(mocks, project=PROJECT, stack=stack_name, preview=False, monitor=monitor)
+        await run_pulumi_func(lambda: _ignore(program()))
+        exports = await pulumi.Output.from_input(_exports()).future()
+        return dict(values.plain(exports or {}))
+
+    try:
+        return asyncio.run(rehearse())
+    finally:
+        for loop in loops:
+            loop.close()
+
+
+def _exports() -> dict[str, Any]:
+    root = get_root_resource()
+    return root.outputs if isinstance(root, Stack) else {}
+
+
+def _ignore(_: object) -> None:
+    """A program's return value means nothing."""
+
+
+def _report(mocks: RehearsalMocks, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    if mocks.failure is None:
+        loop.default_exception_handler(context)
