@@ -20,14 +20,16 @@ def check(
         pool: the pool.
         network: the stack's network, if it parsed.
         cloud: the stack's cloud, if it parsed.
-        image: the stack's image.
+        image: the stack's image, if it parsed.
     """
     types = [found for name in pool.types if (found := catalog.load().find(name)) is not None]
     yield from _types(key, pool, cloud)
     yield from _size(key, pool)
     yield from _market(key, pool)
     yield from _efa(key, pool, types, cloud)
-    yield from _machine(key, pool, types, image)
+    yield from _idle(key, pool, types)
+    if image is not None:
+        yield from _image(key, pool, types, image)
     if network is not None:
         yield from _zones(key, pool, network)
 
@@ -104,7 +106,7 @@ def _zones(key: str, pool: Pool, network: Network) -> Iterator[Problem]:
         yield Problem(f"{key}.zones", list(pool.zones), "a capacity block lies in one zone: name it")
 
 
-def _machine(key: str, pool: Pool, types: list[InstanceType], image: Image) -> Iterator[Problem]:
+def _image(key: str, pool: Pool, types: list[InstanceType], image: Image) -> Iterator[Problem]:
     if pool.volume_gib < image.size_gib:
         allowed = f"smaller than the image: at least image.size_gib {image.size_gib}"
         yield Problem(f"{key}.volume_gib", pool.volume_gib, allowed)
@@ -114,11 +116,12 @@ def _machine(key: str, pool: Pool, types: list[InstanceType], image: Image) -> I
             f"the bundled image's open kernel modules need Turing or newer; {', '.join(too_old)} is older"
         )
         yield Problem(f"{key}.types", list(pool.types), allowed)
-    if pool.idle.action is IdleAction.STOP:
-        yield from _stop(key, pool, types)
 
 
-def _stop(key: str, pool: Pool, types: list[InstanceType]) -> Iterator[Problem]:
+def _idle(key: str, pool: Pool, types: list[InstanceType]) -> Iterator[Problem]:
+    """A stop keeps the root volume only: refused where that is not all there is, or not allowed at all."""
+    if pool.idle.action is not IdleAction.STOP:
+        return
     where = f"{key}.idle.action"
     if pool.market is not Market.ON_DEMAND:
         yield Problem(where, "stop", f"must be terminate for market {pool.market}")

@@ -4,17 +4,38 @@ Types, ranges and unknown keys are held by pydantic (see ``settings_reader``); w
 held by ``settings_rules``. Together they report every problem of a file at once.
 """
 
+import re
 from enum import StrEnum
 from ipaddress import IPv4Network
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from stacks.catalog import Cloud
 
 EXACT = ConfigDict(extra="forbid")
-PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*[a-z0-9]$")]
+
+
+def matching(pattern: str, allowed: str) -> AfterValidator:
+    """A check of text that says what is allowed in words rather than as a pattern."""
+
+    def checked(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(allowed)
+        return text
+
+    return AfterValidator(checked)
+
+
+PoolName = Annotated[
+    str,
+    matching(r"[a-z][a-z0-9-]*[a-z0-9]", "must be lower case letters, digits and dashes, from a letter on"),
+]
+Address = Annotated[str, matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
+Currency = Annotated[str, matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
+TimeOfDay = Annotated[str, matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
+Url = Annotated[str, matching(r"https?://\S+", "must be an http or https URL")]
 Positive = Annotated[int, Field(gt=0)]
 Percent = Annotated[int, Field(gt=0, le=100)]
 # The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
@@ -147,8 +168,8 @@ class Size:
 class QuietHours:
     """A daily span in the reaper's time zone during which nothing is taken away; may pass midnight."""
 
-    start: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
-    end: Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
+    start: TimeOfDay
+    end: TimeOfDay
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -257,9 +278,9 @@ class Budget:
     """
 
     monthly: Positive = 5000
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    currency: Currency = "USD"
     scope: BudgetScope = BudgetScope.ACCOUNT
-    recipients: tuple[Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")], ...] = ()
+    recipients: tuple[Address, ...] = ()
     thresholds: tuple[Threshold, ...] = DEFAULT_THRESHOLDS
 
 
@@ -331,7 +352,7 @@ class Stack:
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     owner: str = "platform"
     protected: bool = False
-    endpoint_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    endpoint_url: Url | None = None
     access: Access = Access()
     storage: Storage = Storage()
     budget: Budget = Budget()

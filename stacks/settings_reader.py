@@ -4,16 +4,17 @@
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from stacks import naming, settings_rules
 from stacks.errors import Problem, SettingsError
-from stacks.settings import Stack
+from stacks.settings import Pool, Stack
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -46,11 +47,11 @@ def from_mapping(name: str, raw: Mapping[str, Any]) -> Stack:
     Raises:
         SettingsError: naming every key that is wrong.
     """
-    content = {"name": name, **raw}
-    sound, problems = _shape(content)
-    problems += settings_rules.check(name, sound)
+    sound, problems = _shape({"name": name, **raw})
+    absent = get_type_hints(Stack).keys() - raw.keys()
+    problems += settings_rules.check(name, sound, absent)
     if problems:
-        raise SettingsError(name, tuple(dict.fromkeys(problems)))
+        raise SettingsError(name, tuple(problems))
     return Stack(**sound)
 
 
@@ -64,65 +65,66 @@ def _decoded(key: str, value: Any) -> Any:
         return value
 
 
+@cache
+def _adapters() -> dict[str, TypeAdapter[Any]]:
+    """A parser for each top-level key, and one for a single pool."""
+    hints = get_type_hints(Stack, include_extras=True)
+    return {key: TypeAdapter(hint) for key, hint in hints.items()} | {"pools[]": TypeAdapter(Pool)}
+
+
+@cache
+def _schema(key: str) -> dict[str, Any]:
+    return _adapters()[key].json_schema()
+
+
 def _shape(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """Parse key by key, so that one bad section does not hide what is wrong with another.
 
     Returns the keys that parsed, a pool list reduced to its sound pools among them, and the problems found.
     """
-    hints = get_type_hints(Stack, include_extras=True)
-    required = {field.name for field in fields(Stack) if field.name in _required_keys()}
+    known = [key for key in _adapters() if key != "pools[]"]
+    required = TypeAdapter(Stack).json_schema()["required"]
     sound: dict[str, Any] = {}
     problems = [
-        Problem(key, value, f"unknown key; {_nearest(key, hints)}")
+        Problem(key, value, f"unknown key; {_nearest(key, known)}")
         for key, value in content.items()
-        if key not in hints
+        if key not in known
     ]
-    problems += [Problem(key, None, "required, and missing") for key in sorted(required - content.keys())]
-    for key in hints.keys() & content.keys():
-        parsed, found = _parse(hints[key], key, content[key])
+    problems += [Problem(key, None, "required, and missing") for key in required if key not in content]
+    for key in (key for key in known if key in content):
+        parsed, found = _parse(key, key, content[key])
         problems += found
         if not found:
             sound[key] = parsed
         elif key == "pools" and isinstance(content[key], list):
-            parts = [_parse(_pool_type(), f"pools[{i}]", pool) for i, pool in enumerate(content[key])]
-            sound[key] = tuple(pool for pool, bad in parts if not bad)
+            parts = [_parse("pools[]", f"pools[{i}]", pool) for i, pool in enumerate(content[key])]
+            sound[key] = tuple(None if bad else pool for pool, bad in parts)
     return sound, problems
 
 
-def _required_keys() -> set[str]:
-    schema = TypeAdapter(Stack).json_schema()
-    return set(schema["required"])
-
-
-def _pool_type() -> Any:
-    from stacks.settings import Pool  # noqa: PLC0415 - used on the error path only
-
-    return Pool
-
-
-def _parse(kind: Any, key: str, value: Any) -> tuple[Any, list[Problem]]:
+def _parse(adapter: str, path: str, value: Any) -> tuple[Any, list[Problem]]:
     try:
-        return TypeAdapter(kind).validate_python(value), []
+        return _adapters()[adapter].validate_python(value), []
     except ValidationError as error:
-        return None, [_problem(kind, key, details) for details in error.errors()]
+        return None, [_problem(adapter, path, details) for details in error.errors()]
 
 
-def _problem(kind: Any, key: str, details: "ErrorDetails") -> Problem:
+def _problem(adapter: str, key: str, details: "ErrorDetails") -> Problem:
     """One pydantic finding as key, value and what is allowed."""
     location = details["loc"]
     path = key + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     if details["type"] == "unexpected_keyword_argument":
-        allowed = _known_keys(kind, location[:-1])
+        allowed = _known_keys(adapter, location[:-1])
         return Problem(path, details["input"], f"unknown key; {_nearest(str(location[-1]), allowed)}")
     if details["type"] in ("missing", "missing_argument"):
         return Problem(path, None, "required, and missing")
     return Problem(path, details["input"], _lowered(details["msg"]))
 
 
-def _known_keys(kind: Any, location: tuple[int | str, ...]) -> list[str]:
+def _known_keys(adapter: str, location: tuple[int | str, ...]) -> list[str]:
     """The keys that the mapping at ``location`` may have, from the JSON schema of the type."""
-    schema = TypeAdapter(kind).json_schema()
-    node: dict[str, Any] = schema
+    schema = _schema(adapter)
+    node = schema
     for part in location:
         node = _resolved(schema, node)
         node = node["items"] if isinstance(part, int) else node["properties"][part]
@@ -130,16 +132,17 @@ def _known_keys(kind: Any, location: tuple[int | str, ...]) -> list[str]:
 
 
 def _resolved(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    """Follow a reference; one with a default beside it is wrapped in ``allOf``."""
     reference = node.get("$ref") or node.get("allOf", [{}])[0].get("$ref")
     return schema["$defs"][reference.rsplit("/", 1)[1]] if reference else node
 
 
-def _nearest(key: str, known: Any) -> str:
+def _nearest(key: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(key, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(names)}"
 
 
 def _lowered(message: str) -> str:
-    """Pydantic starts with "Input should be": the key and value already stand before it."""
-    return message.removeprefix("Input ").replace("should", "must", 1)
+    """Pydantic's sentence without its subject: the key and value already stand before it."""
+    return re.sub(r"^(Input|String|Tuple|Value error,) ", "", message).replace("should", "must", 1)

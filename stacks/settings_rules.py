@@ -6,7 +6,7 @@ the missing or malformed key has been reported already.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from ipaddress import IPv4Network
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,7 @@ WIDEST_PUBLIC_PREFIX = 20
 LONGEST_BUCKET_NAME = 63
 LONGEST_ROLE_NAME = 64
 
-ACCOUNT_PATTERN = {Cloud.AWS: r"\d{12}", Cloud.ALICLOUD: r"\d{16}"}
+ACCOUNT_DIGITS = {Cloud.AWS: 12, Cloud.ALICLOUD: 16}
 REGION_PATTERN = {
     Cloud.AWS: r"[a-z]{2}(-gov|-iso[a-z]?)?-[a-z]+-\d",
     Cloud.ALICLOUD: r"[a-z]{2}-[a-z]+(-\d)?",
@@ -34,25 +34,34 @@ ROTATION_DAYS_AWS = 90
 LUSTRE_FIRST_GIB = 1200
 LUSTRE_STEP_GIB = 2400
 
+DEFAULTS = {"access": Access, "storage": Storage, "budget": Budget, "reaper": Reaper, "image": Image}
 
-def check(name: str, sound: dict[str, Any]) -> list[Problem]:
+
+def check(name: str, sound: Mapping[str, Any], absent: Set[str]) -> list[Problem]:
     """All rules over the sections that parsed.
 
     Args:
         name: the stack's name.
-        sound: section name -> parsed value; any may be absent.
+        sound: top-level key -> parsed value, without those that did not parse; in ``pools`` such pools are None.
+        absent: keys the file does not name, for which the defaults must hold.
     """
-    cloud: Cloud | None = sound.get("cloud")
-    problems = [*_name(name), *_identity(cloud, sound)]
-    if "network" in sound:
-        problems += _network(sound["network"], cloud, sound.get("region"))
-    problems += _access(sound.get("access", Access()))
-    problems += _storage(sound.get("storage", Storage()), cloud)
-    problems += _budget(sound.get("budget", Budget()), cloud, emulated=bool(sound.get("endpoint_url")))
-    problems += _reaper(sound.get("reaper", Reaper()))
-    image = sound.get("image", Image())
-    problems += _image(image)
-    problems += _pools(name, sound.get("pools", ()), sound.get("network"), cloud, image)
+    section = {key: make() for key, make in DEFAULTS.items() if key in absent} | dict(sound)
+    cloud: Cloud | None = section.get("cloud")
+    network: Network | None = section.get("network")
+    problems = [*_name(name), *_identity(name, cloud, section.get("region"), section.get("account_id"))]
+    if network is not None:
+        problems += _network(network, cloud, section.get("region"))
+    if "access" in section:
+        problems += _access(section["access"])
+    if "storage" in section:
+        problems += _storage(section["storage"], cloud)
+    if "budget" in section:
+        problems += _budget(section["budget"], cloud, emulated=bool(section.get("endpoint_url")))
+    if "reaper" in section:
+        problems += _reaper(section["reaper"])
+    if "image" in section:
+        problems += _image(section["image"])
+    problems += _pools(name, section.get("pools", ()), network, cloud, section.get("image"))
     return problems
 
 
@@ -61,21 +70,21 @@ def _name(name: str) -> Iterator[Problem]:
         yield Problem("stack", name, "must be lower case letters, digits and dashes, starting with a letter")
 
 
-def _identity(cloud: Cloud | None, sound: dict[str, Any]) -> Iterator[Problem]:
+def _identity(name: str, cloud: Cloud | None, region: str | None, account: str | None) -> Iterator[Problem]:
     if cloud is None:
         return
-    region, account = sound.get("region"), sound.get("account_id")
     if region is not None and not re.fullmatch(REGION_PATTERN[cloud], region):
         example = "us-east-1" if cloud is Cloud.AWS else "cn-hangzhou"
         yield Problem("region", region, f"must be a region of {cloud}, such as {example}")
-    if account is not None and not re.fullmatch(ACCOUNT_PATTERN[cloud], account):
-        digits = re.sub(r"\D", "", ACCOUNT_PATTERN[cloud])
-        yield Problem("account_id", account, f"must be the {digits} digits of an account of {cloud}")
-    bucket = naming.prefixed(str(sound.get("name")), "checkpoints", str(account))
-    if account is not None and len(bucket) > LONGEST_BUCKET_NAME:
-        yield Problem(
-            "stack", sound["name"], f"too long: bucket {bucket} has {len(bucket)} characters, 63 allowed"
-        )
+    if account is None:
+        return
+    if not re.fullmatch(rf"\d{{{ACCOUNT_DIGITS[cloud]}}}", account):
+        allowed = f"must be the {ACCOUNT_DIGITS[cloud]} digits of an account of {cloud}"
+        yield Problem("account_id", account, allowed)
+    bucket = naming.prefixed(name, "checkpoints", account)
+    if len(bucket) > LONGEST_BUCKET_NAME:
+        allowed = f"too long: bucket {bucket} has {len(bucket)} characters, {LONGEST_BUCKET_NAME} allowed"
+        yield Problem("stack", name, allowed)
 
 
 def _network(network: Network, cloud: Cloud | None, region: str | None) -> Iterator[Problem]:
@@ -162,12 +171,18 @@ def _image(image: Image) -> Iterator[Problem]:
 
 
 def _pools(
-    stack: str, pools: tuple[Pool, ...], network: Network | None, cloud: Cloud | None, image: Image
+    stack: str,
+    pools: tuple[Pool | None, ...],
+    network: Network | None,
+    cloud: Cloud | None,
+    image: Image | None,
 ) -> Iterator[Problem]:
-    for name, count in Counter(pool.name for pool in pools).items():
+    for name, count in Counter(pool.name for pool in pools if pool is not None).items():
         if count > 1:
             yield Problem("pools", name, f"{count} pools of this name; each name once")
     for index, pool in enumerate(pools):
+        if pool is None:
+            continue
         key = f"pools[{index}]"
         role = naming.prefixed(stack, pool.name, "instance")
         room = LONGEST_ROLE_NAME - naming.AUTONAME_SUFFIX_LENGTH

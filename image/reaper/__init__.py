@@ -1,0 +1,1 @@
+"""The idle reaper: an agent on each machine that watches, and a scheduled sweep that decides."""

@@ -1,0 +1,43 @@
+"""Everything this room raises on purpose."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ReaperError(Exception):
+    """Base: one message for a person, shown without a traceback."""
+
+
+class PolicyError(ReaperError):
+    """The policy file is wrong; the message lists every problem found."""
+
+
+class InstanceFileError(ReaperError):
+    """``instance.toml`` is missing or wrong."""
+
+
+class ConfigurationError(ReaperError):
+    """An environment variable, flag or event is missing or wrong."""
+
+
+class CloudError(ReaperError):
+    """A call to the cloud failed for good."""
+
+
+class LeaseError(ReaperError):
+    """Another sweep holds the lease, or took it from this one."""
+
+
+class SensorError(ReaperError):
+    """A sensor could not be read; the message names why."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a typo: ``(nearest: idle_after_hours)``, or nothing.
+
+    Args:
+        word: what was written.
+        known: what may be written.
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (nearest: {close[0]})" if close else ""

@@ -1,0 +1,174 @@
+"""The words of this room: machines, groups, what is known of their activity, and verdicts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+
+TAG_STACK = "gpu-fleet:stack"
+TAG_POOL = "gpu-fleet:pool"
+TAG_OWNER = "gpu-fleet:owner"
+TAG_MANAGED = "gpu-fleet:managed"
+TAG_IDLE_SINCE = "gpu-fleet:idle-since"
+TAG_REAP_AFTER = "gpu-fleet:reap-after"
+TAG_KEEP_UNTIL = "gpu-fleet:keep-until"
+TAG_KEEP_REASON = "gpu-fleet:keep-reason"
+
+METRIC_IDLE = "IdleSeconds"  # seconds without activity, watched without a gap; negative: a code below
+METRIC_ACKNOWLEDGED = "Acknowledged"  # the mark's reap-after as epoch seconds, once /scratch/keep is saved
+METRIC_ACTIVE = "ActivePercent"
+METRIC_GPU_MEMORY = "GpuMemoryUsedPercent"
+CODE_UNKNOWN = -1.0  # a sensor failed: neither idle nor busy is known
+CODE_HUNG = -2.0  # GPU at 100 % utilisation and idle power
+
+HEARTBEAT = timedelta(seconds=60)
+KEEP_AT_MOST = timedelta(days=14)
+
+
+class Verdict(StrEnum):
+    """What a sweep does with one machine; only STOP and TERMINATE end it."""
+
+    KEEP_BUSY = "KEEP-busy"
+    KEEP_YOUNG = "KEEP-young"
+    KEEP_HELD = "KEEP-held"
+    KEEP_PROTECTED = "KEEP-protected"
+    KEEP_FLOOR = "KEEP-floor"
+    KEEP_UNKNOWN = "KEEP-unknown"
+    MARK = "MARK"
+    WAIT = "WAIT"
+    UNMARK = "UNMARK"
+    STOP = "STOP"
+    TERMINATE = "TERMINATE"
+    ALERT = "ALERT"
+
+
+ENDS = frozenset({Verdict.STOP, Verdict.TERMINATE})
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One machine as the cloud describes it.
+
+    Attributes:
+        id: the cloud's id.
+        type: instance type.
+        state: ``pending``, ``running``, ``stopping``, ``stopped``, ``shutting-down`` or ``terminated``.
+        launched_at: last start; a stop and start moves it.
+        tags: all of its tags.
+        spot: bought on the spot market.
+        stopped_at: when it was stopped, where the cloud says so.
+    """
+
+    id: str
+    type: str
+    state: str
+    launched_at: datetime
+    tags: Mapping[str, str] = field(default_factory=dict)
+    spot: bool = False
+    stopped_at: datetime | None = None
+
+    @property
+    def pool(self) -> str:
+        """Its pool, or an empty text."""
+        return self.tags.get(TAG_POOL, "")
+
+    @property
+    def owner(self) -> str:
+        """Who answers for it, or an empty text."""
+        return self.tags.get(TAG_OWNER, "")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A scaling group.
+
+    Attributes:
+        name: its name.
+        min_size: the group never has fewer machines.
+        desired: what the group tries to have.
+        members: instance id -> lifecycle state (``InService``, ``Standby``, ``Terminating:Wait``...).
+    """
+
+    name: str
+    min_size: int
+    desired: int
+    members: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Every managed machine of the stack, and the groups they are in."""
+
+    instances: tuple[Instance, ...]
+    groups: tuple[Group, ...] = ()
+
+    def group_of(self, instance_id: str) -> Group | None:
+        """The group a machine is in, if any."""
+        return next((group for group in self.groups if instance_id in group.members), None)
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a machine's heartbeats say, summed up.
+
+    Attributes:
+        newest_at: start of the metric period of the newest heartbeat; None without any.
+        newest_value: that period's smallest ``IdleSeconds``: seconds, or a negative code.
+        idle_since: latest moment at which something may have been active; None without any proof of idleness.
+        seen: periods of the window with a heartbeat that says whether the machine is idle.
+        expected: periods of the window.
+        complete: the cloud answered the whole query.
+    """
+
+    newest_at: datetime | None
+    newest_value: float
+    idle_since: datetime | None
+    seen: int
+    expected: int
+    complete: bool = True
+
+    @property
+    def coverage_percent(self) -> float:
+        """Share of the window that is covered by heartbeats."""
+        return 100.0 * self.seen / self.expected if self.expected else 0.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict on one machine, with its one reason.
+
+    Attributes:
+        instance: the machine.
+        verdict: what to do.
+        reason: why, for a person.
+        idle_since: since when nothing was active, where known.
+        reap_after: when the machine may go, where marked.
+        alert: somebody should be told.
+        hourly_price: of the machine, where known.
+    """
+
+    instance: Instance
+    verdict: Verdict
+    reason: str
+    idle_since: datetime | None = None
+    reap_after: datetime | None = None
+    alert: bool = False
+    hourly_price: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One decision for each machine.
+
+    Attributes:
+        decisions: by instance id.
+        breaker: too many machines fell idle at once; nothing is to be done.
+    """
+
+    decisions: tuple[Decision, ...]
+    breaker: bool = False
+
+    def with_verdict(self, *verdicts: Verdict) -> tuple[Decision, ...]:
+        """The decisions with one of these verdicts."""
+        return tuple(decision for decision in self.decisions if decision.verdict in verdicts)

@@ -1,0 +1,202 @@
+"""The sweep's policy: ``policy.json`` as frozen dataclasses, every problem of a file reported at once."""
+
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from image.reaper.errors import PolicyError
+from image.reaper.policy_fields import Fields
+
+CLOUDS = ("aws", "alicloud")
+MARKETS = ("on-demand", "spot", "capacity-block", "reservation")
+ACTIONS = ("stop", "terminate")
+MAX_IDLE_AFTER_HOURS = 14 * 24  # CloudWatch keeps the 60 s heartbeats 15 days (API GetMetricData)
+
+
+@dataclass(frozen=True)
+class QuietHours:
+    """A daily span without marks and actions, minutes since local midnight; may pass midnight."""
+
+    start_minute: int
+    end_minute: int
+
+
+@dataclass(frozen=True)
+class PoolPolicy:
+    """When a machine of one pool counts as forgotten, and what happens then.
+
+    Attributes:
+        market: how the pool's machines are bought.
+        min_size: machines of the pool that always stay.
+        idle_after_hours: idle time before the mark.
+        grace_minutes: time between the mark, which notifies the owner, and the action.
+        min_uptime_minutes: a machine started more recently is left alone.
+        coverage_percent: share of the window's heartbeats without which nothing is decided.
+        action: ``stop`` or ``terminate``.
+        terminate_stopped_after_days: second stage after a stop; None for never.
+        quiet_hours: daily spans without marks and actions.
+        quiet_weekends: none from Saturday 00:00 to Monday 00:00 either.
+        instance_store_scratch: the machines hold data that a stop would lose.
+        max_lifetime_hours: age at which the owner is asked to replace the machine; None for never.
+        hourly_price: instance type -> on-demand price of an hour; None where it is unknown.
+    """
+
+    market: str
+    min_size: int
+    idle_after_hours: float
+    grace_minutes: int
+    min_uptime_minutes: int
+    coverage_percent: int
+    action: str
+    terminate_stopped_after_days: int | None
+    quiet_hours: tuple[QuietHours, ...]
+    quiet_weekends: bool
+    instance_store_scratch: bool
+    max_lifetime_hours: int | None
+    hourly_price: dict[str, Decimal | None]
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """Volumes, addresses and stopped machines that nobody uses.
+
+    Attributes:
+        older_than_days: age from which they are listed.
+        remove: remove volumes that have a snapshot, and addresses, instead of only listing them.
+    """
+
+    older_than_days: int
+    remove: bool
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one stack's sweep may do.
+
+    Attributes:
+        cloud: ``aws`` or ``alicloud``.
+        region: the stack's region.
+        stack: only machines tagged with this stack are looked at.
+        metric_namespace: where its agents publish.
+        currency: of every price in the file.
+        dry_run: plan only.
+        max_actions: stops and terminations in one sweep, at most.
+        max_percent: the same as a share of the running fleet.
+        time_zone: in which quiet hours are told.
+        pools: pool -> its policy.
+        leftovers: what to do with what is left over.
+    """
+
+    cloud: str
+    region: str
+    stack: str
+    metric_namespace: str
+    currency: str
+    dry_run: bool
+    max_actions: int
+    max_percent: int
+    time_zone: ZoneInfo
+    pools: dict[str, PoolPolicy]
+    leftovers: Leftovers
+
+
+def load(path: Path) -> Policy:
+    """Read and check a policy file.
+
+    Raises:
+        PolicyError: naming every wrong key with its value and what is allowed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PolicyError(f"policy file {path}: {error.strerror}") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str = "policy") -> Policy:
+    """Check a policy's JSON text.
+
+    Args:
+        text: the JSON.
+        name: what to call it in messages.
+
+    Raises:
+        PolicyError: as for ``load``.
+    """
+    try:
+        raw = json.loads(text, parse_float=Decimal)
+    except ValueError as error:
+        raise PolicyError(f"{name}: not JSON: {error}") from error
+    fields = Fields(raw)
+    policy = _policy(fields)
+    if fields.problems:
+        raise PolicyError("\n".join(f"{name}: {problem}" for problem in fields.problems))
+    return policy
+
+
+def _policy(fields: Fields) -> Policy:
+    fields.choice("schema_version", (1,))
+    policy = Policy(
+        cloud=fields.choice("cloud", CLOUDS),
+        region=fields.text("region"),
+        stack=fields.text("stack"),
+        metric_namespace=fields.text("metric_namespace"),
+        currency=fields.text("currency"),
+        dry_run=fields.flag("dry_run", default=False),
+        max_actions=fields.integer("max_actions", 0, 100_000),
+        max_percent=fields.integer("max_percent", 0, 100),
+        time_zone=fields.zone("time_zone"),
+        pools={name: _pool(pool) for name, pool in fields.tables("pools")},
+        leftovers=_leftovers(fields.table("leftovers")),
+    )
+    fields.refuse_unknown()
+    return policy
+
+
+def _pool(fields: Fields) -> PoolPolicy:
+    pool = PoolPolicy(
+        market=fields.choice("market", MARKETS),
+        min_size=fields.integer("min_size", 0, 100_000),
+        idle_after_hours=fields.number("idle_after_hours", 0.05, MAX_IDLE_AFTER_HOURS),
+        grace_minutes=fields.integer("grace_minutes", 0, 7 * 24 * 60),
+        min_uptime_minutes=fields.integer("min_uptime_minutes", 0, 14 * 24 * 60),
+        coverage_percent=fields.integer("coverage_percent", 1, 100),
+        action=fields.choice("action", ACTIONS),
+        terminate_stopped_after_days=fields.optional_integer("terminate_stopped_after_days", 1, 3650),
+        quiet_hours=tuple(QuietHours(*span) for span in fields.spans("quiet_hours")),
+        quiet_weekends=fields.flag("quiet_weekends", default=False),
+        instance_store_scratch=fields.flag("instance_store_scratch", default=True),
+        max_lifetime_hours=fields.optional_integer("max_lifetime_hours", 24, 100_000),
+        hourly_price=fields.prices("hourly_price"),
+    )
+    fields.refuse_unknown()
+    _refuse_unsafe_stop(fields, pool)
+    return pool
+
+
+def _refuse_unsafe_stop(fields: Fields, pool: PoolPolicy) -> None:
+    """A stop loses instance-store data, and the cloud refuses it for most spot requests."""
+    if pool.action != "stop":
+        return
+    if pool.market == "spot":
+        fields.problem("action", "stop", "terminate, because market is spot")
+    if pool.instance_store_scratch:
+        fields.problem("action", "stop", "terminate, because instance_store_scratch is true")
+
+
+def _leftovers(fields: Fields) -> Leftovers:
+    leftovers = Leftovers(
+        older_than_days=fields.integer("older_than_days", 1, 3650),
+        remove=fields.flag("remove", default=False),
+    )
+    fields.refuse_unknown()
+    return leftovers
+
+
+def unit_price(policy: Policy, pool: str, instance_type: str) -> Decimal | None:
+    """Price of an hour in the policy's currency, or None where nobody told it."""
+    known: dict[str, Any] = policy.pools[pool].hourly_price if pool in policy.pools else {}
+    return known.get(instance_type)

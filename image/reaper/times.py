@@ -1,0 +1,64 @@
+"""Aware times as tags and people write them, and quiet hours in a time zone. Pure."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from image.reaper.errors import ConfigurationError
+from image.reaper.policy import QuietHours
+
+SATURDAY = 5
+UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_time(text: str) -> datetime:
+    """An ISO 8601 time with its zone, as UTC.
+
+    Raises:
+        ValueError: when it is not one, or names no zone.
+    """
+    value = datetime.fromisoformat(text.strip())
+    if value.tzinfo is None:
+        raise ValueError(f"{text!r} names no time zone")
+    return value.astimezone(UTC)
+
+
+def format_time(value: datetime) -> str:
+    """ISO 8601 in UTC with whole seconds, as tags hold it."""
+    return value.astimezone(UTC).replace(microsecond=0).isoformat()
+
+
+def parse_duration(text: str) -> timedelta:
+    """``90m``, ``8h`` or ``2d`` as a time span longer than nothing.
+
+    Raises:
+        ConfigurationError: for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
+    if not match or float(match[1]) == 0:
+        raise ConfigurationError(f"duration {text!r}; allowed: a number and m, h or d, say 90m, 8h or 2d")
+    return timedelta(**{UNITS[match[2]]: float(match[1])})
+
+
+def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, weekends: bool) -> bool:
+    """Whether people asked for quiet at this moment.
+
+    Args:
+        now: any aware time.
+        spans: daily spans of local wall-clock minutes, end exclusive; one that starts after its end passes
+            midnight, and one that starts at its end lasts all day.
+        zone: whose wall clock.
+        weekends: Saturday and Sunday are quiet.
+    """
+    local = now.astimezone(zone)
+    if weekends and local.weekday() >= SATURDAY:
+        return True
+    minute = local.hour * 60 + local.minute
+    return any(_within(minute, span) for span in spans)
+
+
+def _within(minute: int, span: QuietHours) -> bool:
+    if span.start_minute < span.end_minute:
+        return span.start_minute <= minute < span.end_minute
+    return minute >= span.start_minute or minute < span.end_minute

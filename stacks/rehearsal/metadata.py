@@ -1,0 +1,84 @@
+"""A small instance metadata service: the IMDSv2 paths that agent and trainer ask, on loopback.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-v2-how-it-works.html
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from stacks.rehearsal.moto_server import LOOPBACK
+
+SPOT_ACTION = "/latest/meta-data/spot/instance-action"
+# EC2 tells two minutes ahead: docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+NOTICE = timedelta(minutes=2)
+
+
+class MetadataService:
+    """What one machine is told.
+
+    Attributes:
+        endpoint: the base URL, for ``AWS_EC2_METADATA_SERVICE_ENDPOINT``.
+        answers: path -> body; any other path is 404, as without a notice.
+        asked: paths that were asked with a valid token, in order.
+    """
+
+    def __init__(self, endpoint: str, token: str) -> None:
+        self.endpoint = endpoint
+        self.token = token
+        self.answers: dict[str, str] = {}
+        self.asked: list[str] = []
+
+    def send_spot_notice(self, now: datetime | None = None) -> None:
+        """From now on say that the machine is taken in two minutes."""
+        taken = (now or datetime.now(UTC)) + NOTICE
+        self.answers[SPOT_ACTION] = json.dumps(
+            {"action": "terminate", "time": taken.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        )
+
+
+@contextmanager
+def metadata_service() -> Iterator[MetadataService]:
+    """Serve on a free port until the block ends."""
+    service: MetadataService
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers with a token only, as ``http_tokens=required`` has it."""
+
+        def do_PUT(self) -> None:  # noqa: N802 - the base class's name
+            known = self.path == "/latest/api/token" and self.headers.get(
+                "X-aws-ec2-metadata-token-ttl-seconds"
+            )
+            self._answer(200 if known else 400, service.token if known else "")
+
+        def do_GET(self) -> None:  # noqa: N802 - the base class's name
+            if self.headers.get("X-aws-ec2-metadata-token") != service.token:
+                self._answer(401, "")
+                return
+            service.asked.append(self.path)
+            body = service.answers.get(self.path)
+            self._answer(404 if body is None else 200, body or "")
+
+        def _answer(self, status: int, body: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
+            """Say nothing: the rehearsal's tables are the log."""
+
+    server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+    service = MetadataService(f"http://{LOOPBACK}:{server.server_port}", secrets.token_hex(16))
+    thread = threading.Thread(target=server.serve_forever, name="metadata", kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield service
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,89 @@
+"""A sound stack file to bend in tests, and a hypothesis strategy for sound ones of any shape."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from stacks import catalog, naming
+from stacks.catalog import Cloud
+from stacks.settings import Stack
+from stacks.settings_reader import from_mapping
+
+
+def stack_file(**changes: Any) -> dict[str, Any]:
+    """The content of a sound AWS stack file, with some top-level keys replaced."""
+    content: dict[str, Any] = {
+        "cloud": "aws",
+        "region": "us-east-1",
+        "account_id": "123456789012",
+        "network": {"cidr": "10.0.0.0/16", "zones": ["us-east-1a", "us-east-1b"]},
+        "pools": [pool()],
+        "budget": {"monthly": 5000, "recipients": ["team@example.com"]},
+        "image": {"id": "ami-0123456789abcdef0"},
+    }
+    return content | changes
+
+
+def pool(**changes: Any) -> dict[str, Any]:
+    """A sound pool, with some keys replaced."""
+    return {"name": "dev", "types": ["g5.xlarge"], "size": {"min": 0, "desired": 1, "max": 2}} | changes
+
+
+def stack(name: str = "test", **changes: Any) -> Stack:
+    """A sound stack, with some top-level keys of its file replaced."""
+    return from_mapping(name, stack_file(**changes))
+
+
+EFA_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if kind.efa_interfaces]
+AWS_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS)]
+ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> dict[str, Any]:
+    """A network of any size, zone count and NAT that may be asked for."""
+    prefix = draw(st.integers(naming.SHORTEST_NETWORK_PREFIX, naming.LONGEST_NETWORK_PREFIX))
+    nat = draw(st.sampled_from(["none", "one", "per_zone"]))
+    return {
+        "cidr": f"10.{draw(st.integers(0, 255))}.0.0/{prefix}",
+        "zones": draw(st.lists(st.sampled_from(ZONES), min_size=1, max_size=6, unique=True)),
+        "nat": nat,
+        "interface_endpoints": nat == "none" or draw(st.booleans()),
+    }
+
+
+@st.composite
+def pools(draw: st.DrawFn, name: str, zones: list[str]) -> dict[str, Any]:
+    """A pool of any market, with and without EFA."""
+    efa = draw(st.booleans())
+    market = draw(st.sampled_from(["on-demand", "spot", "reservation", "capacity-block"]))
+    reserved = market in ("reservation", "capacity-block")
+    kinds = st.sampled_from(EFA_TYPES if efa else AWS_TYPES)
+    low, middle, high = sorted(draw(st.tuples(*[st.integers(0, 20)] * 3)))
+    return {
+        "name": name,
+        "types": draw(st.lists(kinds, min_size=1, max_size=1 if efa or reserved else 4, unique=True)),
+        "market": market,
+        "reservation_id": "cr-0123456789abcdef0" if reserved else None,
+        "size": {"min": low, "desired": middle, "max": max(high, 1)},
+        "zones": zones[:1] if market == "capacity-block" else [],
+        "efa": efa,
+        "purpose": draw(st.sampled_from(["interactive", "training", "serving"])),
+        "volume_gib": draw(st.integers(100, 16_000)),
+        "containers": draw(st.booleans()),
+    }
+
+
+@st.composite
+def stack_files(draw: st.DrawFn) -> dict[str, Any]:
+    """A sound stack file of any shape."""
+    network = draw(networks())
+    names = draw(st.lists(st.sampled_from(["dev", "train", "serve", "spot"]), min_size=1, unique=True))
+    sites = draw(st.lists(st.sampled_from(["10.9.0.0/16", "192.168.7.0/24", "198.51.100.0/24"]), unique=True))
+    return stack_file(
+        network=network,
+        protected=draw(st.booleans()),
+        pools=[draw(pools(name, network["zones"])) for name in names],
+        access={"ssh_from": {f"site{index}": cidr for index, cidr in enumerate(sites)}},
+        storage={"home": draw(st.booleans()), "scratch_gib": draw(st.sampled_from([0, 1200, 2400, 4800]))},
+    )

@@ -1,0 +1,266 @@
+"""What a stack file may not say, and how it is told."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacks.errors import SettingsError
+from stacks.settings_reader import from_mapping
+from tests.stacks.examples import networks, pool, stack, stack_file, stack_files
+
+
+def refusal(**changes) -> str:
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", stack_file(**changes))
+    return str(caught.value)
+
+
+def network(**changes):
+    return stack_file()["network"] | changes
+
+
+def test_a_sound_file_is_read_as_it_is_written():
+    settings = stack(owner="vision", pools=[pool(types=["p4d.24xlarge"], efa=True)])
+
+    assert settings.owner == "vision"
+    assert settings.pools[0].types == ("p4d.24xlarge",)
+    assert [str(zone) for zone in settings.zones_of(settings.pools[0])] == ["us-east-1a", "us-east-1b"]
+
+
+BAD_INPUTS = {
+    "a public network": (
+        {"network": network(cidr="8.8.0.0/16")},
+        "network.cidr = '8.8.0.0/16': not private: must lie in 10/8, 172.16/12 or 192.168/16",
+    ),
+    "a network too small for its zones": (
+        {"network": network(cidr="10.0.0.0/24")},
+        "network.cidr = '10.0.0.0/24': too small for the zones: 8 zone slots need /23 or larger",
+    ),
+    "a network wider than a VPC": (
+        {"network": network(cidr="10.0.0.0/8")},
+        "network.cidr = '10.0.0.0/8': too large: /16 at most",
+    ),
+    "a network that is none": (
+        {"network": network(cidr="10.0.0.1/16")},
+        "network.cidr = '10.0.0.1/16': is not a valid IPv4 network",
+    ),
+    "a peer that overlaps": (
+        {"network": network(peers=["192.168.0.0/16", "10.0.128.0/17"])},
+        "network.cidr = '10.0.0.0/16': overlaps network.peers[1] 10.0.128.0/17; must be apart from it",
+    ),
+    "a zone of another region": (
+        {"network": network(zones=["us-east-1a", "eu-west-1a"])},
+        "network.zones[1] = 'eu-west-1a': must be a zone of region us-east-1, such as us-east-1a",
+    ),
+    "a zone named twice": (
+        {"network": network(zones=["us-east-1a", "us-east-1a"])},
+        "network.zones = 'us-east-1a': named 2 times; each zone once",
+    ),
+    "no way out at all": (
+        {"network": network(nat="none")},
+        "network.interface_endpoints = False: must be true where network.nat is none",
+    ),
+    "an unknown NAT": (
+        {"network": network(nat="two")},
+        "network.nat = 'two': must be 'none', 'one' or 'per_zone'",
+    ),
+    "an unknown instance type": (
+        {"pools": [pool(types=["p4d.42xlarge"])]},
+        "pools[0].types[0] = 'p4d.42xlarge': unknown instance type; the nearest are p4d.24xlarge",
+    ),
+    "a type of the other cloud": (
+        {"pools": [pool(types=["ecs.gn7i-c8g1.2xlarge"])]},
+        "pools[0].types[0] = 'ecs.gn7i-c8g1.2xlarge': a type of alicloud; this stack is on aws",
+    ),
+    "EFA on a type without it": (
+        {"pools": [pool(efa=True)]},
+        "pools[0].efa = True: needs types with such adapters; g5.xlarge has none",
+    ),
+    "EFA on two types": (
+        {"pools": [pool(efa=True, types=["p4d.24xlarge", "p4de.24xlarge"])]},
+        "pools[0].types = ['p4d.24xlarge', 'p4de.24xlarge']: one type only where efa is true",
+    ),
+    "EFA in one group over two zones": (
+        {"pools": [pool(efa=True, types=["p4d.24xlarge"], groups="single")]},
+        "pools[0].groups = 'single': must be per_zone, or name one zone: EFA traffic never leaves a zone",
+    ),
+    "spot together with a reservation": (
+        {"pools": [pool(efa=True, types=["p4d.24xlarge"], market="spot", reservation_id="cr-1")]},
+        "pools[0].reservation_id = 'cr-1': cannot go with market spot; use market reservation",
+    ),
+    "a reservation without its id": (
+        {"pools": [pool(market="reservation")]},
+        "pools[0].reservation_id = None: required where market is reservation",
+    ),
+    "a capacity block over two zones": (
+        {"pools": [pool(market="capacity-block", reservation_id="cr-1")]},
+        "pools[0].zones = []: a capacity block lies in one zone: name it",
+    ),
+    "eRDMA on AWS": (
+        {"pools": [pool(erdma=True)]},
+        "pools[0].erdma = True: is of Alibaba Cloud; on AWS use efa",
+    ),
+    "a desired size out of bounds": (
+        {"pools": [pool(size={"min": 0, "desired": 5, "max": 2})]},
+        "pools[0].size = 'min 0, desired 5, max 2': must hold min <= desired <= max",
+    ),
+    "a pool in a zone the network lacks": (
+        {"pools": [pool(zones=["us-east-1f"])]},
+        "pools[0].zones[0] = 'us-east-1f': must be one of network.zones: us-east-1a, us-east-1b",
+    ),
+    "SSH from anywhere": (
+        {"access": {"ssh_from": {"home": "0.0.0.0/0"}}},
+        "access.ssh_from.home = '0.0.0.0/0': the whole internet is never let in",
+    ),
+    "SSH from anywhere in IPv6": (
+        {"access": {"ssh_from": {"home": "::/0"}}},
+        "access.ssh_from.home = '::/0': is not a valid IPv4 network",
+    ),
+    "SSH from half the internet": (
+        {"access": {"ssh_from": {"home": "128.0.0.0/1"}}},
+        "access.ssh_from.home = '128.0.0.0/1': a public network must be /20 or narrower",
+    ),
+    "a budget of nothing": (
+        {"budget": {"monthly": 0, "recipients": ["a@b.org"]}},
+        "budget.monthly = 0: must be greater than 0",
+    ),
+    "a budget without a recipient": (
+        {"budget": {"monthly": 10}},
+        "budget.recipients = []: needs at least one e-mail address",
+    ),
+    "a recipient that is no address": (
+        {"budget": {"recipients": ["team"]}},
+        "budget.recipients[0] = 'team': must be an e-mail address",
+    ),
+    "thresholds that fall": (
+        {"budget": {"recipients": ["a@b.org"], "thresholds": [{"percent": 90}, {"percent": 80}]}},
+        "budget.thresholds = [90, 80]: the percents of kind actual must rise",
+    ),
+    "a currency AWS budgets lack": (
+        {"budget": {"currency": "CNY", "recipients": ["a@b.org"]}},
+        "budget.currency = 'CNY': must be one of USD on aws",
+    ),
+    "key rotation over 90 days": (
+        {"storage": {"key_rotation_days": 365}},
+        "storage.key_rotation_days = 365: must be less than or equal to 90",
+    ),
+    "key rotation sooner than AWS can": (
+        {"storage": {"key_rotation_days": 30}},
+        "storage.key_rotation_days = 30: must be 90 on AWS",
+    ),
+    "a Lustre size that is not sold": (
+        {"storage": {"scratch_gib": 1000}},
+        "storage.scratch_gib = 1000: Lustre comes as 1200 or a multiple of 2400 GiB",
+    ),
+    "a volume smaller than the image": (
+        {"pools": [pool(volume_gib=50)]},
+        "pools[0].volume_gib = 50: smaller than the image: at least image.size_gib 100",
+    ),
+    "two pools of one name": (
+        {"pools": [pool(), pool()]},
+        "pools = 'dev': 2 pools of this name; each name once",
+    ),
+    "a pool name too long once prefixed": (
+        {"pools": [pool(name="a" * 60)]},
+        "too long once prefixed: role gpu-fleet-test-",
+    ),
+    "a lifetime under a day": (
+        {"pools": [pool(max_lifetime_hours=2)]},
+        "pools[0].max_lifetime_hours = 2: must be greater than or equal to 24",
+    ),
+    "stopping a spot machine": (
+        {"pools": [pool(market="spot", idle={"action": "stop"})]},
+        "pools[0].idle.action = 'stop': must be terminate for market spot",
+    ),
+    "stopping a machine with local disks": (
+        {"pools": [pool(idle={"action": "stop"})]},
+        "must be terminate: a stop empties the local disks of g5.xlarge all the same",
+    ),
+    "Volta with the bundled image": (
+        {"pools": [pool(types=["p3.2xlarge"])], "image": {"id": "ami-1", "bundled": True}},
+        "the bundled image's open kernel modules need Turing or newer; p3.2xlarge is older",
+    ),
+    "two images": (
+        {"image": {"id": "ami-1", "parameter": "/x"}},
+        "needs exactly one of id and parameter",
+    ),
+    "an unknown time zone": (
+        {"reaper": {"time_zone": "Berlin"}},
+        "reaper.time_zone = 'Berlin': must be an IANA time zone",
+    ),
+    "an unknown key at the top": ({"netwrok": {}}, "netwrok = {}: unknown key; did you mean 'network'?"),
+    "an unknown key in a section": (
+        {"network": network(nta="one")},
+        "network.nta = 'one': unknown key; did you mean 'nat'?",
+    ),
+    "an unknown key deep in a pool": (
+        {"pools": [pool(idle={"after_hour": 3})]},
+        "pools[0].idle.after_hour = 3: unknown key; did you mean 'after_hours'?",
+    ),
+    "an account of the wrong length": (
+        {"account_id": "123"},
+        "account_id = '123': must be the 12 digits of an account of aws",
+    ),
+    "a region that is none": ({"region": "us-east"}, "region = 'us-east': must be a region of aws"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
+def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(changes, message):
+    assert message in refusal(**changes)
+
+
+def test_a_missing_section_is_named():
+    content = stack_file()
+    del content["network"]
+
+    with pytest.raises(SettingsError, match="network = None: required, and missing"):
+        from_mapping("test", content)
+
+
+def test_a_stack_name_that_makes_bucket_names_too_long_is_refused():
+    with pytest.raises(SettingsError, match=r"too long: bucket gpu-fleet-a+-checkpoints-123456789012 has"):
+        from_mapping("a" * 40, stack_file())
+
+
+def test_every_problem_of_a_file_is_told_at_once():
+    text = refusal(
+        network=network(cidr="8.8.0.0/16"),
+        pools=[pool(volume_gib="big"), pool(name="other", types=["nonesuch"])],
+        budget={"monthly": -1},
+        extra=1,
+    )
+
+    for key in ("network.cidr", "pools[0].volume_gib", "pools[1].types[0]", "budget.monthly", "extra"):
+        assert f"- {key} = " in text
+    assert "has 5 problems" in text
+
+
+@given(stack_files())
+def test_any_sound_file_is_accepted(content):
+    settings = from_mapping("test", content)
+
+    assert len(settings.pools) == len(content["pools"])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+SECTIONS = st.sampled_from(
+    [*stack_file(), "access", "storage", "reaper", "owner", "protected", "endpoint_url"]
+)
+
+
+@given(st.dictionaries(SECTIONS, JSON, min_size=1, max_size=4))
+def test_whatever_a_file_says_only_settings_errors_come_of_it(changes):
+    try:
+        from_mapping("test", stack_file(**changes))
+    except SettingsError as error:
+        assert error.problems
+
+
+@given(networks().filter(lambda raw: raw["nat"] == "none"))
+def test_a_network_without_nat_and_endpoints_is_refused(raw):
+    assert "network.interface_endpoints" in refusal(network=raw | {"interface_endpoints": False})

@@ -1,0 +1,73 @@
+"""Finds the newest checkpoint that is whole for every machine of the run."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.checkpoint import local
+from training.checkpoint.store import Store
+from training.errors import CheckpointError
+from training.parallel import World
+
+log = logging.getLogger(__name__)
+
+
+def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifest | None:
+    """Brings the newest checkpoint that verifies on every machine into `root`; None when there is none at all.
+
+    One process of each machine looks; damaged checkpoints are named in the log and passed over. Raises
+    CheckpointError when there are checkpoints and none of them is whole.
+    """
+    damaged: set[int] = set()
+    while True:
+        common = _common_steps(where, root, store) - damaged
+        if not common:
+            if damaged:
+                raise CheckpointError(f"{root}: none of the checkpoints {sorted(damaged)} is whole")
+            return None
+        step = max(common)
+        if all(where.gather(where.local_rank != 0 or _bring(step, root, store))):
+            return local.read_manifest(root / local.folder_name(step))
+        damaged.add(step)
+
+
+def _common_steps(where: World, root: Path, store: Store | None) -> set[int]:
+    mine = None
+    if where.local_rank == 0:
+        mine = set(local.steps(root)) | (set(store.steps()) if store else set())
+    return set.intersection(*(steps for steps in where.gather(mine) if steps is not None))
+
+
+def _bring(step: int, root: Path, store: Store | None) -> bool:
+    """Whether a verified copy of the checkpoint is in `root` now."""
+    folder = root / local.folder_name(step)
+    try:
+        if folder.exists():
+            local.verify(folder)
+            return True
+    except CheckpointError as error:
+        log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
+    if store is None:
+        return False
+    try:
+        store.download(step, root)
+    except CheckpointError as error:
+        log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
+        return False
+    return True
+
+
+def check_fits(manifest: local.Manifest, model: str) -> None:
+    """Refuses the checkpoint of another model by name."""
+    if manifest.model != model:
+        raise CheckpointError(
+            f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, model.name is {model!r}; "
+            "choose another run.directory or checkpoint.uri, or set checkpoint.resume = false"
+        )
+
+
+def read_state(path: Path) -> Any:
+    """The nested state of a verified file, on the CPU."""
+    return torch.load(path, map_location="cpu", weights_only=True)

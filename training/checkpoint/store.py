@@ -1,0 +1,121 @@
+"""Checkpoints in an object store: AWS S3, or Alibaba Cloud OSS through its S3-compatible endpoint.
+
+The data goes up first and the manifest last, so that a manifest is the commit; taken away in the other order.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+from boto3.exceptions import Boto3Error
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from training.checkpoint import local
+from training.errors import CheckpointError
+
+SCHEMES = ("s3", "oss")
+
+
+class Store:
+    """The checkpoints under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
+
+    def __init__(self, uri: str, endpoint: str = "") -> None:
+        parts = urlsplit(uri)
+        if parts.scheme not in SCHEMES or not parts.netloc:
+            raise CheckpointError(f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
+        self.uri = uri.rstrip("/")
+        self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
+        self._client = _client(parts.scheme, endpoint)
+
+    def check_writable(self) -> None:
+        """Writes and removes a small object; raises CheckpointError that names what is missing or denied."""
+        with self._explained("cannot be written"):
+            key = self._key("write-check")
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=b"")
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def upload(self, folder: Path, manifest: local.Manifest) -> None:
+        """Brings a committed local checkpoint up, its manifest last."""
+        with self._explained(f"cannot take step {manifest.step}"):
+            for name in manifest.files:
+                key = self._key(local.folder_name(manifest.step), name)
+                self._client.upload_file(str(folder / name), self._bucket, key)
+            self._put_manifest(manifest)
+
+    def _put_manifest(self, manifest: local.Manifest) -> None:
+        key = self._key(local.folder_name(manifest.step), local.MANIFEST)
+        self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())
+
+    def steps(self) -> list[int]:
+        """The committed checkpoints, oldest first."""
+        return sorted(step for step, names in self._listing().items() if local.MANIFEST in names)
+
+    def download(self, step: int, root: Path) -> None:
+        """Fetches a committed checkpoint into `root`, verifies it and commits it there."""
+        name = local.folder_name(step)
+        folder = local.open_stage(root, step)
+        with self._explained(f"cannot give step {step}"):
+            key = self._key(name, local.MANIFEST)
+            body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            manifest = local.Manifest.from_json(body.decode())
+            local.write_bytes(folder / local.MANIFEST, body)
+            for file in manifest.files:
+                self._client.download_file(self._bucket, self._key(name, file), str(folder / file))
+        local.verify(folder)
+        local.commit_stage(root, manifest)
+
+    def prune(self, keep: int) -> None:
+        """Removes all but the newest `keep` committed checkpoints, and unfinished uploads older than those."""
+        listing = self._listing()
+        committed = [step for step in sorted(listing) if local.MANIFEST in listing[step]]
+        if len(committed) <= keep:
+            return
+        with self._explained("cannot be pruned"):
+            for step in (step for step in listing if step < committed[-keep]):
+                for name in sorted(listing[step], key=lambda name: name != local.MANIFEST):
+                    key = self._key(local.folder_name(step), name)
+                    self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def _listing(self) -> dict[int, set[str]]:
+        """The file names of every step that has any."""
+        found: dict[int, set[str]] = {}
+        root = self._key("")
+        with self._explained("cannot be listed"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
+            for page in pages:
+                for item in page.get("Contents", []):
+                    folder, _, name = item["Key"].removeprefix(root).partition("/")
+                    match = local.NAME.fullmatch(folder)
+                    if match and name:
+                        found.setdefault(int(match[1]), set()).add(name)
+        return found
+
+    def _key(self, *parts: str) -> str:
+        return "/".join([self._prefix, *parts] if self._prefix else parts)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            answer = error.response.get("Error", {})
+            text = f"{answer.get('Code', 'error')}: {answer.get('Message', error)}"
+            raise CheckpointError(f"{self.uri}: {what}: {text}") from error
+        except (Boto3Error, BotoCoreError, OSError) as error:
+            raise CheckpointError(f"{self.uri}: {what}: {error}") from error
+
+
+def _client(scheme: str, endpoint: str) -> Any:
+    """A client that retries; OSS knows neither the newer checksums nor path addressing."""
+    options = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
+    if scheme == "oss":
+        when = "when_required"
+        plain = Config(
+            request_checksum_calculation=when, response_checksum_validation=when, s3={"addressing_style": "virtual"}
+        )
+        options = options.merge(plain)
+    return boto3.client("s3", endpoint_url=endpoint or None, config=options)

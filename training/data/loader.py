@@ -1,0 +1,145 @@
+"""Batches in the order of training.data.order, read ahead and moved to the device."""
+
+import logging
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from training import config
+from training.data.dataset import CorruptSampleError, Dataset
+from training.data.order import SampleOrder, Slice, micro_batch_start
+from training.errors import DataError
+
+IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_index
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of a rank."""
+
+    inputs: Tensor  # images (batch, 3, height, width) uint8; tokens (batch, sequence) int64
+    targets: Tensor  # classes (batch,) or tokens (batch, sequence), int64; IGNORED where there is none
+    corrupt: tuple[str, ...] = ()  # name and defect of samples that could not be read
+
+    def to(self, device: torch.device) -> "Batch":
+        move = {"device": device, "non_blocking": True}
+        return replace(self, inputs=self.inputs.to(**move), targets=self.targets.to(**move))
+
+    def pin_memory(self) -> "Batch":
+        return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of every step's samples this rank reads."""
+
+    rank: int
+    world: int
+    batch_size: int  # samples per step, over all ranks
+    accumulation: int
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one micro-batch of this rank."""
+        return self.batch_size // (self.accumulation * self.world)
+
+
+class Reader:
+    """Reads whole batches; picklable and without open state, so that reader processes can have it."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitem__(self, part: Slice) -> Batch:
+        """The samples of a slice, in order. A corrupt one is replaced by a good neighbour without a target."""
+        samples: list[tuple[Any, Any] | None] = []
+        corrupt: list[str] = []
+        for epoch, index in zip(part.epochs.tolist(), part.indices.tolist(), strict=True):
+            chance = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, epoch, index]))
+            try:
+                samples.append(self._dataset.sample(index, chance))
+            except CorruptSampleError as error:
+                samples.append(None)
+                corrupt.append(f"{self._dataset.name(index)}: {error}")
+        return self._stack(samples, tuple(corrupt))
+
+    def _stack(self, samples: list[tuple[Any, Any] | None], corrupt: tuple[str, ...]) -> Batch:
+        good = next((sample for sample in samples if sample is not None), None)
+        if good is None:
+            raise DataError(f"a whole batch of {len(samples)} samples is corrupt, among them {corrupt[0]}")
+        filler = (good[0], np.full_like(good[1], IGNORED))
+        inputs, targets = zip(*(filler if sample is None else sample for sample in samples), strict=True)
+        shapes = {array.shape for array in inputs}
+        if len(shapes) > 1:
+            raise DataError(f"samples of one batch differ in shape: {sorted(shapes)}; set data.image_size")
+        return Batch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(targets)), corrupt)
+
+
+def training_slices(order: SampleOrder, share: Share, position: int) -> Iterator[Slice]:
+    """The micro-batches of a rank from `position` (samples consumed by all ranks) on, without end."""
+    while True:
+        for micro in range(share.accumulation):
+            start = micro_batch_start(position, micro, share.rank, share.world, share.micro_batch)
+            yield order.slice(start, share.micro_batch)
+        position += share.batch_size
+
+
+def evaluation_slices(size: int, share: Share) -> Iterator[tuple[Slice, int]]:
+    """Micro-batches that cover [0, size) once over all ranks, and how many samples of each count.
+
+    Every rank gets the same number of equal batches, so that collectives in the model stay in step;
+    positions past the end wrap around and do not count.
+    """
+    order = SampleOrder(size, seed=0, shuffle=False)
+    width = share.micro_batch
+    for start in range(0, size, width * share.world):
+        mine = start + share.rank * width
+        yield order.slice(mine, width), max(0, min(width, size - mine))
+
+
+def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinned: bool) -> Iterator[Batch]:
+    """Reads the slices in order, ahead of time when there are reader processes."""
+    workers: dict[str, Any] = {}
+    if settings.workers:
+        workers = {"prefetch_factor": settings.prefetch, "worker_init_fn": _ignore_signals}
+    loader = DataLoader(
+        reader,  # type: ignore[arg-type]  # DataLoader takes anything with __getitem__, its hints say Dataset
+        batch_size=None,
+        sampler=slices,  # type: ignore[arg-type]  # any iterable will do, its hints say Sampler
+        num_workers=settings.workers,
+        pin_memory=pinned,
+        **workers,
+    )
+    return iter(loader)
+
+
+def _ignore_signals(_worker: int) -> None:
+    """torchrun signals the whole process group; the readers end with their parent, after it has saved."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class CorruptionCounter:
+    """Counts corrupt samples of this rank and stops the run past the limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.count = 0
+        self._limit = limit
+
+    def add(self, corrupt: tuple[str, ...]) -> None:
+        """Names each sample in the log; raises DataError when the limit is passed."""
+        for defect in corrupt:
+            self.count += 1
+            log.warning("event=corrupt-sample count=%d limit=%d sample=%r", self.count, self._limit, defect)
+        if self.count > self._limit:
+            raise DataError(
+                f"{self.count} corrupt samples, data.corrupt_limit allows {self._limit}; last: {corrupt[-1]}"
+            )

@@ -1,0 +1,55 @@
+"""From gradients to weights: the optimizer, the learning rate over time, the averaged model."""
+
+import math
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from training import config
+
+
+def build_optimizer(model: nn.Module, settings: config.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer; weight decay spares biases and norms (tensors of one dimension or none)."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, settings.learning_rate, momentum=settings.momentum, nesterov=True)
+    return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=True)
+
+
+def build_schedule(optimizer: torch.optim.Optimizer, settings: config.Schedule, steps: int) -> LambdaLR:
+    """The learning rate of step s (from 0) as a fraction of optimizer.learning_rate."""
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, settings))
+
+
+def learning_rate_factor(step: int, steps: int, settings: config.Schedule) -> float:
+    """Linear warm-up, then the shape of schedule.name down to schedule.final_fraction at the last step."""
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.name == "step":
+        return float(settings.step_factor ** ((step - settings.warmup_steps) // settings.step_every))
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
+    falling = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    if settings.name == "constant":
+        return 1.0
+    return settings.final_fraction + (1 - settings.final_fraction) * falling[settings.name]
+
+
+def build_average(model: nn.Module, settings: config.Average) -> AveragedModel | None:
+    """The averaged copy of the model; None when averaging is off."""
+    if settings.name == "none":
+        return None
+    if settings.name == "ema":
+        return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.decay), use_buffers=False)
+    return AveragedModel(model)
+
+
+def update_average(average: AveragedModel | None, model: nn.Module, settings: config.Average, step: int) -> None:
+    """Takes the weights after `step` steps into the average; SWA waits for average.start_step."""
+    if average is not None and (settings.name == "ema" or step >= settings.start_step):
+        average.update_parameters(model)

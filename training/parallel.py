@@ -1,0 +1,147 @@
+"""The processes of a run: how they meet, agree, and spread a model over themselves."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from training import config
+from training.errors import ParallelError, TrainingError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    control: dist.ProcessGroup | None  # gloo on the CPU, apart from the collectives of the model; None when alone
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what only one may write."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank. The values are pickled: small things only."""
+        if self.control is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        """Runs `action` on rank 0 and hands its result to all; its TrainingError is raised on every rank."""
+        outcome: list[Any] = [None, None]
+        if self.leads:
+            try:
+                outcome[0] = action()
+            except TrainingError as error:
+                outcome[1] = error
+        if self.control is not None:
+            dist.broadcast_object_list(outcome, src=0, group=self.control)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def barrier(self) -> None:
+        """Waits for every rank."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+
+@contextmanager
+def world(settings: config.Parallel) -> Iterator[World]:
+    """Joins the process group that torchrun describes in the environment; alone without torchrun."""
+    size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    if size == 1 and "RANK" not in os.environ:
+        yield World(0, 1, 0, device, None)
+        return
+    timeout = timedelta(seconds=settings.timeout_s)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    try:
+        control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
+        yield World(dist.get_rank(), size, local_rank, device, control)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_sizes(run: config.Run, settings: config.Parallel, size: int) -> int:
+    """The number of ranks that read different samples; raises ParallelError naming what would fit."""
+    share = settings.tensor * settings.pipeline
+    if size % share:
+        raise ParallelError(
+            f"parallel.tensor x parallel.pipeline = {share} does not divide {size} processes; "
+            f"products that fit: {_divisors(size)}"
+        )
+    readers = size // share
+    if run.batch_size % (readers * run.accumulation):
+        raise ParallelError(
+            f"run.batch_size = {run.batch_size} does not divide into {readers} ranks x run.accumulation = "
+            f"{run.accumulation}; multiples of {readers * run.accumulation} fit"
+        )
+    return readers
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)
+
+
+def spread(model: nn.Module, settings: config.Parallel, where: World) -> nn.Module:
+    """The model as every rank calls it in a training step."""
+    if where.control is None:
+        return model
+    if settings.sync_batch_norm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    ids = [where.device.index] if where.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=True)
+
+
+def without_reduction(model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """Gradients stay local until the last micro-batch of a step."""
+    if isinstance(model, DistributedDataParallel) and not last:
+        return cast("AbstractContextManager[None]", model.no_sync())
+    return nullcontext()
+
+
+class Agreement:
+    """One small number that all ranks agree on, as the largest of theirs, one call late.
+
+    The reduction runs beside the step on the control group, so that nobody waits for it: `exchange`
+    returns what was agreed on values handed in at the call before.
+    """
+
+    def __init__(self, where: World) -> None:
+        self._group = where.control
+        self._value = torch.zeros(1, dtype=torch.int64)
+        self._pending: dist.Work | None = None
+
+    def exchange(self, value: int) -> int:
+        """Hands in this rank's value; returns the largest value of the call before, 0 at first."""
+        if self._pending is not None:
+            self._pending.wait()
+        agreed = int(self._value)
+        self._value = torch.tensor([value])
+        if self._group is not None:
+            self._pending = dist.all_reduce(self._value, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return agreed
+
+    def settle(self) -> int:
+        """Waits for the last exchange and returns it; afterwards none is pending."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        return int(self._value)
