@@ -1,9 +1,9 @@
 """The Pulumi program: read the settings, pick the cloud, build, export."""
 
 import pulumi
-from stacks.catalog import Cloud
 
 from stacks import settings_reader
+from stacks.catalog import Cloud
 from stacks.errors import StacksError
 from stacks.settings import Stack
 

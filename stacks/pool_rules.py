@@ -11,7 +11,7 @@ RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
 
 
 def check(
-    key: str, pool: Pool, network: Network | None, cloud: Cloud | None, image: Image
+    key: str, pool: Pool, network: Network | None, cloud: Cloud | None, image: Image | None
 ) -> Iterator[Problem]:
     """All rules of one pool.
 

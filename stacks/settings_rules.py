@@ -23,6 +23,8 @@ WIDEST_PUBLIC_PREFIX = 20
 # S3 refuses bucket names over 63 characters; IAM role names end at 64 (docs.aws.amazon.com, "Quotas" pages).
 LONGEST_BUCKET_NAME = 63
 LONGEST_ROLE_NAME = 64
+# AWSServiceRoleForAutoScaling_gpu-fleet-<stack>: the longest name that IAM takes with that beginning.
+LONGEST_STACK_NAME_AWS = LONGEST_ROLE_NAME - len("AWSServiceRoleForAutoScaling_gpu-fleet-")
 
 ACCOUNT_DIGITS = {Cloud.AWS: 12, Cloud.ALICLOUD: 16}
 REGION_PATTERN = {
@@ -42,13 +44,16 @@ def check(name: str, sound: Mapping[str, Any], absent: Set[str]) -> list[Problem
 
     Args:
         name: the stack's name.
-        sound: top-level key -> parsed value, without those that did not parse; in ``pools`` such pools are None.
+        sound: top-level key -> parsed value, without those that did not parse; such pools are None.
         absent: keys the file does not name, for which the defaults must hold.
     """
     section = {key: make() for key, make in DEFAULTS.items() if key in absent} | dict(sound)
     cloud: Cloud | None = section.get("cloud")
     network: Network | None = section.get("network")
-    problems = [*_name(name), *_identity(name, cloud, section.get("region"), section.get("account_id"))]
+    problems = [
+        *_name(name, cloud),
+        *_identity(name, cloud, section.get("region"), section.get("account_id")),
+    ]
     if network is not None:
         problems += _network(network, cloud, section.get("region"))
     if "access" in section:
@@ -65,9 +70,12 @@ def check(name: str, sound: Mapping[str, Any], absent: Set[str]) -> list[Problem
     return problems
 
 
-def _name(name: str) -> Iterator[Problem]:
+def _name(name: str, cloud: Cloud | None) -> Iterator[Problem]:
     if not re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", name):
         yield Problem("stack", name, "must be lower case letters, digits and dashes, starting with a letter")
+    if cloud is Cloud.AWS and len(name) > LONGEST_STACK_NAME_AWS:
+        allowed = f"too long for the name of its scaling role: {LONGEST_STACK_NAME_AWS} characters at most"
+        yield Problem("stack", name, allowed)
 
 
 def _identity(name: str, cloud: Cloud | None, region: str | None, account: str | None) -> Iterator[Problem]:

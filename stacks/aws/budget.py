@@ -63,8 +63,10 @@ class Budget(pulumi.ComponentResource):
             time_unit="MONTHLY",
             limit_amount=str(budget.monthly),
             limit_unit=budget.currency,
-            cost_filters=cost_filters(stack),
-            notifications=notifications(budget, topic.arn),
+            cost_filters=[aws.budgets.BudgetCostFilterArgs(**one) for one in cost_filters(stack)],
+            notifications=[
+                aws.budgets.BudgetNotificationArgs(**one) for one in notifications(budget, topic.arn)
+            ],
             tags=tags,
             # Budgets tries the topic when a notification is made: the policy must stand before it.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),

@@ -20,10 +20,10 @@ from stacks.settings import Grouping, Market, Pool, Size, Stack
 DRAIN_S = 900
 HEALTH_GRACE_S = 600
 GROUP_METRICS = (
-    "GroupDesiredCapacity",
-    "GroupInServiceInstances",
-    "GroupPendingInstances",
-    "GroupTotalInstances",
+    aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
+    aws.autoscaling.Metric.GROUP_IN_SERVICE_INSTANCES,
+    aws.autoscaling.Metric.GROUP_PENDING_INSTANCES,
+    aws.autoscaling.Metric.GROUP_TOTAL_INSTANCES,
 )
 
 
@@ -174,9 +174,12 @@ class Fleet(pulumi.ComponentResource):
         )
         return placement.name
 
-    def _tags(self) -> list[dict[str, Any]]:
+    def _tags(self) -> list[aws.autoscaling.GroupTagArgs]:
         tags = machine_tags(self._args.stack, self._args.pool)
-        return [{"key": key, "value": value, "propagate_at_launch": True} for key, value in tags.items()]
+        return [
+            aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
+            for key, value in tags.items()
+        ]
 
 
 def capacity(pool: Pool, template: aws.ec2.LaunchTemplate) -> dict[str, Any]:

@@ -6,6 +6,9 @@ from typing import Any
 
 import pulumi
 import pulumi_aws as aws
+from pulumi_aws.ec2 import (
+    LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs as ReservationTarget,
+)
 
 from stacks import catalog, instance_file, naming
 from stacks.aws.storage import bucket_name
@@ -51,24 +54,29 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
         image_id=image_id(stack.image),
         instance_type=pool.types[0],
         block_device_mappings=[_root_volume(pool, args.key_arn)],
-        metadata_options={
-            "http_endpoint": "enabled",
-            "http_tokens": "required",
-            "http_put_response_hop_limit": 2 if pool.containers else 1,
-            "instance_metadata_tags": "enabled",
-        },
-        network_interfaces=network_interfaces(pool, args.group_id),
+        metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+            http_endpoint="enabled",
+            http_tokens="required",
+            http_put_response_hop_limit=2 if pool.containers else 1,
+            instance_metadata_tags="enabled",
+        ),
+        network_interfaces=[
+            aws.ec2.LaunchTemplateNetworkInterfaceArgs(**card)
+            for card in network_interfaces(pool, args.group_id)
+        ],
+        capacity_reservation_specification=_reservation(pool),
+        instance_market_options=_market(pool),
         iam_instance_profile={"arn": args.profile_arn},
         instance_initiated_shutdown_behavior="stop" if _may_stop(pool) else "terminate",
         monitoring={"enabled": True},
         tag_specifications=[
-            {"resource_type": kind, "tags": machine_tags(stack, pool)} for kind in TAGGED_AT_LAUNCH
+            aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=machine_tags(stack, pool))
+            for kind in TAGGED_AT_LAUNCH
         ],
         tags=naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name),
         update_default_version=True,
         user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent),
-        **_reserved(pool),
     )
 
 
@@ -108,19 +116,19 @@ def network_interfaces(pool: Pool, group_id: pulumi.Input[str]) -> list[dict[str
     ]
 
 
-def _root_volume(pool: Pool, key_arn: pulumi.Input[str]) -> dict[str, Any]:
-    return {
-        "device_name": ROOT_DEVICE,
-        "ebs": {
-            "volume_type": "gp3",
-            "volume_size": pool.volume_gib,
-            "iops": VOLUME_IOPS,
-            "throughput": VOLUME_THROUGHPUT_MB_PER_S,
-            "encrypted": "true",
-            "kms_key_id": key_arn,
-            "delete_on_termination": "true",
-        },
-    }
+def _root_volume(pool: Pool, key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+    return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+        device_name=ROOT_DEVICE,
+        ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+            volume_type="gp3",
+            volume_size=pool.volume_gib,
+            iops=VOLUME_IOPS,
+            throughput=VOLUME_THROUGHPUT_MB_PER_S,
+            encrypted="true",
+            kms_key_id=key_arn,
+            delete_on_termination="true",
+        ),
+    )
 
 
 def _may_stop(pool: Pool) -> bool:
@@ -129,15 +137,20 @@ def _may_stop(pool: Pool) -> bool:
     return pool.market is Market.ON_DEMAND and not scratch
 
 
-def _reserved(pool: Pool) -> dict[str, Any]:
-    """Start only inside what is paid for; a capacity block is a market of its own."""
+def _reservation(pool: Pool) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
+    """Start only inside what is paid for."""
     if pool.reservation_id is None:
-        return {}
-    target = {"capacity_reservation_target": {"capacity_reservation_id": pool.reservation_id}}
-    options: dict[str, Any] = {"capacity_reservation_specification": target}
-    if pool.market is Market.CAPACITY_BLOCK:
-        options["instance_market_options"] = {"market_type": "capacity-block"}
-    return options
+        return None
+    return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
+        capacity_reservation_target=ReservationTarget(capacity_reservation_id=pool.reservation_id)
+    )
+
+
+def _market(pool: Pool) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
+    """A capacity block is a market of its own; the group's mix says which machines are spot."""
+    if pool.market is not Market.CAPACITY_BLOCK:
+        return None
+    return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
 
 
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:

@@ -101,7 +101,7 @@ def provider(stack: Stack) -> aws.Provider:
         region=stack.region,
         access_key="emulator",
         secret_key="emulator",  # noqa: S106 - an emulator takes any
-        endpoints=[dict.fromkeys(EMULATED_SERVICES, stack.endpoint_url)],
+        endpoints=[aws.ProviderEndpointArgs(**dict.fromkeys(EMULATED_SERVICES, stack.endpoint_url))],
         s3_use_path_style=True,
         skip_credentials_validation=True,
         skip_metadata_api_check=True,

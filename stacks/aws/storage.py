@@ -1,6 +1,7 @@
 """Buckets, homes and scratch: encrypted with the stack's key, reached by TLS, never silently replaced."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
@@ -204,7 +205,7 @@ def _deny_header(
     ``Null`` is needed beside it: a negated operator is true where the key is absent
     (docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html).
     """
-    condition = {"StringNotEquals": {header: wanted}, "Null": {header: "false"}}
+    condition: dict[str, dict[str, Any]] = {"StringNotEquals": {header: wanted}, "Null": {header: "false"}}
     return policies.deny(sid, ["s3:PutObject"], objects, condition, {"AWS": "*"})
 
 

@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from stacks.rehearsal.moto_server import LOOPBACK
 
 SPOT_ACTION = "/latest/meta-data/spot/instance-action"
-# EC2 tells two minutes ahead: docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+# EC2 tells two minutes ahead:
+# docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 NOTICE = timedelta(minutes=2)
 
 
@@ -49,13 +50,13 @@ def metadata_service() -> Iterator[MetadataService]:
     class Handler(BaseHTTPRequestHandler):
         """Answers with a token only, as ``http_tokens=required`` has it."""
 
-        def do_PUT(self) -> None:  # noqa: N802 - the base class's name
+        def do_PUT(self) -> None:
             known = self.path == "/latest/api/token" and self.headers.get(
                 "X-aws-ec2-metadata-token-ttl-seconds"
             )
             self._answer(200 if known else 400, service.token if known else "")
 
-        def do_GET(self) -> None:  # noqa: N802 - the base class's name
+        def do_GET(self) -> None:
             if self.headers.get("X-aws-ec2-metadata-token") != service.token:
                 self._answer(401, "")
                 return

@@ -14,7 +14,7 @@ from stacks.rehearsal.errors import RehearsalError
 GRACE_S = 10.0
 
 
-class ChildFailed(RehearsalError):
+class ChildError(RehearsalError):
     """A child process ended otherwise than it should; its last words are in the message."""
 
 
@@ -72,7 +72,7 @@ def run(
     """Run a command to its end.
 
     Raises:
-        ChildFailed: with the end of its output, when its exit code is not 0 or it takes too long.
+        ChildError: with the end of its output, when its exit code is not 0 or it takes too long.
     """
     with child(command, log, environment) as process:
         finish(process, command, log, timeout_s)
@@ -82,14 +82,14 @@ def finish(process: subprocess.Popen[bytes], command: Sequence[str], log: Path, 
     """Wait for a child.
 
     Raises:
-        ChildFailed: with the end of its output, when its exit code is not 0 or it takes too long.
+        ChildError: with the end of its output, when its exit code is not 0 or it takes too long.
     """
     try:
         code: int | str = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         code = f"none after {timeout_s:.0f} s"
     if code != 0:
-        raise ChildFailed(f"{' '.join(command)}\nexit code {code}; the end of {log}:\n{tail(log)}")
+        raise ChildError(f"{' '.join(command)}\nexit code {code}; the end of {log}:\n{tail(log)}")
 
 
 def tail(log: Path, lines: int = 15) -> str:

@@ -218,6 +218,11 @@ def test_a_missing_section_is_named():
         from_mapping("test", content)
 
 
+def test_a_stack_name_that_makes_the_scaling_role_name_too_long_is_refused():
+    with pytest.raises(SettingsError, match="too long for the name of its scaling role: 25 characters"):
+        stack("a" * 26)
+
+
 def test_a_stack_name_that_makes_bucket_names_too_long_is_refused():
     with pytest.raises(SettingsError, match=r"too long: bucket gpu-fleet-a+-checkpoints-123456789012 has"):
         from_mapping("a" * 40, stack_file())
