@@ -1,0 +1,9 @@
+"""What can go wrong while an image is made; each message names the file or the flag and what to do."""
+
+
+class ImageError(Exception):
+    """Base of all; the command prints its text and exits with 1."""
+
+
+class RequirementError(ImageError):
+    """This machine lacks something: root, apt, a program, room on the disk."""

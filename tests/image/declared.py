@@ -1,0 +1,52 @@
+"""The user data that a shipped stack declares: its program, run under mocks that only write down."""
+
+import asyncio
+import base64
+import contextvars
+from typing import Any
+
+import pulumi
+from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks, set_mocks
+from pulumi.runtime.settings import reset_options
+from pulumi.runtime.stack import run_pulumi_func
+
+from stacks.aws.stack import build
+from stacks.settings import Stack
+
+LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
+
+
+class LaunchTemplates(Mocks):
+    """Gives every resource its inputs back as outputs, and keeps the user data of launch templates."""
+
+    def __init__(self) -> None:
+        self.user_data: dict[str, str] = {}
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str, dict[str, Any]]:
+        """Write down what a launch template would hand its machines."""
+        if args.typ == LAUNCH_TEMPLATE:
+            self.user_data[args.name] = base64.b64decode(args.inputs["userData"]).decode()
+        made = {"arn": f"arn:aws:mock:::{args.name}", "dnsName": f"{args.name}.example", "name": args.name}
+        return f"{args.name}-id", made | args.inputs
+
+    def call(self, args: MockCallArgs) -> dict[str, Any]:
+        """No provider function has anything to do with user data."""
+        return {"id": args.token, "json": "{}"}
+
+
+def user_data(stack: Stack) -> dict[str, str]:
+    """Launch template -> the text cloud-init would read on a machine started from it."""
+    mocks = LaunchTemplates()
+
+    async def declare() -> None:
+        reset_options()
+        set_mocks(mocks, project="gpu-fleet", stack=stack.name, preview=False)
+        await run_pulumi_func(lambda: _export(build(stack)))
+
+    contextvars.copy_context().run(asyncio.run, declare())
+    return mocks.user_data
+
+
+def _export(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        pulumi.export(name, value)
