@@ -127,7 +127,7 @@ def describe(name: str) -> str:
 
 
 def _gpus(found: InstanceType) -> str:
-    return f"{found.gpu_count} x {found.gpu_model} {found.gpu_memory_gib} GiB"
+    return f"{found.gpu_count} x {found.gpu_model or 'unnamed GPU'} {found.gpu_memory_gib} GiB"
 
 
 def _price_in_full(price: Price | None) -> str:

@@ -57,17 +57,18 @@ class _Type(_Exact):
     efa: Count = 0
     erdma: Count = 0
     cards: str | None = None
+    price_list: str | None = None
     price: Annotated[Decimal, Field(gt=0)] | None = None
 
 
 class _Family(_Exact):
     cloud: Cloud
-    gpu_model: str
+    gpu_model: str | None = None
     gpu_memory_gib: Positive
     gpu_architecture: Architecture
     quota_code: str | None = None
     quota_code_spot: str | None = None
-    price_list: str
+    price_list: str | None = None
     source: str
     types: Annotated[list[_Type], Field(min_length=1)]
 
@@ -151,7 +152,10 @@ def _network_cards(content: _File, family: _Family, row: _Type) -> tuple[Network
 def _price(content: _File, family: _Family, row: _Type) -> Price | None:
     if row.price is None:
         return None
-    listed = _defined(content.price_lists, "price_lists", family.price_list, row)
+    price_list = row.price_list or family.price_list
+    if price_list is None:
+        raise MalformedCatalogError(f"{row.name} has a price but no price_list; give it or its family one")
+    listed = _defined(content.price_lists, "price_lists", price_list, row)
     return Price(row.price, listed.currency, listed.region, listed.date, listed.source)
 
 

@@ -64,7 +64,7 @@ class InstanceType:
         name: as the cloud's API takes it.
         cloud: whose it is.
         gpu_count: number of whole GPUs.
-        gpu_model: NVIDIA's name, without the maker's.
+        gpu_model: NVIDIA's name, without the maker's; None where the cloud does not tell it.
         gpu_memory_gib: nominal memory of each GPU; what the driver reports is a little less.
         gpu_architecture: NVIDIA's generation.
         vcpu: default number of virtual CPUs.
@@ -72,7 +72,8 @@ class InstanceType:
         local_nvme_gib: instance-store NVMe in all, rounded down; 0 for none.
         network_gbps: sustained bandwidth of all cards in Gbit/s, without bursts.
         efa_interfaces: Elastic Fabric Adapters at most; 0 on Alibaba Cloud.
-        erdma_interfaces: elastic RDMA interfaces at most; 0 on AWS.
+        erdma_interfaces: elastic RDMA interfaces to ask for; 0 for none, and on AWS. Alibaba Cloud publishes
+            which families support them but not how many, so it is 1, the primary interface.
         network_cards: one interface for each card, so that every adapter is used; empty on Alibaba Cloud,
             whose types show no cards.
         quota_code: Service Quotas code for on-demand use, counted in vCPU; None where unknown or none.
@@ -84,7 +85,7 @@ class InstanceType:
     name: str
     cloud: Cloud
     gpu_count: int
-    gpu_model: str
+    gpu_model: str | None
     gpu_memory_gib: int
     gpu_architecture: Architecture
     vcpu: int

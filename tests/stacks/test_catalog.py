@@ -1,0 +1,284 @@
+"""What the instance catalog says, and how a bad catalog or a bad name is told."""
+
+import datetime
+from decimal import Decimal
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacks import catalog
+from stacks.catalog import Cloud, MalformedCatalogError, NetworkCard, UnknownInstanceType
+
+EVERY_TYPE = list(catalog.load())
+PRICED = [kind for kind in EVERY_TYPE if kind.price is not None]
+AWS_FAMILIES = ["g4dn", "g5", "g6", "g6e", "p3", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"]
+ALICLOUD_FAMILIES = ["gn6i", "gn6v", "gn7", "gn7i", "gn7e", "ebmgn7e", "gn8is", "gn8v"]
+
+ROW = '{ name = "x1.large", gpus = 1, vcpu = 4, memory_gib = 16, network_gbps = 5, price = "1.5" }'
+SOUND = f"""
+[sources]
+aws = "a page, 2026-01-01"
+[price_lists.aws]
+currency = "USD"
+region = "us-east-1"
+date = 2026-01-01
+source = "a list"
+[card_layouts]
+[families.x1]
+cloud = "aws"
+gpu_model = "T4"
+gpu_memory_gib = 16
+gpu_architecture = "turing"
+price_list = "aws"
+source = "aws"
+types = [{ROW}]
+"""
+
+
+def family(name):
+    """``p6-b200.48xlarge`` -> ``p6-b200``; ``ecs.gn7i-c8g1.2xlarge`` -> ``gn7i``."""
+    return name.split(".")[1].partition("-")[0] if name.startswith("ecs.") else name.partition(".")[0]
+
+
+def refusal_of(text, tmp_path):
+    path = tmp_path / "catalog.toml"
+    path.write_text(text)
+    with pytest.raises(MalformedCatalogError) as caught:
+        catalog.load(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", AWS_FAMILIES)
+def test_every_aws_family_the_fleet_offers_is_there(name):
+    assert name in {family(kind.name) for kind in catalog.load().of_cloud(Cloud.AWS)}
+
+
+@pytest.mark.parametrize("name", ALICLOUD_FAMILIES)
+def test_every_alibaba_family_the_fleet_offers_is_there(name):
+    assert name in {family(kind.name) for kind in catalog.load().of_cloud(Cloud.ALICLOUD)}
+
+
+def test_each_cloud_names_its_types_in_its_own_way():
+    assert all(kind.name.startswith("ecs.") is (kind.cloud is Cloud.ALICLOUD) for kind in EVERY_TYPE)
+
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+@pytest.mark.parametrize(
+    ("name", "adapters"),
+    [
+        ("g6e.24xlarge", 2),
+        ("g6e.48xlarge", 4),
+        ("p4d.24xlarge", 4),
+        ("p4de.24xlarge", 4),
+        ("p5.48xlarge", 32),
+        ("p5e.48xlarge", 32),
+        ("p5en.48xlarge", 16),
+        ("p6-b200.48xlarge", 8),
+    ],
+)
+def test_every_card_of_a_large_type_has_its_adapter_and_only_the_first_an_address(name, adapters):
+    kind = catalog.load().get(name)
+
+    first, *others = kind.network_cards
+
+    assert kind.efa_interfaces == adapters
+    assert first == NetworkCard(0, 0, "efa")
+    assert others == [NetworkCard(index, 1, "efa-only") for index in range(1, adapters)]
+
+
+def test_the_first_card_of_p6_b300_carries_addresses_and_no_adapter():
+    first, *others = catalog.load().get("p6-b300.48xlarge").network_cards
+
+    assert first == NetworkCard(0, 0, "interface")
+    assert [card.card_index for card in others] == list(range(1, 17))
+    assert {card.interface_type for card in others} == {"efa-only"}
+
+
+@pytest.mark.parametrize("kind", catalog.load().of_cloud(Cloud.AWS), ids=lambda kind: kind.name)
+def test_an_aws_type_has_as_many_adapters_as_its_cards_carry(kind):
+    carried = sum(card.interface_type != "interface" for card in kind.network_cards)
+
+    assert carried == kind.efa_interfaces
+
+
+@pytest.mark.parametrize("kind", catalog.load().of_cloud(Cloud.ALICLOUD), ids=lambda kind: kind.name)
+def test_an_alibaba_type_shows_neither_cards_nor_efa_nor_local_disks(kind):
+    assert kind.network_cards == ()
+    assert kind.efa_interfaces == 0
+    assert not kind.instance_store_scratch
+
+
+def test_elastic_rdma_is_of_the_eighth_generation_alone():
+    with_rdma = {family(kind.name) for kind in EVERY_TYPE if kind.erdma_interfaces}
+
+    assert with_rdma == {"gn8is", "gn8v"}
+
+
+# docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
+@pytest.mark.parametrize(
+    ("name", "on_demand", "spot"),
+    [
+        ("g5.xlarge", "L-DB2E81BA", "L-3819A6DF"),
+        ("p4d.24xlarge", "L-417A185B", "L-7212CCBC"),
+        ("p5.48xlarge", "L-417A185B", "L-C4BD4855"),
+    ],
+)
+def test_quota_codes_are_those_of_the_family_and_the_market(name, on_demand, spot):
+    kind = catalog.load().get(name)
+
+    assert (kind.quota_code, kind.quota_code_spot) == (on_demand, spot)
+
+
+def test_gn7i_is_an_a10_and_not_an_a100():
+    kind = catalog.load().get("ecs.gn7i-c8g1.2xlarge")
+
+    assert (kind.gpu_count, kind.gpu_model, kind.gpu_memory_gib) == (1, "A10", 24)
+    assert (kind.vcpu, kind.memory_gib, kind.network_gbps) == (8, 30, 16)
+
+
+@pytest.mark.parametrize("name", ["p3.2xlarge", "ecs.gn6v-c8g1.2xlarge"])
+def test_volta_is_too_old_for_the_bundled_image(name):
+    assert not catalog.load().get(name).runs_bundled_image
+
+
+@pytest.mark.parametrize("kind", PRICED, ids=lambda kind: kind.name)
+def test_a_price_says_when_where_in_what_currency_and_who_says_so(kind):
+    assert kind.price.amount_per_hour > 0
+    assert datetime.date(2023, 1, 1) <= kind.price.date <= datetime.date(2026, 11, 21)
+    assert kind.price.region
+    assert kind.price.source
+    assert kind.price.currency == {Cloud.AWS: "USD", Cloud.ALICLOUD: "CNY"}[kind.cloud]
+
+
+def test_a_price_nobody_published_is_unknown_rather_than_guessed():
+    assert catalog.load().get("ecs.gn8v.4xlarge").price is None
+    assert "price: unknown" in catalog.describe("ecs.gn8v.4xlarge")
+
+
+def test_a_row_may_name_a_price_list_of_its_own():
+    assert catalog.load().get("ecs.gn7i-2x.8xlarge").price.region == "cn-beijing"
+    assert catalog.load().get("ecs.gn7i-c8g1.2xlarge").price.region == "cn-shenzhen"
+
+
+@pytest.mark.parametrize("kind", EVERY_TYPE, ids=lambda kind: kind.name)
+def test_every_fact_has_a_dated_source(kind):
+    assert kind.source
+    assert "2026-" in kind.source
+
+
+def test_a_description_names_gpus_network_price_and_source():
+    text = catalog.describe("p4d.24xlarge")
+
+    for part in ("8 x A100 40 GiB", "96 vCPU", "400 Gbit/s, 4 EFA", "L-417A185B", "21.957642 USD", "source:"):
+        assert part in text
+
+
+@given(st.sampled_from(EVERY_TYPE))
+def test_every_type_can_be_described(kind):
+    assert catalog.describe(kind.name).startswith(f"{kind.name} ({kind.cloud})")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("p4d.42xlarge", "p4d.24xlarge"),
+        ("g5.xlrage", "g5.xlarge"),
+        ("ecs.gn7i-c8g1.2xlage", "ecs.gn7i-c8g1.2xlarge"),
+        ("P5.48XLARGE", "p5.48xlarge"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(typed, meant):
+    with pytest.raises(UnknownInstanceType) as caught:
+        catalog.load().get(typed)
+
+    assert caught.value.suggestions[0] == meant
+    assert f"unknown instance type {typed!r}; the nearest are {meant}" in str(caught.value)
+
+
+def test_a_type_of_the_other_cloud_is_answered_with_those_of_like_gpus():
+    nearest = catalog.load().suggest("p4de.24xlarge", cloud=Cloud.ALICLOUD)
+
+    assert nearest[:2] == ["ecs.gn7e-c16g1.32xlarge", "ecs.ebmgn7e.32xlarge"]
+
+
+@given(st.text(max_size=20), st.sampled_from(list(Cloud)))
+def test_whatever_is_typed_the_suggestions_are_of_the_cloud_asked_for(typed, cloud):
+    known = catalog.load()
+
+    suggested = known.suggest(typed, cloud=cloud)
+
+    assert 1 <= len(suggested) <= 3
+    assert all(known.get(name).cloud is cloud for name in suggested)
+
+
+def test_a_sound_file_is_read_as_it_is_written(tmp_path):
+    path = tmp_path / "catalog.toml"
+    path.write_text(SOUND)
+
+    (kind,) = catalog.load(path)
+
+    assert kind.name == "x1.large"
+    assert kind.price.amount_per_hour == Decimal("1.5")
+    assert kind.network_cards == (NetworkCard(0, 0, "interface"),)
+
+
+BAD_FILES = {
+    "no GPU at all": ("gpus = 1", "gpus = 0", "families.x1.types.0.gpus = 0: Input should be greater than 0"),
+    "text for a number": ("vcpu = 4", 'vcpu = "many"', "families.x1.types.0.vcpu = 'many'"),
+    "a key nobody knows": ("vcpu = 4", "vcpu = 4, cores = 2", "families.x1.types.0.cores = 2"),
+    "a missing key": ("vcpu = 4, ", "", "families.x1.types.0.vcpu"),
+    "a price below zero": ('price = "1.5"', 'price = "-1"', "families.x1.types.0.price = '-1'"),
+    "an unknown cloud": ('cloud = "aws"', 'cloud = "azure"', "families.x1.cloud = 'azure'"),
+    "a currency that is none": ('"USD"', '"dollars"', "price_lists.aws.currency = 'dollars'"),
+    "an undated price list": ("date = 2026-01-01", 'date = "lately"', "price_lists.aws.date = 'lately'"),
+    "a source that is not defined": (
+        '\nsource = "aws"',
+        '\nsource = "hearsay"',
+        "x1.large refers to sources.hearsay; defined are aws",
+    ),
+    "a price list that is not defined": (
+        'price_list = "aws"',
+        'price_list = "moon"',
+        "x1.large refers to price_lists.moon; defined are aws",
+    ),
+    "a price without a list": (
+        'price_list = "aws"\n',
+        "",
+        "x1.large has a price but no price_list",
+    ),
+    "a card layout that is not defined": (
+        "vcpu = 4",
+        'vcpu = 4, cards = "efa-9"',
+        "x1.large refers to card_layouts.efa-9",
+    ),
+    "a type twice": (ROW, f"{ROW}, {ROW}", "x1.large stands there more than once; each type once"),
+    "no TOML at all": ("[sources]", "[sources", "Expected"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_a_bad_file_is_refused_with_row_key_and_value(old, new, message, tmp_path):
+    assert old in SOUND
+    assert message in refusal_of(SOUND.replace(old, new, 1), tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(MalformedCatalogError, match=r"nonesuch\.toml"):
+        catalog.load(tmp_path / "nonesuch.toml")
+
+
+def test_the_command_prints_every_type():
+    printed = CliRunner().invoke(catalog.main).output
+
+    assert all(kind.name in printed for kind in EVERY_TYPE)
+
+
+def test_the_command_answers_a_misspelt_name_without_a_traceback():
+    said = CliRunner().invoke(catalog.main, ["p4d.42xlarge"])
+
+    assert said.exit_code != 0
+    assert "Error: unknown instance type 'p4d.42xlarge'" in said.output
+    assert "Traceback" not in said.output
