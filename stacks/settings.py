@@ -9,7 +9,7 @@ from enum import StrEnum
 from ipaddress import IPv4Network
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from stacks.catalog import Cloud
@@ -36,6 +36,8 @@ Address = Annotated[str, matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mai
 Currency = Annotated[str, matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
 TimeOfDay = Annotated[str, matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
 Url = Annotated[str, matching(r"https?://\S+", "must be an http or https URL")]
+# Pulumi.yaml must give a key a default before a stack may leave it out; the empty text is that default.
+OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
 Positive = Annotated[int, Field(gt=0)]
 Percent = Annotated[int, Field(gt=0, le=100)]
 # The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
@@ -352,7 +354,7 @@ class Stack:
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     owner: str = "platform"
     protected: bool = False
-    endpoint_url: Url | None = None
+    endpoint_url: OptionalUrl = None
     access: Access = Access()
     storage: Storage = Storage()
     budget: Budget = Budget()

@@ -1,0 +1,114 @@
+"""Who may know whom: the arrows of the house, read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("stacks", "image", "training", "tests")
+CONFIGURATION = ("pulumi.Config", "pulumi.runtime.config", "pulumi.config")
+KNOW_CONFIGURATION = {"stacks/settings_reader.py"}
+PURE = ("settings", "settings_rules", "pool_rules", "naming", "catalog", "catalog_file", "instance_types")
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, at its top or within a function, by its full name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def offenders(paths: list[Path], forbidden: tuple[str, ...]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in paths
+        for name in sorted(imports(path))
+        if any(name == room or name.startswith(f"{room}.") for room in forbidden)
+    ]
+
+
+def test_there_is_something_to_hold():
+    assert all(sources(room) for room in ROOMS)
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("stacks", ("tests", "training", "image")),
+        ("training", ("tests", "stacks", "image")),
+        ("image", ("tests", "stacks", "training")),
+        ("stacks/aws", ("stacks.alicloud", "pulumi_alicloud", "stacks.rehearsal")),
+        ("stacks/alicloud", ("stacks.aws", "pulumi_aws", "stacks.rehearsal")),
+    ],
+)
+def test_a_room_imports_nothing_it_may_not_know(folder, forbidden):
+    assert offenders(sources(folder), forbidden) == []
+
+
+def test_the_program_knows_the_settings_and_the_clouds_only():
+    pure = ("stacks.catalog", "stacks.errors", "stacks.settings", "stacks.settings_reader")
+    allowed = (*pure, "stacks.aws.stack", "stacks.alicloud.stack")
+    rooms = [
+        name for name in imports(ROOT / "__main__.py") if name.split(".")[0] in ROOMS and name != "stacks"
+    ]
+
+    assert [name for name in rooms if not name.startswith(allowed)] == []
+
+
+def test_the_program_has_at_most_forty_lines():
+    assert len((ROOT / "__main__.py").read_text().splitlines()) <= 40
+
+
+def test_pure_modules_touch_no_cloud_and_no_pulumi():
+    paths = [ROOT / "stacks" / f"{name}.py" for name in PURE]
+
+    assert offenders(paths, ("pulumi", "pulumi_aws", "pulumi_alicloud", "boto3")) == []
+
+
+def test_only_the_reader_of_settings_reads_the_configuration():
+    readers = {line.split(" ")[0] for line in offenders(sources("stacks"), CONFIGURATION)}
+    callers = {
+        str(path.relative_to(ROOT)) for path in sources("stacks") if "pulumi.Config(" in path.read_text()
+    }
+
+    assert readers | callers == KNOW_CONFIGURATION
+
+
+def test_no_module_is_longer_than_it_should_be():
+    """Most modules stay under 250 lines; settings.py is the reference of the stack file and one place."""
+    allowed = {"stacks/settings.py"}
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in sources("stacks", "image", "training")
+        if (lines := len(path.read_text().splitlines())) > 250
+    }
+
+    assert set(long) <= allowed, long
+
+
+def test_every_component_declares_a_type_of_its_own_with_three_parts():
+    tokens = [
+        argument.value
+        for path in sources("stacks")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "__init__"
+        for argument in node.args[:1]
+        if isinstance(argument, ast.Constant) and str(argument.value).startswith("gpu-fleet:")
+    ]
+
+    assert tokens
+    assert len(set(tokens)) == len(tokens)
+    assert all(len(token.split(":")) == 3 for token in tokens)
