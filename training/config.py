@@ -1,9 +1,9 @@
-"""The configuration: one TOML file with `--section.key value` overrides, checked once, every error at once."""
+"""The configuration: a TOML file and `--section.key value` overrides, checked once, every error at once."""
 
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -219,5 +219,5 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
 def _nearest(location: tuple[int | str, ...]) -> str:
     section: type[BaseModel] = Config
     for part in location[:-1]:
-        section = section.model_fields[str(part)].annotation or Config  # every section is a model class
+        section = cast("type[BaseModel]", section.model_fields[str(part)].annotation)
     return suggestion(str(location[-1]), section.model_fields)

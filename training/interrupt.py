@@ -1,4 +1,4 @@
-"""Why a run has to stop: a signal, a notice of the cloud, the stop file. A thread looks, nobody else waits."""
+"""Why a run has to stop: a signal, a notice of the cloud, the stop file. A thread looks, nobody waits."""
 
 import json
 import logging
@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -14,6 +13,8 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
+
+from training import instance
 
 log = logging.getLogger(__name__)
 
@@ -111,23 +112,14 @@ class Interruption:
 
 def sources() -> list[Source]:
     """What this machine can be asked: the stop file always, a metadata service where there is one."""
-    run_directory = Path(os.environ.get("GPU_FLEET_RUN_DIR", "/run/gpu-fleet"))
-    asked: list[Source] = [lambda: stop_file(run_directory / "stop")]
-    cloud = instance_cloud()
+    asked: list[Source] = [lambda: stop_file(instance.run_directory() / "stop")]
+    cloud = instance.table().get("cloud")
     aws, alicloud = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"
     if cloud == "aws" or aws in os.environ:
         asked.append(AwsNotice(os.environ.get(aws, AWS_METADATA)))
     if cloud == "alicloud" or alicloud in os.environ:
         asked.append(AlicloudNotice(os.environ.get(alicloud, ALICLOUD_METADATA)))
     return asked
-
-
-def instance_cloud() -> str:
-    """The cloud that /etc/gpu-fleet/instance.toml names; empty on machines of no fleet."""
-    file = Path(os.environ.get("GPU_FLEET_INSTANCE_FILE", "/etc/gpu-fleet/instance.toml"))
-    if not file.is_file():
-        return ""
-    return str(tomllib.loads(file.read_text(encoding="utf-8")).get("cloud", ""))
 
 
 def stop_file(path: Path) -> Notice | None:

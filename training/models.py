@@ -30,6 +30,8 @@ class Pixels(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.mean: Tensor
+        self.deviation: Tensor
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("deviation", torch.tensor(IMAGENET_STD).view(3, 1, 1) * 255, persistent=False)
 
@@ -119,4 +121,3 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         model.load_state_dict(load_file(file))
     except RuntimeError as error:
         raise ModelError(f"model.weights = {str(folder)!r}: does not fit the model: {error}") from error
-

@@ -45,11 +45,14 @@ def build_average(model: nn.Module, settings: config.Average) -> AveragedModel |
     if settings.name == "none":
         return None
     if settings.name == "ema":
-        return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.decay), use_buffers=False)
+        mean = get_ema_multi_avg_fn(settings.decay)  # type: ignore[no-untyped-call]  # torch has no hints here
+        return AveragedModel(model, multi_avg_fn=mean, use_buffers=False)
     return AveragedModel(model)
 
 
-def update_average(average: AveragedModel | None, model: nn.Module, settings: config.Average, step: int) -> None:
+def update_average(
+    average: AveragedModel | None, model: nn.Module, settings: config.Average, step: int
+) -> None:
     """Takes the weights after `step` steps into the average; SWA waits for average.start_step."""
     if average is not None and (settings.name == "ema" or step >= settings.start_step):
         average.update_parameters(model)

@@ -24,7 +24,7 @@ class World:
     size: int
     local_rank: int
     device: torch.device
-    control: dist.ProcessGroup | None  # gloo on the CPU, apart from the collectives of the model; None when alone
+    control: dist.ProcessGroup | None  # gloo on the CPU, apart from the model's; None when alone
 
     @property
     def leads(self) -> bool:
@@ -105,7 +105,7 @@ def spread(model: nn.Module, settings: config.Parallel, where: World) -> nn.Modu
     if where.control is None:
         return model
     if settings.sync_batch_norm:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # no hints
     ids = [where.device.index] if where.device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=True)
 

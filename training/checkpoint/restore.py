@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifest | None:
-    """Brings the newest checkpoint that verifies on every machine into `root`; None when there is none at all.
+    """Brings the newest checkpoint that verifies on every machine into `root`; None when there is none.
 
     One process of each machine looks; damaged checkpoints are named in the log and passed over. Raises
     CheckpointError when there are checkpoints and none of them is whole.
@@ -63,7 +63,7 @@ def check_fits(manifest: local.Manifest, model: str) -> None:
     """Refuses the checkpoint of another model by name."""
     if manifest.model != model:
         raise CheckpointError(
-            f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, model.name is {model!r}; "
+            f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, not of {model!r}; "
             "choose another run.directory or checkpoint.uri, or set checkpoint.resume = false"
         )
 

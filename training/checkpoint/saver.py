@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Saver:
     def save(self, manifest: local.Manifest, state: Any) -> float:
         """Takes a copy of `state` and returns how many seconds the training stood still for it.
 
-        A save that is still being written is waited for. Raises CheckpointError when the disk refused an earlier one.
+        A save that is still being written is waited for. Raises CheckpointError when an earlier one failed.
         """
         begin = time.perf_counter()
         self._idle.wait()
@@ -87,7 +88,7 @@ class Saver:
         return time.perf_counter() - begin
 
     def close(self) -> None:
-        """Waits until every save is on disk and the newest is uploaded; raises CheckpointError if one is not."""
+        """Waits until all saves are on disk and the newest is uploaded; raises CheckpointError if not."""
         self._jobs.put(None)
         for thread in self._threads:
             thread.join()
@@ -98,12 +99,14 @@ class Saver:
     def _write(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                manifest = local.commit(self._root, job.manifest, {STATE: lambda file: torch.save(job.state, file)})
+                writers: dict[str, local.Writer] = {STATE: partial(torch.save, job.state)}
+                manifest = local.commit(self._root, job.manifest, writers)
                 local.prune(self._root, self._keep)
                 log.info("event=checkpoint step=%d folder=%s", manifest.step, self._root)
                 self._uploads.put(manifest)
             except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-                self._write_failure = CheckpointError(f"{self._root}: step {job.manifest.step} cannot be written: {error}")
+                what = f"{self._root}: step {job.manifest.step} cannot be written"
+                self._write_failure = CheckpointError(f"{what}: {error}")
             finally:
                 self._idle.set()
         self._uploads.put(None)
@@ -129,7 +132,7 @@ class Saver:
             self._store.upload(self._root / local.folder_name(manifest.step), manifest)
             self._store.prune(self._keep)
         except CheckpointError as error:
-            log.error("event=upload-failed step=%d error=%r", manifest.step, str(error))  # noqa: TRY400
+            log.error("event=upload-failed step=%d error=%r", manifest.step, str(error))
             self._upload_failure = error
             return
         self._upload_failure = None

@@ -26,7 +26,9 @@ class Store:
     def __init__(self, uri: str, endpoint: str = "") -> None:
         parts = urlsplit(uri)
         if parts.scheme not in SCHEMES or not parts.netloc:
-            raise CheckpointError(f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
+            raise CheckpointError(
+                f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix"
+            )
         self.uri = uri.rstrip("/")
         self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
         self._client = _client(parts.scheme, endpoint)
@@ -69,7 +71,7 @@ class Store:
         local.commit_stage(root, manifest)
 
     def prune(self, keep: int) -> None:
-        """Removes all but the newest `keep` committed checkpoints, and unfinished uploads older than those."""
+        """Removes all but the newest `keep` committed checkpoints, and older unfinished uploads."""
         listing = self._listing()
         committed = [step for step in sorted(listing) if local.MANIFEST in listing[step]]
         if len(committed) <= keep:
@@ -113,9 +115,10 @@ def _client(scheme: str, endpoint: str) -> Any:
     """A client that retries; OSS knows neither the newer checksums nor path addressing."""
     options = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
     if scheme == "oss":
-        when = "when_required"
         plain = Config(
-            request_checksum_calculation=when, response_checksum_validation=when, s3={"addressing_style": "virtual"}
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "virtual"},
         )
         options = options.merge(plain)
     return boto3.client("s3", endpoint_url=endpoint or None, config=options)

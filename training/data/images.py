@@ -7,11 +7,18 @@ import numpy as np
 from PIL import Image
 
 from training import config
-from training.data.dataset import Array, CorruptSampleError
+from training.data.dataset import Array, CorruptSampleError, Description
 from training.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SHIFT_PIXELS = 1 / 8  # of a side: 4 of 32, as in the CIFAR experiments of He et al., 2015
+
+
+def open_split(
+    folder: Path, description: Description, settings: config.Data, training: bool
+) -> "ImageFolder":
+    """The pictures of a split; raises DataError when a class is missing."""
+    return ImageFolder(folder, description.classes, settings, training)
 
 
 class ImageFolder:
@@ -26,6 +33,10 @@ class ImageFolder:
                 raise DataError(f"{folder / name}: is missing, but dataset.json or train/ names this class")
             pictures = sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
             self._files += [(file, target) for file in pictures]
+
+    @property
+    def parts(self) -> int:
+        return 0
 
     def __len__(self) -> int:
         return len(self._files)
@@ -82,7 +93,7 @@ def _resized_crop(pixels: Image.Image, side: int, chance: np.random.Generator) -
 
 
 def _centre_crop(pixels: Image.Image, side: int) -> Image.Image:
-    """The middle square of 7/8 of the shorter side (224 of 256), scaled to side x side; small pictures whole."""
+    """The middle 7/8 of the shorter side (224 of 256), scaled to side x side; small pictures whole."""
     shorter = min(pixels.width, pixels.height)
     part = shorter * 7 / 8 if shorter > side else float(shorter)
     left, top = (pixels.width - part) / 2, (pixels.height - part) / 2

@@ -29,8 +29,8 @@ class Batch:
     corrupt: tuple[str, ...] = ()  # name and defect of samples that could not be read
 
     def to(self, device: torch.device) -> "Batch":
-        move = {"device": device, "non_blocking": True}
-        return replace(self, inputs=self.inputs.to(**move), targets=self.targets.to(**move))
+        inputs, targets = (part.to(device, non_blocking=True) for part in (self.inputs, self.targets))
+        return replace(self, inputs=inputs, targets=targets)
 
     def pin_memory(self) -> "Batch":
         return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
@@ -59,7 +59,7 @@ class Reader:
         self._seed = seed
 
     def __getitem__(self, part: Slice) -> Batch:
-        """The samples of a slice, in order. A corrupt one is replaced by a good neighbour without a target."""
+        """The samples of a slice, in order. In place of a corrupt one, a neighbour without a target."""
         samples: list[tuple[Any, Any] | None] = []
         corrupt: list[str] = []
         for epoch, index in zip(part.epochs.tolist(), part.indices.tolist(), strict=True):
@@ -110,10 +110,11 @@ def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinn
     workers: dict[str, Any] = {}
     if settings.workers:
         workers = {"prefetch_factor": settings.prefetch, "worker_init_fn": _ignore_signals}
-    loader = DataLoader(
+    loader: DataLoader[Batch] = DataLoader(
         reader,  # type: ignore[arg-type]  # DataLoader takes anything with __getitem__, its hints say Dataset
         batch_size=None,
-        sampler=slices,  # type: ignore[arg-type]  # any iterable will do, its hints say Sampler
+        sampler=slices,
+        generator=torch.Generator(),  # else every new loader would draw from the one that dropout uses
         num_workers=settings.workers,
         pin_memory=pinned,
         **workers,

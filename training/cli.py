@@ -1,0 +1,12 @@
+"""The commands of `python -m training`; each loads its own module when it is called."""
+
+from training.commands import LazyGroup
+
+main = LazyGroup(
+    "training",
+    help="Train models that lose no step: prepare data, train, look at what happened.",
+    table={
+        "prepare": "training.prepare:prepare",
+        "train": "training.train:train",
+    },
+)

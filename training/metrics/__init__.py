@@ -1,0 +1,1 @@
+"""Measurements of a run: writers.py says where they go."""

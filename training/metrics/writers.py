@@ -1,0 +1,79 @@
+"""Where measurements go: one record per log interval, to every writer that the configuration turns on.
+
+A new kind of writer is a class with `write` and `close` and one line in `open_writers`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+from training import config
+from training.errors import ConfigError
+
+Record = Mapping[str, float | int | str]
+JSON_LINES = "metrics.jsonl"
+
+
+class MetricsWriter(Protocol):
+    """Takes the records of rank 0, in the order of their steps."""
+
+    def write(self, record: Record) -> None:
+        """One record: always "kind" (train | evaluation | checkpoint) and "step"; units are in the names."""
+        ...
+
+    def close(self) -> None:
+        """Everything written is on disk afterwards."""
+        ...
+
+
+class JsonLines:
+    """metrics.jsonl: one JSON object a line, flushed at once, appended to by a resumed run."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        self._file.write(json.dumps(dict(record)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Writers:
+    """Hands each record to all of `writers`."""
+
+    def __init__(self, writers: Sequence[MetricsWriter]) -> None:
+        self._writers = writers
+
+    def write(self, record: Record) -> None:
+        for writer in self._writers:
+            writer.write(record)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+def open_writers(settings: config.Metrics, directory: Path) -> MetricsWriter:
+    """The writers of a run in `directory`; raises ConfigError when one cannot be opened. Rank 0 only."""
+    del settings  # names the writers beyond metrics.jsonl
+    try:
+        writers: list[MetricsWriter] = [JsonLines(directory / JSON_LINES)]
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory = {str(directory)!r}: cannot be written: {error.strerror}"
+        ) from error
+    return Writers(writers)
+
+
+def read_json_lines(path: Path) -> list[dict[str, float | int | str]]:
+    """The records of a metrics.jsonl; a last line that a killed run left half-written is passed over."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
