@@ -16,8 +16,7 @@ from stacks.rehearsal.invokes import answer
 from stacks.rehearsal.recorded import recorded
 from stacks.rehearsal.records import Outcome, Records, Registration
 
-Created = tuple[str, dict[str, Any]]
-Creator = Callable[[Clients, str, dict[str, Any]], Created]
+Creator = Callable[[Clients, str, values.Inputs], values.Created]
 
 PROVIDER_PREFIX = "pulumi:providers:"
 AWS_PROVIDER = f"{PROVIDER_PREFIX}aws"
@@ -42,7 +41,7 @@ class RehearsalMocks(Mocks):
         self._creators = creators
         self._provider_regions: dict[str, str] = {}
 
-    def new_resource(self, args: MockResourceArgs) -> Created:
+    def new_resource(self, args: MockResourceArgs) -> values.Created:
         """Create or record one resource; called by Pulumi once all its inputs are known.
 
         Raises:
@@ -93,7 +92,8 @@ class RehearsalMocks(Mocks):
         except (ClientError, BotoCoreError) as error:
             raise CreationError(args.typ, args.name, _said(error)) from error
         except KeyError as error:
-            raise CreationError(args.typ, args.name, f"it needs {error}") from error
+            said = f"neither its inputs nor moto's answer has {error}"
+            raise CreationError(args.typ, args.name, said) from error
 
     def _clients_for(self, provider: str, inputs: Mapping[str, Any]) -> Clients:
         return self._clients.at(inputs.get("region") or self._provider_regions.get(provider))

@@ -6,6 +6,10 @@ from typing import Any
 
 from pulumi.runtime import rpc
 
+# A resource's properties, and what making one gives back: its id and its outputs.
+Inputs = dict[str, Any]
+Created = tuple[str, Inputs]
+
 # Pulumi appends a dash and seven characters to a logical name that carries no physical one.
 AUTONAME_LENGTH = 7
 

@@ -1,5 +1,35 @@
 """How each AWS resource type comes to stand in moto: one small function per type, one module per service."""
 
-from stacks.rehearsal.aws_resources import ec2_network, ec2_security_groups
+from stacks.rehearsal.aws_resources import (
+    autoscaling,
+    budgets,
+    cloudwatch,
+    ec2_launch_template,
+    ec2_network,
+    ec2_security_groups,
+    events,
+    file_systems,
+    iam,
+    kms,
+    lambda_functions,
+    messages,
+    s3,
+    ssm,
+)
 
-CREATORS = {**ec2_network.CREATORS, **ec2_security_groups.CREATORS}
+CREATORS = {
+    **autoscaling.CREATORS,
+    **budgets.CREATORS,
+    **cloudwatch.CREATORS,
+    **ec2_launch_template.CREATORS,
+    **ec2_network.CREATORS,
+    **ec2_security_groups.CREATORS,
+    **events.CREATORS,
+    **file_systems.CREATORS,
+    **iam.CREATORS,
+    **kms.CREATORS,
+    **lambda_functions.CREATORS,
+    **messages.CREATORS,
+    **s3.CREATORS,
+    **ssm.CREATORS,
+}

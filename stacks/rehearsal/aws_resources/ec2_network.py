@@ -1,19 +1,8 @@
 """Networks in moto: VPCs, subnets, gateways, addresses, routes, endpoints, flow logs."""
 
-from typing import Any
-
+from stacks.rehearsal.aws_resources.ec2_tags import tag_specifications
 from stacks.rehearsal.clients import Clients
-from stacks.rehearsal.values import picked, tag_list, with_tags_all
-
-Inputs = dict[str, Any]
-Created = tuple[str, Inputs]
-
-
-def tag_specifications(resource_type: str, inputs: Inputs) -> dict[str, Any]:
-    """The EC2 request part that tags at birth; empty without tags, which EC2 would refuse."""
-    if not inputs.get("tags"):
-        return {}
-    return {"TagSpecifications": [{"ResourceType": resource_type, "Tags": tag_list(inputs["tags"])}]}
+from stacks.rehearsal.values import Created, Inputs, picked, with_tags_all
 
 
 def vpc(clients: Clients, _: str, inputs: Inputs) -> Created:

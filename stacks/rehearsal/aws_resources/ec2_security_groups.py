@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from stacks.rehearsal.aws_resources.ec2_network import Created, Inputs, tag_specifications
+from stacks.rehearsal.aws_resources.ec2_tags import tag_specifications
 from stacks.rehearsal.clients import Clients
-from stacks.rehearsal.values import physical_name, picked, with_tags_all
+from stacks.rehearsal.values import Created, Inputs, physical_name, picked, with_tags_all
 
 
 def security_group(clients: Clients, name: str, inputs: Inputs) -> Created:

@@ -1,0 +1,28 @@
+"""Parameters in moto."""
+
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
+
+
+def parameter(clients: Clients, name: str, inputs: Inputs) -> Created:
+    """aws:ssm/parameter:Parameter."""
+    names = {
+        "Type": "type",
+        "Description": "description",
+        "KeyId": "keyId",
+        "DataType": "dataType",
+        "Tier": "tier",
+        "AllowedPattern": "allowedPattern",
+    }
+    parameter_name = physical_name(name, inputs)
+    value = inputs["value"] if "value" in inputs else inputs["insecureValue"]
+    tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
+    made = clients("ssm").put_parameter(Name=parameter_name, Value=value, **picked(inputs, names), **tags)
+    arn = clients.arn("ssm", f"parameter/{parameter_name.lstrip('/')}")
+    outputs = {"dataType": "text", "tier": "Standard", "insecureValue": value, "value": value} | inputs
+    return parameter_name, with_tags_all(
+        outputs, name=parameter_name, arn=arn, version=made["Version"], hasValueWo=False
+    )
+
+
+CREATORS = {"aws:ssm/parameter:Parameter": parameter}
