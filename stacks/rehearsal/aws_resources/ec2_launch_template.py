@@ -51,7 +51,7 @@ def launch_template(clients: Clients, name: str, inputs: Inputs) -> Created:
 
 
 def _data(inputs: Inputs) -> dict[str, Any]:
-    data = _typed(picked(inputs, _PLAIN))
+    data: dict[str, Any] = _typed(picked(inputs, _PLAIN))
     data |= {parameter: _typed(pascal(inputs[key])) for parameter, key in _NESTED.items() if key in inputs}
     if "networkInterfaces" in inputs:
         data["NetworkInterfaces"] = [_network_interface(part) for part in inputs["networkInterfaces"]]
