@@ -1,31 +1,48 @@
 """From heartbeats to what they prove. Pure.
 
-``IdleSeconds`` carries its own history: a heartbeat that is lost hides nothing, because the next one still
-says how long ago the last activity was.
+A ``SecondsSinceActivity`` carries its own history: a heartbeat that is lost hides nothing, because the next
+one still says how long ago the last activity was. How long a machine is idle is taken from the newest value
+alone, never from a difference of two clocks.
 """
 
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from image.reaper.model import HEARTBEAT, Activity
+from image.reaper.metrics import HEARTBEAT
+from image.reaper.model import Activity, Coverage
 
 COARSE_PERIOD_S = 900
+FINE_PERIOD_S = 60
+FINE_WINDOW = timedelta(hours=1)
 MAX_POINTS = 100_800  # of one GetMetricData answer (API GetMetricData)
 MAX_QUERIES = 500  # of one GetMetricData call
-KEPT_AT_60_S = timedelta(days=15)  # then CloudWatch keeps 300 s periods only
+# A heartbeat shows up this much later at most; younger periods are not counted as missing.
+INGESTION_DELAY = timedelta(minutes=2)
+# The query reaches this far into the future, so that a machine with a wrong clock is found out.
+LOOK_AHEAD = timedelta(minutes=20)
+
+
+def window_end(now: datetime, period_s: int) -> datetime:
+    """End of the newest period whose heartbeats must have arrived by now, aligned as the cloud aligns."""
+    arrived = (now - INGESTION_DELAY).timestamp()
+    return datetime.fromtimestamp(math.floor(arrived / period_s) * period_s, UTC)
 
 
 def window_start(now: datetime, window: timedelta, period_s: int) -> datetime:
-    """Start of the newest window of whole periods that ends at or after ``now``, aligned as the cloud does."""
-    periods = math.ceil(window.total_seconds() / period_s)
-    newest = math.floor(now.timestamp() / period_s) * period_s
-    return datetime.fromtimestamp(newest - (periods - 1) * period_s, UTC)
+    """Start of the window of whole periods that ends at ``window_end``."""
+    return window_end(now, period_s) - timedelta(seconds=period_s * periods_of(window, period_s))
+
+
+def periods_of(window: timedelta, period_s: int) -> int:
+    """Whole periods that cover a window."""
+    return math.ceil(window.total_seconds() / period_s)
 
 
 def coarse_period_s(window: timedelta) -> int:
     """Smallest period of at least 900 s with which 500 machines' windows fit one answer."""
-    periods_allowed = MAX_POINTS // MAX_QUERIES - 1
+    beside_window = math.ceil((LOOK_AHEAD + INGESTION_DELAY).total_seconds() / COARSE_PERIOD_S) + 1
+    periods_allowed = MAX_POINTS // MAX_QUERIES - beside_window
     per_quarter_hour = math.ceil(window.total_seconds() / periods_allowed / COARSE_PERIOD_S)
     return COARSE_PERIOD_S * max(1, per_quarter_hour)
 
@@ -41,27 +58,55 @@ def summarise(
     """Sum up one machine's heartbeats.
 
     Args:
-        points: (start of the period, smallest ``IdleSeconds`` in it), in any order, repeats allowed.
+        points: (start of the period, smallest ``SecondsSinceActivity`` in it), in any order, repeats allowed.
         now: the moment of the decision.
         window: how far back coverage is counted.
         period_s: length of a period.
         complete: the cloud answered the whole query.
-
-    Returns:
-        The summary. ``idle_since`` takes each value as that of the period's first heartbeat: exact to one
-        heartbeat for 60 s periods, and never later than the truth by more than that.
     """
-    start = window_start(now, window, period_s)
+    start, end = window_start(now, window, period_s), window_end(now, period_s)
     values: dict[datetime, float] = {}
     for at, value in points:
-        values[at] = min(value, values.get(at, value))
+        sound = value if math.isfinite(value) else -math.inf
+        values[at] = min(sound, values.get(at, sound))
     proofs = {at: value for at, value in values.items() if value >= 0}
     newest = max(values, default=None)
     return Activity(
         newest_at=newest,
         newest_value=values[newest] if newest is not None else 0.0,
-        idle_since=max((at + HEARTBEAT - timedelta(seconds=proofs[at]) for at in proofs), default=None),
-        seen=sum(start <= at <= now for at in proofs),
-        expected=math.ceil(window.total_seconds() / period_s),
+        last_active_at=max((at - timedelta(seconds=proofs[at]) for at in proofs), default=None),
+        coverage=(Coverage(sum(start <= at < end for at in proofs), periods_of(window, period_s)),),
         complete=complete,
     )
+
+
+def combine(coarse: Activity, fine: Activity, acknowledged: float | None = None) -> Activity:
+    """What the whole window and a close look at its end say together; the close look has the last word.
+
+    Args:
+        coarse: of the whole window.
+        fine: of the last hour, read later.
+        acknowledged: newest ``Acknowledged``.
+    """
+    newest = fine if fine.newest_at is not None else coarse
+    known = [one.last_active_at for one in (coarse, fine) if one.last_active_at is not None]
+    return Activity(
+        newest_at=newest.newest_at,
+        newest_value=newest.newest_value,
+        last_active_at=max(known, default=None),
+        coverage=coarse.coverage[:1] + fine.coverage,
+        complete=coarse.complete and fine.complete,
+        acknowledged=acknowledged,
+    )
+
+
+def may_be_idle(activity: Activity, threshold: timedelta, period_s: int) -> bool:
+    """Whether a close look could find the machine idle for longer than the threshold.
+
+    Within a period the value may have grown by the period's length beyond its smallest; a code below zero
+    may hide a newer value.
+    """
+    if activity.newest_at is None:
+        return False
+    grown = timedelta(seconds=period_s) + HEARTBEAT
+    return activity.newest_value < 0 or timedelta(seconds=activity.newest_value) + grown >= threshold

@@ -12,17 +12,10 @@ TAG_OWNER = "gpu-fleet:owner"
 TAG_MANAGED = "gpu-fleet:managed"
 TAG_IDLE_SINCE = "gpu-fleet:idle-since"
 TAG_REAP_AFTER = "gpu-fleet:reap-after"
+TAG_PROTECTED = "gpu-fleet:protected"  # any value: an administrator's never
 TAG_KEEP_UNTIL = "gpu-fleet:keep-until"
 TAG_KEEP_REASON = "gpu-fleet:keep-reason"
 
-METRIC_IDLE = "IdleSeconds"  # seconds without activity, watched without a gap; negative: a code below
-METRIC_ACKNOWLEDGED = "Acknowledged"  # the mark's reap-after as epoch seconds, once /scratch/keep is saved
-METRIC_ACTIVE = "ActivePercent"
-METRIC_GPU_MEMORY = "GpuMemoryUsedPercent"
-CODE_UNKNOWN = -1.0  # a sensor failed: neither idle nor busy is known
-CODE_HUNG = -2.0  # GPU at 100 % utilisation and idle power
-
-HEARTBEAT = timedelta(seconds=60)
 KEEP_AT_MOST = timedelta(days=14)
 
 
@@ -109,29 +102,38 @@ class Fleet:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """How many metric periods of a window hold a heartbeat that says whether the machine is idle."""
+
+    seen: int
+    expected: int
+
+    @property
+    def percent(self) -> float:
+        """Share of the window that is covered."""
+        return 100.0 * self.seen / self.expected if self.expected else 0.0
+
+
+@dataclass(frozen=True)
 class Activity:
     """What a machine's heartbeats say, summed up.
 
     Attributes:
         newest_at: start of the metric period of the newest heartbeat; None without any.
-        newest_value: that period's smallest ``IdleSeconds``: seconds, or a negative code.
-        idle_since: latest moment at which something may have been active; None without any proof of idleness.
-        seen: periods of the window with a heartbeat that says whether the machine is idle.
-        expected: periods of the window.
+        newest_value: that period's smallest ``SecondsSinceActivity``: seconds, or a negative code.
+        last_active_at: the latest moment at or after which something is known to have been active; None when
+            no heartbeat tells.
+        coverage: of each window that was looked at.
         complete: the cloud answered the whole query.
+        acknowledged: newest ``Acknowledged``, epoch seconds; None without any.
     """
 
     newest_at: datetime | None
     newest_value: float
-    idle_since: datetime | None
-    seen: int
-    expected: int
+    last_active_at: datetime | None
+    coverage: tuple[Coverage, ...]
     complete: bool = True
-
-    @property
-    def coverage_percent(self) -> float:
-        """Share of the window that is covered by heartbeats."""
-        return 100.0 * self.seen / self.expected if self.expected else 0.0
+    acknowledged: float | None = None
 
 
 @dataclass(frozen=True)
@@ -142,15 +144,17 @@ class Decision:
         instance: the machine.
         verdict: what to do.
         reason: why, for a person.
+        idle_s: proven seconds without activity, where known.
         idle_since: since when nothing was active, where known.
-        reap_after: when the machine may go, where marked.
+        reap_after: when the machine may go, where marked or to be marked.
         alert: somebody should be told.
-        hourly_price: of the machine, where known.
+        hourly_price: of the machine in the policy's currency, where known.
     """
 
     instance: Instance
     verdict: Verdict
     reason: str
+    idle_s: float | None = None
     idle_since: datetime | None = None
     reap_after: datetime | None = None
     alert: bool = False

@@ -41,6 +41,8 @@ class PoolPolicy:
         quiet_weekends: none from Saturday 00:00 to Monday 00:00 either.
         instance_store_scratch: the machines hold data that a stop would lose.
         max_lifetime_hours: age at which the owner is asked to replace the machine; None for never.
+        scale_in_alarm: an alarm whose ALARM state asks for one idle machine less; None for none.
+        require_acknowledgement: end no machine before its agent says that /scratch/keep is saved.
         hourly_price: instance type -> on-demand price of an hour; None where it is unknown.
     """
 
@@ -56,6 +58,8 @@ class PoolPolicy:
     quiet_weekends: bool
     instance_store_scratch: bool
     max_lifetime_hours: int | None
+    scale_in_alarm: str | None
+    require_acknowledgement: bool
     hourly_price: dict[str, Decimal | None]
 
 
@@ -170,6 +174,8 @@ def _pool(fields: Fields) -> PoolPolicy:
         quiet_weekends=fields.flag("quiet_weekends", default=False),
         instance_store_scratch=fields.flag("instance_store_scratch", default=True),
         max_lifetime_hours=fields.optional_integer("max_lifetime_hours", 24, 100_000),
+        scale_in_alarm=fields.optional_text("scale_in_alarm"),
+        require_acknowledgement=fields.flag("require_acknowledgement", default=False),
         hourly_price=fields.prices("hourly_price"),
     )
     fields.refuse_unknown()

@@ -54,6 +54,11 @@ class Fields:
             self.problem(key, value, "a text that is not empty")
         return str(value)
 
+    def optional_text(self, key: str) -> str | None:
+        """A text that is not empty, or null, which is the same as leaving it out."""
+        self._asked.add(key)
+        return self.text(key) if self._raw.get(key) is not None else None
+
     def flag(self, key: str, *, default: bool) -> bool:
         """true or false; may be left out."""
         self._asked.add(key)

@@ -1,0 +1,5 @@
+"""``python -m image.reaper`` is ``gpu-reaper``."""
+
+from image.reaper.cli import main
+
+main()

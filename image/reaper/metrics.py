@@ -1,0 +1,45 @@
+"""The contract between agents and sweep: names, units, dimensions and codes of every metric.
+
+Agents publish every ``HEARTBEAT`` in ``GpuFleet/<stack>`` with the single dimension ``InstanceId``, and
+**without a timestamp**: the cloud's time of receipt counts, so a machine's wrong clock cannot make old news
+look fresh. (A rehearsal whose clock runs fast says its own time.) ``GpuMemoryUsedPercent`` is published a
+second time with the single dimension ``Pool``: the scale-out alarm of the pool watches that one.
+
+The sweep reads ``SecondsSinceActivity`` alone, with the statistic ``Minimum``: a code below zero or a short
+moment of work in a period is never averaged away.
+"""
+
+from datetime import timedelta
+
+HEARTBEAT = timedelta(seconds=60)
+
+# Share of the last minute's samples, 0 to 1, in which anything worked. For people's dashboards.
+METRIC_ACTIVE_FRACTION = "ActiveFraction"
+# Seconds since the last activity, by a monotonic clock, watched without a gap: after a restart of agent or
+# machine it counts from the first complete sample, unless the agent knows of nothing missed. Or a code.
+METRIC_SECONDS_SINCE_ACTIVITY = "SecondsSinceActivity"
+# Memory in use of the fullest GPU, 0 to 100.
+METRIC_GPU_MEMORY = "GpuMemoryUsedPercent"
+# Only on a marked machine whose reap-after has come: that reap-after as epoch seconds, published every
+# heartbeat once /scratch/keep is saved and while the machine is idle. The sweep ends no machine without it
+# where the policy says ``require_acknowledgement``.
+METRIC_ACKNOWLEDGED = "Acknowledged"
+
+CODE_UNKNOWN = -1.0  # a sensor failed: neither idle nor busy is known
+CODE_HUNG = -2.0  # GPU at 100 % utilisation and idle power: told, never reaped
+
+DIMENSION_INSTANCE = "InstanceId"
+DIMENSION_POOL = "Pool"
+
+# What the sweep says of itself, without dimensions, once a run.
+METRIC_SWEEP_RUNS = "SweepRuns"
+METRIC_SWEEP_FAILURES = "SweepFailures"
+METRIC_SWEEP_BREAKER = "SweepBreakerTrips"
+METRIC_SWEEP_ENDED = "SweepMachinesEnded"
+METRIC_SWEEP_IDLE = "SweepMachinesMarked"
+METRIC_SWEEP_UNKNOWN = "SweepMachinesUnknown"
+
+
+def namespace(stack: str) -> str:
+    """The namespace of a stack's metrics."""
+    return f"GpuFleet/{stack}"
