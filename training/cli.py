@@ -6,6 +6,7 @@ main = LazyGroup(
     "training",
     help="Train models that lose no step: prepare data, train, look at what happened.",
     table={
+        "launch": "training.launch:launch",
         "prepare": "training.prepare:prepare",
         "train": "training.train:train",
     },

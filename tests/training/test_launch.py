@@ -1,0 +1,335 @@
+"""Launching: who trains together, with which command, in which environment, and what the exit status says."""
+
+import http.server
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import boto3
+import pytest
+from click.testing import CliRunner
+from moto import mock_aws
+
+from training import cli, launch, peers
+from training.errors import LaunchError
+from training.identity import Expected, Machine, read_identity
+from training.network import environment
+
+INSTANCE_FILE = """
+schema_version = 1
+cloud = "aws"
+region = "us-east-1"
+stack = "aws-dev"
+pool = "train"
+[expected."p4d.24xlarge"]
+gpus = 8
+efa_interfaces = 4
+"""
+CONFIG = """
+[run]
+directory = "{directory}"
+steps = 10
+[model]
+name = "resnet_small"
+[data]
+path = "/nowhere"
+"""
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """As much of IMDSv2 as a launch asks for; refuses a question without the token."""
+
+    facts: dict[str, str] = {}  # noqa: RUF012 - set anew by every test
+
+    def do_PUT(self) -> None:
+        self.reply("the-token")
+
+    def do_GET(self) -> None:
+        if self.headers["X-aws-ec2-metadata-token"] != "the-token":
+            self.send_error(401)
+        else:
+            self.reply(self.facts[self.path.removeprefix("/latest/meta-data/")])
+
+    def reply(self, text: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_args: object) -> None:
+        """Keeps the test's output clean."""
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    file = tmp_path / "config.toml"
+    file.write_text(CONFIG.format(directory=tmp_path / "runs" / "first"))
+    return file
+
+
+@pytest.fixture
+def instance_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "instance.toml"
+    file.write_text(INSTANCE_FILE)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
+    return file
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch):
+    """The metadata service of one instance; `facts` may be changed."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    Metadata.facts = {"instance-type": "p4d.24xlarge"}
+    yield Metadata.facts
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch, metadata, instance_file):
+    """Three machines of one Auto Scaling group in moto; the metadata service speaks for the last of them."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with mock_aws():
+        ec2 = boto3.client("ec2", region_name="us-east-1")
+        template = ec2.create_launch_template(
+            LaunchTemplateName="train",
+            LaunchTemplateData={"ImageId": "ami-12345678", "InstanceType": "p4d.24xlarge"},
+        )["LaunchTemplate"]["LaunchTemplateId"]
+        tags = [{"Key": "gpu-fleet:stack", "Value": "aws-dev"}, {"Key": "gpu-fleet:pool", "Value": "train"}]
+        subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+        boto3.client("autoscaling", region_name="us-east-1").create_auto_scaling_group(
+            AutoScalingGroupName="aws-dev-train",
+            MinSize=3,
+            MaxSize=3,
+            DesiredCapacity=3,
+            LaunchTemplate={"LaunchTemplateId": template},
+            VPCZoneIdentifier=subnet,
+            Tags=[{**tag, "PropagateAtLaunch": True} for tag in tags],
+        )
+        metadata.update(speaker(members()[-1]))
+        yield metadata
+
+
+def members() -> list[dict]:
+    """The instances of the pool, lowest address first."""
+    reservations = boto3.client("ec2", region_name="us-east-1").describe_instances()["Reservations"]
+    found = [instance for reservation in reservations for instance in reservation["Instances"]]
+    order = peers.in_order([instance["PrivateIpAddress"] for instance in found])
+    return sorted(found, key=lambda instance: order.index(instance["PrivateIpAddress"]))
+
+
+def speaker(instance: dict) -> dict[str, str]:
+    """What the metadata service of `instance` says."""
+    return {"instance-id": instance["InstanceId"], "local-ipv4": instance["PrivateIpAddress"]}
+
+
+def dry_run(config_file: Path, *arguments: str):
+    return CliRunner().invoke(cli.main, ["launch", str(config_file), "--dry-run", *arguments])
+
+
+def test_every_machine_of_the_pool_meets_at_the_lowest_address(pool, config_file):
+    result = dry_run(config_file, "--nproc-per-node", "8")
+
+    lowest = members()[0]["PrivateIpAddress"]
+    assert result.exit_code == 0, result.output
+    assert f"--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={lowest}:29400" in result.output
+    assert "--rdzv-id=aws-dev/train/first" in result.output
+    assert "--nproc-per-node=8" in result.output
+
+
+def test_only_the_lowest_address_hosts_the_rendezvous(pool, config_file):
+    guest = dry_run(config_file, "--nproc-per-node", "8").output
+    pool.update(speaker(members()[0]))
+    host = dry_run(config_file, "--nproc-per-node", "8").output
+
+    assert "is_host=false" in guest
+    assert "is_host=true" in host
+
+
+def test_overrides_reach_the_trainer_unchanged(pool, config_file):
+    result = dry_run(config_file, "--nproc-per-node", "8", "--run.seed", "7")
+
+    assert result.output.strip().endswith(f"-m training train {config_file} --run.seed 7")
+
+
+def test_the_command_carries_the_network_variables_of_the_type(pool, config_file):
+    result = dry_run(config_file, "--nproc-per-node", "8")
+
+    assert "FI_PROVIDER=efa" in result.output
+    assert "FI_EFA_USE_DEVICE_RDMA=1" in result.output
+
+
+def test_a_machine_of_no_fleet_trains_alone(config_file, monkeypatch, tmp_path):
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "absent.toml"))
+
+    result = dry_run(config_file, "--nproc-per-node", "2")
+
+    assert "--standalone" in result.output
+    assert "--rdzv-endpoint" not in result.output
+
+
+def test_a_machine_without_a_group_trains_alone(pool, config_file):
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    lone = ec2.run_instances(ImageId="ami-12345678", InstanceType="p4d.24xlarge", MinCount=1, MaxCount=1)
+    pool.update(speaker(lone["Instances"][0]))
+
+    assert "--standalone" in dry_run(config_file, "--nproc-per-node", "8").output
+
+
+def test_a_missing_member_is_counted_instead_of_left_out():
+    machine = Machine(instance_id="i-1", instance_type="p4d.24xlarge", address="10.0.0.1")
+    states = {"i-1": "InService", "i-2": "InService", "i-3": "Pending"}
+    group = {
+        "AutoScalingGroupName": "aws-dev-train",
+        "DesiredCapacity": 3,
+        "Instances": [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()],
+    }
+
+    with pytest.raises(LaunchError, match="2 of 3 machines InService"):
+        peers.members_in_service(group, machine)
+
+
+def test_a_machine_on_its_way_out_starts_nothing(pool, config_file):
+    boto3.client("autoscaling", region_name="us-east-1").enter_standby(
+        AutoScalingGroupName="aws-dev-train",
+        InstanceIds=[pool["instance-id"]],
+        ShouldDecrementDesiredCapacity=True,
+    )
+
+    result = dry_run(config_file, "--nproc-per-node", "8")
+
+    assert result.exit_code == 1
+    assert "is Standby in group aws-dev-train" in result.output
+
+
+def test_chosen_peers_replace_the_pool(pool, config_file):
+    first, last = members()[0]["PrivateIpAddress"], members()[-1]["PrivateIpAddress"]
+
+    result = dry_run(config_file, "--nproc-per-node", "8", "--peers", f"{last},{first}")
+
+    assert f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint={first}:29400" in result.output
+
+
+def test_peers_without_this_machine_are_refused(pool, config_file):
+    result = dry_run(config_file, "--nproc-per-node", "8", "--peers", "10.9.9.9")
+
+    assert result.exit_code == 1
+    assert f"this machine, {pool['local-ipv4']}, is not among them" in result.output
+
+
+def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 7)
+
+    result = dry_run(config_file)
+
+    assert result.exit_code == 1
+    assert "7 GPUs on this machine, the pool expects 8;" in result.output
+
+
+def test_addresses_are_ordered_by_number():
+    assert peers.in_order(["10.0.0.10", "10.0.0.9"]) == ["10.0.0.9", "10.0.0.10"]
+
+
+def test_a_silent_metadata_service_is_named(instance_file, config_file, monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
+
+    result = dry_run(config_file)
+
+    assert result.exit_code == 1
+    assert "http://127.0.0.1:1/latest/api/token: the metadata service does not answer" in result.output
+
+
+def test_a_wrong_key_of_the_instance_file_is_named(instance_file):
+    instance_file.write_text(INSTANCE_FILE.replace('"aws"', '"azure"'))
+
+    with pytest.raises(LaunchError, match="cloud = 'azure'"):
+        read_identity()
+
+
+def test_rdma_is_set_up_only_where_the_pool_has_the_interfaces():
+    assert "FI_PROVIDER" not in environment("p4d.24xlarge", Expected(gpus=8), {})
+    assert "FI_PROVIDER" in environment("p4d.24xlarge", Expected(gpus=8, efa_interfaces=4), {})
+
+
+def test_the_longest_match_of_the_table_counts():
+    one_gpu = environment("p5.4xlarge", Expected(efa_interfaces=1), {})
+    eight_gpus = environment("p5.48xlarge", Expected(efa_interfaces=32), {})
+
+    assert "FI_EFA_USE_DEVICE_RDMA" not in one_gpu
+    assert eight_gpus["FI_EFA_USE_DEVICE_RDMA"] == "1"
+
+
+def test_elastic_rdma_uses_the_verbs_inside_nccl():
+    found = environment("ecs.ebmgn8v.48xlarge", Expected(erdma_interfaces=2), {})
+
+    assert found["NCCL_IB_HCA"] == "erdma"
+    assert found["NCCL_SOCKET_IFNAME"] == "eth0"
+
+
+def test_what_a_person_has_set_stays():
+    assert "NCCL_SOCKET_IFNAME" not in environment("p5.48xlarge", Expected(), {"NCCL_SOCKET_IFNAME": "ens5"})
+
+
+def test_the_status_of_torchrun_is_passed_on(tmp_path, restored_signals):
+    assert launch.run([sys.executable, "-c", "raise SystemExit(3)"], {}, tmp_path) == 3
+
+
+def test_a_killed_torchrun_is_reported_as_a_shell_does(tmp_path, restored_signals):
+    suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+    assert launch.run([sys.executable, "-c", suicide], {}, tmp_path) == 128 + signal.SIGKILL
+
+
+def test_sigterm_reaches_the_child(tmp_path, restored_signals):
+    child = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"
+        "signal.pause()\n"
+    )
+
+    assert launch.run([sys.executable, "-c", child], {}, tmp_path) == 5
+
+
+@pytest.fixture
+def restored_signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_added_variables_reach_the_child(tmp_path, restored_signals):
+    child = "import os, sys; sys.exit(os.environ['FI_PROVIDER'] != 'efa')"
+
+    assert launch.run([sys.executable, "-c", child], {"FI_PROVIDER": "efa"}, tmp_path) == 0
+    assert "FI_PROVIDER" not in os.environ
+
+
+WRITES_RESULT = """
+import json, pathlib, sys
+pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"status": sys.argv[2]}))
+sys.exit(1)
+"""
+
+
+def test_a_run_that_saved_and_stopped_ends_well_though_torchrun_fails(tmp_path, restored_signals):
+    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "stopped"], {}, tmp_path) == 0
+
+
+def test_a_run_that_failed_stays_failed(tmp_path, restored_signals):
+    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "failed"], {}, tmp_path) == 1
+
+
+def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
+    earlier = tmp_path / "result.json"
+    earlier.write_text('{"status": "stopped"}')
+    os.utime(earlier, (0, 0))
+
+    assert launch.run([sys.executable, "-c", "raise SystemExit(1)"], {}, tmp_path) == 1
