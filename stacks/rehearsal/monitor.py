@@ -88,12 +88,13 @@ class RehearsalMocks(Mocks):
         if creator is None:
             return *recorded(clients, args.typ, args.name, inputs), Outcome.RECORDED
         try:
-            return *creator(clients, args.name, inputs), Outcome.CREATED
+            identifier, outputs = creator(clients, args.name, inputs)
         except (ClientError, BotoCoreError) as error:
             raise CreationError(args.typ, args.name, _said(error)) from error
         except KeyError as error:
             said = f"neither its inputs nor moto's answer has {error}"
             raise CreationError(args.typ, args.name, said) from error
+        return identifier, {"region": clients.region} | outputs, Outcome.CREATED
 
     def _clients_for(self, provider: str, inputs: Mapping[str, Any]) -> Clients:
         return self._clients.at(inputs.get("region") or self._provider_regions.get(provider))

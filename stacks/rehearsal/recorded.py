@@ -1,16 +1,37 @@
 """What a resource that moto lacks would return: its inputs and the attributes every program may read."""
 
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stacks.rehearsal import values
+from stacks.rehearsal import sdk, values
 from stacks.rehearsal.clients import Clients
 
-# type token -> the resource part of its ARN
-_ARNS = {
-    "aws:ec2/placementGroup:PlacementGroup": "placement-group/{name}",
-    "aws:budgets/budget:Budget": "budget/{name}",
+# AWS resource types without a creator, and why: what moto 5.2 has no backend for.
+LACKING = {
+    "aws:ec2/placementGroup:PlacementGroup": "moto has no CreatePlacementGroup",
+    "aws:efs/backupPolicy:BackupPolicy": "moto has no PutBackupPolicy",
+    "aws:imagebuilder/component:Component": "moto has no Image Builder",
+    "aws:imagebuilder/distributionConfiguration:DistributionConfiguration": "moto has no Image Builder",
+    "aws:imagebuilder/image:Image": "moto has no Image Builder",
+    "aws:imagebuilder/imagePipeline:ImagePipeline": "moto has no Image Builder",
+    "aws:imagebuilder/imageRecipe:ImageRecipe": "moto has no Image Builder",
+    "aws:imagebuilder/infrastructureConfiguration:InfrastructureConfiguration": "moto has no Image Builder",
 }
-_NAMED_BY_ID = frozenset({"aws:ec2/placementGroup:PlacementGroup"})
+# Type -> the input or ``name`` that the provider takes as the id.
+_IDENTIFIED_BY = {
+    "aws:ec2/placementGroup:PlacementGroup": "name",
+    "aws:efs/backupPolicy:BackupPolicy": "fileSystemId",
+}
+# The first version of anything that counts its versions.
+_FIRST = 1
+
+
+def reason(type_token: str) -> str:
+    """Why a resource of this type is recorded and not created."""
+    if not type_token.startswith("aws:"):
+        return "moto answers for AWS alone"
+    return LACKING.get(type_token, "the rehearsal has no creator for it")
 
 
 def recorded(
@@ -18,14 +39,36 @@ def recorded(
 ) -> tuple[str, dict[str, Any]]:
     """Id and outputs of a resource that is only recorded.
 
+    Outputs that the SDK promises hold a value of their type that names the resource: enough to be passed on,
+    never to be taken for a real one.
+
     Returns:
-        the id, ``recorded-<name>`` or the physical name where the provider's id is the name, and the outputs.
+        the id, ``recorded-<name>`` where the provider's is not one of the inputs, and the outputs.
     """
-    physical = values.physical_name(name, inputs)
-    identifier = physical if type_token in _NAMED_BY_ID else f"recorded-{name}"
-    computed: dict[str, Any] = {"name": physical}
+    own = inputs | {"name": values.physical_name(name, inputs)}
+    placeholder = f"recorded-{name}"
+    identifier = str(own.get(_IDENTIFIED_BY.get(type_token, ""), placeholder))
+    promised = {
+        key: _placeholder(kind, f"{placeholder}-{sdk.snake_case(key).replace('_', '-')}")
+        for key, kind in sdk.sure_outputs(type_token).items()
+    }
+    computed = {key: value for key, value in promised.items() if value is not None}
     if type_token.startswith("aws:"):
-        service = type_token.split(":")[1].partition("/")[0]
-        resource = _ARNS.get(type_token, "{name}").format(name=physical)
-        computed["arn"] = clients.arn(service, resource)
-    return identifier, values.with_tags_all(inputs, **computed)
+        computed |= {"arn": _arn(clients, type_token, own["name"]), "region": clients.region}
+    return identifier, values.with_tags_all(computed | own)
+
+
+def _arn(clients: Clients, type_token: str, physical: str) -> str:
+    service, _, kind = type_token.split(":")[1].partition("/")
+    return clients.arn(service, f"{sdk.snake_case(kind).replace('_', '-')}/{physical}")
+
+
+def _placeholder(kind: Any, text: str) -> Any:
+    """A value of a type; None for a structure, which only the provider could fill."""
+    plain = {str: text, int: _FIRST, float: float(_FIRST), bool: False}
+    if kind in plain:
+        return plain[kind]
+    origin = typing.get_origin(kind)
+    if origin is Sequence:
+        return []
+    return {} if origin is Mapping else None

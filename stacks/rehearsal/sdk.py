@@ -1,0 +1,50 @@
+"""What the installed provider SDK says of a resource type: its class and its outputs."""
+
+import importlib
+import re
+from functools import cache
+from typing import Any, get_type_hints
+
+import pulumi
+from pulumi._types import resource_types  # the SDK's own reflection; public names for it there are none
+
+# Module names that are Python keywords get an underscore in the generated SDKs.
+_KEYWORDS = {"lambda": "lambda_"}
+
+
+@cache
+def resource_class(type_token: str) -> type[pulumi.Resource] | None:
+    """The class of a type token, say ``aws:ec2/vpc:Vpc`` -> ``pulumi_aws.ec2.Vpc``; None without one."""
+    package, module, name = type_token.split(":")
+    service, _, file = module.partition("/")
+    path = f"pulumi_{package}.{_KEYWORDS.get(service, service)}.{snake_case(file)}"
+    try:
+        found = getattr(importlib.import_module(path), name, None)
+    except ModuleNotFoundError:
+        return None
+    return found if getattr(found, "pulumi_type", None) == type_token else None
+
+
+@cache
+def sure_outputs(type_token: str) -> dict[str, Any]:
+    """Outputs that the SDK declares to be always there: camelCase name -> Python type.
+
+    Returns:
+        nothing for a type that has no SDK class.
+    """
+    found = resource_class(type_token)
+    if found is None:
+        return {}
+    return {name: kind for name, kind in resource_types(found).items() if not _optional(found, name)}
+
+
+def _optional(owner: type, pulumi_name: str) -> bool:
+    declared = getattr(owner, snake_case(pulumi_name), None)
+    if not isinstance(declared, property):
+        return True
+    return "Optional" in str(get_type_hints(declared.fget).get("return", "Optional"))
+
+
+def snake_case(name: str) -> str:
+    """camelCase -> snake_case."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -1,0 +1,207 @@
+"""A stack's resources as a tree: components are branches, resources are leaves, in the order they came."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich import tree as rich_tree
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from stacks.rehearsal.recorded import reason
+from stacks.rehearsal.records import Outcome, Registration
+
+# More leaves of one type than this under one branch become a single line with their number.
+FOLD_ABOVE = 4
+REFRESHES_PER_SECOND = 10
+# A file or a pipe has no width: whole lines there.
+LONGEST_LINE = 1000
+PROVIDERS = "pulumi:providers:"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What stands before a leaf: created in moto, or only recorded."""
+
+    created: str
+    recorded: str
+
+
+MARKS = Marks("●", "○")
+ASCII_MARKS = Marks("*", "o")
+
+
+class Tree:
+    """Shows a run while it happens, and whole when it is over; without a terminal only whole.
+
+    Use it as ``with Tree(console, "aws-dev") as tree: run_program("aws-dev", listener=tree.listen)``.
+
+    Attributes:
+        seconds: since the block began; stands still once it has ended.
+    """
+
+    def __init__(self, console: Console, stack: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds = 0.0
+        self._console, self._stack, self._clock = console, stack, clock
+        self._seen: list[Registration] = []
+        self._began: float | None = None
+        self._ended = ""
+        self._live: Live | None = None
+
+    def listen(self, registration: Registration) -> None:
+        """Take note of one registration; may be called from any thread."""
+        self._seen.append(registration)
+
+    def __enter__(self) -> Self:
+        self._began = self._clock()
+        if self._console.is_terminal:
+            self._live = Live(self, console=self._console, refresh_per_second=REFRESHES_PER_SECOND)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tick()
+        self._ended = "stands" if kind is None else "stopped"
+        if self._live is not None:
+            self._live.stop()
+        else:
+            self._console.print(self, width=LONGEST_LINE, crop=False)
+
+    def __rich__(self) -> rich_tree.Tree:
+        if not self._ended:
+            self._tick()
+        marks = ASCII_MARKS if self._console.options.ascii_only else MARKS
+        label = _heading(self._stack, self._ended or "comes up", self._seen, self.seconds, marks)
+        return resource_tree(label, tuple(self._seen), marks, whole=bool(self._ended))
+
+    def _tick(self) -> None:
+        if self._began is not None:
+            self.seconds = self._clock() - self._began
+
+
+def resource_tree(
+    label: Text, registrations: Sequence[Registration], marks: Marks = MARKS, *, whole: bool = True
+) -> rich_tree.Tree:
+    """The tree of everything registered.
+
+    Args:
+        label: what stands at the root.
+        registrations: in order; a parent comes before its children.
+        marks: what stands before a leaf.
+        whole: False for the newest leaf of each branch alone, which fits on a screen.
+    """
+    children: dict[str, list[Registration]] = defaultdict(list)
+    branches = {one.urn for one in registrations if _is_branch(one)}
+    for one in registrations:
+        if not one.type.startswith(PROVIDERS):
+            children[one.parent if one.parent in branches else ""].append(one)
+    root = rich_tree.Tree(label, highlight=False)
+    _grow(root, "", "", children, marks, whole=whole)
+    return root
+
+
+def _grow(
+    node: rich_tree.Tree,
+    urn: str,
+    prefix: str,
+    children: dict[str, list[Registration]],
+    marks: Marks,
+    *,
+    whole: bool,
+) -> None:
+    leaves = [one for one in children[urn] if not _is_branch(one)]
+    for line in _leaf_lines(leaves if whole else leaves[-1:], prefix, marks):
+        node.add(line)
+    for one in children[urn]:
+        if _is_branch(one):
+            below = _below(one.urn, children)
+            branch = node.add(_branch_line(one, below))
+            _grow(branch, one.urn, one.name, children, marks, whole=whole)
+
+
+def _is_branch(one: Registration) -> bool:
+    return one.outcome is Outcome.GROUPED and not one.type.startswith(PROVIDERS)
+
+
+def _below(urn: str, children: dict[str, list[Registration]]) -> list[Registration]:
+    """Every resource under a branch."""
+    found: list[Registration] = []
+    for one in children.get(urn, []):
+        found += _below(one.urn, children) if _is_branch(one) else [one]
+    return found
+
+
+def _heading(
+    stack: str, state: str, registrations: Sequence[Registration], seconds: float, marks: Marks
+) -> Text:
+    created, recorded = counts(registrations)
+    return Text.assemble(
+        (f"stack {stack}", "bold"),
+        f" {state}: ",
+        (f"{marks.created} {created} created in moto", "green"),
+        ", ",
+        (f"{marks.recorded} {recorded} only recorded", "yellow"),
+        f", {seconds:.1f} s",
+    )
+
+
+def counts(registrations: Sequence[Registration]) -> tuple[int, int]:
+    """How many were created, and how many only recorded."""
+    return (
+        sum(one.outcome is Outcome.CREATED for one in registrations),
+        sum(one.outcome is Outcome.RECORDED for one in registrations),
+    )
+
+
+def _branch_line(one: Registration, below: Sequence[Registration]) -> Text:
+    seconds = sum(leaf.seconds for leaf in below)
+    line = Text.assemble((_short(one.type), "bold"), f" {one.name}", no_wrap=True, overflow="crop")
+    return line.append(f"  {len(below)} resources, {seconds:.2f} s", "dim")
+
+
+def _leaf_lines(leaves: Sequence[Registration], prefix: str, marks: Marks) -> list[Text]:
+    by_kind: dict[tuple[str, Outcome], list[Registration]] = defaultdict(list)
+    for leaf in leaves:
+        by_kind[leaf.type, leaf.outcome].append(leaf)
+    lines: list[Text] = []
+    for same in by_kind.values():
+        if len(same) > FOLD_ABOVE:
+            lines.append(_folded_line(same, marks))
+        else:
+            lines += [_leaf_line(leaf, prefix, marks) for leaf in same]
+    return lines
+
+
+def _leaf_line(leaf: Registration, prefix: str, marks: Marks) -> Text:
+    name = leaf.name.removeprefix(prefix).lstrip("-") or leaf.name
+    line = _marked(leaf, marks).append(f" {_short(leaf.type)} ").append(name, "cyan")
+    return line.append(f"  {_told(leaf)}", "dim")
+
+
+def _folded_line(same: Sequence[Registration], marks: Marks) -> Text:
+    first = same[0]
+    line = _marked(first, marks).append(f" {len(same)} x {_short(first.type)}")
+    return line.append(f"  {_told(first)} ... {_told(same[-1])}", "dim")
+
+
+def _marked(leaf: Registration, marks: Marks) -> Text:
+    line = Text(no_wrap=True, overflow="crop")
+    if leaf.outcome is Outcome.CREATED:
+        return line.append(marks.created, "green")
+    return line.append(marks.recorded, "yellow")
+
+
+def _told(leaf: Registration) -> str:
+    """The id of what was created, the reason of what was not."""
+    return leaf.id if leaf.outcome is Outcome.CREATED else f"only recorded: {reason(leaf.type)}"
+
+
+def _short(type_token: str) -> str:
+    """``aws:ec2/vpc:Vpc`` -> ``Vpc``."""
+    return type_token.rsplit(":", 1)[-1]
