@@ -10,6 +10,7 @@ from typing import Self
 from rich import tree as rich_tree
 from rich.console import Console
 from rich.live import Live
+from rich.segment import Segments
 from rich.text import Text
 
 from stacks.rehearsal.recorded import reason
@@ -71,7 +72,8 @@ class Tree:
         if self._live is not None:
             self._live.stop()
         else:
-            self._console.print(self, width=LONGEST_LINE, crop=False)
+            lines = self._console.render(self, self._console.options.update_width(LONGEST_LINE))
+            self._console.print(Segments(lines), crop=False, end="")
 
     def __rich__(self) -> rich_tree.Tree:
         if not self._ended:
@@ -161,7 +163,7 @@ def counts(registrations: Sequence[Registration]) -> tuple[int, int]:
 
 def _branch_line(one: Registration, below: Sequence[Registration]) -> Text:
     seconds = sum(leaf.seconds for leaf in below)
-    line = Text.assemble((_short(one.type), "bold"), f" {one.name}", no_wrap=True, overflow="crop")
+    line = Text.assemble((_short(one.type), "bold"), f" {one.name}", no_wrap=True)
     return line.append(f"  {len(below)} resources, {seconds:.2f} s", "dim")
 
 
@@ -191,7 +193,7 @@ def _folded_line(same: Sequence[Registration], marks: Marks) -> Text:
 
 
 def _marked(leaf: Registration, marks: Marks) -> Text:
-    line = Text(no_wrap=True, overflow="crop")
+    line = Text(no_wrap=True)
     if leaf.outcome is Outcome.CREATED:
         return line.append(marks.created, "green")
     return line.append(marks.recorded, "yellow")
