@@ -7,6 +7,8 @@ from collections.abc import Iterable
 class TrainingError(Exception):
     """Something a user can act on; the message says what, where and what is allowed."""
 
+    shared = False  # whether every rank raises the same, so that rank 0 speaks for all
+
 
 class ConfigError(TrainingError):
     """A key, flag or value of the configuration is wrong."""

@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from training import config
@@ -22,13 +21,18 @@ def build_optimizer(model: nn.Module, settings: config.Optimizer) -> torch.optim
     return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=True)
 
 
-def build_schedule(optimizer: torch.optim.Optimizer, settings: config.Schedule, steps: int) -> LambdaLR:
-    """The learning rate of step s (from 0) as a fraction of optimizer.learning_rate."""
-    return LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, settings))
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float, base: float) -> float:
+    """Sets the rate of the next step and returns it; a pure function of the step needs no saved state."""
+    for group in optimizer.param_groups:
+        group["lr"] = base * factor
+    return base * factor
 
 
 def learning_rate_factor(step: int, steps: int, settings: config.Schedule) -> float:
-    """Linear warm-up, then the shape of schedule.name down to schedule.final_fraction at the last step."""
+    """The rate of step `step` (from 0) of `steps`, as a fraction of optimizer.learning_rate.
+
+    Linear warm-up, then the shape of schedule.name down to schedule.final_fraction after the last step.
+    """
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
     if settings.name == "step":

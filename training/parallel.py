@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training import config
 from training.errors import ParallelError, TrainingError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,24 +41,39 @@ class World:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def together(self, action: Callable[[], Any]) -> Any:
+    def together(self, action: Callable[[], T]) -> T:
+        """Runs `action` on every rank; when it fails on one, all ranks raise that rank's TrainingError."""
+        value: T | None = None
+        failure: TrainingError | None = None
+        try:
+            value = action()
+        except TrainingError as error:
+            failure = error
+        for rank, found in enumerate(self.gather(failure)):
+            if found is not None:
+                raise _of_rank(rank, found)
+        return cast("T", value)
+
+    def on_first(self, action: Callable[[], T]) -> T:
         """Runs `action` on rank 0 and hands its result to all; its TrainingError is raised on every rank."""
-        outcome: list[Any] = [None, None]
-        if self.leads:
-            try:
-                outcome[0] = action()
-            except TrainingError as error:
-                outcome[1] = error
+        return cast("T", self.gather(self.together(lambda: action() if self.leads else None))[0])
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Gives every rank the buffers of rank 0: the batch-norm statistics that are saved and measured."""
         if self.control is not None:
-            dist.broadcast_object_list(outcome, src=0, group=self.control)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
 
     def barrier(self) -> None:
         """Waits for every rank."""
         if self.control is not None:
             dist.barrier(group=self.control)
+
+
+def _of_rank(rank: int, error: TrainingError) -> TrainingError:
+    shared = type(error)(str(error) if rank == 0 else f"rank {rank}: {error}")
+    shared.shared = True
+    return shared
 
 
 @contextmanager
@@ -107,7 +124,13 @@ def spread(model: nn.Module, settings: config.Parallel, where: World) -> nn.Modu
     if settings.sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # no hints
     ids = [where.device.index] if where.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, static_graph=True)
+    return DistributedDataParallel(
+        model,
+        device_ids=ids,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        forward_sync_buffers=False,  # those of rank 0 count: see World.share_buffers
+    )
 
 
 def without_reduction(model: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -131,9 +154,7 @@ class Agreement:
 
     def exchange(self, value: int) -> int:
         """Hands in this rank's value; returns the largest value of the call before, 0 at first."""
-        if self._pending is not None:
-            self._pending.wait()
-        agreed = int(self._value)
+        agreed = self.settle()
         self._value = torch.tensor([value])
         if self._group is not None:
             self._pending = dist.all_reduce(self._value, dist.ReduceOp.MAX, group=self._group, async_op=True)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from training import config
@@ -21,7 +20,6 @@ class State:
     model: nn.Module  # as defined, not wrapped
     spread: nn.Module  # as called: the same parameters under DistributedDataParallel or the like
     optimizer: torch.optim.Optimizer
-    schedule: LRScheduler
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
     step: int = 0  # optimizer steps done
@@ -38,7 +36,6 @@ def capture(state: State, settings: config.Config, samples: int, rng: list[Any])
     return {
         "model": state.model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
-        "schedule": {"last_epoch": state.schedule.last_epoch},
         "scaler": state.scaler.state_dict(),
         "average": {} if state.average is None else state.average.state_dict(),
         "rng": rng,
@@ -61,7 +58,6 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint does not fit the configuration: {error}") from error
     state.scaler.load_state_dict(saved["scaler"])
-    state.schedule.last_epoch = saved["schedule"]["last_epoch"]
     state.step, state.position = saved["step"], saved["position"]
     if where.rank < len(saved["rng"]):
         restore_rng(saved["rng"][where.rank])

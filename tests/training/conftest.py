@@ -1,0 +1,39 @@
+"""What the trainer's tests share: the digits, a bucket, a machine of no fleet."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from stacks.rehearsal.moto_server import moto_server
+from training.cli import main
+
+
+@pytest.fixture(autouse=True)
+def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without instance.toml, stop file or metadata service; the folder of the stop file."""
+    folder = tmp_path_factory.mktemp("run-gpu-fleet")
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(folder / "no-instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(folder))
+    monkeypatch.delenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", raising=False)
+    monkeypatch.delenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", raising=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared digits."""
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    result = CliRunner().invoke(main, ["prepare", "digits", str(folder)])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    """The name of an empty bucket, which boto3 finds by the environment, here and in child processes."""
+    with moto_server("us-east-1"):
+        boto3.client("s3").create_bucket(Bucket="checkpoints")
+        yield "checkpoints"

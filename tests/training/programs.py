@@ -1,0 +1,97 @@
+"""Runs the trainer as people run it: a process, its words on stderr, its exit status."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "training/examples/digits.toml"
+
+
+@dataclass
+class Program:
+    """A running trainer and what it has said so far."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    def wait_for(self, words: str) -> str:
+        """The next line of stderr with `words` in it; fails when the program ends before."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"ended without saying {words!r}:\n{self.said}")
+
+    def finish(self) -> int:
+        """Reads to the end and returns the exit status."""
+        assert self.process.stderr is not None
+        self.lines += self.process.stderr
+        return self.process.wait()
+
+    def worker(self, rank: int) -> int:
+        """The process id of one rank, found by its environment."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if child.environ().get("RANK") == str(rank):
+                return child.pid
+        raise AssertionError(f"no process of rank {rank}")
+
+    @property
+    def said(self) -> str:
+        return "".join(self.lines)
+
+
+@contextmanager
+def started(*arguments: object, environment: Mapping[str, str] | None = None) -> Iterator[Program]:
+    """`python -m ARGUMENTS` in a process group of its own, which is gone after the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *(str(argument) for argument in arguments)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        start_new_session=True,
+    )
+    guard = threading.Timer(
+        120, lambda: os.killpg(process.pid, signal.SIGKILL)
+    )  # a hang must not take CI along
+    guard.start()
+    try:
+        yield Program(process)
+    finally:
+        guard.cancel()
+        for child in (
+            [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+        ):
+            child.kill()
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def torchrun(
+    *arguments: object, ranks: int = 2, max_restarts: int = 0, environment: Mapping[str, str] | None = None
+):
+    """`torchrun -m training train ARGUMENTS` on this machine, on a free port."""
+    return started(
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        f"--max-restarts={max_restarts}",
+        "-m",
+        "training",
+        "train",
+        *arguments,
+        environment=environment,
+    )

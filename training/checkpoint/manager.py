@@ -1,0 +1,127 @@
+"""The checkpoints of one run: where they are, when one is due, saving one, going back to one."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from training import config, instance
+from training.checkpoint import local, restore
+from training.checkpoint.saver import STATE, Saver
+from training.checkpoint.store import Store
+from training.errors import CheckpointError
+from training.parallel import World
+from training.state import State, apply, capture, capture_rng
+
+LOCAL_ONLY = "none"  # checkpoint.uri on a machine of the fleet that is to upload nothing
+FOLDER = "checkpoints"
+log = logging.getLogger(__name__)
+
+
+def location(settings: config.Config) -> str:
+    """Where the run's checkpoints are uploaded to; empty for nowhere.
+
+    checkpoint.uri as it stands, or the checkpoint_uri of the machine with the name of the run below it.
+    """
+    if settings.checkpoint.uri:
+        return "" if settings.checkpoint.uri == LOCAL_ONLY else settings.checkpoint.uri
+    shared = str(instance.table().get("checkpoint_uri", ""))
+    return f"{shared.rstrip('/')}/{Path(settings.run.directory).name}" if shared else ""
+
+
+class Checkpoints:
+    """Saves and restores one run. Opening it finds out, before the first step, whether it can be written."""
+
+    def __init__(
+        self,
+        settings: config.Config,
+        where: World,
+        samples: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._where, self._samples, self._clock = settings, where, samples, clock
+        self._root = Path(settings.run.directory) / FOLDER
+        uri = location(settings)
+        self._store = where.together(lambda: Store(uri, settings.checkpoint.endpoint)) if uri else None
+        where.on_first(self._check_writable)
+        self._saver = Saver(self._root, self._store, settings.checkpoint.keep) if where.leads else None
+        self._saved_step: int | None = None
+        self._saved_at = clock()
+        self.location = self._store.uri if self._store else str(self._root)
+
+    def _check_writable(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            local.sweep(self._root)
+            local.write_bytes(self._root / "write-check", b"")
+            (self._root / "write-check").unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"run.directory: {self._root} cannot be written: {error.strerror}"
+            ) from error
+        if self._store is not None:
+            self._store.check_writable()
+
+    def restore(self, state: State) -> int | None:
+        """Puts the newest whole checkpoint into `state` and returns its step; None when there is none."""
+        if not self._settings.checkpoint.resume:
+            return None
+        manifest = restore.newest_whole(self._where, self._root, self._store)
+        if manifest is None:
+            return None
+        restore.check_fits(manifest, self._settings.model.name)
+        file = self._root / local.folder_name(manifest.step) / STATE
+        self._where.together(
+            lambda: apply(state, restore.read_state(file), self._settings, self._samples, self._where)
+        )
+        self._saved_step = state.step
+        log.info("event=resumed step=%d position=%d folder=%s", state.step, state.position, file.parent)
+        return state.step
+
+    def due_by_time(self) -> bool:
+        """Whether this rank would like a checkpoint now; the ranks agree on it before one is taken."""
+        every_s = self._settings.checkpoint.every_s
+        return self._where.leads and every_s > 0 and self._clock() - self._saved_at >= every_s
+
+    def due_by_step(self, step: int) -> bool:
+        """Whether `step` is one that every rank knows to be saved."""
+        every = self._settings.checkpoint.every_steps
+        return every > 0 and step % every == 0
+
+    def save(self, state: State) -> float:
+        """Takes a checkpoint on all ranks; returns the seconds that the training stood still for it.
+
+        Nothing happens when this step is saved already. Raises CheckpointError.
+        """
+        if self._saved_step == state.step:
+            return 0.0
+        begin = time.perf_counter()
+        rng = self._where.gather(capture_rng())
+        if self._saver is not None:
+            self._saver.save(self._manifest(state), self._captured(state, rng))
+        self._saved_step, self._saved_at = state.step, self._clock()
+        return time.perf_counter() - begin
+
+    def _captured(self, state: State, rng: list[Any]) -> dict[str, Any]:
+        return capture(state, self._settings, self._samples, rng)
+
+    def _manifest(self, state: State) -> local.Manifest:
+        described = self._settings.model_dump(mode="json")
+        return local.Manifest(state.step, self._settings.model.name, self._where.size, config=described)
+
+    def flush(self) -> None:
+        """Waits, on every rank, until the last save is durable where it belongs; raises CheckpointError."""
+        self._where.on_first(self._close)
+
+    def _close(self) -> None:
+        if self._saver is not None:
+            saver, self._saver = self._saver, None
+            saver.close()
+
+    def abandon(self) -> None:
+        """Lets a save that has begun come to its end when the run has failed for another reason."""
+        try:
+            self._close()
+        except CheckpointError as error:
+            log.error("event=checkpoint-lost error=%r", str(error))

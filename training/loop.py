@@ -1,0 +1,156 @@
+"""The training loop. Read it from top to bottom."""
+
+import logging
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from training import config, optimization, outcome, parallel, precision
+from training.data.loader import Batch, CorruptionCounter
+from training.evaluation import Score, evaluate, mean_loss
+from training.interrupt import Interruption
+from training.meter import Meter
+from training.outcome import Outcome
+from training.parallel import World
+from training.run import Run, fresh_state, opened
+from training.state import State, parameters_sha256
+from training.stop import Stop
+
+log = logging.getLogger(__name__)
+
+
+def train(settings: config.Config, where: World, interruption: Interruption) -> Outcome:
+    """Trains from the newest checkpoint to the end, or to an interruption; raises TrainingError.
+
+    Either way the last step is saved before this returns, and result.json says what happened.
+    """
+    with opened(settings, where) as run:
+        state = fresh_state(run)
+        resumed_from_step = run.checkpoints.restore(state)
+        stop = Stop(where, interruption, run.checkpoints.due_by_time)
+        stopped = train_steps(run, state, stop)
+        run.checkpoints.save(state)
+        score = None if stopped else measure(run, state, stop)
+        run.checkpoints.flush()
+        result = conclude(run, state, stop, score, resumed_from_step)
+        where.on_first(lambda: outcome.write(run.directory, result))
+        log.info("event=%s reason=%r step=%d metric=%s", result.outcome, result.reason, state.step, score)
+        return result
+
+
+def train_steps(run: Run, state: State, stop: Stop) -> bool:
+    """Steps until the end of the run; True when the ranks agreed to stop before."""
+    settings = run.settings
+    last_step = state.step + run.steps_left(state)
+    batches = run.batches(state)
+    meter = Meter(run.where)
+    corrupt = CorruptionCounter(settings.data.corrupt_limit)
+    state.spread.train()
+    if state.step < last_step and stop.agreed_now():
+        return True
+    while state.step < last_step:
+        if stop.agreed():
+            return True
+        factor = optimization.learning_rate_factor(state.step, last_step, settings.schedule)
+        rate = optimization.set_learning_rate(state.optimizer, factor, settings.optimizer.learning_rate)
+        logged = (state.step + 1) % settings.run.log_every_steps == 0 or state.step + 1 == last_step
+        norm = take_step(run, state, batches, meter, corrupt, with_norm=logged)
+        if logged:
+            run.writer.write(meter.report(state, run.epoch(state), rate, norm))
+        if stop.take_save_request() or run.checkpoints.due_by_step(state.step):
+            save(run, state, meter)
+        every = settings.run.evaluate_every_steps
+        if every and state.step % every == 0 and state.step < last_step:
+            paused_at = meter.pause()
+            measure(run, state, stop)
+            meter.go_on(paused_at)
+    return False
+
+
+def take_step(
+    run: Run,
+    state: State,
+    batches: Iterator[Batch],
+    meter: Meter,
+    corrupt: CorruptionCounter,
+    *,
+    with_norm: bool,
+) -> Tensor | None:
+    """One optimizer step over all micro-batches; the norm of the gradients () where it is wanted."""
+    settings, count = run.settings, run.settings.run.accumulation
+    for micro in range(count):
+        begin = meter.clock()
+        batch = next(batches)
+        meter.add_batch(batch, meter.clock() - begin)
+        corrupt.add(batch.corrupt)
+        with parallel.without_reduction(state.spread, last=micro == count - 1):
+            with precision.autocast(settings.precision, run.where.device):
+                loss = mean_loss(state.spread(batch.inputs), batch.targets) / count
+            state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch has no hints here
+        meter.add_loss(loss)
+    norm = None
+    if with_norm or settings.optimizer.clip_norm > 0:
+        state.scaler.unscale_(state.optimizer)
+        norm = precision.clip(state.model, settings.optimizer.clip_norm)
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    state.position += settings.run.batch_size
+    optimization.update_average(state.average, state.model, settings.average, state.step)
+    meter.add_step()
+    return norm
+
+
+def save(run: Run, state: State, meter: Meter) -> None:
+    """Takes a checkpoint, after a look at the loss: a diverged state must not replace a good one."""
+    meter.check(state.step)
+    stall_s = run.checkpoints.save(state)
+    meter.add_stall(stall_s)
+    run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})
+
+
+def measure(run: Run, state: State, stop: Stop) -> Score | None:
+    """The score on held-out data, written to the metrics; None when the ranks agreed to stop meanwhile."""
+    run.where.share_buffers(state.model)
+    score = evaluate(
+        state.evaluated,
+        dataset=run.held_out,
+        description=run.description,
+        settings=run.settings,
+        share=run.share,
+        where=run.where,
+        interrupted=stop.agreed,
+    )
+    if score is not None:
+        run.writer.write(
+            {
+                "kind": "evaluation",
+                "step": state.step,
+                "epoch": round(run.epoch(state), 6),
+                "metric_name": score.name,
+                "metric": score.value,
+                "loss": score.loss,
+            }
+        )
+    return score
+
+
+def conclude(
+    run: Run, state: State, stop: Stop, score: Score | None, resumed_from_step: int | None
+) -> Outcome:
+    """What result.json says about this run; a score means that it came to its end."""
+    return Outcome(
+        outcome="stopped" if score is None else "finished",
+        reason=stop.reason.label if score is None else "all steps done",
+        detail=stop.detail() if score is None else "",
+        step=state.step,
+        epoch=round(run.epoch(state), 6),
+        parameters_sha256=parameters_sha256(state.model),
+        resumed_from_step=resumed_from_step,
+        checkpoint=run.checkpoints.location,
+        metric_name=score.name if score else "",
+        metric=score.value if score else None,
+        baseline_name=run.description.baseline_name,
+        baseline=run.description.baseline,
+    )

@@ -1,0 +1,103 @@
+"""What is measured while training: summed on the device, read from it only every log interval."""
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from training.data.loader import Batch
+from training.errors import DivergenceError
+from training.metrics.writers import Record
+from training.parallel import World
+from training.state import State
+
+BYTES_PER_GIB = 2**30
+
+
+class Meter:
+    """Sums losses, samples and waits between two reports. `report` and `check` are called by all ranks."""
+
+    def __init__(self, where: World, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._where = where
+        self.clock = clock
+        self._loss = torch.zeros((), device=where.device)
+        self._losses = 0
+        self._samples = 0
+        self._tokens = 0
+        self._data_wait_s = 0.0
+        self._stall_s = 0.0
+        self._begin = clock()
+
+    def add_loss(self, loss: Tensor) -> None:
+        """The loss () of one micro-batch, already divided by the number of micro-batches."""
+        self._loss += loss.detach()
+
+    def add_batch(self, batch: Batch, waited_s: float) -> None:
+        """A micro-batch that came after `waited_s` seconds."""
+        self._samples += batch.targets.shape[0]
+        self._tokens += batch.targets.numel()
+        self._data_wait_s += waited_s
+
+    def add_step(self) -> None:
+        """One optimizer step is done."""
+        self._losses += 1
+
+    def add_stall(self, seconds: float) -> None:
+        """The training stood still for a checkpoint."""
+        self._stall_s += seconds
+
+    def pause(self) -> float:
+        """Now; hand it to `go_on` to leave what lies between (an evaluation) out of the rates."""
+        return self.clock()
+
+    def go_on(self, paused_at: float) -> None:
+        self._begin += self.clock() - paused_at
+
+    def check(self, step: int) -> float:
+        """The mean loss since the last report over all ranks; raises DivergenceError naming rank and step."""
+        mine = float(self._loss) / max(1, self._losses)
+        losses: list[float] = self._where.gather(mine)
+        for rank, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                error = DivergenceError(
+                    f"the loss of rank {rank} is {loss} at step {step}; lower optimizer.learning_rate, set "
+                    "optimizer.clip_norm or schedule.warmup_steps, or use precision.dtype bf16, not fp16"
+                )
+                error.shared = True
+                raise error
+        return sum(losses) / len(losses)
+
+    def report(
+        self, state: State, epoch: float, learning_rate: float, gradient_norm: Tensor | None
+    ) -> Record:
+        """The record of the steps since the last report; afterwards the sums are zero."""
+        loss = self.check(state.step)
+        seconds = max(self.clock() - self._begin, 1e-9)
+        record: dict[str, float | int | str] = {
+            "kind": "train",
+            "step": state.step,
+            "epoch": round(epoch, 6),
+            "samples": state.position,
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "samples_per_s": self._samples * self._where.size / seconds,
+            "step_s": seconds / max(1, self._losses),
+            "data_wait_s": self._data_wait_s,
+            "checkpoint_stall_s": self._stall_s,
+        }
+        if self._tokens > self._samples:
+            record["tokens_per_s"] = self._tokens * self._where.size / seconds
+        if gradient_norm is not None:
+            record["gradient_norm"] = float(gradient_norm)
+        if self._where.device.type == "cuda":
+            record["memory_gib"] = torch.cuda.max_memory_allocated(self._where.device) / BYTES_PER_GIB
+        self._reset()
+        return record
+
+    def _reset(self) -> None:
+        self._loss.zero_()
+        self._losses = self._samples = self._tokens = 0
+        self._data_wait_s = self._stall_s = 0.0
+        self._begin = self.clock()

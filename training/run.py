@@ -1,0 +1,115 @@
+"""One run, put together: data, model, optimizer, checkpoints and writers, checked before the first step."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from training import config, models, optimization, outcome, parallel, precision
+from training.checkpoint.manager import Checkpoints
+from training.data.dataset import Dataset, Description, check_parts, describe, open_split
+from training.data.loader import Batch, Reader, Share, batches, training_slices
+from training.data.order import SampleOrder
+from training.data.prefetch import to_device
+from training.errors import ConfigError
+from training.metrics.writers import MetricsWriter, Writers, open_writers
+from training.parallel import World
+from training.state import State, seed_rng
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from the first step to the last."""
+
+    settings: config.Config
+    where: World
+    description: Description
+    training: Dataset
+    held_out: Dataset
+    share: Share
+    checkpoints: Checkpoints
+    writer: MetricsWriter
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.settings.run.directory)
+
+    def epoch(self, state: State) -> float:
+        """Passes over the training data so far."""
+        return state.position / len(self.training)
+
+    def steps_left(self, state: State) -> int:
+        """Optimizer steps from `state` to the end of the run."""
+        run = self.settings.run
+        if run.steps:
+            return max(0, run.steps - state.step)
+        samples = round(run.epochs * len(self.training)) - state.position
+        return max(0, -(-samples // run.batch_size))
+
+    def batches(self, state: State) -> Iterator[Batch]:
+        """The micro-batches of this rank from the position of `state` on, on the device."""
+        order = SampleOrder(len(self.training), self.settings.run.seed)
+        slices = training_slices(order, self.share, state.position)
+        reader = Reader(self.training, self.settings.run.seed)
+        pinned = self.where.device.type == "cuda"
+        read = batches(reader, slices, self.settings.data, pinned)
+        return to_device(read, self.where.device, self.settings.data.prefetch)
+
+
+@contextmanager
+def opened(settings: config.Config, where: World) -> Iterator[Run]:
+    """Checks and opens everything a run needs; every fault is raised on every rank before the first step."""
+    readers = where.together(lambda: parallel.check_sizes(settings.run, settings.parallel, where.size))
+    description = where.together(lambda: describe(Path(settings.data.path)))
+    training = where.together(lambda: open_split(settings.data, description, "train"))
+    held_out = where.together(lambda: open_split(settings.data, description, "val"))
+    where.together(lambda: check_parts(training, readers, settings.data.workers))
+    where.on_first(lambda: _make_directory(Path(settings.run.directory)))
+    share = Share(where.rank, readers, settings.run.batch_size, settings.run.accumulation)
+    checkpoints = Checkpoints(settings, where, len(training))
+    directory = Path(settings.run.directory)
+    writer = where.together(lambda: open_writers(settings.metrics, directory) if where.leads else Writers([]))
+    try:
+        yield Run(settings, where, description, training, held_out, share, checkpoints, writer)
+    finally:
+        checkpoints.abandon()
+        writer.close()
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        outcome.remove(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"run.directory = {str(directory)!r}: cannot be written: {error.strerror}"
+        ) from error
+
+
+def fresh_state(run: Run) -> State:
+    """The state before step 1: the same weights on every rank, another dropout on each."""
+    settings, where = run.settings, run.where
+    facts = models.Facts(
+        len(run.description.classes), run.description.vocabulary, settings.data.sequence_length
+    )
+    seed_rng(settings.run.seed, rank=0, step=0)
+    model = where.together(
+        lambda: models.build(
+            settings.model.name,
+            settings.model.options,
+            facts,
+            run.description.kind if settings.data.kind == "auto" else settings.data.kind,
+            settings.model.weights,
+        )
+    ).to(where.device)
+    precision.set_matrix_format(settings.precision)
+    average = optimization.build_average(model, settings.average)
+    spread = parallel.spread(model, settings.parallel, where)
+    seed_rng(settings.run.seed, where.rank, step=0)
+    return State(
+        model=model,
+        spread=spread,
+        optimizer=optimization.build_optimizer(model, settings.optimizer),
+        scaler=precision.scaler(settings.precision, where.device),
+        average=average,
+    )

@@ -1,0 +1,73 @@
+"""`train`: one process of a run; torchrun starts as many as there are devices."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import click
+import torch
+
+from training import config
+from training.errors import ConfigError, OutOfMemoryError, TrainingError
+from training.interrupt import Interruption, sources
+from training.loop import train as train_model
+from training.parallel import world
+
+NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
+log = logging.getLogger(__name__)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("config_file", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def train(config_file: Path, overrides: tuple[str, ...]) -> None:
+    """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself."""
+    rank = int(os.environ.get("RANK", "0"))
+    start_logging(rank)
+    try:
+        run_rank(config.load(config_file, overrides))
+    except TrainingError as error:
+        if rank == 0 or not (error.shared or isinstance(error, ConfigError)):
+            where = f"rank {rank}: " if rank else ""
+            click.echo(f"error: {where}{error}", err=True)
+        sys.exit(1)
+
+
+def run_rank(settings: config.Config) -> None:
+    """Joins the others and trains; raises TrainingError."""
+    with (
+        Interruption(sources(), settings.interrupt.poll_s) as interruption,
+        world(settings.parallel) as where,
+    ):
+        try:
+            train_model(settings, where, interruption)
+        except torch.OutOfMemoryError as error:
+            raise no_room(error, settings) from error
+        except RuntimeError as error:
+            if NO_ROOM in str(error):
+                raise no_room(error, settings) from error
+            raise
+
+
+def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:
+    """The message of a device that is full, with what to do about it."""
+    run, chosen = settings.run, settings.precision
+    return OutOfMemoryError(
+        f"the device has no room for a step: {str(error).splitlines()[0]}\n"
+        f"  smaller micro-batches, same result: --run.accumulation {run.accumulation * 2}\n"
+        f"  half the activations: --precision.dtype bf16 (now {chosen.dtype}), and "
+        f"--precision.activation_checkpointing true (now {str(chosen.activation_checkpointing).lower()})\n"
+        f"  weights and optimizer over all ranks: --parallel.strategy fsdp (now {settings.parallel.strategy})"
+    )
+
+
+def start_logging(rank: int) -> None:
+    """One event a line on stderr; ranks other than 0 speak only when something is wrong."""
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        format=f"time=%(asctime)s level=%(levelname)s rank={rank} %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S%z",
+    )
+    for library in ("botocore", "boto3", "urllib3", "torch"):
+        logging.getLogger(library).setLevel(logging.WARNING)
