@@ -9,7 +9,10 @@ import click
 from image.reaper.errors import ReaperError, nearest
 
 # command -> "module:attribute" of a click command, and its line in the help.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "sweep": ("image.reaper.sweep_command:sweep", "Mark idle machines, end those whose time has come."),
+    "agent": ("image.reaper.agent_command:command", "Watch this machine and publish heartbeats."),
+}
 
 
 class LazyGroup(click.Group):

@@ -1,0 +1,113 @@
+"""``instance.toml``: what the stack tells a machine about itself."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from image.reaper.errors import InstanceFileError, nearest
+
+CLOUDS = ("aws", "alicloud")
+TEXTS = (
+    "cloud",
+    "region",
+    "stack",
+    "pool",
+    "data_uri",
+    "metric_namespace",
+    "lifecycle_hook",
+    "home_file_system",
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, as far as the reaper's agent needs to know.
+
+    Attributes:
+        cloud: ``aws`` or ``alicloud``.
+        region: its region.
+        stack: its stack.
+        pool: its pool.
+        data_uri: bucket for what is saved before the machine goes, ``s3://BUCKET``.
+        metric_namespace: where its heartbeats go.
+        lifecycle_hook: of the pool's scaling group; empty without one.
+        home_file_system: DNS name of the shared home, or empty.
+        idle_after_hours: idle time before the mark.
+        grace_minutes: from the mark to the end.
+        expected_gpus: instance type -> GPUs it must have.
+    """
+
+    cloud: str
+    region: str
+    stack: str
+    pool: str
+    data_uri: str
+    metric_namespace: str
+    lifecycle_hook: str
+    home_file_system: str
+    idle_after_hours: float
+    grace_minutes: float
+    expected_gpus: Mapping[str, int]
+
+    def gpus_expected(self, instance_type: str | None) -> int:
+        """GPUs that must be seen; for an unknown type the fewest of any type of the pool."""
+        fewest = min(self.expected_gpus.values(), default=0)
+        return self.expected_gpus.get(instance_type or "", fewest)
+
+
+def load(path: Path) -> Machine:
+    """Read and check the file.
+
+    Raises:
+        InstanceFileError: naming every key that is wrong.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InstanceFileError(f"instance file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InstanceFileError(f"instance file {path}: not TOML: {error}") from error
+    problems = list(_problems(raw))
+    if problems:
+        raise InstanceFileError("\n".join(f"instance file {path}: {problem}" for problem in problems))
+    return Machine(
+        **{key: raw[key] for key in TEXTS},
+        idle_after_hours=float(raw["idle"]["after_hours"]),
+        grace_minutes=float(raw["idle"]["grace_minutes"]),
+        expected_gpus={name: table["gpus"] for name, table in raw.get("expected", {}).items()},
+    )
+
+
+def _problems(raw: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    if raw.get("schema_version") != 1:
+        found.append(f"schema_version = {raw.get('schema_version')!r}; allowed: 1")
+    others = raw.keys() - set(TEXTS)
+    wrong = [key for key in TEXTS if not isinstance(raw.get(key), str)]
+    found += [f"{key} = {raw.get(key)!r}; allowed: a text{nearest(key, others)}" for key in wrong]
+    if isinstance(raw.get("cloud"), str) and raw["cloud"] not in CLOUDS:
+        found.append(f"cloud = {raw['cloud']!r}; allowed: {', '.join(CLOUDS)}{nearest(raw['cloud'], CLOUDS)}")
+    return found + _idle_problems(raw.get("idle")) + _expected_problems(raw.get("expected", {}))
+
+
+def _idle_problems(idle: object) -> list[str]:
+    table = idle if isinstance(idle, dict) else {}
+    keys = ("after_hours", "grace_minutes")
+    wrong = [key for key in keys if not _is_number(table.get(key)) or table[key] < 0]
+    return [f"idle.{key} = {table.get(key)!r}; allowed: a number of at least 0" for key in wrong]
+
+
+def _expected_problems(expected: object) -> list[str]:
+    if not isinstance(expected, dict):
+        return [f"expected = {expected!r}; allowed: one table for each instance type"]
+    gpus = {name: table.get("gpus") if isinstance(table, dict) else None for name, table in expected.items()}
+    wrong = {
+        name: value for name, value in gpus.items() if not isinstance(value, int) or isinstance(value, bool)
+    }
+    return [f"expected.{name}.gpus = {value!r}; allowed: a whole number" for name, value in wrong.items()]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

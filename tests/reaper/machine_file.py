@@ -1,0 +1,23 @@
+"""An ``instance.toml`` as the stack writes it."""
+
+MACHINE_FILE = """
+schema_version = 1
+cloud = "aws"
+region = "us-east-1"
+stack = "aws-dev"
+pool = "dev"
+market = "on-demand"
+checkpoint_uri = "s3://made-up/dev"
+data_uri = "s3://made-up"
+metric_namespace = "GpuFleet/aws-dev"
+lifecycle_hook = "gpu-fleet-drain"
+home_file_system = ""
+[idle]
+after_hours = 24.0
+grace_minutes = 60
+action = "terminate"
+[expected."g5.xlarge"]
+gpus = 1
+gpu_memory_gib = 24
+efa_interfaces = 0
+"""

@@ -1,0 +1,128 @@
+"""A real agent process on a fast clock, against a CloudWatch of moto."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.reaper.machine_file import MACHINE_FILE
+
+HOURS = 26
+NAMESPACE = "GpuFleet/aws-dev"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    instance_file = tmp_path_factory.mktemp("etc") / "instance.toml"
+    instance_file.write_text(MACHINE_FILE)
+    host, port = server.get_host_and_port()
+    yield os.environ | {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "made-up",
+        "AWS_SECRET_ACCESS_KEY": "made-up",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
+        "GPU_FLEET_INSTANCE_FILE": str(instance_file),
+    }
+    server.stop()
+
+
+@contextmanager
+def running(*command):
+    process = subprocess.Popen(command)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run_agent(environment, run_dir, *arguments):
+    command = [sys.executable, "-m", "image.reaper", "agent", *arguments]
+    environment = environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def heartbeats(environment, instance_id, start):
+    client = boto3.client(
+        "cloudwatch",
+        "us-east-1",
+        endpoint_url=environment["AWS_ENDPOINT_URL"],
+        aws_access_key_id="made-up",
+        aws_secret_access_key="made-up",
+    )
+    answer = client.get_metric_statistics(
+        Namespace=NAMESPACE,
+        MetricName="SecondsSinceActivity",
+        Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
+        StartTime=start - timedelta(minutes=2),
+        EndTime=start + timedelta(hours=HOURS, minutes=2),
+        Period=60,
+        Statistics=["Minimum"],
+    )
+    return [point["Minimum"] for point in sorted(answer["Datapoints"], key=lambda point: point["Timestamp"])]
+
+
+def watch(environment, run_dir, instance_id, pid, start):
+    return run_agent(
+        environment,
+        run_dir,
+        *("--instance-id", instance_id, "--watch-pid", str(pid), "--duration", str(HOURS * 3600)),
+        *("--clock-start", start.isoformat(), "--clock-speed", "40000"),
+    )
+
+
+def test_a_process_that_does_nothing_is_idle_for_the_whole_time_with_a_heartbeat_each_minute(
+    environment, tmp_path
+):
+    start = datetime.now(UTC) - timedelta(hours=HOURS)
+    with running("sleep", "600") as process:
+        ended = watch(environment, tmp_path, "i-idle", process.pid, start)
+
+    values = heartbeats(environment, "i-idle", start)
+    assert ended.returncode == 0, ended.stderr
+    assert len(values) == HOURS * 60
+    assert values[-1] == pytest.approx(HOURS * 3600, abs=60)
+    assert values == sorted(values)
+
+
+def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
+    start = datetime.now(UTC) - timedelta(hours=HOURS)
+    with running(sys.executable, "-c", "while True: pass") as process:
+        ended = watch(environment, tmp_path, "i-busy", process.pid, start)
+
+    values = heartbeats(environment, "i-busy", start)
+    assert ended.returncode == 0, ended.stderr
+    assert len(values) == HOURS * 60
+    assert values[-1] < HOURS * 3600 / 2
+    assert json.loads((tmp_path / "activity.json").read_text())["watch"] == f"process tree of {process.pid}"
+
+
+def test_a_process_that_is_not_there_is_refused_by_its_number(environment, tmp_path):
+    with running("true") as process:
+        process.wait()
+        ended = run_agent(environment, tmp_path, "--instance-id", "i-1", "--watch-pid", str(process.pid))
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == f"error: --watch-pid {process.pid}: there is no such process"
+
+
+def test_a_clock_start_without_a_zone_is_refused_with_what_is_allowed(environment, tmp_path):
+    ended = run_agent(environment, tmp_path, "--clock-start", "2026-11-21T08:00:00")
+
+    assert ended.returncode == 2
+    assert "names no time zone; allowed: ISO 8601 with a zone" in " ".join(ended.stderr.split())
+
+
+def test_a_missing_instance_file_is_one_message(environment, tmp_path):
+    ended = run_agent(environment | {"GPU_FLEET_INSTANCE_FILE": "/nowhere.toml"}, tmp_path)
+
+    assert ended.returncode == 1
+    assert ended.stderr == "error: instance file /nowhere.toml: No such file or directory\n"
