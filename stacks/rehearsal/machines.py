@@ -1,0 +1,107 @@
+"""The machines that the stack's own groups launched in moto."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from moto.backends import get_backend
+from rich.table import Table
+
+from stacks import naming
+from stacks.rehearsal.clients import Clients
+
+ENDED = frozenset({"terminated", "shutting-down"})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One instance as EC2 and its scaling group describe it.
+
+    Attributes:
+        id: the instance's id.
+        pool: the value of its tag ``gpu-fleet:pool``.
+        group: its Auto Scaling group, empty once it was taken out of one.
+        type: the instance type.
+        zone: where it runs.
+        market: ``spot`` or ``on-demand``.
+        state: running, stopped, terminated...
+        protected: whether its group may not choose it when it shrinks.
+    """
+
+    id: str
+    pool: str
+    group: str
+    type: str
+    zone: str
+    market: str
+    state: str
+    protected: bool
+
+
+def launched(clients: Clients, stack: str) -> tuple[Machine, ...]:
+    """Every instance that carries the stack's tag, ended ones among them, by pool and id."""
+    own = [{"Name": f"tag:{naming.PROJECT}:stack", "Values": [stack]}]
+    pages = clients("ec2").get_paginator("describe_instances").paginate(Filters=own)
+    members = {
+        member["InstanceId"]: member
+        for page in clients("autoscaling").get_paginator("describe_auto_scaling_instances").paginate()
+        for member in page["AutoScalingInstances"]
+    }
+    found = [
+        _machine(instance, members.get(instance["InstanceId"], {}))
+        for page in pages
+        for reservation in page["Reservations"]
+        for instance in reservation["Instances"]
+    ]
+    return tuple(sorted(found, key=lambda machine: (machine.pool, machine.id)))
+
+
+def _machine(instance: dict[str, Any], member: dict[str, Any]) -> Machine:
+    tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
+    return Machine(
+        id=instance["InstanceId"],
+        pool=tags.get(f"{naming.PROJECT}:pool", ""),
+        group=member.get("AutoScalingGroupName", ""),
+        type=instance["InstanceType"],
+        zone=instance["Placement"]["AvailabilityZone"],
+        market=instance.get("InstanceLifecycle", "on-demand"),
+        state=instance["State"]["Name"],
+        protected=member.get("ProtectedFromScaleIn", False),
+    )
+
+
+def running(machines: Iterable[Machine]) -> set[str]:
+    """The ids of those that have not ended."""
+    return {machine.id for machine in machines if machine.state not in ENDED}
+
+
+def date_back(clients: Clients, instance_id: str, launched_at: datetime) -> None:
+    """Make moto say that a machine was launched earlier: the one thing here that no API can do.
+
+    Args:
+        clients: of the machine's region.
+        instance_id: the machine.
+        launched_at: aware UTC.
+    """
+    backend: Any = get_backend("ec2")[clients.account_id][clients.region]
+    backend.get_instance(instance_id).launch_time = launched_at.replace(tzinfo=None)  # moto keeps naive UTC
+
+
+def table(machines: Iterable[Machine]) -> Table:
+    """What runs, as a table for people."""
+    view = Table(title="instances launched by the stack's own groups", title_justify="left")
+    for heading in ("instance", "pool", "type", "zone", "market", "state", "scale-in"):
+        view.add_column(heading)
+    for machine in machines:
+        protection = "protected" if machine.protected else "allowed"
+        view.add_row(
+            machine.id,
+            machine.pool,
+            machine.type,
+            machine.zone,
+            machine.market,
+            machine.state,
+            protection if machine.group else "in no group",
+        )
+    return view

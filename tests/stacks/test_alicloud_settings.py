@@ -1,0 +1,157 @@
+"""What a stack file of Alibaba Cloud may not say, and how it is told."""
+
+import pytest
+
+from stacks.errors import SettingsError
+from stacks.settings_reader import from_mapping
+from tests.stacks.alicloud_examples import pool, stack_file
+from tests.stacks.examples import pool as aws_pool
+from tests.stacks.examples import stack_file as aws_stack_file
+
+
+def refusal(content):
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", content)
+    return str(caught.value)
+
+
+def test_a_sound_file_is_read_as_it_is_written():
+    settings = from_mapping("test", stack_file(pools=[pool(gpu_memory_gib=24, scratch_gib=400)]))
+
+    assert settings.cloud == "alicloud"
+    assert settings.pools[0].gpu_memory_gib == 24
+    assert settings.pools[0].scratch_gib == 400
+
+
+BAD_INPUTS = {
+    "a zone of AWS": (
+        {"network": {"cidr": "10.0.0.0/16", "zones": ["us-east-1a"]}},
+        "network.zones[0] = 'us-east-1a': must be a zone of region cn-shenzhen, such as cn-shenzhen-a",
+    ),
+    "a type of AWS": (
+        {"pools": [pool(types=["g5.xlarge"])]},
+        "pools[0].types[0] = 'g5.xlarge': a type of aws; this stack is on alicloud, which has ecs.",
+    ),
+    "a USD budget over CNY prices without a rate": (
+        {"budget": {"monthly": 5000, "currency": "USD", "recipients": ["team@example.com"]}},
+        "budget.currency = 'USD': the prices of its types are in CNY: needs budget.cny_per_usd",
+    ),
+    "a rate of nothing": (
+        {"budget": {"cny_per_usd": 0, "recipients": ["team@example.com"]}},
+        "budget.cny_per_usd = 0: must be greater than 0",
+    ),
+    "a currency neither cloud bills in": (
+        {"budget": {"currency": "EUR", "recipients": ["team@example.com"]}},
+        "budget.currency = 'EUR': must be one of CNY, USD on alicloud",
+    ),
+    "a capacity block": (
+        {"pools": [pool(market="capacity-block", reservation_id="cr-1", zones=["cn-shenzhen-d"])]},
+        "pools[0].market = 'capacity-block': is of AWS; on Alibaba Cloud use market reservation",
+    ),
+    "a spot strategy of AWS": (
+        {"pools": [pool(market="spot", spot_allocation_strategy="price-capacity-optimized")]},
+        "pools[0].spot_allocation_strategy = 'price-capacity-optimized': unknown key",
+    ),
+    "EFA": ({"pools": [pool(efa=True)]}, "pools[0].efa = True: is of AWS; on Alibaba Cloud use erdma"),
+    "an SSM parameter": (
+        {"image": {"parameter": "/aws/x"}},
+        "image.parameter = '/aws/x': is of AWS; on Alibaba Cloud use image.id",
+    ),
+    "an emulator": (
+        {"endpoint_url": "http://127.0.0.1:5000"},
+        "endpoint_url = 'http://127.0.0.1:5000': no emulator of Alibaba Cloud is known",
+    ),
+    "eRDMA on a type without it": (
+        {"pools": [pool(erdma=True)]},
+        "pools[0].erdma = True: needs types with such adapters; ecs.gn7i-c8g1.2xlarge has none",
+    ),
+    "A100 memory on gn7i": (
+        {"pools": [pool(gpu_memory_gib=40)]},
+        "pools[0].gpu_memory_gib = 40: ecs.gn7i-c8g1.2xlarge has A10 with 24 GiB each: "
+        "gn7i is A10 and not A100; A100 is gn7 with 40 GiB, gn7e and ebmgn7e with 80 GiB",
+    ),
+    "more memory than an A100 of 40 GiB has": (
+        {"pools": [pool(types=["ecs.gn7-c12g1.3xlarge"], gpu_memory_gib=80)]},
+        "pools[0].gpu_memory_gib = 80: ecs.gn7-c12g1.3xlarge has A100 with 40 GiB each",
+    ),
+    "a limit on what an on-demand machine costs": (
+        {"pools": [pool(spot_price_limit="9.5")]},
+        "pools[0].spot_price_limit = '9.5': only for market spot",
+    ),
+    "a key that turns quarterly outside of a KMS instance": (
+        {"storage": {"key_rotation_days": 90}},
+        "storage.kms_instance_id = None: required on alicloud: only a key in a KMS instance",
+    ),
+    "a CPFS size that is not sold": (
+        {"storage": {"kms_instance_id": "kst-1", "scratch_gib": 2400}},
+        "storage.scratch_gib = 2400: CPFS comes as 3600 GiB and steps of 1200 GiB; 0 for none",
+    ),
+    "a root volume over what the service takes": (
+        {"pools": [pool(volume_gib=2000)]},
+        "pools[0].volume_gib = 2000: must be from 20 to 500; data goes to scratch_gib",
+    ),
+    "a scratch disk too small": (
+        {"pools": [pool(scratch_gib=10)]},
+        "pools[0].scratch_gib = 10: must be from 20 to 65536; 0 for none",
+    ),
+    "a group of more machines than one holds": (
+        {"pools": [pool(size={"min": 0, "desired": 0, "max": 2001})]},
+        "pools[0].size.max = 2001: a scaling group holds 2000 machines at most",
+    ),
+    "V100 with the bundled image": (
+        {"pools": [pool(types=["ecs.gn6v-c8g1.2xlarge"])], "image": {"id": "m-1", "bundled": True}},
+        "the bundled image's open kernel modules need Turing or newer; ecs.gn6v-c8g1.2xlarge is older",
+    ),
+    "an account of AWS": (
+        {"account_id": "123456789012"},
+        "account_id = '123456789012': must be the 16 digits of an account of alicloud",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
+def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(changes, message):
+    assert message in refusal(stack_file(**changes))
+
+
+def test_a_usd_budget_is_accepted_with_a_rate():
+    budget = {
+        "monthly": 5000,
+        "currency": "USD",
+        "cny_per_usd": "7.1",
+        "recipients": ["team@example.com"],
+    }
+
+    assert str(from_mapping("test", stack_file(budget=budget)).budget.cny_per_usd) == "7.1"
+
+
+KEYS_OF_ALIBABA = {
+    "a KMS instance": ({"storage": {"kms_instance_id": "kst-1"}}, "storage.kms_instance_id = 'kst-1': is of"),
+    "a rate": (
+        {"budget": {"cny_per_usd": "7.1", "recipients": ["team@example.com"]}},
+        "budget.cny_per_usd = '7.1': AWS prices are in USD; leave it out",
+    ),
+    "a spot price limit": (
+        {"pools": [aws_pool(market="spot", spot_price_limit=1)]},
+        "pools[0].spot_price_limit = '1': is of Alibaba Cloud; leave it out",
+    ),
+    "a scratch disk": (
+        {"pools": [aws_pool(scratch_gib=100)]},
+        "pools[0].scratch_gib = 100: is of Alibaba Cloud; on AWS /scratch lies on the type's local disks",
+    ),
+    "eRDMA": (
+        {"pools": [aws_pool(erdma=True)]},
+        "pools[0].erdma = True: is of Alibaba Cloud; on AWS use efa",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), KEYS_OF_ALIBABA.values(), ids=KEYS_OF_ALIBABA.keys())
+def test_a_key_of_alibaba_cloud_is_refused_on_aws(changes, message):
+    assert message in refusal(aws_stack_file(**changes))
+
+
+def test_gpu_memory_is_held_on_aws_too():
+    content = aws_stack_file(pools=[aws_pool(gpu_memory_gib=80)])
+
+    assert "pools[0].gpu_memory_gib = 80: g5.xlarge has A10G with 24 GiB each" in refusal(content)

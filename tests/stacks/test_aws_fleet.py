@@ -1,0 +1,184 @@
+"""Pools on AWS: network cards, groups, markets, budget; and that whatever is valid builds."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from stacks import catalog
+from stacks.aws.fleet import group_plans
+from stacks.settings_reader import from_mapping
+from tests.stacks.examples import pool, stack, stack_files
+
+HOURS_PER_MONTH = 730  # aws.amazon.com/ec2/pricing: 8,760 hours a year by twelve
+GROUP = "aws:autoscaling/group:Group"
+TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
+
+
+def template_of(prod, pool_name: str) -> dict:
+    found = prod.client("ec2").describe_launch_template_versions(
+        LaunchTemplateId=prod.rehearsed.outputs["launch_template_ids"][pool_name], Versions=["$Latest"]
+    )
+    return found["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+
+
+def test_a_p4d_machine_has_four_efa_interfaces_on_cards_zero_to_three(prod):
+    cards = template_of(prod, "train")["NetworkInterfaces"]
+
+    assert [card["NetworkCardIndex"] for card in cards] == [0, 1, 2, 3]
+    assert [card["DeviceIndex"] for card in cards] == [0, 1, 1, 1]
+    # all four carry EFA; those beside the first take no address of the subnet
+    assert [card["InterfaceType"] for card in cards] == ["efa", "efa-only", "efa-only", "efa-only"]
+    assert all(card["Groups"] == [prod.rehearsed.outputs["security_group_ids"]["train"]] for card in cards)
+
+
+def test_a_p4d_pool_has_one_group_per_zone_in_its_own_placement_group(prod):
+    groups = [one for one in prod.of_type(GROUP) if "-train-" in one.name]
+
+    assert len(groups) == len(prod.settings.network.zones)
+    assert len({group.inputs["placementGroup"] for group in groups}) == len(groups)
+    assert all(len(group.inputs["vpcZoneIdentifiers"]) == 1 for group in groups)
+
+
+def test_machines_of_an_efa_pool_may_say_anything_to_one_another_both_ways(prod):
+    group = prod.rehearsed.outputs["security_group_ids"]["train"]
+    (found,) = prod.client("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"]
+
+    for direction in ("IpPermissions", "IpPermissionsEgress"):
+        own = [
+            rule
+            for rule in found[direction]
+            if rule["IpProtocol"] == "-1"
+            and [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group]
+        ]
+        assert len(own) == 1
+
+
+def test_a_spot_pool_buys_by_price_and_capacity(prod):
+    groups = [one for one in prod.of_type(GROUP) if "-train-" in one.name]
+    distributions = [group.inputs["mixedInstancesPolicy"]["instancesDistribution"] for group in groups]
+
+    for distribution in distributions:
+        assert distribution["spotAllocationStrategy"] == "price-capacity-optimized"
+        assert distribution["onDemandPercentageAboveBaseCapacity"] == 0
+
+
+def test_a_protected_stack_protects_what_holds_data(prod):
+    stateful = {
+        "aws:kms/key:Key",
+        "aws:s3/bucket:Bucket",
+        "aws:efs/fileSystem:FileSystem",
+        "aws:fsx/lustreFileSystem:LustreFileSystem",
+    }
+    found = [one for one in prod.rehearsed.resources if one.type in stateful]
+
+    assert {one.type for one in found} == stateful
+    assert [one.name for one in found if not one.protected] == []
+
+
+def test_each_zone_of_production_goes_out_through_its_own_gateway(prod):
+    gateways = prod.client("ec2").describe_nat_gateways()["NatGateways"]
+
+    assert len(gateways) == len(prod.settings.network.zones)
+    assert len({gateway["SubnetId"] for gateway in gateways}) == len(gateways)
+
+
+def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(shipped):
+    """Compute at list price for every machine a pool may grow to: the largest part by far."""
+    known = catalog.load()
+    worst = sum(
+        (
+            pool.size.max
+            * max(known.get(name).price.amount_per_hour for name in pool.types)
+            * HOURS_PER_MONTH
+            for pool in shipped.settings.pools
+        ),
+        Decimal(0),
+    )
+
+    assert 0 < worst < shipped.settings.budget.monthly
+
+
+def test_a_reservation_is_the_only_place_a_reserved_pool_starts_in(register):
+    reserved = pool(name="held", types=["p5.48xlarge"], market="capacity-block", zones=["us-east-1a"])
+
+    rehearsed = register(stack(pools=[reserved | {"reservation_id": "cr-0123456789abcdef0"}]))
+
+    (template,) = rehearsed.of_type(TEMPLATE)
+    target = template.inputs["capacityReservationSpecification"]["capacityReservationTarget"]
+    assert target == {"capacityReservationId": "cr-0123456789abcdef0"}
+    assert template.inputs["instanceMarketOptions"] == {"marketType": "capacity-block"}
+
+
+def test_ssh_is_open_to_the_named_networks_alone(register):
+    rehearsed = register(stack(access={"ssh_from": {"office": "198.51.100.0/24"}}))
+
+    opened = [
+        rule.inputs["cidrIpv4"]
+        for rule in rehearsed.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
+        if rule.inputs.get("fromPort") == 22
+    ]
+    assert opened == ["198.51.100.0/24"]
+
+
+def test_a_stack_without_nat_has_endpoints_for_all_it_needs(register):
+    rehearsed = register(
+        stack(
+            network={
+                "cidr": "10.0.0.0/16",
+                "zones": ["us-east-1a"],
+                "nat": "none",
+                "interface_endpoints": True,
+            }
+        )
+    )
+
+    services = {
+        one.inputs["serviceName"].rpartition("us-east-1.")[2]
+        for one in rehearsed.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
+    }
+    named = {"ssm", "ssmmessages", "ec2messages", "logs", "ecr.api", "ecr.dkr", "monitoring", "ec2"}
+    assert named | {"autoscaling", "sts", "kms", "elasticfilesystem", "s3"} <= services
+    assert rehearsed.of_type("aws:ec2/natGateway:NatGateway") == ()
+
+
+def test_a_training_pool_does_not_scale_by_load(register):
+    rehearsed = register(stack(pools=[pool(purpose="training")]))
+
+    assert rehearsed.of_type("aws:autoscaling/policy:Policy") == ()
+
+
+@pytest.mark.parametrize(
+    ("label", "threshold", "cooldown_s"),
+    [("cpu-high", 80, 300), ("gpu-memory-high", 85, 300), ("cpu-low", 30, 600)],
+)
+def test_an_interactive_pool_watches_its_load(register, label, threshold, cooldown_s):
+    rehearsed = register(stack())
+
+    (alarm,) = [
+        one
+        for one in rehearsed.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+        if one.inputs["name"].endswith(f"-{label}")
+    ]
+    assert alarm.inputs["threshold"] == threshold
+    assert alarm.inputs["period"] * alarm.inputs["evaluationPeriods"] == cooldown_s
+
+
+@given(stack_files())
+def test_the_groups_of_a_pool_hold_its_size_once(content):
+    settings = from_mapping("test", content)
+
+    for one in settings.pools:
+        plans = group_plans(settings, one)
+        assert sum(plan.size.desired for plan in plans) == one.size.desired
+        assert sum(plan.size.min for plan in plans) == one.size.min
+        assert {zone for plan in plans for zone in plan.zones} == set(settings.zones_of(one))
+
+
+@given(content=stack_files())
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_any_valid_settings_build(register, content):
+    rehearsed = register(from_mapping("test", content))
+
+    components = rehearsed.of_type("gpu-fleet:aws:Fleet")
+    assert len(components) == len(content["pools"])
