@@ -73,6 +73,7 @@ def summarise(
     newest = max(values, default=None)
     return Activity(
         newest_at=newest,
+        period_s=period_s,
         newest_value=values[newest] if newest is not None else 0.0,
         last_active_at=max((at - timedelta(seconds=proofs[at]) for at in proofs), default=None),
         coverage=(Coverage(sum(start <= at < end for at in proofs), periods_of(window, period_s)),),
@@ -92,6 +93,7 @@ def combine(coarse: Activity, fine: Activity, acknowledged: float | None = None)
     known = [one.last_active_at for one in (coarse, fine) if one.last_active_at is not None]
     return Activity(
         newest_at=newest.newest_at,
+        period_s=newest.period_s,
         newest_value=newest.newest_value,
         last_active_at=max(known, default=None),
         coverage=coarse.coverage[:1] + fine.coverage,

@@ -21,7 +21,19 @@ class ConfigurationError(ReaperError):
 
 
 class CloudError(ReaperError):
-    """A call to the cloud failed for good."""
+    """A call to the cloud failed for good.
+
+    Attributes:
+        code: the cloud's error code.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class DeadlineError(ReaperError):
+    """The time given to a sweep is over."""
 
 
 class LeaseError(ReaperError):

@@ -36,7 +36,7 @@ METRIC_SWEEP_RUNS = "SweepRuns"
 METRIC_SWEEP_FAILURES = "SweepFailures"
 METRIC_SWEEP_BREAKER = "SweepBreakerTrips"
 METRIC_SWEEP_ENDED = "SweepMachinesEnded"
-METRIC_SWEEP_IDLE = "SweepMachinesMarked"
+METRIC_SWEEP_MARKED = "SweepMachinesMarked"
 METRIC_SWEEP_UNKNOWN = "SweepMachinesUnknown"
 
 

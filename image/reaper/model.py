@@ -120,6 +120,7 @@ class Activity:
 
     Attributes:
         newest_at: start of the metric period of the newest heartbeat; None without any.
+        period_s: length of that period.
         newest_value: that period's smallest ``SecondsSinceActivity``: seconds, or a negative code.
         last_active_at: the latest moment at or after which something is known to have been active; None when
             no heartbeat tells.
@@ -129,6 +130,7 @@ class Activity:
     """
 
     newest_at: datetime | None
+    period_s: int
     newest_value: float
     last_active_at: datetime | None
     coverage: tuple[Coverage, ...]

@@ -62,3 +62,13 @@ def _within(minute: int, span: QuietHours) -> bool:
     if span.start_minute < span.end_minute:
         return span.start_minute <= minute < span.end_minute
     return minute >= span.start_minute or minute < span.end_minute
+
+
+def format_span(value: timedelta) -> str:
+    """A time span for a person: ``47 s``, ``12 min``, ``5.5 h`` or ``3.2 d``."""
+    seconds = abs(value.total_seconds())
+    for unit, length_s, up_to in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < up_to:
+            number = seconds / length_s
+            return f"{number:.1f} {unit}" if unit == "h" else f"{number:.0f} {unit}"
+    return f"{seconds / 86_400:.1f} d"

@@ -1,0 +1,163 @@
+"""Every call a sweep makes to the cloud: counted, timed against a deadline, its errors in one shape."""
+
+import email.utils
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from image.reaper.errors import CloudError, DeadlineError
+
+log = logging.getLogger(__name__)
+
+# After as many tries as botocore makes (see ``aws_session``) these say nothing about the ids of the call.
+TRANSIENT = frozenset(
+    {
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "RequestLimitExceeded",
+        "TooManyRequestsException",
+        "SlowDown",
+        "BandwidthLimitExceeded",
+        "InternalError",
+        "InternalFailure",
+        "InternalServerError",
+        "ServiceUnavailable",
+        "Unavailable",
+        "RequestTimeout",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One machine that something could not be done to, or ``*`` for all.
+
+    Attributes:
+        instance_id: the machine, or ``*``.
+        step: what was tried.
+        error: what the cloud said.
+    """
+
+    instance_id: str
+    step: str
+    error: str
+
+
+class Calls:
+    """Makes calls, and counts them.
+
+    Args:
+        clock: the time now.
+        deadline: after it no call is made.
+        read_only: refuse to make a call that changes anything.
+
+    Attributes:
+        read: calls that only looked, retries counted.
+        write: calls that may have changed something, retries counted.
+        skew_s: how far this machine's clock is ahead of the cloud's, by the latest answer; None before.
+    """
+
+    def __init__(
+        self, clock: Callable[[], datetime], deadline: datetime | None = None, *, read_only: bool = False
+    ) -> None:
+        self._clock = clock
+        self._deadline = deadline
+        self._read_only = read_only
+        self.read = 0
+        self.write = 0
+        self.skew_s: float | None = None
+
+    def look(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+        """Make a call that changes nothing.
+
+        Raises:
+            CloudError: the cloud refused, or did not answer.
+            DeadlineError: there is no time left.
+        """
+        answer, attempts = self._call(method, arguments)
+        self.read += attempts
+        if isinstance(answer, CloudError):
+            raise answer
+        return answer
+
+    def change(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+        """Make a call that may change something; errors as for ``look``.
+
+        Raises:
+            CloudError: also where only looking is allowed.
+        """
+        if self._read_only:
+            raise CloudError(f"{_name(method)} in a dry run", "DryRun")
+        answer, attempts = self._call(method, arguments)
+        self.write += attempts
+        if isinstance(answer, CloudError):
+            raise answer
+        return answer
+
+    def _call(
+        self, method: Callable[..., Any], arguments: dict[str, Any]
+    ) -> tuple[dict[str, Any] | CloudError, int]:
+        if self._deadline is not None and self._clock() >= self._deadline:
+            raise DeadlineError(f"no time left for {_name(method)}")
+        try:
+            answer: dict[str, Any] = method(**arguments)
+        except ClientError as error:
+            metadata = error.response.get("ResponseMetadata", {})
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            message = str(error.response.get("Error", {}).get("Message", ""))
+            log.warning("call=%s code=%s message=%r", _name(method), code, message)
+            failed = CloudError(f"{_name(method)}: {code}: {message}", code)
+            return failed, 1 + int(metadata.get("RetryAttempts", 0))
+        except BotoCoreError as error:
+            log.warning("call=%s error=%r", _name(method), str(error))
+            return CloudError(f"{_name(method)}: {error}", "ServiceUnavailable"), 1
+        metadata = answer.get("ResponseMetadata", {})
+        self._note_time(metadata.get("HTTPHeaders", {}).get("date"))
+        return answer, 1 + int(metadata.get("RetryAttempts", 0))
+
+    def _note_time(self, date: str | None) -> None:
+        if date is not None:
+            self.skew_s = (self._clock() - email.utils.parsedate_to_datetime(date)).total_seconds()
+
+
+def bisect(ids: Sequence[str], step: str, act: Callable[[Sequence[str]], object]) -> list[Failure]:
+    """Do something to many machines at once, so that one bad id fails alone.
+
+    A batch that the cloud refuses is cut in half and tried again; one that it had no time for is not.
+
+    Args:
+        ids: the machines of one batch.
+        step: what is done, for the report.
+        act: does it to some of them, or raises ``CloudError``; doing it twice must do no harm.
+
+    Returns:
+        One failure for each machine it was not done to.
+    """
+    if not ids:
+        return []
+    try:
+        act(ids)
+    except DeadlineError as error:
+        return [Failure(one, step, str(error)) for one in ids]
+    except CloudError as error:
+        if len(ids) == 1 or error.code in TRANSIENT:
+            return [Failure(one, step, str(error)) for one in ids]
+        middle = len(ids) // 2
+        return bisect(ids[:middle], step, act) + bisect(ids[middle:], step, act)
+    return []
+
+
+def batches(ids: Sequence[str], size: int) -> list[Sequence[str]]:
+    """Consecutive parts of at most ``size``."""
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
+
+
+def _name(method: Callable[..., Any]) -> str:
+    return str(getattr(method, "__name__", method))

@@ -1,0 +1,90 @@
+"""The sweep as a Lambda function: ``image.reaper.handler.handle``."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from image.reaper import policy as policies
+from image.reaper.calls import Failure
+from image.reaper.environment import connect, policy_file
+from image.reaper.errors import CloudError, ConfigurationError, nearest
+from image.reaper.results import Result
+from image.reaper.sweep import Cloud, Options, sweep
+
+# The scheduler's event is ``{}``; a person may ask for more.
+FLAGS = ("dry_run", "override_breaker")
+# Left at the end, to finish what was begun and to report.
+RESERVE = timedelta(seconds=15)
+
+
+def handle(event: object, context: Any) -> dict[str, Any]:
+    """Sweep once.
+
+    Args:
+        event: ``{}``, or with the flags ``dry_run`` and ``override_breaker``.
+        context: Lambda's: request id and remaining time.
+
+    Returns:
+        The counts of the sweep; each machine's verdict is in the log, one event a line.
+
+    Raises:
+        ReaperError: nothing could be done at all; Lambda counts it as an error, which is an alarm.
+    """
+    flags = _flags(event)
+    found = policies.load(policy_file())
+    deadline = datetime.now(UTC) + timedelta(milliseconds=context.get_remaining_time_in_millis()) - RESERVE
+    options = Options(
+        clock=lambda: datetime.now(UTC),
+        holder=f"lambda {context.aws_request_id}",
+        dry_run=found.dry_run or flags["dry_run"],
+        override_breaker=flags["override_breaker"],
+    )
+    cloud = connect(found, options.clock, deadline=deadline)
+    result = sweep(cloud, found, options)
+    published = publish(cloud, result)
+    log_result(published)
+    return {key: value for key, value in published.to_json().items() if key not in ("verdicts", "leftovers")}
+
+
+def publish(cloud: Cloud, result: Result) -> Result:
+    """Publish the sweep's own metrics; a failure to is one more failure of the sweep."""
+    try:
+        cloud.heartbeats.publish(result.metrics())
+    except CloudError as error:
+        result.done.failures.append(Failure("*", "publish metrics", str(error)))
+    return replace(result, read_calls=cloud.calls.read, write_calls=cloud.calls.write)
+
+
+def log_result(result: Result) -> None:
+    """One JSON object a line: each machine's verdict, each failure, then the whole."""
+    report = result.to_json()
+    for verdict in report.pop("verdicts"):
+        _log("verdict", verdict)
+    for failure in report["failed"]:
+        _log("failure", failure)
+    _log("sweep", report | {"acted": len(report["acted"])})
+
+
+def _log(event: str, content: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"event": event, **content}) + "\n")
+
+
+def _flags(event: object) -> dict[str, bool]:
+    """The event's flags.
+
+    Raises:
+        ConfigurationError: naming what is wrong with the event.
+    """
+    if not isinstance(event, dict):
+        raise ConfigurationError(f"event = {event!r}; allowed: an object")
+    for key, value in event.items():
+        if key not in FLAGS:
+            raise ConfigurationError(
+                f"event: {key!r} is unknown; allowed: {', '.join(FLAGS)}{nearest(str(key), FLAGS)}"
+            )
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"event: {key} = {value!r}; allowed: true or false")
+    return {flag: bool(event.get(flag, False)) for flag in FLAGS}

@@ -1,0 +1,127 @@
+"""One sweep at a time: an object in the bucket that only one sweep can take over.
+
+It also remembers, from sweep to sweep, what people were told already.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from image.reaper.errors import LeaseError
+from image.reaper.store import Store
+from image.reaper.times import format_time, parse_time
+
+KEY = "lease.json"
+# Longer than any sweep may run (Lambda: 15 min at most), so that a holder that is alive never loses it.
+LENGTH = timedelta(minutes=15)
+
+
+@dataclass
+class Memory:
+    """What one sweep tells the next.
+
+    Attributes:
+        told: subject of an alert -> when people were last told.
+        leftovers_at: when leftovers were last looked for.
+    """
+
+    told: dict[str, datetime] = field(default_factory=dict)
+    leftovers_at: datetime | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the lease object holds it."""
+        return {
+            "told": {subject: format_time(at) for subject, at in sorted(self.told.items())},
+            "leftovers_at": format_time(self.leftovers_at) if self.leftovers_at else None,
+        }
+
+
+class Lease:
+    """The right to change machines, until ``release``.
+
+    Args:
+        store: where the object lies.
+        holder: a name nobody else has.
+        clock: the time now.
+
+    Attributes:
+        memory: of the sweep before; written back by ``release``.
+    """
+
+    def __init__(self, store: Store, holder: str, clock: Callable[[], datetime]) -> None:
+        self._store = store
+        self._holder = holder
+        self._clock = clock
+        self._version: str | None = None
+        self.memory = Memory()
+
+    def acquire(self) -> None:
+        """Take the lease.
+
+        Raises:
+            LeaseError: another sweep has it.
+            CloudError: nobody knows.
+        """
+        found = self._store.get(KEY)
+        if found is None:
+            self._version = self._store.create(KEY, self._content())
+        else:
+            self._refuse_if_held(found.content)
+            self.memory = _memory(found.content)
+            self._version = self._store.replace(KEY, self._content(), found.version)
+        if self._version is None:
+            raise LeaseError("another sweep took the lease at the same moment; this one did nothing")
+
+    def renew(self) -> None:
+        """Make sure that the lease is still ours, right before something is done with it.
+
+        Raises:
+            LeaseError: it is not.
+            CloudError: nobody knows.
+        """
+        self._version = self._store.replace(KEY, self._content(), self._version or "never held")
+        if self._version is None:
+            raise LeaseError("another sweep took the lease over; this one ends nothing more")
+
+    def release(self) -> None:
+        """Give the lease back with what was remembered; one that was lost is left to its new holder.
+
+        Raises:
+            CloudError: it could not be written; then it runs out by itself.
+        """
+        if self._version is not None:
+            self._store.replace(KEY, self._content(held=False), self._version)
+            self._version = None
+
+    def _content(self, *, held: bool = True) -> dict[str, Any]:
+        now = self._clock()
+        return {
+            "holder": self._holder if held else None,
+            "expires": format_time(now + LENGTH if held else now),
+            "memory": self.memory.to_json(),
+        }
+
+    def _refuse_if_held(self, content: dict[str, Any]) -> None:
+        if content.get("holder") is None:
+            return
+        expires = _time(content.get("expires"))
+        if expires is None or expires > self._clock():
+            until = format_time(expires) if expires else "nobody knows when; delete the object to free it"
+            raise LeaseError(f"another sweep ({content['holder']}) holds the lease until {until}")
+
+
+def _memory(content: dict[str, Any]) -> Memory:
+    """What can be read of it; forgetting means telling people once more."""
+    raw = content.get("memory")
+    raw = raw if isinstance(raw, dict) else {}
+    told = raw.get("told")
+    times = {subject: _time(at) for subject, at in (told if isinstance(told, dict) else {}).items()}
+    return Memory({subject: at for subject, at in times.items() if at}, _time(raw.get("leftovers_at")))
+
+
+def _time(text: object) -> datetime | None:
+    try:
+        return parse_time(text) if isinstance(text, str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,86 @@
+"""What the tags of a machine say: the sweep's mark, and people's holds. Pure."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from image.reaper.model import (
+    KEEP_AT_MOST,
+    TAG_IDLE_SINCE,
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_REAP_AFTER,
+    Instance,
+)
+from image.reaper.times import format_time, parse_time
+
+# Two estimates of one idle machine's ``idle_since`` differ by at most two heartbeats.
+SAME_IDLENESS = timedelta(minutes=2)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A sweep found the machine idle, told its owner, and wrote this down on it.
+
+    Attributes:
+        idle_since: since when it was idle then.
+        reap_after: when it may go.
+    """
+
+    idle_since: datetime
+    reap_after: datetime
+
+    def tags(self) -> dict[str, str]:
+        """The mark as tags."""
+        return {TAG_IDLE_SINCE: format_time(self.idle_since), TAG_REAP_AFTER: format_time(self.reap_after)}
+
+    def tells_of(self, idle_since: datetime) -> bool:
+        """Whether the machine has been idle all the time since it was marked."""
+        return idle_since <= self.idle_since + SAME_IDLENESS
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A person's wish to keep a machine.
+
+    Attributes:
+        until: when it ends; None where the tag cannot be read, which holds and is told.
+        reason: why, in the person's words.
+        problem: what is wrong with the tag, or an empty text.
+    """
+
+    until: datetime | None
+    reason: str
+    problem: str = ""
+
+
+def is_marked(instance: Instance) -> bool:
+    """Whether any trace of a mark is on the machine."""
+    return TAG_REAP_AFTER in instance.tags or TAG_IDLE_SINCE in instance.tags
+
+
+def mark_of(instance: Instance) -> Mark | None:
+    """The mark, or None where there is none that can be read."""
+    try:
+        return Mark(parse_time(instance.tags[TAG_IDLE_SINCE]), parse_time(instance.tags[TAG_REAP_AFTER]))
+    except (KeyError, ValueError):
+        return None
+
+
+def hold_of(instance: Instance, now: datetime) -> Hold | None:
+    """The hold in force, or None; one that is over holds no longer, one that is malformed does."""
+    text = instance.tags.get(TAG_KEEP_UNTIL)
+    if text is None:
+        return None
+    reason = instance.tags.get(TAG_KEEP_REASON, "no reason given")
+    try:
+        until = parse_time(text)
+    except ValueError:
+        allowed = "an ISO 8601 time with its zone, say 2026-11-21T18:00:00+01:00"
+        return Hold(None, reason, f"{TAG_KEEP_UNTIL} = {text!r}; allowed: {allowed}")
+    if until <= now:
+        return None
+    if until > now + KEEP_AT_MOST:
+        return Hold(
+            until, reason, f"{TAG_KEEP_UNTIL} = {text!r}; allowed: at most {KEEP_AT_MOST.days} days ahead"
+        )
+    return Hold(until, reason)

@@ -1,0 +1,121 @@
+"""Which heartbeats to ask for: a coarse look at every machine, a close one at those that may be idle."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from image.reaper.activity import (
+    FINE_PERIOD_S,
+    FINE_WINDOW,
+    LOOK_AHEAD,
+    coarse_period_s,
+    combine,
+    may_be_idle,
+    summarise,
+    window_start,
+)
+from image.reaper.aws_metrics import Answer, Heartbeats, Query, Span
+from image.reaper.calls import Failure
+from image.reaper.decide import SCALE_IN_IDLE
+from image.reaper.marks import is_marked
+from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.model import Activity, Instance
+from image.reaper.policy import Policy
+
+
+def observe(
+    heartbeats: Heartbeats,
+    instances: Sequence[Instance],
+    policy: Policy,
+    now: datetime,
+    scale_in: Collection[str],
+) -> tuple[dict[str, Activity], list[Failure]]:
+    """What is known of every running machine.
+
+    A machine that the coarse look shows busy is not looked at again; that is most of a fleet in use.
+
+    Args:
+        heartbeats: where to read them.
+        instances: the machines.
+        policy: of the stack.
+        now: the time of the sweep.
+        scale_in: pools where a shorter idle time counts.
+
+    Returns:
+        Instance id -> activity, and what could not be read.
+    """
+    running = [one for one in instances if one.state == "running" and one.pool in policy.pools]
+    coarse: dict[str, Activity] = {}
+    failures: list[Failure] = []
+    for period_s, members in _by_period(running, policy).items():
+        found, failed = _coarse(heartbeats, members, policy, now, period_s)
+        coarse |= found
+        failures += failed
+    suspects = [
+        one
+        for one in running
+        if is_marked(one)
+        or may_be_idle(coarse[one.id], _threshold(one, policy, scale_in), coarse[one.id].period_s)
+    ]
+    close, failed = look_closely(heartbeats, suspects, coarse, policy, now)
+    return coarse | close, failures + failed
+
+
+def look_closely(
+    heartbeats: Heartbeats,
+    instances: Sequence[Instance],
+    coarse: Mapping[str, Activity],
+    policy: Policy,
+    now: datetime,
+) -> tuple[dict[str, Activity], list[Failure]]:
+    """The last hour of some machines by the minute, joined with what is known of their whole window."""
+    if not instances:
+        return {}, []
+    span = Span(window_start(now, FINE_WINDOW, FINE_PERIOD_S), now + LOOK_AHEAD)
+    idle = {one.id: Query(one.id, METRIC_SECONDS_SINCE_ACTIVITY, FINE_PERIOD_S) for one in instances}
+    saved = {
+        one.id: Query(one.id, METRIC_ACKNOWLEDGED, FINE_PERIOD_S)
+        for one in instances
+        if is_marked(one) and policy.pools[one.pool].require_acknowledgement
+    }
+    answers, failures = heartbeats.read([*idle.values(), *saved.values()], span)
+    found = {}
+    for one in instances:
+        window = min(FINE_WINDOW, timedelta(hours=policy.pools[one.pool].idle_after_hours))
+        answer = answers[idle[one.id]]
+        fine = summarise(answer.points, now, window, FINE_PERIOD_S, complete=answer.complete)
+        acknowledged = _newest(answers[saved[one.id]]) if one.id in saved else None
+        found[one.id] = combine(coarse[one.id], fine, acknowledged)
+    return found, failures
+
+
+def _coarse(
+    heartbeats: Heartbeats, instances: Sequence[Instance], policy: Policy, now: datetime, period_s: int
+) -> tuple[dict[str, Activity], list[Failure]]:
+    windows = {one.id: timedelta(hours=policy.pools[one.pool].idle_after_hours) for one in instances}
+    span = Span(window_start(now, max(windows.values()), period_s), now + LOOK_AHEAD)
+    queries = {one.id: Query(one.id, METRIC_SECONDS_SINCE_ACTIVITY, period_s) for one in instances}
+    answers, failures = heartbeats.read(list(queries.values()), span)
+    found = {
+        key: summarise(answers[query].points, now, windows[key], period_s, complete=answers[query].complete)
+        for key, query in queries.items()
+    }
+    return found, failures
+
+
+def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[Instance]]:
+    """Machines whose windows need periods of the same length are asked for together."""
+    grouped: dict[int, list[Instance]] = defaultdict(list)
+    for one in instances:
+        window = timedelta(hours=policy.pools[one.pool].idle_after_hours)
+        grouped[coarse_period_s(window)].append(one)
+    return dict(sorted(grouped.items()))
+
+
+def _threshold(instance: Instance, policy: Policy, scale_in: Collection[str]) -> timedelta:
+    usual = timedelta(hours=policy.pools[instance.pool].idle_after_hours)
+    return min(usual, SCALE_IN_IDLE) if instance.pool in scale_in else usual
+
+
+def _newest(answer: Answer) -> float | None:
+    return max(answer.points)[1] if answer.complete and answer.points else None

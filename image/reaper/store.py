@@ -1,0 +1,95 @@
+"""Small JSON objects in a bucket, written only under a condition."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError, ConfigurationError
+
+# PutObject answers these when a condition does not hold (S3 API, conditional writes).
+REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
+ABSENT = frozenset({"NoSuchKey", "404"})
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object as it was read.
+
+    Attributes:
+        content: the JSON object.
+        version: what a later write may be conditional on.
+    """
+
+    content: dict[str, Any]
+    version: str
+
+
+class Store:
+    """The part of a bucket below one prefix; S3, or OSS through its S3 interface.
+
+    Args:
+        s3: the client.
+        calls: makes the calls.
+        uri: ``s3://bucket/prefix``.
+
+    Raises:
+        ConfigurationError: when the URI is not one.
+    """
+
+    def __init__(self, s3: Any, calls: Calls, uri: str) -> None:
+        scheme, _, rest = uri.partition("://")
+        self._bucket, _, prefix = rest.partition("/")
+        if scheme not in ("s3", "oss") or not self._bucket:
+            raise ConfigurationError(f"GPU_FLEET_LEDGER_URI = {uri!r}; allowed: s3://BUCKET/PREFIX")
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._s3 = s3
+        self._calls = calls
+
+    def get(self, key: str) -> Found | None:
+        """An object, or None where there is none.
+
+        Raises:
+            CloudError: it could not be read, or is no JSON object.
+        """
+        try:
+            answer = self._calls.look(self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key)
+        except CloudError as error:
+            if error.code in ABSENT:
+                return None
+            raise
+        try:
+            content = json.loads(answer["Body"].read())
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise CloudError(f"{self._prefix}{key}: not a JSON object", "Malformed")
+        return Found(content, answer["ETag"])
+
+    def create(self, key: str, content: dict[str, Any]) -> str | None:
+        """Write an object that must not be there yet: its version, or None where it is. Raises CloudError."""
+        return self._put(key, content, IfNoneMatch="*")
+
+    def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
+        """Write over the version that was read: the new one, or None where somebody was quicker.
+
+        Raises:
+            CloudError: it could not be written.
+        """
+        return self._put(key, content, IfMatch=version)
+
+    def _put(self, key: str, content: dict[str, Any], **condition: str) -> str | None:
+        try:
+            answer = self._calls.change(
+                self._s3.put_object,
+                Bucket=self._bucket,
+                Key=self._prefix + key,
+                Body=json.dumps(content, indent=1, sort_keys=True).encode(),
+                ContentType="application/json",
+                **condition,
+            )
+        except CloudError as error:
+            if error.code in REFUSED or (error.code in ABSENT and "IfMatch" in condition):
+                return None
+            raise
+        return str(answer["ETag"])

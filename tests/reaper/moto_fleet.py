@@ -1,0 +1,173 @@
+"""A small fleet in moto, with heartbeats as its agents would publish them."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+
+REGION = "us-east-1"
+STACK = "test"
+BUCKET = "gpu-fleet-test-records"
+# moto starts every machine now: the sweeps of the tests happen three days later.
+NOW = datetime.now(UTC).replace(second=30, microsecond=0) + timedelta(days=3)
+HEARTBEAT_S = 300  # sparse enough for moto, which looks at every point for every period
+TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
+
+
+def pool_policy(**changes: Any) -> dict[str, Any]:
+    """A pool of the policy, idle after 2 hours, with some keys replaced."""
+    return {
+        "market": "on-demand",
+        "min_size": 0,
+        "idle_after_hours": 2,
+        "grace_minutes": 30,
+        "min_uptime_minutes": 60,
+        "coverage_percent": 90,
+        "action": "terminate",
+        "terminate_stopped_after_days": None,
+        "quiet_hours": [],
+        "quiet_weekends": False,
+        "instance_store_scratch": True,
+        "max_lifetime_hours": 168,
+        "hourly_price": {"g5.xlarge": "1.006"},
+    } | changes
+
+
+def policy_json(**changes: Any) -> dict[str, Any]:
+    """A sound policy, with some top-level keys replaced."""
+    return {
+        "schema_version": 1,
+        "cloud": "aws",
+        "region": REGION,
+        "stack": STACK,
+        "metric_namespace": namespace(STACK),
+        "currency": "USD",
+        "dry_run": False,
+        "max_actions": 100,
+        "max_percent": 100,
+        "time_zone": "UTC",
+        "pools": {"dev": pool_policy()},
+        "leftovers": {"older_than_days": 14, "remove": False},
+    } | changes
+
+
+def write_policy(path: Path, **changes: Any) -> Path:
+    """The policy as a file."""
+    path.write_text(json.dumps(policy_json(**changes)), encoding="utf-8")
+    return path
+
+
+def client(service: str) -> Any:
+    """A boto3 client of the tests' region."""
+    return boto3.client(service, region_name=REGION)
+
+
+class MotoFleet:
+    """Makes what a stack would have made: a bucket, a topic with a listening queue, machines, groups."""
+
+    def __init__(self) -> None:
+        self.ec2, self.autoscaling, self.cloudwatch = (
+            client("ec2"),
+            client("autoscaling"),
+            client("cloudwatch"),
+        )
+        client("s3").create_bucket(Bucket=BUCKET)
+        self.topic_arn = client("sns").create_topic(Name="alarms")["TopicArn"]
+        queue = client("sqs").create_queue(QueueName="listener")
+        self.queue_url = queue["QueueUrl"]
+        arn = client("sqs").get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=["QueueArn"])
+        client("sns").subscribe(
+            TopicArn=self.topic_arn, Protocol="sqs", Endpoint=arn["Attributes"]["QueueArn"]
+        )
+
+    def environ(self) -> dict[str, str]:
+        """What the stack tells the sweep."""
+        return {"GPU_FLEET_LEDGER_URI": f"s3://{BUCKET}/reaper", "GPU_FLEET_TOPIC_ARN": self.topic_arn}
+
+    def start(self, count: int = 1, **tags: str) -> list[str]:
+        """Start machines outside any group."""
+        wire = [{"Key": key, "Value": value} for key, value in (TAGS | tags).items()]
+        started = self.ec2.run_instances(
+            ImageId="ami-12c6146b",
+            InstanceType="g5.xlarge",
+            MinCount=count,
+            MaxCount=count,
+            TagSpecifications=[{"ResourceType": "instance", "Tags": wire}],
+        )
+        return [one["InstanceId"] for one in started["Instances"]]
+
+    def start_group(self, name: str, desired: int, min_size: int = 0) -> list[str]:
+        """Start a scaling group's machines."""
+        self.ec2.create_launch_template(
+            LaunchTemplateName=name,
+            LaunchTemplateData={"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"},
+        )
+        self.autoscaling.create_auto_scaling_group(
+            AutoScalingGroupName=name,
+            MinSize=min_size,
+            MaxSize=10,
+            DesiredCapacity=desired,
+            LaunchTemplate={"LaunchTemplateName": name},
+            AvailabilityZones=[f"{REGION}a"],
+            Tags=[{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in TAGS.items()],
+        )
+        return self.members(name)
+
+    def members(self, group: str) -> list[str]:
+        """The machines in a group."""
+        found = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
+        return sorted(one["InstanceId"] for one in found["AutoScalingGroups"][0]["Instances"])
+
+    def heartbeats(
+        self, ids: list[str], idle_hours: float, until: datetime = NOW, over_hours: float = 3
+    ) -> None:
+        """Publish what agents publish of machines whose last activity was so long before ``until``."""
+        idle_at = until - timedelta(hours=idle_hours)
+        at = until - timedelta(seconds=60)
+        moments = [
+            at - timedelta(seconds=n * HEARTBEAT_S) for n in range(int(over_hours * 3600 / HEARTBEAT_S))
+        ]
+        moments += [at - timedelta(minutes=n) for n in range(63) if n % 5]
+        data = [
+            {
+                "MetricName": METRIC_SECONDS_SINCE_ACTIVITY,
+                "Dimensions": [{"Name": "InstanceId", "Value": key}],
+                "Timestamp": moment,
+                "Value": max(0.0, (moment - idle_at).total_seconds()),
+                "Unit": "Seconds",
+            }
+            for key in ids
+            for moment in moments
+        ]
+        for start in range(0, len(data), 1000):
+            self.cloudwatch.put_metric_data(Namespace=namespace(STACK), MetricData=data[start : start + 1000])
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """A machine's tags."""
+        found = self.ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [instance_id]}])
+        return {tag["Key"]: tag["Value"] for tag in found["Tags"]}
+
+    def state(self, instance_id: str) -> str:
+        """A machine's state."""
+        found = self.ec2.describe_instances(InstanceIds=[instance_id])
+        return str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
+
+    def heard(self) -> list[dict[str, Any]]:
+        """What was published to the topic since the last time."""
+        found = client("sqs").receive_message(QueueUrl=self.queue_url, MaxNumberOfMessages=10)
+        messages = found.get("Messages", [])
+        for message in messages:
+            client("sqs").delete_message(QueueUrl=self.queue_url, ReceiptHandle=message["ReceiptHandle"])
+        return [json.loads(message["Body"]) for message in messages]
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Every record of the ledger."""
+        s3 = client("s3")
+        listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/ledger/").get("Contents", [])
+        bodies = [s3.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed]
+        return [json.loads(body) for body in bodies]

@@ -1,0 +1,121 @@
+"""The sweep command against moto, from the first heartbeat to the last record."""
+
+import json
+from datetime import datetime, timedelta
+
+import pytest
+from click.testing import CliRunner, Result
+from moto import mock_aws
+
+from image.reaper.cli import main
+from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
+
+AFTER_GRACE = NOW + timedelta(minutes=31)
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    """An empty stack in moto, and an environment that leads to it."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with mock_aws():
+        made = MotoFleet()
+        for name, value in made.environ().items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Runs ``gpu-reaper sweep``; returns its exit code and report."""
+
+    def run(now: datetime, *flags: str, **policy) -> tuple[Result, dict]:
+        path, report = write_policy(tmp_path / "policy.json", **policy), tmp_path / "report.json"
+        arguments = ["sweep", "--policy", str(path), "--now", now.isoformat(), "--report", str(report)]
+        result = CliRunner().invoke(main, [*arguments, *flags], catch_exceptions=False)
+        return result, json.loads(report.read_text())
+
+    return run
+
+
+def verdicts(report):
+    return {one["instance_id"]: one["verdict"] for one in report["verdicts"]}
+
+
+def test_an_idle_machine_is_marked_and_its_owner_told(fleet, sweep):
+    idle, busy = fleet.start(2)
+    fleet.heartbeats([idle], idle_hours=2.5)
+    fleet.heartbeats([busy], idle_hours=0)
+
+    result, report = sweep(NOW)
+
+    assert result.exit_code == 0, result.output
+    assert verdicts(report) == {idle: "MARK", busy: "KEEP-busy"}
+    assert {TAG_IDLE_SINCE, TAG_REAP_AFTER} <= fleet.tags(idle).keys()
+    assert [message["Subject"] for message in fleet.heard()] == ["test: 1 idle GPU machine(s) of ada will go"]
+    assert fleet.state(idle) == "running"
+
+
+def test_a_marked_machine_goes_after_its_grace_with_a_record_of_it(fleet, sweep):
+    (idle,) = fleet.start()
+    fleet.heartbeats([idle], idle_hours=2.5)
+    sweep(NOW)
+    fleet.heartbeats([idle], idle_hours=3.1, until=AFTER_GRACE)
+
+    result, report = sweep(AFTER_GRACE)
+
+    assert result.exit_code == 0, result.output
+    assert [one["instance_id"] for one in report["acted"]] == [idle]
+    assert fleet.state(idle) == "terminated"
+    assert report["saved_usd_per_month"] == "734.380"
+    assert [(one["instance_id"], one["action"]) for one in fleet.ledger()] == [(idle, "terminate")]
+
+
+def test_a_machine_that_works_again_loses_its_mark(fleet, sweep):
+    (machine,) = fleet.start()
+    fleet.heartbeats([machine], idle_hours=2.5)
+    sweep(NOW)
+    fleet.heartbeats([machine], idle_hours=0.1, until=AFTER_GRACE, over_hours=0.5)
+
+    _, report = sweep(AFTER_GRACE)
+
+    assert verdicts(report) == {machine: "UNMARK"}
+    assert TAG_REAP_AFTER not in fleet.tags(machine)
+    assert fleet.state(machine) == "running"
+
+
+def test_a_group_member_leaves_its_group_smaller_and_never_below_its_minimum(fleet, sweep):
+    members = fleet.start_group("pool", desired=3, min_size=1)
+    fleet.heartbeats(members, idle_hours=2.5)
+    sweep(NOW)
+    fleet.heartbeats(members, idle_hours=3.1, until=AFTER_GRACE)
+
+    _, report = sweep(AFTER_GRACE)
+
+    gone = {one["instance_id"] for one in report["acted"]}
+    assert len(gone) == 2
+    assert set(fleet.members("pool")) == set(members) - gone
+    assert {fleet.state(one) for one in gone} == {"terminated"}
+
+
+def test_a_dry_run_plans_the_same_and_changes_nothing(fleet, sweep):
+    (idle,) = fleet.start()
+    fleet.heartbeats([idle], idle_hours=2.5)
+
+    _, report = sweep(NOW, "--dry-run")
+
+    assert verdicts(report) == {idle: "MARK"}
+    assert report["calls"]["write"] == 0
+    assert TAG_REAP_AFTER not in fleet.tags(idle)
+    assert fleet.heard() == []
+
+
+def test_machines_of_other_stacks_and_unmanaged_ones_are_never_listed(fleet, sweep):
+    fleet.start(**{"gpu-fleet:stack": "other"})
+    fleet.start(**{"gpu-fleet:managed": "false"})
+
+    _, report = sweep(NOW)
+
+    assert report["verdicts"] == []
