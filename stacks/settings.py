@@ -5,6 +5,7 @@ held by ``settings_rules``. Together they report every problem of a file at once
 """
 
 import re
+from decimal import Decimal
 from enum import StrEnum
 from ipaddress import IPv4Network
 from typing import Annotated, Literal
@@ -39,6 +40,7 @@ Url = Annotated[str, matching(r"https?://\S+", "must be an http or https URL")]
 # Pulumi.yaml must give a key a default before a stack may leave it out; the empty text is that default.
 OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
 Positive = Annotated[int, Field(gt=0)]
+PositiveDecimal = Annotated[Decimal, Field(gt=0)]
 Percent = Annotated[int, Field(gt=0, le=100)]
 # The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
 RetentionDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
@@ -146,12 +148,15 @@ class Storage:
 
     Attributes:
         key_rotation_days: how often the stack's key turns; exactly 90 on AWS, 7 to 90 on Alibaba Cloud.
+        kms_instance_id: the KMS instance that holds the stack's key (Alibaba Cloud, where a key outside of
+            one turns yearly at the soonest).
         home: a shared, encrypted NFS home for every pool.
-        scratch_gib: size of a shared Lustre file system; 0 for none.
+        scratch_gib: size of a shared Lustre (AWS) or CPFS (Alibaba Cloud) file system; 0 for none.
         old_versions_days: how long a bucket keeps what was overwritten or deleted.
     """
 
     key_rotation_days: Annotated[int, Field(ge=7, le=90)] = 90
+    kms_instance_id: str | None = None
     home: bool = False
     scratch_gib: Annotated[int, Field(ge=0)] = 0
     old_versions_days: Positive = 30
@@ -214,8 +219,13 @@ class Pool:
         groups: one scaling group for all zones or one for each; by default per zone where ``efa`` is on.
         efa: Elastic Fabric Adapter on every network card (AWS).
         erdma: elastic RDMA interfaces (Alibaba Cloud).
+        gpu_memory_gib: what the work needs of each GPU; a type with less is refused. Null for no such need.
         on_demand_base: machines of a spot pool that are bought on demand first.
+        spot_price_limit: most to pay for a spot machine and hour, in the currency of the account (Alibaba
+            Cloud); null for whatever the market asks, which never passes the on-demand price.
         volume_gib: size of the encrypted root volume.
+        scratch_gib: size of an encrypted disk for /scratch (Alibaba Cloud, whose types have no local disks);
+            0 for none.
         containers: allow containers to reach the metadata service (one network hop more).
         scaling: scale out under load, ask the sweep to scale in; by default off for training.
         idle: when a machine counts as forgotten.
@@ -233,8 +243,11 @@ class Pool:
     groups: Grouping | None = None
     efa: bool = False
     erdma: bool = False
+    gpu_memory_gib: Positive | None = None
     on_demand_base: Annotated[int, Field(ge=0)] = 0
+    spot_price_limit: PositiveDecimal | None = None
     volume_gib: Positive = 200
+    scratch_gib: Annotated[int, Field(ge=0)] = 0
     containers: bool = False
     scaling: bool | None = None
     idle: Idle = Idle()
@@ -274,6 +287,7 @@ class Budget:
     Attributes:
         monthly: amount per calendar month.
         currency: ``USD`` on AWS, ``CNY`` or ``USD`` on Alibaba Cloud.
+        cny_per_usd: the rate to compare prices in one currency with a budget in the other.
         scope: what is counted.
         recipients: e-mail addresses.
         thresholds: in rising order for each kind.
@@ -281,6 +295,7 @@ class Budget:
 
     monthly: Positive = 5000
     currency: Currency = "USD"
+    cny_per_usd: PositiveDecimal | None = None
     scope: BudgetScope = BudgetScope.ACCOUNT
     recipients: tuple[Address, ...] = ()
     thresholds: tuple[Threshold, ...] = DEFAULT_THRESHOLDS

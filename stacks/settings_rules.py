@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import available_timezones
 
-from stacks import naming, pool_rules
+from stacks import alicloud_rules, naming, pool_rules
 from stacks.catalog import Cloud
 from stacks.errors import Problem
 from stacks.settings import Access, Budget, Image, Nat, Network, Pool, Reaper, Storage
@@ -67,6 +67,8 @@ def check(name: str, sound: Mapping[str, Any], absent: Set[str]) -> list[Problem
     if "image" in section:
         problems += _image(section["image"])
     problems += _pools(name, section.get("pools", ()), network, cloud, section.get("image"))
+    if cloud is not None:
+        problems += alicloud_rules.check(cloud, section)
     return problems
 
 
@@ -124,8 +126,9 @@ def _zones(zones: tuple[str, ...], cloud: Cloud | None, region: str | None) -> I
         return
     for index, zone in enumerate(zones):
         if not re.fullmatch(re.escape(region) + ZONE_SUFFIX_PATTERN[cloud], zone):
+            example = f"{region}a" if region[-1].isdigit() else f"{region}-a"
             yield Problem(
-                f"network.zones[{index}]", zone, f"must be a zone of region {region}, such as {region}a"
+                f"network.zones[{index}]", zone, f"must be a zone of region {region}, such as {example}"
             )
 
 
@@ -145,7 +148,7 @@ def _storage(storage: Storage, cloud: Cloud | None) -> Iterator[Problem]:
         allowed = "must be 90 on AWS, whose KMS rotates after 90 days at the soonest"
         yield Problem("storage.key_rotation_days", storage.key_rotation_days, allowed)
     size = storage.scratch_gib
-    if size and size != LUSTRE_FIRST_GIB and size % LUSTRE_STEP_GIB:
+    if cloud is not Cloud.ALICLOUD and size and size != LUSTRE_FIRST_GIB and size % LUSTRE_STEP_GIB:
         allowed = f"Lustre comes as {LUSTRE_FIRST_GIB} or a multiple of {LUSTRE_STEP_GIB} GiB; 0 for none"
         yield Problem("storage.scratch_gib", size, allowed)
 

@@ -1,0 +1,139 @@
+"""What a stack file may say on one cloud only: the keys of Alibaba Cloud, and what it lacks or limits.
+
+Pure, and apart from ``settings_rules`` so that what holds on both clouds reads without exceptions.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stacks import catalog
+from stacks.catalog import Cloud, InstanceType
+from stacks.errors import Problem
+from stacks.settings import Budget, Image, Market, Pool, Storage
+
+# github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_configuration, system_disk_size.
+SMALLEST_VOLUME_GIB, LARGEST_VOLUME_GIB = 20, 500
+# www.alibabacloud.com/help/en/ecs/user-guide/essds
+SMALLEST_DISK_GIB, LARGEST_DISK_GIB = 20, 65_536
+# The same provider, resource alicloud_ess_scaling_group, max_size.
+LARGEST_GROUP = 2000
+# The same provider, resource alicloud_nas_file_system, example "CPFS Usage".
+CPFS_FIRST_GIB, CPFS_STEP_GIB = 3600, 1200
+# Prices of mainland China; an account elsewhere is billed in USD, and its prices are in no public list.
+CURRENCY = "CNY"
+A10_FAMILY = "gn7i"
+
+
+def check(cloud: Cloud, section: Mapping[str, Any]) -> Iterator[Problem]:
+    """Every rule that holds on one cloud only.
+
+    Args:
+        cloud: the stack's cloud.
+        section: top-level key -> parsed value, without those that did not parse; None for such pools.
+    """
+    rules = _of_alicloud if cloud is Cloud.ALICLOUD else _of_aws
+    yield from rules(section)
+    for index, pool in enumerate(section.get("pools", ())):
+        if pool is not None:
+            yield from _gpu_memory(f"pools[{index}]", pool)
+
+
+def _of_aws(section: Mapping[str, Any]) -> Iterator[Problem]:
+    """The keys that only Alibaba Cloud has."""
+    storage: Storage | None = section.get("storage")
+    budget: Budget | None = section.get("budget")
+    if storage is not None and storage.kms_instance_id is not None:
+        yield Problem("storage.kms_instance_id", storage.kms_instance_id, "is of Alibaba Cloud; leave it out")
+    if budget is not None and budget.cny_per_usd is not None:
+        yield Problem("budget.cny_per_usd", str(budget.cny_per_usd), "AWS prices are in USD; leave it out")
+    for index, pool in enumerate(section.get("pools", ())):
+        if pool is None:
+            continue
+        if pool.spot_price_limit is not None:
+            limit = str(pool.spot_price_limit)
+            yield Problem(f"pools[{index}].spot_price_limit", limit, "is of Alibaba Cloud; leave it out")
+        if pool.scratch_gib:
+            allowed = "is of Alibaba Cloud; on AWS /scratch lies on the type's local disks"
+            yield Problem(f"pools[{index}].scratch_gib", pool.scratch_gib, allowed)
+
+
+def _of_alicloud(section: Mapping[str, Any]) -> Iterator[Problem]:
+    if section.get("endpoint_url") is not None:
+        yield Problem("endpoint_url", section["endpoint_url"], "no emulator of Alibaba Cloud is known")
+    if "storage" in section:
+        yield from _storage(section["storage"])
+    if "image" in section:
+        yield from _image(section["image"])
+    pools = [pool for pool in section.get("pools", ()) if pool is not None]
+    if "budget" in section:
+        yield from _currency(section["budget"], pools)
+    for index, pool in enumerate(section.get("pools", ())):
+        if pool is not None:
+            yield from _pool(f"pools[{index}]", pool)
+
+
+def _storage(storage: Storage) -> Iterator[Problem]:
+    """A key outside of a KMS instance turns every 365 days and no sooner.
+
+    https://help.aliyun.com/zh/kms/key-management-service/developer-reference/api-kms-2016-01-20-updaterotationpolicy
+    """
+    if storage.kms_instance_id is None:
+        allowed = "required on alicloud: only a key in a KMS instance turns sooner than yearly"
+        yield Problem("storage.kms_instance_id", None, allowed)
+    size = storage.scratch_gib
+    if size and (size < CPFS_FIRST_GIB or (size - CPFS_FIRST_GIB) % CPFS_STEP_GIB):
+        allowed = f"CPFS comes as {CPFS_FIRST_GIB} GiB and steps of {CPFS_STEP_GIB} GiB; 0 for none"
+        yield Problem("storage.scratch_gib", size, allowed)
+
+
+def _image(image: Image) -> Iterator[Problem]:
+    if image.parameter is not None:
+        yield Problem("image.parameter", image.parameter, "is of AWS; on Alibaba Cloud use image.id")
+
+
+def _currency(budget: Budget, pools: list[Pool]) -> Iterator[Problem]:
+    """Prices are compared with the budget every few minutes: a sum of two currencies would say nothing."""
+    known = catalog.load()
+    kinds = [kind for pool in pools for name in pool.types if (kind := known.find(name)) is not None]
+    currencies = {kind.price.currency if kind.price else CURRENCY for kind in kinds}
+    others = ", ".join(sorted(currencies - {budget.currency}))
+    if others and budget.cny_per_usd is None:
+        allowed = f"the prices of its types are in {others}: needs budget.cny_per_usd to compare them"
+        yield Problem("budget.currency", budget.currency, allowed)
+
+
+def _pool(key: str, pool: Pool) -> Iterator[Problem]:
+    if pool.market is Market.CAPACITY_BLOCK:
+        allowed = "is of AWS; on Alibaba Cloud use market reservation with an elasticity assurance"
+        yield Problem(f"{key}.market", str(pool.market), allowed)
+    if pool.spot_price_limit is not None and pool.market is not Market.SPOT:
+        yield Problem(f"{key}.spot_price_limit", str(pool.spot_price_limit), "only for market spot")
+    if not SMALLEST_VOLUME_GIB <= pool.volume_gib <= LARGEST_VOLUME_GIB:
+        allowed = f"must be from {SMALLEST_VOLUME_GIB} to {LARGEST_VOLUME_GIB}; data goes to scratch_gib"
+        yield Problem(f"{key}.volume_gib", pool.volume_gib, allowed)
+    if pool.scratch_gib and not SMALLEST_DISK_GIB <= pool.scratch_gib <= LARGEST_DISK_GIB:
+        allowed = f"must be from {SMALLEST_DISK_GIB} to {LARGEST_DISK_GIB}; 0 for none"
+        yield Problem(f"{key}.scratch_gib", pool.scratch_gib, allowed)
+    if pool.size.max > LARGEST_GROUP:
+        yield Problem(
+            f"{key}.size.max", pool.size.max, f"a scaling group holds {LARGEST_GROUP} machines at most"
+        )
+
+
+def _gpu_memory(key: str, pool: Pool) -> Iterator[Problem]:
+    """Each type must have what the work needs of a GPU."""
+    wanted = pool.gpu_memory_gib
+    if wanted is None:
+        return
+    known = catalog.load()
+    kinds = [kind for name in pool.types if (kind := known.find(name)) is not None]
+    for kind in kinds:
+        if kind.gpu_memory_gib < wanted:
+            yield Problem(f"{key}.gpu_memory_gib", wanted, _too_small(kind))
+
+
+def _too_small(kind: InstanceType) -> str:
+    found = f"{kind.name} has {kind.gpu_model or 'GPUs'} with {kind.gpu_memory_gib} GiB each"
+    if not kind.name.startswith(f"ecs.{A10_FAMILY}-"):
+        return found
+    return f"{found}: gn7i is A10 and not A100; A100 is gn7 with 40 GiB, gn7e and ebmgn7e with 80 GiB"
