@@ -59,7 +59,7 @@ class GpuSensor:
             gpus = tuple(self._gpu(device) for device in self._open())
         except self._nvml.NVMLError as error:
             self._close()
-            raise SensorError(self._told(error, "")) from error
+            raise SensorError(self._told(error, " on opening the GPUs")) from error
         except SensorError:
             self._close()
             raise

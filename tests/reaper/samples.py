@@ -1,0 +1,42 @@
+"""Samples and judgements for tests, with everything at rest unless told otherwise."""
+
+from datetime import UTC, datetime, timedelta
+
+from image.reaper.judge import Judgement, Memory, State
+from image.reaper.sample import Gpu, People, Rates, Sample
+
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+HOUR_AGO = NOON - timedelta(hours=1)
+
+
+def sample(rates=Rates(), gpus=(), people=None, failures=(), at=NOON):  # noqa: B008 - frozen
+    return Sample(at, rates, tuple(gpus), people, tuple(failures))
+
+
+def minute(*samples):
+    """Twelve samples, 5 s apart, the last at noon; the given ones last, quiet ones before."""
+    padded = [sample()] * (12 - len(samples)) + list(samples)
+    return [
+        Sample(NOON - timedelta(seconds=5 * (11 - index)), s.rates, s.gpus, s.people, s.failures)
+        for index, s in enumerate(padded)
+    ]
+
+
+def gpu(name="0", *, utilisation=0.0, power_w=60.0, limit_w=700.0, pids=(), used_gib=0.5, total_gib=80.0):
+    return Gpu(name, utilisation, used_gib, total_gib, power_w, limit_w, tuple(pids))
+
+
+def people(sessions=(), watched=(), working=()):
+    return People(tuple(sessions), tuple(watched), tuple(working))
+
+
+def judgement(state=State.IDLE, idle_s=600.0, **values):
+    told = {
+        "active_fraction": 0.0,
+        "gpu_memory_used_percent": None,
+        "reasons": (),
+        "unknown": (),
+        "hung": (),
+        "memory": Memory(NOON - timedelta(seconds=idle_s)),
+    }
+    return Judgement(NOON, state, **(told | values))

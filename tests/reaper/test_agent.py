@@ -1,0 +1,130 @@
+"""The agent's loop on a clock that a test moves."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper.agent import Agent, next_multiple
+from image.reaper.judge import Memory, State
+from image.reaper.sample import Rates
+from tests.reaper.samples import NOON, sample
+
+BUSY, RESTING = Rates(cpu_cores=1.0), Rates()
+
+
+class FakeClock:
+    """A clock that is at the moment it was last told to wait for, plus delays that a test sets."""
+
+    def __init__(self, start=NOON, *, is_real=True, late_s=()):
+        self.start = start
+        self.is_real = is_real
+        self._now = start
+        self._late_s = list(late_s)
+
+    def now(self):
+        return self._now
+
+    def real_s(self):
+        return (self._now - NOON).total_seconds()
+
+    def wait_until(self, moment):
+        late_s = self._late_s.pop(0) if self._late_s else 0.0
+        self._now = max(self._now, moment) + timedelta(seconds=late_s)
+
+
+class Looking:
+    """Sensors that see what a test says for each moment."""
+
+    def __init__(self, rates_at=lambda _at: RESTING):
+        self._rates_at = rates_at
+        self.looks = []
+
+    def __call__(self, at, *, with_people):
+        self.looks.append((at, with_people))
+        return sample(self._rates_at(at), at=at)
+
+
+def judged(clock, look=None, minutes=3, **options):
+    outcomes = []
+    Agent(clock, look or Looking(), outcomes.append, **options).run(NOON + timedelta(minutes=minutes))
+    return outcomes
+
+
+def test_it_judges_each_whole_minute():
+    outcomes = judged(FakeClock())
+
+    assert [outcome.at for outcome in outcomes] == [NOON + timedelta(minutes=m) for m in range(4)]
+
+
+def test_it_looks_every_five_seconds_and_at_the_process_table_once_a_minute():
+    look = Looking()
+
+    judged(FakeClock(), look, minutes=2)
+
+    assert len(look.looks) == 1 + 1 + 24
+    assert sum(with_people for _, with_people in look.looks) == 1 + 1 + 2
+
+
+def test_idle_time_counts_from_the_start():
+    outcomes = judged(FakeClock())
+
+    assert [outcome.seconds_since_activity for outcome in outcomes] == [0, 60, 120, 180]
+
+
+def test_idle_time_counts_from_the_last_busy_minute():
+    busy_until = NOON + timedelta(minutes=1)
+    outcomes = judged(FakeClock(), Looking(lambda at: BUSY if at <= busy_until else RESTING))
+
+    assert [outcome.state for outcome in outcomes[1:]] == [State.ACTIVE, State.IDLE, State.IDLE]
+    assert [outcome.seconds_since_activity for outcome in outcomes[1:]] == [0, 60, 120]
+
+
+def test_what_is_known_from_before_a_restart_goes_on():
+    outcomes = judged(FakeClock(), memory=Memory(NOON - timedelta(hours=1)))
+
+    assert outcomes[-1].seconds_since_activity == 3600 + 180
+
+
+def test_a_short_delay_is_made_up_for():
+    outcomes = judged(FakeClock(late_s=[0, 20]))
+
+    assert [outcome.at for outcome in outcomes] == [NOON + timedelta(minutes=m) for m in range(4)]
+    assert outcomes[-1].seconds_since_activity == 180
+
+
+def test_a_long_gap_starts_the_idle_time_anew_and_no_minute_is_invented(caplog):
+    outcomes = judged(FakeClock(late_s=[0] * 5 + [600]), minutes=15, memory=Memory(NOON - timedelta(hours=9)))
+
+    after = [outcome for outcome in outcomes if outcome.at > NOON + timedelta(minutes=1)]
+    assert after[0].at >= NOON + timedelta(minutes=10)
+    assert all(outcome.seconds_since_activity < 600 for outcome in after)
+    assert "event=gap seconds=600" in caplog.text
+
+
+def test_on_a_fast_clock_one_look_stands_for_all_samples_it_spans():
+    look = Looking()
+    outcomes = judged(FakeClock(is_real=False, late_s=[0] + [1195] * 9), look, minutes=60)
+
+    assert len(outcomes) == 61
+    assert len(look.looks) < 10
+
+
+def test_only_a_change_of_state_is_logged(caplog):
+    caplog.set_level("INFO")
+
+    judged(FakeClock(), minutes=9)
+
+    assert caplog.text.count("event=state") == 1
+
+
+@given(
+    st.datetimes(timezones=st.just(NOON.tzinfo), min_value=NOON.replace(tzinfo=None)),
+    st.sampled_from([timedelta(seconds=5), timedelta(seconds=60)]),
+)
+def test_the_next_multiple_is_a_whole_step_and_less_than_one_away(moment, step):
+    found = next_multiple(moment, step) if moment.year < 9000 else moment
+
+    assert timedelta(0) <= found - moment < step
+    assert moment.year >= 9000 or found.timestamp() % step.total_seconds() == pytest.approx(0, abs=1e-6)

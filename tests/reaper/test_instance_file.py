@@ -1,0 +1,66 @@
+"""instance.toml is read as the stack writes it, and refused key by key."""
+
+import pytest
+
+from image.reaper.errors import InstanceFileError
+from image.reaper.instance_file import load
+from tests.reaper.machine_file import MACHINE_FILE
+
+
+@pytest.fixture
+def refused(tmp_path):
+    def message(old, new):
+        assert old in MACHINE_FILE
+        path = tmp_path / "instance.toml"
+        path.write_text(MACHINE_FILE.replace(old, new))
+        with pytest.raises(InstanceFileError) as caught:
+            load(path)
+        return str(caught.value)
+
+    return message
+
+
+def test_a_file_of_the_stack_is_read(tmp_path):
+    path = tmp_path / "instance.toml"
+    path.write_text(MACHINE_FILE + '[expected."g5.48xlarge"]\ngpus = 8\n')
+
+    machine = load(path)
+
+    assert (machine.stack, machine.pool, machine.region) == ("aws-dev", "dev", "us-east-1")
+    assert (machine.idle_after_hours, machine.grace_minutes) == (24.0, 60)
+    assert machine.gpus_expected("g5.48xlarge") == 8
+
+
+def test_of_an_unknown_type_the_fewest_gpus_are_expected(tmp_path):
+    path = tmp_path / "instance.toml"
+    path.write_text(MACHINE_FILE + '[expected."g5.48xlarge"]\ngpus = 8\n')
+
+    assert load(path).gpus_expected(None) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("schema_version = 1", "schema_version = 2", "schema_version = 2; allowed: 1"),
+        ('pool = "dev"', 'pol = "dev"', "pool = None; allowed: a text (nearest: pol)"),
+        ('cloud = "aws"', 'cloud = "awz"', "cloud = 'awz'; allowed: aws, alicloud (nearest: aws)"),
+        ("after_hours = 24.0", "after_hours = -1", "idle.after_hours = -1; allowed: a number of at least 0"),
+        ("gpus = 1", 'gpus = "1"', "expected.g5.xlarge.gpus = '1'; allowed: a whole number"),
+        ("[idle]", "[idel]", "idle.after_hours = None; allowed: a number of at least 0"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_value_and_what_is_allowed(refused, old, new, said):
+    assert said in refused(old, new)
+
+
+def test_every_problem_is_told_at_once(refused):
+    assert len(refused('cloud = "aws"\nregion = "us-east-1"', 'cloud = "x"').splitlines()) == 2
+
+
+def test_what_is_not_toml_is_refused(refused):
+    assert "not TOML" in refused("schema_version = 1", "schema_version 1")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InstanceFileError, match=r"gone\.toml: No such file"):
+        load(tmp_path / "gone.toml")

@@ -1,0 +1,224 @@
+"""A minute of samples becomes active, idle or unknown."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper.judge import Limits, Memory, State, judge
+from image.reaper.sample import Rates, Session
+from tests.reaper.samples import HOUR_AGO, NOON, gpu, minute, people, sample
+
+LIMITS = Limits()
+
+
+def judged(*samples, memory=None):
+    return judge(minute(*samples), NOON, memory or Memory(HOUR_AGO))
+
+
+def test_a_minute_at_rest_is_idle_and_the_idle_time_goes_on():
+    outcome = judged()
+
+    assert outcome.state is State.IDLE
+    assert outcome.seconds_since_activity == 3600
+    assert outcome.active_fraction == 0
+
+
+@pytest.mark.parametrize(
+    ("busy", "reason"),
+    [
+        (Rates(cpu_cores=0.2 * 12), "cpu: 0.20 cores"),
+        (Rates(disk_bytes_per_s=12 * 2**20), "disk: 1.0 MiB/s"),
+        (Rates(network_bytes_per_s=12 * 2**20), "network: 1.0 MiB/s"),
+    ],
+)
+def test_a_rate_counts_by_the_mean_of_the_minute(busy, reason):
+    outcome = judged(sample(busy))
+
+    assert outcome.state is State.ACTIVE
+    assert outcome.reasons == (reason,)
+    assert outcome.seconds_since_activity == 0
+    assert outcome.active_fraction == pytest.approx(1 / 12)
+
+
+def test_what_daemons_need_is_no_activity():
+    daemons = Rates(cpu_cores=0.05, disk_bytes_per_s=20_000, network_bytes_per_s=5_000)
+
+    assert judged(*[sample(daemons)] * 12).state is State.IDLE
+
+
+def test_one_gpu_kernel_in_one_sample_is_activity():
+    assert judged(sample(gpus=[gpu(utilisation=1.0)])).reasons == ("gpu 0: utilisation",)
+
+
+def test_memory_in_use_alone_is_no_activity():
+    holding = gpu(pids=[42], used_gib=70.0)
+
+    outcome = judged(*[sample(gpus=[holding])] * 12)
+
+    assert outcome.state is State.IDLE
+    assert outcome.gpu_memory_used_percent == 87.5
+
+
+def test_the_fullest_gpu_is_told():
+    outcome = judged(sample(gpus=[gpu("0", used_gib=8.0), gpu("1", used_gib=40.0)]))
+
+    assert outcome.gpu_memory_used_percent == 50.0
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (people(watched=["rsync (7, bob)"]), "process: rsync (7, bob)"),
+        (people(working=["python (8, eve)"]), "process: python (8, eve)"),
+        (people([Session("ssh", "bob without a terminal (9)")]), "session: ssh bob without a terminal (9)"),
+        (people([Session("terminal", "eve on pts/0", 59.0)]), "session: terminal eve on pts/0"),
+    ],
+)
+def test_people_and_their_programs_are_activity(seen, reason):
+    assert judged(sample(people=seen)).reasons == (reason,)
+
+
+def test_a_terminal_nobody_types_in_counts_from_its_last_input():
+    unused = people([Session("terminal", "bob on pts/1", 1800.0)])
+
+    outcome = judged(sample(people=unused))
+
+    assert outcome.state is State.IDLE
+    assert outcome.seconds_since_activity == 1800
+
+
+def test_a_failed_sensor_makes_the_minute_unknown_and_starts_the_idle_time_anew():
+    outcome = judged(sample(rates=None, failures=["machine: no such file"]))
+
+    assert outcome.state is State.UNKNOWN
+    assert outcome.unknown == ("machine: no such file",)
+    assert outcome.memory.last_active_at == NOON
+
+
+def test_a_minute_without_samples_is_unknown():
+    assert judge([], NOON, Memory(HOUR_AGO)).unknown == ("agent: no sample in this minute",)
+
+
+def test_a_mig_gpu_is_active_by_its_power():
+    assert judged(sample(gpus=[gpu(utilisation=None, power_w=300.0, pids=[1])])).state is State.ACTIVE
+
+
+def test_a_mig_gpu_without_processes_is_idle():
+    assert judged(sample(gpus=[gpu(utilisation=None)])).state is State.IDLE
+
+
+@pytest.mark.parametrize("power_w", [60.0, None])
+def test_a_mig_gpu_with_a_process_and_little_or_no_power_known_is_unknown(power_w):
+    outcome = judged(sample(gpus=[gpu("3", utilisation=None, power_w=power_w, pids=[1])]))
+
+    assert outcome.state is State.UNKNOWN
+    assert outcome.unknown[0].startswith("gpu 3: ")
+
+
+def minutes_of_spinning(minutes, power_w):
+    memory = Memory(HOUR_AGO)
+    for passed in range(minutes):
+        at = NOON + timedelta(minutes=passed)
+        spinning = sample(gpus=[gpu(utilisation=100.0, power_w=power_w)])
+        samples = [replace(spinning, at=at - timedelta(seconds=5 * back)) for back in reversed(range(12))]
+        outcome = judge(samples, at, memory)
+        memory = outcome.memory
+    return outcome
+
+
+def test_a_gpu_at_full_utilisation_and_idle_power_is_suspected_after_a_quarter_of_an_hour():
+    assert minutes_of_spinning(14, power_w=90.0).state is State.ACTIVE
+    suspected = minutes_of_spinning(16, power_w=90.0)
+
+    assert suspected.state is State.SUSPECT_HUNG
+    assert suspected.hung == ("0",)
+
+
+def test_a_suspected_gpu_is_active_all_the_same():
+    assert minutes_of_spinning(30, power_w=90.0).seconds_since_activity == 0
+
+
+def test_a_gpu_at_full_utilisation_and_full_power_works():
+    assert minutes_of_spinning(30, power_w=650.0).state is State.ACTIVE
+
+
+def test_one_minute_of_real_power_ends_the_suspicion():
+    suspected = minutes_of_spinning(16, power_w=90.0)
+
+    outcome = judge(minute(sample(gpus=[gpu(utilisation=100.0, power_w=600.0)])), NOON, suspected.memory)
+
+    assert outcome.memory.hung_since == ()
+
+
+RATES = st.builds(
+    Rates,
+    cpu_cores=st.floats(0, 8),
+    disk_bytes_per_s=st.floats(0, 2e9),
+    network_bytes_per_s=st.floats(0, 2e9),
+)
+GPUS = st.lists(
+    st.builds(
+        gpu,
+        name=st.sampled_from(["0", "1"]),
+        utilisation=st.none() | st.floats(0, 100),
+        power_w=st.none() | st.floats(0, 700),
+        pids=st.lists(st.integers(1, 9), max_size=2),
+    ),
+    max_size=2,
+)
+SESSIONS = st.lists(
+    st.builds(Session, st.just("terminal"), st.just("bob on pts/0"), st.floats(0, 7200)), max_size=2
+)
+SAMPLES = st.builds(
+    sample,
+    rates=RATES | st.none(),
+    gpus=GPUS,
+    people=st.none() | st.builds(people, sessions=SESSIONS, watched=st.just(()) | st.just(("rsync",))),
+    failures=st.lists(st.just("gpu: NVML_ERROR_UNKNOWN"), max_size=1),
+)
+MINUTES = st.lists(SAMPLES, min_size=1, max_size=12)
+
+
+@given(MINUTES, st.integers(0, 11), RATES)
+def test_more_use_never_lengthens_the_idle_time(samples, place, more):
+    index = place % len(samples)
+    before = judge(samples, NOON, Memory(HOUR_AGO))
+    rates = samples[index].rates or Rates()
+    added = Rates(
+        rates.cpu_cores + more.cpu_cores,
+        rates.disk_bytes_per_s + more.disk_bytes_per_s,
+        rates.network_bytes_per_s + more.network_bytes_per_s,
+    )
+    busier = [*samples[:index], replace(samples[index], rates=added), *samples[index + 1 :]]
+
+    after = judge(busier, NOON, Memory(HOUR_AGO))
+
+    if samples[index].rates is not None:
+        assert after.seconds_since_activity <= before.seconds_since_activity + 1e-6
+
+
+@given(MINUTES, st.integers(0, 11))
+def test_a_failure_never_lengthens_the_idle_time(samples, place):
+    index = place % len(samples)
+    failed = [
+        *samples[:index],
+        replace(samples[index], rates=None, failures=("machine: gone",)),
+        *samples[index + 1 :],
+    ]
+
+    assert judge(failed, NOON, Memory(HOUR_AGO)).seconds_since_activity == 0
+
+
+@given(MINUTES)
+def test_idle_is_said_only_without_a_reason_and_without_a_failure(samples):
+    outcome = judge(samples, NOON, Memory(HOUR_AGO))
+
+    assert (outcome.state is State.IDLE) == (not outcome.reasons and not outcome.unknown)
+
+
+@given(MINUTES)
+def test_the_idle_time_never_exceeds_what_was_watched(samples):
+    assert 0 <= judge(samples, NOON, Memory(HOUR_AGO)).seconds_since_activity <= 3600

@@ -1,0 +1,260 @@
+"""Sensors against this very machine: real processes, real files, and counters that a test moves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from image.reaper.errors import ConfigurationError, SensorError
+from image.reaper.sample import Rates
+from image.reaper.sensors.look import Look
+from image.reaper.sensors.machine import Counters, MachineCounters, RateSensor
+from image.reaper.sensors.process_table import ProcessTable
+from image.reaper.sensors.process_tree import TreeCounters
+from tests.reaper.samples import NOON
+
+
+@contextmanager
+def running(*command, **options):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def python(code):
+    return [sys.executable, "-S", "-c", code]
+
+
+# Ends its start before it says so, then waits in a read.
+WAITING = "import sys\nprint(1, flush=True)\nsys.stdin.read()"
+
+
+def burn_cpu(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def counted(values):
+    """Sensor over counters and a clock that are given look by look: (real seconds, counters)."""
+    moments = iter(values)
+    current = {}
+
+    def real_s():
+        current["now"] = next(moments)
+        return current["now"][0]
+
+    return RateSensor(lambda: current["now"][1], real_s)
+
+
+def test_rates_are_differences_over_real_time():
+    sensor = counted([(0.0, Counters(10.0, 1e6, 1e3)), (5.0, Counters(12.5, 6e6, 2e3))])
+
+    first, second = sensor.read(), sensor.read()
+
+    assert first == Rates()
+    assert second == Rates(0.5, 1e6, 200.0)
+
+
+def test_a_counter_that_went_down_counts_as_nothing():
+    sensor = counted([(0.0, Counters(10.0, 1e6, 1e3)), (5.0, Counters(9.0, 0.0, 2e3))])
+
+    sensor.read()
+
+    assert sensor.read() == Rates(0.0, 0.0, 200.0)
+
+
+def test_two_looks_that_follow_at_once_give_the_same_rates():
+    sensor = counted([(0.0, Counters(0, 0, 0)), (5.0, Counters(5, 0, 0)), (5.01, Counters(9, 0, 0))])
+
+    _, second, third = sensor.read(), sensor.read(), sensor.read()
+
+    assert second == third
+
+
+def test_counters_that_cannot_be_read_are_a_failure_that_says_why():
+    def broken():
+        raise FileNotFoundError(2, "No such file", "/proc/stat")
+
+    with pytest.raises(SensorError, match=r"counters of CPU, disk and network: .*/proc/stat"):
+        RateSensor(broken, time.monotonic).read()
+
+
+def test_the_machine_s_own_cpu_time_is_seen():
+    counters = MachineCounters()
+    before = counters()
+
+    burn_cpu(0.2)
+
+    assert counters().cpu_s - before.cpu_s >= 0.15
+
+
+def test_rdma_bytes_count_as_network(tmp_path):
+    folder = tmp_path / "class/infiniband/efa_0/ports/1/hw_counters"
+    folder.mkdir(parents=True)
+    plain = MachineCounters(tmp_path / "none")().network_bytes
+    for name, value in {"rx_bytes": 10**15, "rdma_write_bytes": 2 * 10**15, "lifespan": 12}.items():
+        (folder / name).write_text(f"{value}\n")
+
+    assert MachineCounters(tmp_path)().network_bytes - plain == pytest.approx(3e15, rel=1e-6)
+
+
+def test_a_process_that_computes_in_a_child_is_busy():
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
+    loop = "import time\nprint(1, flush=True)\nwhile True: pass"
+    with running(sys.executable, "-S", "-c", child, loop) as process:
+        process.stdout.readline()
+        counters = TreeCounters(process.pid)
+        before = counters()
+        burn_cpu(0.3)
+
+        assert counters().cpu_s - before.cpu_s > 0
+        assert len(counters.pids()) == 2
+        psutil.Process(process.pid).children()[0].kill()
+
+
+def test_a_process_that_sleeps_is_idle():
+    with running(*python(WAITING)) as process:
+        process.stdout.readline()
+        counters = TreeCounters(process.pid)
+        before = counters()
+        burn_cpu(0.2)
+
+        after = counters()
+        assert after.cpu_s - before.cpu_s <= 0.01  # one tick: the end of its start
+        assert after.disk_bytes == before.disk_bytes
+
+
+def test_files_that_a_process_writes_are_seen(tmp_path):
+    write = f"open({str(tmp_path / 'x')!r}, 'wb').write(bytes(2**22))\nprint(1, flush=True)\n"
+    with running(*python("import sys\nsys.stdin.readline()\n" + write + "sys.stdin.read()")) as process:
+        counters = TreeCounters(process.pid)
+        before = counters()
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        process.stdout.readline()
+
+        assert counters().disk_bytes - before.disk_bytes >= 2**22
+
+
+def test_a_tree_that_has_ended_is_idle_and_its_number_is_not_taken_for_another_s():
+    with running("sleep", "600") as process:
+        counters = TreeCounters(process.pid)
+
+    assert counters() == Counters(0.0, 0.0, 0.0)
+    assert counters.pids() == frozenset()
+
+
+def test_a_process_that_never_was_is_refused():
+    with running("true") as process:
+        process.wait()
+
+    with pytest.raises(ConfigurationError, match=f"--watch-pid {process.pid}: there is no such process"):
+        TreeCounters(process.pid)
+
+
+def table(pids=(), devices="/dev"):
+    return ProcessTable(lambda: frozenset(pids), time.monotonic, Path(devices))
+
+
+def test_a_copy_that_runs_is_seen_by_its_name(tmp_path):
+    program = tmp_path / "rsync"
+    program.symlink_to("/usr/bin/sleep")
+    with running(str(program), "600") as process:
+        seen = table().read()
+
+    assert any(f"({process.pid}," in name for name in seen.watched)
+
+
+def test_a_gpu_process_that_computes_is_working():
+    with running(*python("print(1, flush=True)\nwhile True: pass")) as process:
+        process.stdout.readline()
+        look = table([process.pid])
+        look.read()
+        burn_cpu(0.3)
+
+        assert any(f"({process.pid}," in name for name in look.read().working)
+
+
+def test_a_gpu_process_that_only_holds_memory_is_not_working():
+    with running(*python(WAITING)) as process:
+        process.stdout.readline()
+        look = table([process.pid])
+        look.read()
+        burn_cpu(0.1)
+
+        assert look.read().working == ()
+
+
+def test_a_gpu_process_is_judged_from_the_second_look_on():
+    assert table([os.getpid()]).read().working == ()
+
+
+def test_a_terminal_counts_from_its_last_input(tmp_path, monkeypatch):
+    (tmp_path / "pts").mkdir()
+    (tmp_path / "pts/7").touch()
+    an_hour_ago = time.time() - 3600
+    os.utime(tmp_path / "pts/7", (an_hour_ago, time.time()))
+    user = SimpleNamespace(name="bob", terminal="pts/7")
+    monkeypatch.setattr(psutil, "users", lambda: [user])
+
+    (session,) = [seen for seen in table(devices=tmp_path).read().sessions if seen.kind == "terminal"]
+
+    assert session.who == "bob on pts/7"
+    assert session.unused_s == pytest.approx(3600, abs=60)
+
+
+def test_a_login_record_without_its_terminal_is_passed_over(tmp_path, monkeypatch):
+    user = SimpleNamespace(name="bob", terminal="pts/7")
+    monkeypatch.setattr(psutil, "users", lambda: [user])
+
+    assert [s for s in table(devices=tmp_path).read().sessions if s.kind == "terminal"] == []
+
+
+class Broken:
+    """A sensor that fails."""
+
+    def read(self):
+        raise SensorError("NVML_ERROR_GPU_IS_LOST")
+
+
+class Resting:
+    """A sensor that gives what it was made with."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def read(self):
+        return self.value
+
+
+def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
+    sample = Look(Resting(Rates(1.0)), Broken(), Broken())(NOON, with_people=True)
+
+    assert sample.rates == Rates(1.0)
+    assert sample.failures == ("gpu: NVML_ERROR_GPU_IS_LOST", "processes: NVML_ERROR_GPU_IS_LOST")
+
+
+def test_the_process_table_is_read_only_when_asked_for():
+    assert Look(Resting(Rates()), Resting(()), Broken())(NOON, with_people=False).failures == ()
+
+
+def test_a_stopped_process_is_idle():
+    with running(*python("print(1, flush=True)\nwhile True: pass")) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        counters = TreeCounters(process.pid)
+        before = counters()
+        burn_cpu(0.1)
+
+        assert counters().cpu_s == before.cpu_s
