@@ -16,6 +16,9 @@ Array = npt.NDArray[Any]
 DESCRIPTION = "dataset.json"
 OPENERS = {
     "images": "training.data.images",
+    "shards": "training.data.shards",
+    "text": "training.data.text",
+    "tokens": "training.data.tokens",
 }
 
 

@@ -1,0 +1,203 @@
+"""Shards: the same pictures as the folder they came from, found at once, and damage is named."""
+
+import io
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from training import cli, config
+from training.data import shards
+from training.data.dataset import CorruptSampleError, check_parts, describe, open_split
+from training.data.loader import Reader
+from training.data.order import SampleOrder
+from training.errors import DataError
+
+CHANCE = np.random.default_rng(0)
+CLASSES = ("cat", "dog")
+
+
+def png(shade: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade, 255 - shade, 7)).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Ten pictures of two classes to train, four to validate; each has a shade of its own."""
+    root = tmp_path / "pictures"
+    for split, count in (("train", 10), ("val", 4)):
+        for number in range(count):
+            folder = root / split / CLASSES[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number:02d}.png").write_bytes(png(number * 20))
+    return root
+
+
+@pytest.fixture
+def packed(pictures: Path, tmp_path: Path) -> Path:
+    """The same pictures in shards of four."""
+    out = tmp_path / "shards"
+    result = run("shards", str(pictures), str(out), "--samples", "4")
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli.main, ["prepare", *arguments])
+
+
+def open_train(root: Path):
+    return open_split(config.Data(path=str(root)), describe(root), "train")
+
+
+def contents(dataset) -> set[tuple[bytes, int]]:
+    samples = (dataset.sample(index, CHANCE) for index in range(len(dataset)))
+    return {(picture.tobytes(), int(target)) for picture, target in samples}
+
+
+def test_shards_hold_the_pictures_of_the_folder(pictures, packed):
+    assert contents(open_train(packed)) == contents(open_train(pictures))
+
+
+def test_shards_are_filled_and_the_last_takes_the_rest(packed):
+    files = shards.shard_files(packed / "train")
+
+    assert [len(shards.index_shard(file, 0)) for file in files] == [4, 4, 2]
+    assert open_train(packed).parts == 3
+
+
+def test_classes_are_mixed_over_the_shards(packed):
+    first = shards.index_shard(shards.shard_files(packed / "train")[0], 0)
+
+    assert set(first["class"].tolist()) == {0, 1}
+
+
+def test_a_sample_is_found_without_reading_those_before_it(packed, monkeypatch):
+    dataset = open_train(packed)
+    reads = []
+    real = shards.os.pread
+    monkeypatch.setattr(shards.os, "pread", lambda *place: reads.append(place) or real(*place))
+
+    dataset.sample(9, CHANCE)
+
+    assert len(reads) == 1
+
+
+def test_tars_made_elsewhere_are_taken_in(packed, tmp_path):
+    for split in ("train", "val"):
+        (packed / split / "index.npy").unlink()
+    (packed / "dataset.json").unlink()
+
+    result = run("index", str(packed), "--classes", "cat,dog")
+
+    assert result.exit_code == 0, result.output
+    assert describe(packed).classes == CLASSES
+    assert len(open_train(packed)) == 10
+
+
+def test_fewer_class_names_than_classes_are_refused(packed):
+    result = run("index", str(packed), "--classes", "cat")
+
+    assert result.exit_code == 1
+    assert "--classes = 'cat': names 1 classes, the shards hold 2" in result.output
+
+
+def test_a_sample_without_its_class_is_named(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        with tarfile.open(tmp_path / split / "0.tar", "w") as tar:
+            member = tarfile.TarInfo("seven.png")
+            member.size = len(png(7))
+            tar.addfile(member, io.BytesIO(png(7)))
+
+    result = run("index", str(tmp_path))
+
+    assert result.exit_code == 1
+    assert "sample seven lacks its picture or its .cls" in result.output
+
+
+def test_a_flipped_bit_is_a_corrupt_sample(packed):
+    dataset = open_train(packed)
+    place = dataset._index[5]
+    file = shards.shard_files(packed / "train")[place["shard"]]
+    content = bytearray(file.read_bytes())
+    content[int(place["start"]) + 40] ^= 1
+    file.write_bytes(content)
+
+    with pytest.raises(CorruptSampleError, match="its CRC-32 is not that of the index"):
+        dataset.sample(5, CHANCE)
+
+
+def test_a_batch_goes_on_without_its_corrupt_sample(packed):
+    dataset = open_train(packed)
+    dataset._index["crc32"][5] ^= 1
+
+    batch = Reader(dataset, seed=0)[SampleOrder(10, seed=0, shuffle=False).slice(4, 3)]
+
+    assert batch.targets.tolist()[1] == -100
+    assert len(batch.corrupt) == 1
+    assert dataset.name(5) in batch.corrupt[0]
+
+
+def test_a_shard_that_was_cut_off_is_named(packed):
+    file = shards.shard_files(packed / "train")[2]
+    file.write_bytes(file.read_bytes()[:600])
+
+    with pytest.raises(DataError, match=r"00002.tar: has 600 bytes, index.npy wants \d+"):
+        open_train(packed)
+
+
+def test_a_missing_shard_is_noticed(packed):
+    shards.shard_files(packed / "train")[2].unlink()
+
+    with pytest.raises(DataError, match=r"2 shards, index.npy knows 3"):
+        open_train(packed)
+
+
+def test_fewer_shards_than_readers_are_refused(packed):
+    with pytest.raises(DataError, match=r"3 shards are fewer than 2 ranks x 2 data.workers"):
+        check_parts(open_train(packed), ranks=2, workers=2)
+
+
+def test_a_broken_picture_is_left_out_and_named(pictures, tmp_path):
+    (pictures / "train" / "cat" / "00.png").write_bytes(b"no picture")
+
+    result = run("shards", str(pictures), str(tmp_path / "out"))
+
+    assert result.exit_code == 0
+    assert "skipped 1 of at most 10" in result.output
+    assert len(open_train(tmp_path / "out")) == 9
+
+
+def test_too_many_broken_pictures_are_an_error(pictures, tmp_path):
+    (pictures / "train" / "cat" / "00.png").write_bytes(b"no picture")
+
+    result = run("shards", str(pictures), str(tmp_path / "out"), "--corrupt-limit", "0")
+
+    assert result.exit_code == 1
+    assert "1 samples cannot be read, --corrupt-limit allows 0" in result.output
+
+
+def test_only_so_many_files_are_open_at_once(packed, monkeypatch):
+    monkeypatch.setattr(shards, "OPEN_FILES", 2)
+    dataset = open_train(packed)
+
+    read = contents(dataset)
+
+    assert len(read) == 10
+    assert len(dataset._open) == 2
+
+
+def test_reader_processes_open_the_shards_themselves(packed):
+    dataset = open_train(packed)
+    dataset.sample(0, CHANCE)
+
+    copy = pickle.loads(pickle.dumps(dataset))
+
+    assert contents(copy) == contents(dataset)

@@ -1,0 +1,136 @@
+"""Labelled texts: rows of a CSV become padded samples, and what is wrong with a row is said."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from training import cli, config
+from training.data.dataset import CorruptSampleError, describe, open_split
+from training.errors import DataError
+
+CHANCE = np.random.default_rng(0)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Forty rows of two classes, told apart by one word."""
+    words = {"warm": "sun", "cold": "snow"}
+    rows = [f'"number {n}, {words[label]}",{label}' for n in range(20) for label in words]
+    file = tmp_path / "weather.csv"
+    file.write_text("text,label\n" + "\n".join(rows) + "\n")
+    return file
+
+
+def prepare(table: Path, out: Path, *arguments: str):
+    return CliRunner().invoke(cli.main, ["prepare", "text", str(table), str(out), *arguments])
+
+
+def open_train(root: Path, length: int = 32):
+    settings = config.Data(path=str(root), sequence_length=length)
+    return open_split(settings, describe(root), "train")
+
+
+def decode(ids: np.ndarray) -> str:
+    return bytes((ids[ids > 0] - 1).astype(np.uint8)).decode()
+
+
+def test_a_row_becomes_its_bytes_and_its_class(table, tmp_path):
+    result = prepare(table, tmp_path / "data")
+
+    assert result.exit_code == 0, result.output
+    ids, target = open_train(tmp_path / "data").sample(0, CHANCE)
+    assert decode(ids) == "number 0, snow"
+    assert describe(tmp_path / "data").classes[int(target)] == "cold"
+
+
+def test_short_texts_are_padded_and_long_ones_cut(table, tmp_path):
+    prepare(table, tmp_path / "data")
+
+    padded, _ = open_train(tmp_path / "data", length=20).sample(0, CHANCE)
+    cut, _ = open_train(tmp_path / "data", length=6).sample(0, CHANCE)
+
+    assert padded[14:].tolist() == [0] * 6
+    assert decode(cut) == "number"
+
+
+def test_every_tenth_row_is_held_out(table, tmp_path):
+    prepare(table, tmp_path / "data")
+
+    held_out = open_split(config.Data(path=str(tmp_path / "data")), describe(tmp_path / "data"), "val")
+
+    assert (len(open_train(tmp_path / "data")), len(held_out)) == (36, 4)
+
+
+def test_the_baseline_is_what_naive_bayes_gets_right(table, tmp_path):
+    prepare(table, tmp_path / "data")
+
+    assert describe(tmp_path / "data").baseline_name == "naive Bayes accuracy"
+    assert describe(tmp_path / "data").baseline == 1.0
+
+
+def test_quoted_line_breaks_stay_inside_their_text(tmp_path):
+    file = tmp_path / "lines.csv"
+    file.write_text("text,label\n" + '"one\ntwo",a\nthree,b\n' * 4)
+
+    prepare(file, tmp_path / "data")
+
+    texts = {decode(open_train(tmp_path / "data").sample(n, CHANCE)[0]) for n in range(7)}
+    assert texts == {"one\ntwo", "three"}
+
+
+def test_a_row_without_a_label_is_named_and_skipped(table, tmp_path):
+    table.write_text(table.read_text() + "nothing known,\n")
+
+    result = prepare(table, tmp_path / "data")
+
+    assert result.exit_code == 0
+    assert "weather.csv line 42: no text or no label" in result.output
+
+
+def test_too_many_bad_rows_are_an_error(table, tmp_path):
+    table.write_text(table.read_text() + ",cold\n" * 2)
+
+    result = prepare(table, tmp_path / "data", "--corrupt-limit", "1")
+
+    assert result.exit_code == 1
+    assert "2 samples cannot be read, --corrupt-limit allows 1" in result.output
+
+
+def test_a_wrong_column_is_answered_with_the_nearest(table, tmp_path):
+    result = prepare(table, tmp_path / "data", "--label-column", "lable")
+
+    assert result.exit_code == 1
+    assert "--label-column = 'lable'" in result.output
+    assert "did you mean label?" in result.output
+
+
+def test_one_class_is_not_enough(tmp_path):
+    file = tmp_path / "same.csv"
+    file.write_text("text,label\n" + "word,a\n" * 20)
+
+    result = prepare(file, tmp_path / "data")
+
+    assert result.exit_code == 1
+    assert "20 good rows of 1 classes" in result.output
+
+
+def test_a_class_that_nobody_named_is_a_corrupt_sample(table, tmp_path):
+    prepare(table, tmp_path / "data")
+    file = tmp_path / "data" / "train" / "classes.npy"
+    classes = np.load(file)
+    classes[3] = 9
+    np.save(file, classes)
+
+    with pytest.raises(CorruptSampleError, match="class 9 of 2"):
+        open_train(tmp_path / "data").sample(3, CHANCE)
+
+
+def test_files_that_do_not_fit_each_other_are_named(table, tmp_path):
+    prepare(table, tmp_path / "data")
+    file = tmp_path / "data" / "train" / "tokens.bin"
+    file.write_bytes(file.read_bytes()[:-3])
+
+    with pytest.raises(DataError, match=r"tokens.bin: has \d+ bytes, starts.npy wants \d+"):
+        open_train(tmp_path / "data")

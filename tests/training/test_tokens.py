@@ -1,0 +1,188 @@
+"""Token files: what `prepare tokens` writes is what the trainer reads, and damage is named."""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from training import cli, config
+from training.data import tokens
+from training.data.dataset import CorruptSampleError, describe, open_split
+from training.errors import DataError
+
+CHANCE = np.random.default_rng(0)
+
+
+def write_texts(folder: Path, count: int = 20) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number:02d}.py").write_text(f"print({number})  # line {number}\n" * (number + 1))
+    return folder
+
+
+def prepare(source: Path, out: Path, *arguments: str):
+    command = ["prepare", "tokens", str(out), "--source", str(source), *arguments]
+    return CliRunner().invoke(cli.main, command)
+
+
+def settings(path: Path, length: int) -> config.Data:
+    return config.Data(path=str(path), sequence_length=length)
+
+
+def read_all(out: Path, split: str, length: int) -> bytes:
+    """The text of a split, put together again from the samples."""
+    dataset = open_split(settings(out, length), describe(out), split)
+    ids = np.concatenate([dataset.sample(index, CHANCE)[0] for index in range(len(dataset))])
+    return bytes(ids[ids < 256].astype(np.uint8))
+
+
+def test_samples_put_together_are_the_text(tmp_path):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
+
+    result = prepare(source, out)
+
+    assert result.exit_code == 0, result.output
+    text = b"".join(file.read_bytes() for n, file in enumerate(sorted(source.iterdir())) if n % 10)
+    assert text.startswith(read_all(out, "train", length=7))
+    assert len(text) - len(read_all(out, "train", length=7)) <= 8
+
+
+def test_the_target_is_the_token_that_follows(tmp_path):
+    out = tmp_path / "data"
+    prepare(write_texts(tmp_path / "texts"), out)
+    dataset = open_split(settings(out, 16), describe(out), "train")
+
+    first, second = dataset.sample(0, CHANCE), dataset.sample(1, CHANCE)
+
+    assert (first[0][1:] == first[1][:-1]).all()
+    assert first[1][-1] == second[0][0]
+
+
+def test_the_baseline_is_gzip_of_the_held_out_text(tmp_path):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
+    prepare(source, out)
+
+    text = b"".join(file.read_bytes() for file in sorted(source.iterdir())[::10])
+    packed = gzip.compress(text, 9)
+
+    assert describe(out).baseline == pytest.approx(8 * len(packed) / len(text), rel=0.01)
+
+
+def test_bytes_per_token_counts_the_ends_of_files(tmp_path):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
+    prepare(source, out)
+
+    text_bytes = sum(file.stat().st_size for file in sorted(source.iterdir())[::10])
+
+    assert describe(out).bytes_per_token == text_bytes / (text_bytes + 2)
+
+
+def test_a_tokenizer_file_sets_the_vocabulary(tmp_path):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.train([str(file) for file in source.iterdir()], trainers.BpeTrainer(vocab_size=60))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    result = prepare(source, out, "--tokenizer", str(tmp_path / "tokenizer.json"))
+
+    assert result.exit_code == 0, result.output
+    assert describe(out).vocabulary == tokenizer.get_vocab_size() + 1
+    assert describe(out).bytes_per_token > 1
+
+
+def test_unreadable_files_are_named_up_to_the_limit(tmp_path):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
+    (source / "03.py").unlink()
+    (source / "03.py").symlink_to("/proc/self/mem")
+
+    result = prepare(source, out, "--corrupt-limit", "0")
+
+    assert result.exit_code == 1
+    assert "03.py: Input/output error" in result.output
+    assert "--corrupt-limit allows 0" in result.output
+
+
+def test_too_few_files_are_refused(tmp_path):
+    result = prepare(write_texts(tmp_path / "texts", count=3), tmp_path / "data")
+
+    assert result.exit_code == 1
+    assert "3 files match --pattern '*.py'; at least 10 are needed" in result.output
+
+
+def test_a_full_output_folder_is_left_alone(tmp_path):
+    out = tmp_path / "data"
+    out.mkdir()
+    (out / "precious").write_text("keep")
+
+    result = prepare(write_texts(tmp_path / "texts"), out)
+
+    assert result.exit_code == 1
+    assert "is not empty" in result.output
+
+
+def test_a_token_file_that_was_cut_off_is_named(tmp_path):
+    out = tmp_path / "data"
+    prepare(write_texts(tmp_path / "texts"), out)
+    file = out / "train" / "tokens.bin"
+    file.write_bytes(file.read_bytes()[:-1])
+
+    with pytest.raises(DataError, match=r"tokens.bin: \d+ bytes are not whole uint16 tokens"):
+        open_split(settings(out, 16), describe(out), "train")
+
+
+def test_a_token_beyond_the_vocabulary_is_a_corrupt_sample(tmp_path):
+    out = tmp_path / "data"
+    prepare(write_texts(tmp_path / "texts"), out)
+    file = out / "train" / "tokens.bin"
+    ids = np.fromfile(file, dtype="<u2")
+    ids[20] = 999
+    ids.tofile(file)
+    dataset = open_split(settings(out, 16), describe(out), "train")
+
+    with pytest.raises(CorruptSampleError, match="token 20 is 999, the vocabulary ends at 257"):
+        dataset.sample(1, CHANCE)
+    assert dataset.name(1).endswith("tokens 16 to 32")
+
+
+def test_reader_processes_get_no_copy_of_the_tokens(tmp_path):
+    out = tmp_path / "data"
+    prepare(write_texts(tmp_path / "texts"), out)
+    dataset = open_split(settings(out, 16), describe(out), "train")
+    before = dataset.sample(3, CHANCE)
+
+    copy = pickle.dumps(dataset)
+
+    assert len(copy) < 1000
+    assert (pickle.loads(copy).sample(3, CHANCE)[0] == before[0]).all()
+
+
+def test_the_description_is_written_last(tmp_path, monkeypatch):
+    out = tmp_path / "data"
+    monkeypatch.setattr("training.prepare_tokens.write_description", lambda *_: None)
+
+    prepare(write_texts(tmp_path / "texts"), out)
+
+    assert (out / "val" / "tokens.bin").exists()
+    assert not (out / "dataset.json").exists()
+
+
+@given(st.integers(1, 1 << 20))
+def test_the_type_holds_every_id_of_the_vocabulary(vocabulary):
+    dtype = tokens.dtype_of(vocabulary)
+
+    assert np.asarray([vocabulary - 1]).astype(dtype)[0] == vocabulary - 1
+
+
+def test_the_description_is_readable_by_people(tmp_path):
+    out = tmp_path / "data"
+    prepare(write_texts(tmp_path / "texts"), out)
+
+    assert json.loads((out / "dataset.json").read_text())["baseline_name"] == "gzip -9 bits per byte"
