@@ -8,7 +8,7 @@ import pytest
 
 from image import build_requirements
 from image.errors import RequirementError
-from stacks.__main__ import read, stack_names
+from stacks import stack_files
 from stacks.catalog import Cloud
 from tests.image.declared import user_data
 
@@ -39,7 +39,7 @@ CLOUD_INIT = (
     "python3-urllib3",
     "python3-yaml",
 )
-SHIPPED = {name: read(name) for name in stack_names()}
+SHIPPED = {name: stack_files.settings_of(name) for name in stack_files.names()}
 AWS = sorted(name for name, stack in SHIPPED.items() if stack.cloud is Cloud.AWS)
 
 
