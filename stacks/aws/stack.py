@@ -12,6 +12,7 @@ from stacks.aws.firewall import ENDPOINTS, Firewall, FirewallArgs
 from stacks.aws.fleet import Fleet, FleetArgs
 from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
+from stacks.aws.reaper import Reaper, ReaperArgs
 from stacks.aws.storage import BUCKETS, Storage, StorageArgs, bucket_name
 from stacks.settings import Stack
 
@@ -74,6 +75,9 @@ def build(stack: Stack) -> dict[str, Any]:
         )
         for pool in stack.pools
     }
+    reaper = Reaper(
+        name, ReaperArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn), own
+    )
     return {
         "region": stack.region,
         "key_arn": keys.key_arn,
@@ -86,6 +90,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "topic_arn": budget.topic_arn,
         "group_names": {pool: fleet.group_names for pool, fleet in fleets.items()},
         "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
+        "reaper_function_name": reaper.function_name,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
     }

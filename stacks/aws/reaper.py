@@ -1,0 +1,256 @@
+"""The scheduled sweep: a function, its schedule, and alarms for when it fails, falls silent or holds back."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming, reaper_bundle
+from stacks.aws import policies
+from stacks.aws.fleet import group_plans
+from stacks.aws.reaper_role import RoleArgs, role_policy, use_key
+from stacks.aws.scaling import alarm_name
+from stacks.aws.storage import bucket_name
+from stacks.settings import Stack
+
+# A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.
+TIMEOUT_S = 300
+MEMORY_MIB = 512
+LOG_DAYS = 90
+FAILED_EVENT_DAYS = 14
+DAY_S = 86_400
+SILENT_AFTER_S = 1800
+LATEST_START_S = 300
+PERIOD_S = 300
+LOW_LOAD = "cpu-low"  # label of the alarm without an action, see ``scaling.watches``
+
+
+@dataclass(frozen=True)
+class ReaperArgs:
+    """What the sweep depends on.
+
+    Attributes:
+        stack: the settings.
+        key_arn: encrypts log, ledger and topic.
+        records_arn: the bucket of the ledger.
+        topic_arn: where owners and operators listen.
+    """
+
+    stack: Stack
+    key_arn: pulumi.Output[str]
+    records_arn: pulumi.Output[str]
+    topic_arn: pulumi.Output[str]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """When somebody must look at the sweep.
+
+    Attributes:
+        label: part of the alarm's name.
+        says: its description.
+        namespace, metric, dimensions: what is watched.
+        period_s: over which it is summed.
+        at_least: the sum that alarms; None for a sum below 1, and for no data at all.
+    """
+
+    label: str
+    says: str
+    namespace: str
+    metric: str
+    dimensions: dict[str, pulumi.Input[str]]
+    period_s: int = PERIOD_S
+    at_least: int | None = 1
+
+
+class Reaper(pulumi.ComponentResource):
+    """The sweep of one stack.
+
+    Attributes:
+        function_name: to run it by hand.
+    """
+
+    function_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: ReaperArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Reaper", name, None, opts)
+        self._name, self._args = f"{name}-reaper", args
+        self._child = pulumi.ResourceOptions(parent=self)
+        self._tags = naming.tags(args.stack.name, args.stack.owner)
+        queue = self._queue()
+        function = self._function(queue)
+        self._schedule(function, queue)
+        for alarm in alarms(args.stack, function.name, queue.name):
+            self._alarm(alarm)
+        self.function_name = function.name
+        self.register_outputs({"function_name": function.name})
+
+    def _queue(self) -> aws.sqs.Queue:
+        """Events that no function took."""
+        return aws.sqs.Queue(
+            f"{self._name}-failed",
+            name=f"{self._name}-failed",
+            message_retention_seconds=FAILED_EVENT_DAYS * DAY_S,
+            kms_master_key_id=self._args.key_arn,
+            tags=self._tags,
+            opts=self._child,
+        )
+
+    def _function(self, queue: aws.sqs.Queue) -> aws.lambda_.Function:
+        args, stack = self._args, self._args.stack
+        log = aws.cloudwatch.LogGroup(
+            self._name,
+            name=f"/aws/lambda/{self._name}",
+            kms_key_id=args.key_arn,
+            retention_in_days=LOG_DAYS,
+            tags=self._tags,
+            opts=self._child,
+        )
+        role = aws.iam.Role(
+            self._name,
+            # Lambda names no source account when it takes an execution role.
+            assume_role_policy=policies.trust("lambda.amazonaws.com", stack.account_id, check_source=False),
+            description=f"The sweep of gpu-fleet stack {stack.name}",
+            tags=self._tags,
+            opts=self._child,
+        )
+        allowed = RoleArgs(stack, args.key_arn, args.records_arn, args.topic_arn, queue.arn, log.arn)
+        policy = aws.iam.RolePolicy(self._name, role=role.id, policy=role_policy(allowed), opts=self._child)
+        function = aws.lambda_.Function(
+            self._name,
+            name=self._name,
+            description=f"Ends forgotten machines of gpu-fleet stack {stack.name}",
+            runtime="python3.12",
+            architectures=["arm64"],
+            handler=reaper_bundle.HANDLER,
+            code=bundle(stack),
+            role=role.arn,
+            timeout=TIMEOUT_S,
+            memory_size=MEMORY_MIB,
+            reserved_concurrent_executions=1,
+            environment={
+                "variables": {
+                    "GPU_FLEET_LEDGER_URI": f"s3://{bucket_name(stack, 'records')}/reaper",
+                    "GPU_FLEET_TOPIC_ARN": args.topic_arn,
+                }
+            },
+            dead_letter_config={"target_arn": queue.arn},
+            tags=self._tags,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[log, policy]),
+        )
+        # The next sweep is the retry: what a late one would do has been done by then.
+        aws.lambda_.FunctionEventInvokeConfig(
+            self._name,
+            function_name=function.name,
+            maximum_retry_attempts=0,
+            maximum_event_age_in_seconds=LATEST_START_S,
+            opts=self._child,
+        )
+        return function
+
+    def _schedule(self, function: aws.lambda_.Function, queue: aws.sqs.Queue) -> None:
+        stack = self._args.stack
+        role = aws.iam.Role(
+            f"{self._name}-schedule",
+            assume_role_policy=policies.trust("scheduler.amazonaws.com", stack.account_id),
+            description=f"Starts the sweep of gpu-fleet stack {stack.name}",
+            tags=self._tags,
+            opts=self._child,
+        )
+        policy = aws.iam.RolePolicy(
+            f"{self._name}-schedule",
+            role=role.id,
+            policy=policies.document(
+                policies.allow("Start", ["lambda:InvokeFunction"], function.arn),
+                policies.allow("FailedEvents", ["sqs:SendMessage"], queue.arn),
+                use_key(stack, self._args.key_arn, "sqs"),
+            ),
+            opts=self._child,
+        )
+        aws.scheduler.Schedule(
+            self._name,
+            name=self._name,
+            description=f"The sweep of gpu-fleet stack {stack.name}",
+            schedule_expression=f"rate({stack.reaper.every_minutes} minutes)",
+            flexible_time_window={"mode": "OFF"},
+            target={
+                "arn": function.arn,
+                "role_arn": role.arn,
+                "input": "{}",
+                "dead_letter_config": {"arn": queue.arn},
+                "retry_policy": {
+                    "maximum_event_age_in_seconds": LATEST_START_S,
+                    "maximum_retry_attempts": 2,
+                },
+            },
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
+        )
+
+    def _alarm(self, alarm: Alarm) -> None:
+        silent = alarm.at_least is None
+        aws.cloudwatch.MetricAlarm(
+            f"{self._name}-{alarm.label}",
+            name=f"{self._name}-{alarm.label}",
+            alarm_description=alarm.says,
+            namespace=alarm.namespace,
+            metric_name=alarm.metric,
+            dimensions=alarm.dimensions,
+            statistic="Sum",
+            comparison_operator="LessThanThreshold" if silent else "GreaterThanOrEqualToThreshold",
+            threshold=1 if alarm.at_least is None else alarm.at_least,
+            period=alarm.period_s,
+            evaluation_periods=1,
+            treat_missing_data="breaching" if silent else "notBreaching",
+            alarm_actions=[self._args.topic_arn],
+            tags=self._tags,
+            opts=self._child,
+        )
+
+
+def alarms(
+    stack: Stack, function_name: pulumi.Input[str], queue_name: pulumi.Input[str]
+) -> tuple[Alarm, ...]:
+    """Everything about the sweep that somebody must hear of."""
+    own = naming.metric_namespace(stack.name)
+    function = {"FunctionName": function_name}
+    longest_silence_s = max(SILENT_AFTER_S, 3 * stack.reaper.every_minutes * 60)
+    return (
+        Alarm("errors", "A sweep failed altogether", "AWS/Lambda", "Errors", function),
+        Alarm("failures", "A sweep could not do all it meant to: see its log", own, "SweepFailures", {}),
+        Alarm("silent", "No sweep ran", own, "SweepRuns", {}, longest_silence_s, None),
+        Alarm(
+            "breaker",
+            "More than half of the fleet fell idle at once; nothing was ended",
+            own,
+            "SweepBreakerTrips",
+            {},
+        ),
+        Alarm(
+            "undelivered",
+            "The schedule could not start a sweep",
+            "AWS/SQS",
+            "NumberOfMessagesSent",
+            {"QueueName": queue_name},
+        ),
+    )
+
+
+def policy_document(stack: Stack) -> dict[str, Any]:
+    """The sweep's policy, with the low-load alarm of each pool that scales by load."""
+    asking = {
+        pool.name: alarm_name(stack, group_plans(stack, pool)[0].label, LOW_LOAD)
+        for pool in stack.pools
+        if pool.scales
+    }
+    return reaper_bundle.policy_document(stack, asking)
+
+
+def bundle(stack: Stack) -> pulumi.AssetArchive:
+    """The function's code: equal settings and equal modules give an equal hash."""
+    files: dict[str, pulumi.Asset | pulumi.Archive] = {
+        path: pulumi.FileAsset(str(reaper_bundle.ROOT / path)) for path in reaper_bundle.modules()
+    }
+    policy = json.dumps(policy_document(stack), indent=1, sort_keys=True)
+    return pulumi.AssetArchive(files | {reaper_bundle.POLICY_FILE: pulumi.StringAsset(policy)})

@@ -1,0 +1,154 @@
+"""What the sweep may do: look at much, end only what its stack licenses, and never widen its own licence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pulumi
+
+from stacks import naming
+from stacks.aws import policies
+from stacks.settings import Stack
+
+MANAGED = f"{naming.PROJECT}:managed"
+STACK = f"{naming.PROJECT}:stack"
+PROTECTED = f"{naming.PROJECT}:protected"
+# The sweep's own marks, the only tags it may write or remove.
+MARKS = (f"{naming.PROJECT}:idle-since", f"{naming.PROJECT}:reap-after")
+# What licenses an end, or forbids it: never for the sweep to touch.
+LICENCES = tuple(
+    f"{naming.PROJECT}:{name}"
+    for name in ("managed", "stack", "pool", "owner", "protected", "keep-until", "keep-reason")
+)
+END_ACTIONS = ("ec2:StopInstances", "ec2:TerminateInstances")
+GROUP_ACTIONS = ("autoscaling:AttachInstances", "autoscaling:DetachInstances")
+REMOVE_ACTIONS = ("ec2:DeleteVolume", "ec2:ReleaseAddress")
+# None of these knows a resource or a condition narrower than the account.
+LOOK_ACTIONS = (
+    "autoscaling:DescribeAutoScalingGroups",
+    "cloudwatch:DescribeAlarms",
+    "cloudwatch:GetMetricData",
+    "ec2:DescribeAddresses",
+    "ec2:DescribeInstances",
+    "ec2:DescribeSnapshots",
+    "ec2:DescribeVolumes",
+)
+
+
+@dataclass(frozen=True)
+class RoleArgs:
+    """What the role's policy names.
+
+    Attributes:
+        stack: the settings.
+        key_arn: encrypts ledger and topic.
+        records_arn: the bucket of the ledger.
+        topic_arn: where owners are told.
+        queue_arn: where failed events go.
+        log_group_arn: the function's log.
+    """
+
+    stack: Stack
+    key_arn: pulumi.Input[str]
+    records_arn: pulumi.Input[str]
+    topic_arn: pulumi.Input[str]
+    queue_arn: pulumi.Input[str]
+    log_group_arn: pulumi.Input[str]
+
+
+def role_policy(args: RoleArgs) -> pulumi.Output[str]:
+    """The role's only policy."""
+    return policies.document(*_looks(), *_ends(args.stack), *_denials(args.stack), *_records(args))
+
+
+def _looks() -> Sequence[policies.Statement]:
+    return [policies.allow("Look", LOOK_ACTIONS, "*")]
+
+
+def _ends(stack: Stack) -> Sequence[policies.Statement]:
+    """Ends, marks and group changes, each bound to this stack's managed machines by their tags."""
+    ec2 = f"arn:{policies.partition(stack.region)}:ec2:{stack.region}:{stack.account_id}"
+    group = f"arn:{policies.partition(stack.region)}:autoscaling:{stack.region}:{stack.account_id}"
+    licensed = {f"aws:ResourceTag/{MANAGED}": "true", f"aws:ResourceTag/{STACK}": stack.name}
+    # A volume is tagged like the machine it came with; an address carries the stack's tag.
+    things = [f"{ec2}:{kind}/*" for kind in ("instance", "volume", "elastic-ip")]
+    statements = [
+        policies.allow("EndManaged", END_ACTIONS, f"{ec2}:instance/*", {"StringEquals": licensed}),
+        policies.allow(
+            "LeaveGroups",
+            GROUP_ACTIONS,
+            f"{group}:autoScalingGroup:*:autoScalingGroupName/{naming.prefixed(stack.name)}-*",
+            {"StringEquals": {f"aws:ResourceTag/{STACK}": stack.name}},
+        ),
+        policies.allow(
+            "Mark",
+            ["ec2:CreateTags", "ec2:DeleteTags"],
+            things,
+            {
+                "StringEquals": {f"aws:ResourceTag/{STACK}": stack.name},
+                "ForAllValues:StringEquals": {"aws:TagKeys": list(MARKS)},
+                "Null": {"aws:TagKeys": "false"},
+            },
+        ),
+    ]
+    if stack.reaper.leftovers.remove:
+        own = {"StringEquals": {f"aws:ResourceTag/{STACK}": stack.name}}
+        statements.append(policies.allow("RemoveLeftovers", REMOVE_ACTIONS, things[1:], own))
+    return statements
+
+
+def _denials(stack: Stack) -> Sequence[policies.Statement]:
+    """What stays forbidden even if another policy is ever attached to the role."""
+    foreign = {"StringNotEquals": {f"aws:ResourceTag/{STACK}": stack.name}}
+    return [
+        policies.deny(
+            "NeverUnmanaged", END_ACTIONS, "*", {"StringNotEquals": {f"aws:ResourceTag/{MANAGED}": "true"}}
+        ),
+        policies.deny("NeverOtherStacks", END_ACTIONS, "*", foreign),
+        policies.deny(
+            "NeverProtected",
+            (*END_ACTIONS, *REMOVE_ACTIONS),
+            "*",
+            {"Null": {f"aws:ResourceTag/{PROTECTED}": "false"}},
+        ),
+        policies.deny(
+            "NeverLicences",
+            ["ec2:CreateTags", "ec2:DeleteTags"],
+            "*",
+            {"ForAnyValue:StringEquals": {"aws:TagKeys": list(LICENCES)}},
+        ),
+        policies.deny("NeverAttributes", ["ec2:ModifyInstanceAttribute"], "*"),
+    ]
+
+
+def _records(args: RoleArgs) -> Sequence[policies.Statement]:
+    """Ledger, lease, notices, metrics and logs."""
+    return [
+        policies.allow(
+            "Ledger",
+            ["s3:GetObject", "s3:PutObject"],
+            pulumi.Output.concat(args.records_arn, "/reaper/*"),
+        ),
+        # Without it S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
+        policies.allow("LedgerAbsence", ["s3:ListBucket"], args.records_arn),
+        policies.allow("Tell", ["sns:Publish"], args.topic_arn),
+        use_key(args.stack, args.key_arn, "s3", "sns", "sqs"),
+        policies.allow(
+            "OwnMetrics",
+            ["cloudwatch:PutMetricData"],
+            "*",
+            {"StringEquals": {"cloudwatch:namespace": naming.metric_namespace(args.stack.name)}},
+        ),
+        policies.allow("FailedEvents", ["sqs:SendMessage"], args.queue_arn),
+        policies.allow(
+            "Log",
+            ["logs:CreateLogStream", "logs:PutLogEvents"],
+            pulumi.Output.concat(args.log_group_arn, ":*"),
+        ),
+    ]
+
+
+def use_key(stack: Stack, key_arn: pulumi.Input[str], *services: str) -> policies.Statement:
+    """Use the stack's key, but only through these services."""
+    via = [f"{service}.{stack.region}.amazonaws.com" for service in services]
+    actions = ["kms:Decrypt", "kms:GenerateDataKey"]
+    return policies.allow("Key", actions, key_arn, {"StringEquals": {"kms:ViaService": via}})

@@ -1,0 +1,102 @@
+"""What a scheduled sweep runs: its modules out of ``image/reaper``, and its policy made of the settings.
+
+Pure but for reading the modules; nothing here imports them: the bundle is data to a stack.
+"""
+
+import ast
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from stacks import catalog, naming
+from stacks.settings import Pool, Stack
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "image.reaper"
+ENTRY = "image.reaper.handler"
+HANDLER = f"{ENTRY}.handle"
+POLICY_FILE = "policy.json"
+
+
+def modules(entry: str = ENTRY) -> tuple[str, ...]:
+    """Paths of the modules the entry needs, with those they need, sorted; found by their imports.
+
+    Args:
+        entry: a dotted name inside ``image.reaper``.
+    """
+    found = {"image/__init__.py", "image/reaper/__init__.py"}
+    waiting = [entry]
+    while waiting:
+        path = waiting.pop().replace(".", "/") + ".py"
+        if path not in found and (ROOT / path).is_file():
+            found.add(path)
+            waiting += _imports((ROOT / path).read_text(encoding="utf-8"))
+    return tuple(sorted(found))
+
+
+def _imports(source: str) -> list[str]:
+    """Every name in ``image.reaper`` that a module imports, modules and their contents alike."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+            names += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names if alias.name.startswith(PACKAGE)]
+    return names
+
+
+def policy_document(stack: Stack, scale_in_alarms: Mapping[str, str]) -> dict[str, Any]:
+    """The sweep's ``policy.json``.
+
+    Args:
+        stack: the settings.
+        scale_in_alarms: pool -> the alarm that asks for one machine less.
+    """
+    reaper = stack.reaper
+    return {
+        "schema_version": 1,
+        "cloud": str(stack.cloud),
+        "region": stack.region,
+        "stack": stack.name,
+        "metric_namespace": naming.metric_namespace(stack.name),
+        "currency": stack.budget.currency,
+        "dry_run": reaper.dry_run,
+        "max_actions": reaper.max_actions,
+        "max_percent": reaper.max_percent,
+        "time_zone": reaper.time_zone,
+        "pools": {pool.name: _pool(stack, pool, scale_in_alarms.get(pool.name)) for pool in stack.pools},
+        "leftovers": {
+            "older_than_days": reaper.leftovers.older_than_days,
+            "remove": reaper.leftovers.remove,
+        },
+    }
+
+
+def _pool(stack: Stack, pool: Pool, scale_in_alarm: str | None) -> dict[str, Any]:
+    idle = pool.idle
+    scratch = any(catalog.load().get(name).instance_store_scratch for name in pool.types)
+    return {
+        "market": str(pool.market),
+        "min_size": pool.size.min,
+        "idle_after_hours": idle.after_hours,
+        "grace_minutes": idle.grace_minutes,
+        "min_uptime_minutes": idle.min_uptime_minutes,
+        "coverage_percent": idle.coverage_percent,
+        "action": str(idle.action),
+        "terminate_stopped_after_days": idle.terminate_stopped_after_days,
+        "quiet_hours": [{"start": span.start, "end": span.end} for span in idle.quiet_hours],
+        "quiet_weekends": idle.quiet_weekends,
+        "instance_store_scratch": scratch,
+        "max_lifetime_hours": pool.max_lifetime_hours,
+        "scale_in_alarm": scale_in_alarm,
+        "hourly_price": {name: _price(stack, name) for name in pool.types},
+    }
+
+
+def _price(stack: Stack, name: str) -> str | None:
+    """The list price as text; null where it is unknown in the stack's region or currency."""
+    price = catalog.load().get(name).price
+    if price is None or price.currency != stack.budget.currency or price.region != stack.region:
+        return None
+    return str(Decimal(price.amount_per_hour))
