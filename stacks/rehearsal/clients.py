@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import boto3
+import botocore.loaders
+import botocore.session
 from botocore.config import Config
 
 from stacks.rehearsal.errors import RehearsalError
@@ -13,6 +15,8 @@ from stacks.rehearsal.moto_server import ACCOUNT_ID, LOOPBACK
 
 # moto answers at once or not at all; a second try would only hide what it said.
 _CONFIG = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
+# Service descriptions take long to read and never change: one reader for all sessions of the process.
+_LOADER = botocore.loaders.create_loader()
 
 
 class ClientPool:
@@ -23,7 +27,9 @@ class ClientPool:
     """
 
     def __init__(self) -> None:
-        self.session: Any = boto3.session.Session()
+        core = botocore.session.get_session()
+        core.register_component("data_loader", _LOADER)
+        self.session: Any = boto3.session.Session(botocore_session=core)
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()
 

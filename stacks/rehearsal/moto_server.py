@@ -1,16 +1,19 @@
 """A moto server on a free loopback port, for as long as a ``with`` block lasts."""
 
+import io
 import os
 import socket
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
+from werkzeug.test import run_wsgi_app
 
 LOOPBACK = "127.0.0.1"
 ACCOUNT_ID = DEFAULT_ACCOUNT_ID
@@ -27,20 +30,70 @@ _UNSET = (
 _ENDPOINT_OF_ONE_SERVICE = "AWS_ENDPOINT_URL_"
 
 
-class _Handler(MotoRequestHandler):
-    """moto's own handler, without a log line per request, and with its open connections known."""
+class _Dispatcher(DomainDispatcherApplication):
+    """moto's own, which lists its package's directory at every request; the answer never changes."""
 
-    # Headers and body leave in two writes; Nagle would hold the second back until the first is acknowledged.
+    def __init__(self) -> None:
+        super().__init__(create_backend_app)
+        self._backends: dict[str | None, Any] = {}
+
+    def get_backend_for_host(self, host: str | None) -> Any:
+        """The backend of a host name, looked up once."""
+        if host not in self._backends:
+            self._backends[host] = super().get_backend_for_host(host)
+        return self._backends[host]
+
+
+class _Handler(MotoRequestHandler):
+    """moto's own handler, which keeps connections open and knows which are, and logs no requests.
+
+    werkzeug's development server closes every connection and then waits 10 ms for stragglers: more than most
+    of moto's answers take.
+    """
+
+    protocol_version = "HTTP/1.1"
+    # Headers and body leave in one write; Nagle would hold a second back until the first is acknowledged.
+    wbufsize = 64 * 1024
     disable_nagle_algorithm = True
     connections: ClassVar[set[socket.socket]]
+    closing: ClassVar[threading.Event]
 
     def setup(self) -> None:
         super().setup()
         self.connections.add(self.connection)
+        if self.closing.is_set():  # it came between the last look at the connections and the end
+            _hang_up(self.connection)
 
     def finish(self) -> None:
         self.connections.discard(self.connection)
         super().finish()
+
+    def handle_expect_100(self) -> bool:
+        """Tell at once a client that waits for it before it sends a body."""
+        going_on = super().handle_expect_100()
+        self.wfile.flush()
+        return going_on
+
+    def run_wsgi(self) -> None:
+        """Answer one request: its body is read whole first, the answer sent whole, so the next can follow."""
+        environ = self.make_environ()
+        source, length = environ["wsgi.input"], int(environ.get("CONTENT_LENGTH") or 0)
+        # a chunked body ends by itself and says no length
+        content = source.read() if environ.get("wsgi.input_terminated") else source.read(length)
+        environ["wsgi.input"] = io.BytesIO(content)
+        parts, status, headers = run_wsgi_app(self.server.app, environ, buffered=True)
+        body = b"".join(parts)
+        code, _, words = status.partition(" ")
+        self.send_response(int(code), words)
+        for name, value in headers.items():
+            if name.lower() != "content-length":
+                self.send_header(name, value)
+        if int(code) not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+            told = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body))
+            self.send_header("Content-Length", told)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's own signature
         """Say nothing: the tree on the screen is the log."""
@@ -60,9 +113,9 @@ def moto_server(region: str, seed: int = IDENTIFIER_SEED) -> Iterator[str]:
         the endpoint's URL. The environment, the port and the threads are given back at the end.
     """
     connections: set[socket.socket] = set()
-    handler = type("_ConnectionHandler", (_Handler,), {"connections": connections})
-    application = DomainDispatcherApplication(create_backend_app)
-    server = make_server(LOOPBACK, 0, application, threaded=True, request_handler=handler)
+    closing = threading.Event()
+    handler = type("_ConnectionHandler", (_Handler,), {"connections": connections, "closing": closing})
+    server = make_server(LOOPBACK, 0, _Dispatcher(), threaded=True, request_handler=handler)
     # Not daemons, so that server_close() waits for the handlers instead of leaving them behind.
     server.daemon_threads = False  # type: ignore[attr-defined] # of ThreadingMixIn, which make_server's type omits
     thread = threading.Thread(target=server.serve_forever, name="moto-server", kwargs={"poll_interval": 0.02})
@@ -75,9 +128,10 @@ def moto_server(region: str, seed: int = IDENTIFIER_SEED) -> Iterator[str]:
             yield endpoint
     finally:
         server.shutdown()
-        thread.join()
+        closing.set()
         for connection in tuple(connections):
             _hang_up(connection)
+        thread.join()  # werkzeug waits there for the handlers
         server.server_close()
 
 

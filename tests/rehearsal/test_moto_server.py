@@ -1,0 +1,119 @@
+"""The moto server: every kind of request is answered, and nothing of it is left behind."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from stacks.rehearsal.moto_server import moto_server
+
+BUCKET = "rehearsal-bucket"
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with moto_server("eu-central-1") as url:
+        yield url
+
+
+@pytest.fixture
+def s3(endpoint):
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    return client
+
+
+def test_clients_without_arguments_reach_it(endpoint):
+    assert boto3.client("ec2").meta.endpoint_url == endpoint
+    assert boto3.client("ec2").meta.region_name == "eu-central-1"
+
+
+def test_an_object_comes_back_as_it_was_put(s3):
+    content = os.urandom(300_000)
+
+    s3.put_object(Bucket=BUCKET, Key="weights", Body=content)
+
+    assert s3.get_object(Bucket=BUCKET, Key="weights")["Body"].read() == content
+
+
+def test_a_part_of_an_object_can_be_asked_for(s3):
+    s3.put_object(Bucket=BUCKET, Key="text", Body=b"0123456789")
+
+    assert s3.get_object(Bucket=BUCKET, Key="text", Range="bytes=2-4")["Body"].read() == b"234"
+
+
+def test_an_object_in_parts_comes_back_whole(s3, tmp_path):
+    path = tmp_path / "checkpoint"
+    path.write_bytes(os.urandom(9 * 1024 * 1024))
+
+    s3.upload_file(str(path), BUCKET, "checkpoint")
+
+    assert s3.get_object(Bucket=BUCKET, Key="checkpoint")["Body"].read() == path.read_bytes()
+
+
+def test_the_size_of_an_object_can_be_asked_for_without_its_content(s3):
+    s3.put_object(Bucket=BUCKET, Key="text", Body=b"0123456789")
+
+    assert s3.head_object(Bucket=BUCKET, Key="text")["ContentLength"] == 10
+
+
+def test_a_request_follows_an_answer_without_content(s3):
+    s3.put_object(Bucket=BUCKET, Key="text", Body=b"0123456789")
+
+    s3.delete_object(Bucket=BUCKET, Key="text")
+
+    assert s3.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
+
+
+def test_a_request_follows_a_refusal(s3):
+    with pytest.raises(ClientError, match="NoSuchKey"):
+        s3.get_object(Bucket=BUCKET, Key="missing")
+    with pytest.raises(ClientError, match="404"):
+        s3.head_object(Bucket=BUCKET, Key="missing")
+
+    assert s3.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
+
+
+def test_requests_of_several_threads_do_not_mix(s3):
+    def put(number: int) -> None:
+        s3.put_object(Bucket=BUCKET, Key=str(number), Body=str(number).encode() * 1000)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    contents = {number: s3.get_object(Bucket=BUCKET, Key=str(number))["Body"].read() for number in range(8)}
+    assert contents == {number: str(number).encode() * 1000 for number in range(8)}
+
+
+def test_a_second_server_starts_empty():
+    with moto_server("us-east-1"):
+        boto3.client("sns").create_topic(Name="first")
+    with moto_server("us-east-1"):
+        assert boto3.client("sns").list_topics()["Topics"] == []
+
+
+def test_environment_and_threads_are_given_back(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    threads = threading.active_count()
+
+    with moto_server("us-east-1"):
+        boto3.client("sns").list_topics()
+        assert "AWS_PROFILE" not in os.environ
+
+    assert os.environ["AWS_PROFILE"] == "mine"
+    assert "AWS_ENDPOINT_URL" not in os.environ
+    assert threading.active_count() == threads
+
+
+def test_the_endpoint_of_one_service_does_not_lead_elsewhere(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SNS", "http://192.0.2.1:1")
+
+    with moto_server("us-east-1") as url:
+        assert boto3.client("sns").meta.endpoint_url == url
