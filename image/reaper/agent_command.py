@@ -2,31 +2,55 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
-import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
 
-from image.reaper import activity_file, instance_file, paths
+from image.reaper import activity_file, instance_file, keep_folder, paths
 from image.reaper.agent import Agent, stop_on_terminate
 from image.reaper.clock import Clock
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.gpu import GpuSensor
+from image.reaper.going import Going, answers
 from image.reaper.instance_file import Machine
 from image.reaper.judge import Judgement, Limits
 from image.reaper.metadata import Metadata
 from image.reaper.publish import Publisher, cloudwatch, heartbeat
-from image.reaper.sensors.look import Look
-from image.reaper.sensors.machine import MachineCounters, RateSensor
-from image.reaper.sensors.process_table import ProcessTable
+from image.reaper.sensors.look import watched_tree, whole_machine
+from image.reaper.sensors.process_table import trainers
 from image.reaper.sensors.process_tree import TreeCounters
 from image.reaper.times import parse_time
 
+LISTEN_EVERY_S = 5.0
+LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
 # No housekeeping runs in one process tree: any CPU time or data beyond a timer's is its work.
 TREE_LIMITS = Limits(cpu_cores=0.02, disk_bytes_per_s=16 * 1024)
 
 LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options; see their help."""
+
+    instance_id: str | None
+    keep_folder: Path
+    watch_pid: int | None
+    duration: float | None
+    clock_start: datetime | None
+    clock_speed: float
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """The clock is not the wall's."""
+        return self.clock_start is not None or self.clock_speed != 1.0
+
+    @property
+    def watch(self) -> str:
+        """What is looked at, for people."""
+        return f"process tree of {self.watch_pid}" if self.watch_pid else "the whole machine"
 
 
 def checked_time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
@@ -42,6 +66,13 @@ def checked_time(_context: click.Context, _parameter: click.Parameter, value: st
 @click.command(name="agent")
 @click.option("--instance-id", metavar="ID", help="This machine's id; by default the metadata service tells.")
 @click.option(
+    "--keep-folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=keep_folder.KEEP_FOLDER,
+    show_default=True,
+    help="What is saved before the machine goes.",
+)
+@click.option(
     "--watch-pid", type=click.IntRange(min=1), help="Look only at this process and its descendants."
 )
 @click.option(
@@ -51,95 +82,109 @@ def checked_time(_context: click.Context, _parameter: click.Parameter, value: st
     "--clock-start", callback=checked_time, metavar="ISO", help="Rehearsal: what the clock shows first."
 )
 @click.option("--clock-speed", type=click.FloatRange(min=1), default=1.0, help="Rehearsal: how fast it runs.")
-def command(
-    instance_id: str | None,
-    watch_pid: int | None,
-    duration: float | None,
-    clock_start: datetime | None,
-    clock_speed: float,
-) -> None:
-    """Watch this machine: look every 5 s, judge every minute, publish a heartbeat."""
+def command(**options: Any) -> None:
+    """Watch this machine: look every 5 s, judge every minute, publish a heartbeat.
+
+    Saves the keep folder and lets the machine go when the scaling group or the spot market takes it.
+    """
     logging.getLogger("botocore").setLevel(logging.WARNING)
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
-    machine = instance_file.load(paths.instance_file())
-    metadata = Metadata(machine.cloud)
-    instance_id = instance_id or metadata.get("instance-id")
-    if not instance_id:
-        raise CloudError("the metadata service knows no instance-id; name it with --instance-id")
-    folder = prepared_run_dir()
-    watch = f"process tree of {watch_pid}" if watch_pid else "the whole machine"
-    LOG.info(
-        "event=start instance=%s stack=%s pool=%s watch=%r", instance_id, machine.stack, machine.pool, watch
-    )
-    if machine.cloud != "aws":
-        raise ConfigurationError(f"cloud = {machine.cloud!r}: heartbeats go to CloudWatch alone so far")
-    publisher = Publisher(
-        cloudwatch(machine.region),
-        machine.metric_namespace,
-        batched=clock_start is not None or clock_speed != 1.0,
-    )
-    type_name = None if watch_pid else instance_type(metadata)
-    clock = Clock(clock_start, clock_speed)
-    until = clock.start + timedelta(seconds=duration) if duration else None
+    run(Options(**options))
+
+
+def run(options: Options) -> None:
+    """Put the agent together and run it.
+
+    Raises:
+        ReaperError: file, option, metadata service or cloud are not as they must be.
+    """
+    machine = loaded_machine()
+    metadata = reached(Metadata(machine.cloud), options.instance_id)
+    instance_id = options.instance_id or instance_id_of(metadata)
+    LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, machine.pool, options.watch)
+    tree = TreeCounters(options.watch_pid) if options.watch_pid else None
+    reacts = answers(machine, instance_id, options.keep_folder, lambda: trainers(tree.pids if tree else None))
+    publisher = Publisher(cloudwatch(machine.region), machine.metric_namespace, batched=options.is_rehearsal)
+    type_name = metadata.get("instance-type") if metadata and not tree else None
+    clock = Clock(options.clock_start, options.clock_speed)
+    going = Going(metadata, reacts, clock.now) if metadata else None
     agent = Agent(
         clock,
-        watched_tree(watch_pid, clock) if watch_pid else whole_machine(machine, type_name, clock),
-        reporter(machine, instance_id, watch, publisher),
-        activity_file.restore(folder / "activity.json", clock.start, instance_id),
-        TREE_LIMITS if watch_pid else Limits(),
+        watched_tree(tree, clock.real_s)
+        if tree
+        else whole_machine(machine.gpus_expected(type_name), clock.real_s),
+        reporter(machine, instance_id, options.watch, publisher, going),
+        activity_file.restore(paths.activity_file(), clock.start, instance_id),
+        TREE_LIMITS if tree else Limits(),
     )
-    stop_on_terminate()
-    try:
-        agent.run(until)
-    except KeyboardInterrupt:
-        LOG.info("event=stopped-by-signal")
+    watch_until_ended(agent, going, clock, options)
     publisher.flush()
     LOG.info("event=end")
 
 
-def prepared_run_dir() -> Path:
-    """The run folder, made when it is missing.
+def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: Options) -> None:
+    """Run the loop, and beside it the thread that listens for word that the machine goes."""
+    stop_on_terminate()
+    if going is not None:
+        going.start(LISTEN_EVERY_FAST_S if options.is_rehearsal else LISTEN_EVERY_S)
+    try:
+        agent.run(clock.start + timedelta(seconds=options.duration) if options.duration else None)
+    except KeyboardInterrupt:
+        LOG.info("event=stopped-by-signal")
+        return
+    if going is not None:
+        going.close()
+
+
+def loaded_machine() -> Machine:
+    """What the stack says of this machine, with the run folder made.
 
     Raises:
-        ConfigurationError: when it cannot be made.
+        ConfigurationError: the run folder cannot be made, or the cloud is not one that heartbeats go to.
+        InstanceFileError: as for ``instance_file.load``.
     """
-    folder = paths.run_dir()
+    machine = instance_file.load(paths.instance_file())
+    if machine.cloud != "aws":
+        raise ConfigurationError(f"cloud = {machine.cloud!r}: heartbeats go to CloudWatch alone so far")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        paths.run_dir().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"GPU_FLEET_RUN_DIR={folder}: {error.strerror}") from error
-    return folder
+        raise ConfigurationError(f"GPU_FLEET_RUN_DIR={paths.run_dir()}: {error.strerror}") from error
+    return machine
 
 
-def instance_type(metadata: Metadata) -> str | None:
-    """This machine's type, or None where the metadata service is silent: then less is expected of it."""
+def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
+    """The metadata service, or None where it is silent and the machine's id is known without it.
+
+    Raises:
+        CloudError: it is silent, and nobody said which machine this is.
+    """
     try:
-        return metadata.get("instance-type")
+        metadata.get("instance-id")
     except CloudError as error:
-        LOG.warning("event=instance-type-unknown reason=%r", str(error))
+        if instance_id is None:
+            raise
+        LOG.warning("event=no-metadata effect='no drain, no acknowledgement' reason=%r", str(error))
         return None
+    return metadata
 
 
-def whole_machine(machine: Machine, type_name: str | None, clock: Clock) -> Look:
-    """Sensors for everything on this machine."""
-    gpus = GpuSensor(pynvml, machine.gpus_expected(type_name), clock.real_s)
-    people = ProcessTable(lambda: gpus.pids, clock.real_s)
-    return Look(RateSensor(MachineCounters(), clock.real_s), gpus, people)
-
-
-def watched_tree(pid: int, clock: Clock) -> Look:
-    """Sensors for one process tree: its CPU time and data, and the GPUs it is on where there are any."""
-    tree = TreeCounters(pid)
-    return Look(RateSensor(tree, clock.real_s), GpuSensor(pynvml, 0, clock.real_s, tree.pids), None)
+def instance_id_of(metadata: Metadata | None) -> str:
+    """This machine's id; raises CloudError where the service does not know it."""
+    instance_id = metadata.get("instance-id") if metadata else None
+    if not instance_id:
+        raise CloudError("the metadata service knows no instance-id; name it with --instance-id")
+    return instance_id
 
 
 def reporter(
-    machine: Machine, instance_id: str, watch: str, publisher: Publisher
+    machine: Machine, instance_id: str, watch: str, publisher: Publisher, going: Going | None
 ) -> Callable[[Judgement], None]:
     """What happens with each judgement: the file for people, the heartbeat for the sweep."""
 
     def report(judgement: Judgement) -> None:
         activity_file.write(paths.activity_file(), judgement, instance_id, watch)
-        publisher.add(heartbeat(judgement, instance_id, machine.pool), judgement.at)
+        acknowledged = going.acknowledged if going else None
+        publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
 
     return report

@@ -23,9 +23,9 @@ def is_watched(command: Sequence[str]) -> bool:
     Args:
         command: the arguments, the program first.
     """
-    if not command:
+    names = _names(command)
+    if not names:
         return False
-    names = [PurePath(word).name for word in command[:2]]  # `python3 /opt/venv/bin/torchrun ...` too
     if LAUNCHERS.intersection(names) or _runs_module(command):
         return True
     if names[0] == "rsync":
@@ -33,11 +33,21 @@ def is_watched(command: Sequence[str]) -> bool:
     return names[0] in BUILDERS and bool(BUILD_WORDS.intersection(command[1 : 1 + FIRST_WORDS]))
 
 
+def is_trainer(command: Sequence[str]) -> bool:
+    """Whether a command trains: a launcher, or this project's own trainer."""
+    own = any(word == "-m" and after == "training" for word, after in pairwise(command))
+    return own or bool(LAUNCHERS.intersection(_names(command))) or _runs_module(command)
+
+
 def is_jupyter_kernel(command: Sequence[str]) -> bool:
     """Whether a command is a notebook's kernel."""
     return any("ipykernel" in word for word in command[:4])
 
 
+def _names(command: Sequence[str]) -> list[str]:
+    """The program's name, and the next word's: `python3 /opt/venv/bin/torchrun ...` is torchrun too."""
+    return [PurePath(word).name for word in command[:2]]
+
+
 def _runs_module(command: Sequence[str]) -> bool:
-    modules = (after for word, after in pairwise(command) if word == "-m")
-    return next(modules, "") in LAUNCHER_MODULES
+    return any(word == "-m" and after in LAUNCHER_MODULES for word, after in pairwise(command))

@@ -4,8 +4,14 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol, TypeVar
 
+import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
+
 from image.reaper.errors import SensorError
+from image.reaper.gpu import GpuSensor
 from image.reaper.sample import Gpu, People, Rates, Sample
+from image.reaper.sensors.machine import MachineCounters, RateSensor
+from image.reaper.sensors.process_table import ProcessTable
+from image.reaper.sensors.process_tree import TreeCounters
 
 Reading = TypeVar("Reading", covariant=True)  # noqa: PLC0105 - a plain word reads better than Reading_co
 Value = TypeVar("Value")
@@ -61,3 +67,19 @@ def _read(name: str, read: Callable[[], Value], failures: list[str]) -> Value | 
     except SensorError as error:
         failures.append(f"{name}: {error}")
         return None
+
+
+def whole_machine(gpus_expected: int, real_s: Callable[[], float]) -> Look:
+    """Sensors for everything on this machine.
+
+    Args:
+        gpus_expected: fewer make the machine unknown.
+        real_s: real seconds, monotonic.
+    """
+    gpus = GpuSensor(pynvml, gpus_expected, real_s)
+    return Look(RateSensor(MachineCounters(), real_s), gpus, ProcessTable(lambda: gpus.pids, real_s))
+
+
+def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Look:
+    """Sensors for one process tree: its CPU time and data, and the GPUs it is on where there are any."""
+    return Look(RateSensor(tree, real_s), GpuSensor(pynvml, 0, real_s, tree.pids), None)

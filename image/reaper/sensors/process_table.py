@@ -10,7 +10,7 @@ import psutil
 from image.reaper.errors import SensorError
 from image.reaper.sample import People, Session
 from image.reaper.sessions import Process, sessions, shown, terminal_user
-from image.reaper.watch_list import is_jupyter_kernel, is_watched
+from image.reaper.watch_list import is_jupyter_kernel, is_trainer, is_watched
 
 # A Python process that only waits (an open notebook with a CUDA context) needs under 0.5 % of a core.
 WORKING_CPU_CORES = 0.02
@@ -97,6 +97,17 @@ class ProcessTable:
         except psutil.Error as error:
             raise SensorError(f"process {pid}: {error}") from error
         return Progress(self._real_s(), began_s, sum(used[:4]), moved.read_chars + moved.write_chars)
+
+
+def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
+    """Training processes that run now, for people.
+
+    Args:
+        among: in a rehearsal, the processes that are watched; None for all.
+    """
+    chosen = among() if among is not None else None
+    found = [process for process in _processes() if is_trainer(process.command)]
+    return [shown(process) for process in found if chosen is None or process.pid in chosen]
 
 
 def _got_on(before: Progress, now: Progress) -> bool:

@@ -1,0 +1,66 @@
+"""Word from the cloud that this machine goes, and the sweep's mark: what the metadata service says."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+
+from image.reaper.errors import CloudError
+from image.reaper.metadata import Metadata
+from image.reaper.model import TAG_REAP_AFTER
+from image.reaper.times import parse_time
+
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html
+LIFECYCLE_STATE = "autoscaling/target-lifecycle-state"
+LEAVING = "Terminated"
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+SPOT_ACTION = "spot/instance-action"
+TAGS = "tags/instance"
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The machine goes.
+
+    Attributes:
+        reason: why, in one line, for trainer and people.
+        ends_at: when at the latest; None where a lifecycle hook holds it until it is completed.
+    """
+
+    reason: str
+    ends_at: datetime | None = None
+
+
+def find(metadata: Metadata) -> Notice | None:
+    """Whether the machine goes, or None. A spot notice comes first: it does not wait.
+
+    Raises:
+        CloudError: the service does not answer, or says something that cannot be read.
+    """
+    spot = metadata.get(SPOT_ACTION)
+    if spot is not None:
+        return _spot_notice(spot)
+    state = metadata.get(LIFECYCLE_STATE)
+    if state is not None and state.strip() == LEAVING:
+        return Notice("the scaling group takes this machine away")
+    return None
+
+
+def _spot_notice(text: str) -> Notice:
+    try:
+        told = json.loads(text)
+        return Notice(f"the spot market takes this machine: {told['action']}", parse_time(told["time"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CloudError(f"metadata {SPOT_ACTION}: {text!r} cannot be read: {error}") from error
+
+
+def mark(metadata: Metadata) -> datetime | None:
+    """The reap-after of the sweep's mark, or None where there is none that can be read.
+
+    Raises:
+        CloudError: the service does not answer.
+    """
+    text = metadata.get(f"{TAGS}/{TAG_REAP_AFTER}")
+    try:
+        return parse_time(text) if text is not None else None
+    except ValueError:
+        return None
