@@ -1,6 +1,5 @@
 """`launch`: starts torchrun on this machine together with the other machines of its pool."""
 
-import json
 import logging
 import os
 import shlex
@@ -15,7 +14,7 @@ from types import FrameType
 
 import click
 
-from training import config
+from training import config, outcome
 from training.errors import LaunchError
 from training.identity import Expected, Identity, Machine, aws_machine, read_identity
 from training.network import environment
@@ -171,7 +170,7 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)
     _forward_signals(process)
     status = process.wait()
-    if status != 0 and stopped_since(directory, started_at_s):
+    if status != 0 and outcome.stopped_since(directory, started_at_s):
         log.info("event=stopped torchrun_status=%d", status)
         return 0
     return status if status >= 0 else 128 - status  # as a shell reports a signal
@@ -183,13 +182,3 @@ def _forward_signals(process: "subprocess.Popen[bytes]") -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, forward)
-
-
-def stopped_since(directory: Path, started_at_s: float) -> bool:
-    """Whether the trainer left word in `directory`, after `started_at_s`, that it saved and stopped."""
-    file = directory / "result.json"
-    return (
-        file.exists()
-        and file.stat().st_mtime >= started_at_s
-        and json.loads(file.read_text())["status"] == "stopped"
-    )

@@ -314,7 +314,7 @@ def test_the_added_variables_reach_the_child(tmp_path, restored_signals):
 
 WRITES_RESULT = """
 import json, pathlib, sys
-pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"status": sys.argv[2]}))
+pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"outcome": sys.argv[2]}))
 sys.exit(1)
 """
 
@@ -324,12 +324,12 @@ def test_a_run_that_saved_and_stopped_ends_well_though_torchrun_fails(tmp_path, 
 
 
 def test_a_run_that_failed_stays_failed(tmp_path, restored_signals):
-    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "failed"], {}, tmp_path) == 1
+    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "finished"], {}, tmp_path) == 1
 
 
 def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
     earlier = tmp_path / "result.json"
-    earlier.write_text('{"status": "stopped"}')
+    earlier.write_text('{"outcome": "stopped"}')
     os.utime(earlier, (0, 0))
 
     assert launch.run([sys.executable, "-c", "raise SystemExit(1)"], {}, tmp_path) == 1

@@ -4,7 +4,8 @@ A new kind of writer is a class with `write` and `close` and one line in `open_w
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -58,14 +59,27 @@ class Writers:
 
 def open_writers(settings: config.Metrics, directory: Path) -> MetricsWriter:
     """The writers of a run in `directory`; raises ConfigError when one cannot be opened. Rank 0 only."""
-    del settings  # names the writers beyond metrics.jsonl
-    try:
+    with _named("run.directory", directory):
         writers: list[MetricsWriter] = [JsonLines(directory / JSON_LINES)]
-    except OSError as error:
-        raise ConfigError(
-            f"run.directory = {str(directory)!r}: cannot be written: {error.strerror}"
-        ) from error
+        if settings.tensorboard:
+            from training.metrics import tensorboard  # noqa: PLC0415 - it needs Record from here
+
+            writers.append(tensorboard.TensorBoard(directory / tensorboard.FOLDER))
+    if settings.prometheus_file:
+        from training.metrics.prometheus import Prometheus  # noqa: PLC0415 - it needs Record from here
+
+        path = Path(settings.prometheus_file)
+        with _named("metrics.prometheus_file", path):
+            writers.append(Prometheus(path, {"run": directory.name}))
     return Writers(writers)
+
+
+@contextmanager
+def _named(key: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{key} = {str(path)!r}: cannot be written: {error.strerror}") from error
 
 
 def read_json_lines(path: Path) -> list[dict[str, float | int | str]]:

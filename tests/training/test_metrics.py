@@ -1,0 +1,187 @@
+"""Metrics: what is measured is right, and every writer says the same in its own format."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import RecordWriter
+
+from training import config, models
+from training.errors import ConfigError
+from training.metrics.flops import decoder_flops_per_token, flops_per_sample, utilisation
+from training.metrics.peak import PEAKS, peak_of
+from training.metrics.prometheus import Prometheus, render
+from training.metrics.writers import open_writers, read_json_lines
+
+RECORD = {"kind": "train", "step": 10, "loss": 2.5, "metric_name": "accuracy"}
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_linear_layer_costs_six_operations_per_weight():
+    layer = torch.nn.Linear(16, 32, bias=False)
+
+    assert flops_per_sample(layer, torch.zeros(1, 16)) == 6 * 16 * 32
+
+
+@pytest.mark.parametrize("length", [32, 128])
+def test_counting_agrees_with_the_formula_of_palm(length):
+    width, layers, vocabulary = 64, 3, 257
+    facts = models.Facts(vocabulary=vocabulary, sequence_length=length)
+    options = {"hidden_size": width, "layers": layers, "heads": 4}
+    model = models.build("gpt2", options, facts, "tokens")
+
+    counted = flops_per_sample(model, torch.zeros(1, length, dtype=torch.int64))
+
+    looked_up = length * width  # the positions; the words are also the last layer
+    formula = decoder_flops_per_token(parameters(model) - looked_up, layers, width, length) * length
+    assert counted == pytest.approx(formula, rel=0.02)  # the formula counts biases and norms as products
+
+
+def test_resnet50_costs_what_is_published():
+    model = models.build("resnet50", {}, models.Facts(classes=1000), "images")
+
+    counted = flops_per_sample(model, torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
+
+    multiply_adds_of_v15 = 4.09e9  # of torchvision's resnet50 at 224 pixels
+    assert counted == pytest.approx(3 * 2 * multiply_adds_of_v15, rel=0.01)
+
+
+def test_counting_leaves_the_model_and_the_generator_alone():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+
+    flops_per_sample(model, torch.ones(1, 4))
+
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+@pytest.mark.parametrize(
+    ("reported", "row"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H100 80GB HBM3", "H100 80GB HBM3"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100-SXM2"),
+        ("NVIDIA B200", "B200"),
+    ],
+)
+def test_a_gpu_is_known_by_the_name_that_cuda_reports(reported, row):
+    assert peak_of(reported, "fp16") == PEAKS[row].fp16 * 1e12
+
+
+def test_an_unknown_gpu_and_a_missing_format_have_no_peak():
+    assert peak_of("NVIDIA GeForce RTX 3090", "bf16") is None
+    assert peak_of("Tesla T4", "bf16") is None
+
+
+def test_utilisation_is_the_fraction_of_the_peak_of_all_devices():
+    model, sample = torch.nn.Linear(1000, 1000, bias=False), torch.zeros(1, 1000)
+
+    found = utilisation(model, sample, "NVIDIA H200", "bf16", devices=2)
+
+    half_of_two_gpus = 989.5e12 / 6e6
+    assert found.of(half_of_two_gpus) == pytest.approx(0.5)
+
+
+def test_every_writer_of_the_configuration_is_opened(tmp_path):
+    chosen = config.Metrics(tensorboard=True, prometheus_file=str(tmp_path / "run.prom"))
+
+    writer = open_writers(chosen, tmp_path)
+    writer.write(RECORD)
+    writer.close()
+
+    assert read_json_lines(tmp_path / "metrics.jsonl") == [RECORD]
+    assert "gpu_fleet_training_train_loss" in (tmp_path / "run.prom").read_text()
+    assert curves(tmp_path / "tensorboard") == {("train/loss", 10, 2.5)}
+
+
+def curves(folder: Path) -> set[tuple[str, int, float]]:
+    """Tag, step and value of every scalar in the event files of a folder, read frame by frame."""
+    found = set()
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        while content:
+            length = int.from_bytes(content[:8], "little")
+            event = Event.FromString(content[12 : 12 + length])
+            found |= {(value.tag, event.step, value.simple_value) for value in event.summary.value}
+            content = content[16 + length :]
+    return found
+
+
+def test_the_event_files_have_the_checksums_that_tensorboard_wants(tmp_path):
+    writer = open_writers(config.Metrics(tensorboard=True), tmp_path)
+    writer.write(RECORD)
+    writer.close()
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    first = file.read_bytes()[: 16 + int.from_bytes(file.read_bytes()[:8], "little")]
+
+    again = RecordWriter(str(tmp_path / "again"))
+    again.write(first[12:-4])
+    again.close()
+
+    assert (tmp_path / "again").read_bytes() == first
+
+
+def test_a_prometheus_file_that_nobody_would_read_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"the textfile collector reads only \*.prom"):
+        open_writers(config.Metrics(prometheus_file=str(tmp_path / "run.txt")), tmp_path)
+
+
+def test_an_unwritable_prometheus_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"metrics.prometheus_file = .*absent/run.prom"):
+        open_writers(config.Metrics(prometheus_file=str(tmp_path / "absent" / "run.prom")), tmp_path)
+
+
+def test_the_prometheus_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    writer = Prometheus(tmp_path / "run.prom", {"run": "first"})
+    seen = []
+    real = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda *paths: seen.append(paths[0].read_text()) or real(*paths))
+
+    writer.write(RECORD)
+
+    assert seen == [(tmp_path / "run.prom").read_text()]
+    assert [file.name for file in tmp_path.iterdir()] == ["run.prom"]
+
+
+def test_values_of_different_kinds_stay_side_by_side(tmp_path):
+    writer = Prometheus(tmp_path / "run.prom", {"run": "first"})
+
+    writer.write(RECORD)
+    writer.write({"kind": "evaluation", "step": 10, "loss": 1.5})
+
+    text = (tmp_path / "run.prom").read_text()
+    assert 'gpu_fleet_training_train_loss{run="first"} 2.5\n' in text
+    assert 'gpu_fleet_training_evaluation_loss{run="first"} 1.5\n' in text
+
+
+def test_not_a_number_is_spelled_as_prometheus_reads_it():
+    assert render({"loss": math.nan}, {}).splitlines()[1] == "loss{} NaN"
+    assert render({"loss": -math.inf}, {}).splitlines()[1] == "loss{} -Inf"
+
+
+@given(st.text(), st.floats())
+def test_any_label_and_value_make_one_well_formed_sample(label, value):
+    _type, sample = render({"loss": value}, {"run": label}).split("\n", 1)
+
+    quoted, number = sample.removeprefix('loss{run="').removesuffix("\n").rsplit('"} ', 1)
+    assert json.loads(f'"{quoted}"', strict=False) == label
+    assert float(number) == value or math.isnan(value)
