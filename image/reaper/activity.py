@@ -6,7 +6,7 @@ alone, never from a difference of two clocks.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from image.reaper.metrics import HEARTBEAT
@@ -78,6 +78,25 @@ def summarise(
         last_active_at=max((at - timedelta(seconds=proofs[at]) for at in proofs), default=None),
         coverage=(Coverage(sum(start <= at < end for at in proofs), periods_of(window, period_s)),),
         complete=complete,
+        contradictory=_contradictory(proofs, period_s),
+    )
+
+
+def _contradictory(proofs: Mapping[datetime, float], period_s: int) -> bool:
+    """Whether heartbeats disagree on when the machine fell idle.
+
+    While a machine is idle each value grows as time goes by. One that stands still comes from an agent that
+    no longer looks, and values that jump come from two agents.
+    """
+    if not proofs:
+        return False
+    newest = max(proofs)
+    idle_since = newest - timedelta(seconds=proofs[newest])
+    tolerance = timedelta(seconds=2 * period_s)
+    return any(
+        abs(at - timedelta(seconds=value) - idle_since) > tolerance
+        for at, value in proofs.items()
+        if at >= idle_since + tolerance
     )
 
 
@@ -99,10 +118,11 @@ def combine(coarse: Activity, fine: Activity, acknowledged: float | None = None)
         coverage=coarse.coverage[:1] + fine.coverage,
         complete=coarse.complete and fine.complete,
         acknowledged=acknowledged,
+        contradictory=coarse.contradictory or fine.contradictory,
     )
 
 
-def may_be_idle(activity: Activity, threshold: timedelta, period_s: int) -> bool:
+def may_be_idle(activity: Activity, threshold: timedelta) -> bool:
     """Whether a close look could find the machine idle for longer than the threshold.
 
     Within a period the value may have grown by the period's length beyond its smallest; a code below zero
@@ -110,5 +130,5 @@ def may_be_idle(activity: Activity, threshold: timedelta, period_s: int) -> bool
     """
     if activity.newest_at is None:
         return False
-    grown = timedelta(seconds=period_s) + HEARTBEAT
+    grown = timedelta(seconds=activity.period_s) + HEARTBEAT
     return activity.newest_value < 0 or timedelta(seconds=activity.newest_value) + grown >= threshold

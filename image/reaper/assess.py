@@ -5,82 +5,20 @@ all that takes away.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 
-from image.reaper.marks import Mark, hold_of, is_marked, mark_of
+from image.reaper.case import Case
+from image.reaper.marks import hold_of, is_marked, mark_of
 from image.reaper.metrics import CODE_HUNG, HEARTBEAT
-from image.reaper.model import (
-    TAG_MANAGED,
-    TAG_PROTECTED,
-    TAG_STACK,
-    Activity,
-    Decision,
-    Group,
-    Instance,
-    Verdict,
-)
-from image.reaper.policy import Policy, PoolPolicy, unit_price
-from image.reaper.times import format_span, format_time, is_quiet
+from image.reaper.model import TAG_MANAGED, TAG_PROTECTED, TAG_STACK, Decision, Verdict
+from image.reaper.next_step import forgotten, stopped
+from image.reaper.times import format_span, format_time
 
 # Heartbeat, alignment to its period, and two minutes until the cloud shows it.
 OLDEST_HEARTBEAT = timedelta(minutes=4)
 CLOCK_TOLERANCE = timedelta(seconds=60)
 KEPT_MARKS = frozenset({Verdict.KEEP_UNKNOWN, Verdict.KEEP_PROTECTED})
-
-
-@dataclass(frozen=True)
-class Case:
-    """One machine and all that is known of it.
-
-    Attributes:
-        now: the moment of the decision.
-        instance: the machine.
-        group: its scaling group, if any.
-        activity: its heartbeats, if they were asked for and answered.
-        policy: of the stack.
-        pool: of the machine's pool.
-        idle_after: idle time from which it counts as forgotten.
-        grace: time between mark and action.
-    """
-
-    now: datetime
-    instance: Instance
-    group: Group | None
-    activity: Activity | None
-    policy: Policy
-    pool: PoolPolicy
-    idle_after: timedelta
-    grace: timedelta
-
-    @property
-    def idle_s(self) -> float | None:
-        """Proven seconds without activity, by the newest heartbeat alone."""
-        if self.activity is None or self.activity.newest_at is None or self.activity.newest_value < 0:
-            return None
-        return self.activity.newest_value
-
-    @property
-    def idle_since(self) -> datetime | None:
-        """Since when nothing was active, late by at most the metric's period."""
-        if self.activity is None or self.activity.newest_at is None or self.idle_s is None:
-            return None
-        latest = min(self.activity.newest_at + timedelta(seconds=self.activity.period_s), self.now)
-        return latest - timedelta(seconds=self.idle_s)
-
-    def decide(self, verdict: Verdict, reason: str, *, alert: bool = False) -> Decision:
-        """A decision on this machine."""
-        mark = mark_of(self.instance)
-        return Decision(
-            instance=self.instance,
-            verdict=verdict,
-            reason=reason,
-            idle_s=self.idle_s,
-            idle_since=self.idle_since,
-            reap_after=mark.reap_after if mark else None,
-            alert=alert,
-            hourly_price=unit_price(self.policy, self.instance.pool, self.instance.type),
-        )
 
 
 Rule = Callable[[Case], Decision | None]
@@ -190,70 +128,18 @@ def _busy(case: Case) -> Decision | None:
     return None
 
 
+def _consistent(case: Case) -> Decision | None:
+    if case.activity is not None and case.activity.contradictory:
+        return _unknown(case, "its heartbeats contradict one another: is the agent stuck, or are there two?")
+    return None
+
+
 def _coverage(case: Case) -> Decision | None:
     found = min((window.percent for window in case.activity.coverage), default=0.0) if case.activity else 0.0
     if found < case.pool.coverage_percent:
         needed = case.pool.coverage_percent
         return _unknown(case, f"heartbeats cover {found:.0f} % of the window, {needed} % are needed")
     return None
-
-
-def _forgotten(case: Case) -> Decision:
-    idle = format_span(timedelta(seconds=case.idle_s or 0.0))
-    return _next_step(case, case.idle_since or case.now, f"idle for {idle}")
-
-
-def _stopped(case: Case) -> Decision:
-    days, since = case.pool.terminate_stopped_after_days, case.instance.stopped_at
-    if days is None or since is None:
-        return case.decide(Verdict.KEEP_PROTECTED, "stopped: costs its disk only")
-    mark = mark_of(case.instance)
-    for_now = format_span(case.now - since)
-    if case.now - since < timedelta(days=days):
-        return case.decide(Verdict.KEEP_HELD, f"stopped for {for_now}, terminated after {days} days")
-    if mark and (mark.reap_after <= since or not mark.tells_of(since) or mark.idle_since < since):
-        # The mark that led to the stop is no notice of the end.
-        return _to_mark(case, since, f"stopped for {for_now}")
-    return _next_step(case, since, f"stopped for {for_now}")
-
-
-def _next_step(case: Case, idle_since: datetime, why: str) -> Decision:
-    """Mark, wait, or end a machine that nobody uses."""
-    quiet = is_quiet(
-        case.now, case.pool.quiet_hours, case.policy.time_zone, weekends=case.pool.quiet_weekends
-    )
-    if quiet:
-        return case.decide(Verdict.WAIT, f"{why}; quiet hours in {case.policy.time_zone.key}")
-    mark = mark_of(case.instance)
-    if mark is None:
-        return _to_mark(case, idle_since, why)
-    if case.now < mark.reap_after:
-        left = format_span(mark.reap_after - case.now)
-        return case.decide(Verdict.WAIT, f"{why}; goes in {left} unless used")
-    if case.instance.state == "stopped":
-        return case.decide(Verdict.TERMINATE, f"{why}, told {format_time(mark.reap_after - case.grace)}")
-    return _end(case, mark, why)
-
-
-def _to_mark(case: Case, idle_since: datetime, why: str) -> Decision:
-    reap_after = case.now + case.grace
-    decision = case.decide(Verdict.MARK, f"{why}; goes after {format_time(reap_after)} unless used")
-    return replace(decision, idle_since=idle_since, reap_after=reap_after)
-
-
-def _end(case: Case, mark: Mark, why: str) -> Decision:
-    if case.pool.action == "stop" and (case.instance.spot or case.pool.instance_store_scratch):
-        reason = f"{why}, but a stop would lose its data or is refused by the cloud; the pool says stop"
-        return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
-    acknowledged = case.activity.acknowledged if case.activity else None
-    if case.pool.require_acknowledgement and acknowledged != mark.reap_after.timestamp():
-        return case.decide(
-            Verdict.WAIT,
-            f"{why}; its agent has not yet said that /scratch/keep is saved",
-            alert=case.now > mark.reap_after + timedelta(hours=1),
-        )
-    verdict = Verdict.STOP if case.pool.action == "stop" else Verdict.TERMINATE
-    return case.decide(verdict, f"{why}, marked to go after {format_time(mark.reap_after)}")
 
 
 RULES: tuple[Rule, ...] = (
@@ -265,7 +151,8 @@ RULES: tuple[Rule, ...] = (
     _fresh,
     _sensors,
     _busy,
+    _consistent,
     _coverage,
-    _forgotten,
+    forgotten,
 )
-STOPPED_RULES: tuple[Rule, ...] = (_licence, _lifecycle, _hold, _stopped)
+STOPPED_RULES: tuple[Rule, ...] = (_licence, _lifecycle, _hold, stopped)

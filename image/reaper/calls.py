@@ -112,11 +112,11 @@ class Calls:
             metadata = error.response.get("ResponseMetadata", {})
             code = str(error.response.get("Error", {}).get("Code", ""))
             message = str(error.response.get("Error", {}).get("Message", ""))
-            log.warning("call=%s code=%s message=%r", _name(method), code, message)
+            log.info("call=%s code=%s message=%r", _name(method), code, message)
             failed = CloudError(f"{_name(method)}: {code}: {message}", code)
             return failed, 1 + int(metadata.get("RetryAttempts", 0))
         except BotoCoreError as error:
-            log.warning("call=%s error=%r", _name(method), str(error))
+            log.info("call=%s error=%r", _name(method), str(error))
             return CloudError(f"{_name(method)}: {error}", "ServiceUnavailable"), 1
         metadata = answer.get("ResponseMetadata", {})
         self._note_time(metadata.get("HTTPHeaders", {}).get("date"))

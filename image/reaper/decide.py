@@ -9,19 +9,18 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-from image.reaper.assess import Case, assess
+from image.reaper.assess import assess
+from image.reaper.case import Case
 from image.reaper.marks import is_marked
 from image.reaper.model import ENDS, Activity, Decision, Fleet, Group, Instance, Plan, Verdict
 from image.reaper.policy import Policy
+from image.reaper.requests import past_lifetime, requested_terms, usual_terms
 
 # Below this many the breaker is no help: one idle machine of one is "all of them".
 BREAKER_LEAST = 5
 BREAKER_SHARE = 0.5
-# A request to scale in takes a machine that is idle this long, and no two within this time.
-SCALE_IN_IDLE = timedelta(minutes=30)
-SCALE_IN_COOLDOWN = timedelta(minutes=10)
 LEAVING = frozenset({Verdict.MARK, Verdict.WAIT, *ENDS})
 
 
@@ -59,14 +58,15 @@ def decide(situation: Situation) -> Plan:
     return Plan(_capped(fleet, policy, plan.decisions))
 
 
-def _alone(situation: Situation, instance: Instance, threshold: timedelta | None = None) -> Decision:
-    """The verdict on one machine, with the pool's idle time or a shorter one that was asked for."""
+def _alone(situation: Situation, instance: Instance, *, requested: bool = False) -> Decision:
+    """The verdict on one machine, on its pool's terms or on those of a request."""
     pool = situation.policy.pools.get(instance.pool)
     if pool is None:
         reason = f"pool {instance.pool!r} is not in the policy"
         return Decision(instance, Verdict.KEEP_PROTECTED, reason, alert=True)
-    usual, grace = timedelta(hours=pool.idle_after_hours), timedelta(minutes=pool.grace_minutes)
-    return assess(
+    old = past_lifetime(instance, pool, situation.now)
+    terms = requested_terms(pool) if requested or old else usual_terms(pool)
+    decision = assess(
         Case(
             now=situation.now,
             instance=instance,
@@ -74,10 +74,14 @@ def _alone(situation: Situation, instance: Instance, threshold: timedelta | None
             activity=situation.activity.get(instance.id),
             policy=situation.policy,
             pool=pool,
-            idle_after=usual if threshold is None else min(usual, threshold),
-            grace=grace if threshold is None else max(grace, SCALE_IN_COOLDOWN),
+            idle_after=terms.idle_after,
+            grace=terms.grace,
         )
     )
+    if not old:
+        return decision
+    reason = f"{decision.reason} (past its lifetime of {pool.max_lifetime_hours} h: replace it)"
+    return replace(decision, reason=reason, alert=decision.alert or decision.verdict is Verdict.KEEP_BUSY)
 
 
 def _scale_in(situation: Situation, pool: str, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
@@ -88,7 +92,7 @@ def _scale_in(situation: Situation, pool: str, decisions: Mapping[str, Decision]
     own = [one for one in decisions.values() if one.instance.pool == pool and one.instance.state == "running"]
     if any(decision.verdict in LEAVING for decision in own):
         return {}
-    lowered = [_alone(situation, decision.instance, SCALE_IN_IDLE) for decision in own]
+    lowered = [_alone(situation, decision.instance, requested=True) for decision in own]
     willing = sorted((one for one in lowered if one.verdict in LEAVING), key=_scale_in_order)
     return {
         one.instance.id: replace(one, reason=f"{one.reason} (low load of pool {pool})") for one in willing[:1]

@@ -126,6 +126,7 @@ class Activity:
             no heartbeat tells.
         coverage: of each window that was looked at.
         complete: the cloud answered the whole query.
+        contradictory: the heartbeats disagree with one another.
         acknowledged: newest ``Acknowledged``, epoch seconds; None without any.
     """
 
@@ -135,6 +136,7 @@ class Activity:
     last_active_at: datetime | None
     coverage: tuple[Coverage, ...]
     complete: bool = True
+    contradictory: bool = False
     acknowledged: float | None = None
 
 

@@ -16,11 +16,11 @@ from image.reaper.activity import (
 )
 from image.reaper.aws_metrics import Answer, Heartbeats, Query, Span
 from image.reaper.calls import Failure
-from image.reaper.decide import SCALE_IN_IDLE
 from image.reaper.marks import is_marked
 from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Activity, Instance
 from image.reaper.policy import Policy
+from image.reaper.requests import shortest_idle_time
 
 
 def observe(
@@ -55,7 +55,7 @@ def observe(
         one
         for one in running
         if is_marked(one)
-        or may_be_idle(coarse[one.id], _threshold(one, policy, scale_in), coarse[one.id].period_s)
+        or may_be_idle(coarse[one.id], shortest_idle_time(one, policy.pools[one.pool], now, scale_in))
     ]
     close, failed = look_closely(heartbeats, suspects, coarse, policy, now)
     return coarse | close, failures + failed
@@ -110,11 +110,6 @@ def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[
         window = timedelta(hours=policy.pools[one.pool].idle_after_hours)
         grouped[coarse_period_s(window)].append(one)
     return dict(sorted(grouped.items()))
-
-
-def _threshold(instance: Instance, policy: Policy, scale_in: Collection[str]) -> timedelta:
-    usual = timedelta(hours=policy.pools[instance.pool].idle_after_hours)
-    return min(usual, SCALE_IN_IDLE) if instance.pool in scale_in else usual
 
 
 def _newest(answer: Answer) -> float | None:

@@ -126,8 +126,8 @@ class MotoFleet:
     def heartbeats(
         self, ids: list[str], idle_hours: float, until: datetime = NOW, over_hours: float = 3
     ) -> None:
-        """Publish what agents publish of machines whose last activity was so long before ``until``."""
-        idle_at = until - timedelta(hours=idle_hours)
+        """Publish what agents publish of machines whose last activity was so long before ``NOW``."""
+        idle_at = NOW - timedelta(hours=idle_hours)
         at = until - timedelta(seconds=60)
         moments = [
             at - timedelta(seconds=n * HEARTBEAT_S) for n in range(int(over_hours * 3600 / HEARTBEAT_S))

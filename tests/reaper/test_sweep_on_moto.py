@@ -62,7 +62,7 @@ def test_a_marked_machine_goes_after_its_grace_with_a_record_of_it(fleet, sweep)
     (idle,) = fleet.start()
     fleet.heartbeats([idle], idle_hours=2.5)
     sweep(NOW)
-    fleet.heartbeats([idle], idle_hours=3.1, until=AFTER_GRACE)
+    fleet.heartbeats([idle], idle_hours=2.5, until=AFTER_GRACE)
 
     result, report = sweep(AFTER_GRACE)
 
@@ -77,7 +77,7 @@ def test_a_machine_that_works_again_loses_its_mark(fleet, sweep):
     (machine,) = fleet.start()
     fleet.heartbeats([machine], idle_hours=2.5)
     sweep(NOW)
-    fleet.heartbeats([machine], idle_hours=0.1, until=AFTER_GRACE, over_hours=0.5)
+    fleet.heartbeats([machine], idle_hours=-0.4, until=AFTER_GRACE, over_hours=0.5)
 
     _, report = sweep(AFTER_GRACE)
 
@@ -90,7 +90,7 @@ def test_a_group_member_leaves_its_group_smaller_and_never_below_its_minimum(fle
     members = fleet.start_group("pool", desired=3, min_size=1)
     fleet.heartbeats(members, idle_hours=2.5)
     sweep(NOW)
-    fleet.heartbeats(members, idle_hours=3.1, until=AFTER_GRACE)
+    fleet.heartbeats(members, idle_hours=2.5, until=AFTER_GRACE)
 
     _, report = sweep(AFTER_GRACE)
 
