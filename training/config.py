@@ -110,6 +110,17 @@ class Parallel(Section):
     sync_batch_norm: bool = False
     timeout_s: Annotated[float, Field(gt=0)] = 600.0  # of a collective; the watchdog speaks at the same time
 
+    @model_validator(mode="after")
+    def one_strategy(self) -> Self:
+        for name in ("tensor", "pipeline"):
+            if getattr(self, name) > 1 and self.strategy != name:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)} needs strategy = {name!r}, not {self.strategy!r}"
+                )
+        if self.powersgd_rank and self.strategy != "ddp":
+            raise ValueError(f"powersgd_rank compresses the gradients of ddp, not of {self.strategy}")
+        return self
+
 
 class Checkpoint(Section):
     """When a checkpoint is taken, where it goes and which ones stay."""
@@ -151,6 +162,15 @@ class Config(Section):
     checkpoint: Checkpoint = Checkpoint()
     interrupt: Interrupt = Interrupt()
     metrics: Metrics = Metrics()
+
+    @model_validator(mode="after")
+    def together(self) -> Self:
+        strategy = self.parallel.strategy
+        if strategy != "ddp" and self.precision.dtype == "fp16":
+            raise ValueError(f"precision.dtype = 'fp16' scales the loss, which {strategy} cannot; use bf16")
+        if strategy != "ddp" and self.average.name != "none":
+            raise ValueError(f"average.name = {self.average.name!r} needs a whole model: ddp, not {strategy}")
+        return self
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

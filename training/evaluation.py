@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training import config, precision
+from training import config
 from training.data.dataset import Dataset, Description
 from training.data.loader import IGNORED, Reader, Share, batches, evaluation_slices
 from training.parallel import World
@@ -35,8 +35,16 @@ def _summed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """The model to measure: what to switch to evaluation, and how to ask it."""
+
+    module: nn.Module
+    predict: Callable[[Tensor], Tensor | None]  # None on a rank that does not hold the end of the model
+
+
 def evaluate(
-    model: nn.Module,
+    model: Evaluated,
     *,
     dataset: Dataset,
     description: Description,
@@ -50,24 +58,24 @@ def evaluate(
     `interrupted` is called once per batch and answers the same on every rank.
     """
     totals = torch.zeros(3, dtype=torch.float64, device=where.device)  # loss, correct, targets
-    parts = list(evaluation_slices(len(dataset), share))
     # Batches past the end wrap around to keep the ranks in step; only the first `counted` samples count.
+    parts = list(evaluation_slices(len(dataset), share))
     reader = batches(
         Reader(dataset, settings.run.seed), (part for part, _ in parts), settings.data, pinned=False
     )
-    was_training = model.training
-    model.eval()
+    was_training = model.module.training
+    model.module.eval()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             for batch, (_, counted) in zip(reader, parts, strict=True):
                 if interrupted():
                     return None
                 here = batch.to(where.device)
-                with precision.autocast(settings.precision, where.device):
-                    outputs = model(here.inputs)[:counted]
-                totals += _tally(outputs, here.targets[:counted])
+                outputs = model.predict(here.inputs)
+                if outputs is not None:
+                    totals += _tally(outputs[:counted], here.targets[:counted])
     finally:
-        model.train(was_training)
+        model.module.train(was_training)
     loss, correct, targets = (sum(column) for column in zip(*where.gather(totals.tolist()), strict=True))
     return score(loss, correct, int(targets), description)
 

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 
 from torch import Tensor
 
-from training import config, optimization, outcome, parallel, precision
+from training import config, optimization, outcome, precision
 from training.data.loader import Batch, CorruptionCounter
 from training.evaluation import Score, evaluate, mean_loss
 from training.interrupt import Interruption
@@ -43,9 +44,9 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
     settings = run.settings
     last_step = state.step + run.steps_left(state)
     batches = run.batches(state)
-    meter = Meter(run.where)
+    meter = Meter(run.where, run.share.world)
     corrupt = CorruptionCounter(settings.data.corrupt_limit)
-    state.spread.train()
+    state.model.train()
     if state.step < last_step and stop.agreed_now():
         return True
     while state.step < last_step:
@@ -77,29 +78,32 @@ def take_step(
     with_norm: bool,
 ) -> Tensor | None:
     """One optimizer step over all micro-batches; the norm of the gradients () where it is wanted."""
-    settings, count = run.settings, run.settings.run.accumulation
-    for micro in range(count):
-        begin = meter.clock()
-        batch = next(batches)
-        meter.add_batch(batch, meter.clock() - begin)
-        corrupt.add(batch.corrupt)
-        with parallel.without_reduction(state.spread, last=micro == count - 1):
-            with precision.autocast(settings.precision, run.where.device):
-                loss = mean_loss(state.spread(batch.inputs), batch.targets) / count
-            state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch has no hints here
-        meter.add_loss(loss)
+    settings = run.settings
+    micro_batches = watched(islice(batches, settings.run.accumulation), meter, corrupt)
+    meter.add_step(state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss))
     norm = None
     if with_norm or settings.optimizer.clip_norm > 0:
         state.scaler.unscale_(state.optimizer)
-        norm = precision.clip(state.model, settings.optimizer.clip_norm)
+        norm = precision.clip(state.model, settings.optimizer.clip_norm, state.spread.other_layers)
     state.scaler.step(state.optimizer)
     state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
     state.position += settings.run.batch_size
     optimization.update_average(state.average, state.model, settings.average, state.step)
-    meter.add_step()
     return norm
+
+
+def watched(batches: Iterator[Batch], meter: Meter, corrupt: CorruptionCounter) -> Iterator[Batch]:
+    """The same batches, with the wait for each measured and its corrupt samples counted."""
+    while True:
+        begin = meter.clock()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        meter.add_batch(batch, meter.clock() - begin)
+        corrupt.add(batch.corrupt)
+        yield batch
 
 
 def save(run: Run, state: State, meter: Meter) -> None:
@@ -113,8 +117,10 @@ def save(run: Run, state: State, meter: Meter) -> None:
 def measure(run: Run, state: State, stop: Stop) -> Score | None:
     """The score on held-out data, written to the metrics; None when the ranks agreed to stop meanwhile."""
     run.where.share_buffers(state.model)
+    if state.average is not None:
+        run.settle_batch_norm(state.average)
     score = evaluate(
-        state.evaluated,
+        run.evaluated(state),
         dataset=run.held_out,
         description=run.description,
         settings=run.settings,
@@ -146,7 +152,7 @@ def conclude(
         detail=stop.detail() if score is None else "",
         step=state.step,
         epoch=round(run.epoch(state), 6),
-        parameters_sha256=parameters_sha256(state.model),
+        parameters_sha256=parameters_sha256(state.model, run.where),
         resumed_from_step=resumed_from_step,
         checkpoint=run.checkpoints.location,
         metric_name=score.name if score else "",

@@ -19,20 +19,17 @@ BYTES_PER_GIB = 2**30
 class Meter:
     """Sums losses, samples and waits between two reports. `report` and `check` are called by all ranks."""
 
-    def __init__(self, where: World, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._where = where
+    def __init__(self, where: World, readers: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._where, self._readers = where, readers
         self.clock = clock
         self._loss = torch.zeros((), device=where.device)
         self._losses = 0
+        self._steps = 0
         self._samples = 0
         self._tokens = 0
         self._data_wait_s = 0.0
         self._stall_s = 0.0
         self._begin = clock()
-
-    def add_loss(self, loss: Tensor) -> None:
-        """The loss () of one micro-batch, already divided by the number of micro-batches."""
-        self._loss += loss.detach()
 
     def add_batch(self, batch: Batch, waited_s: float) -> None:
         """A micro-batch that came after `waited_s` seconds."""
@@ -40,9 +37,12 @@ class Meter:
         self._tokens += batch.targets.numel()
         self._data_wait_s += waited_s
 
-    def add_step(self) -> None:
-        """One optimizer step is done."""
-        self._losses += 1
+    def add_step(self, loss: Tensor | None) -> None:
+        """One optimizer step with the mean loss () of its micro-batches; None where it is not known."""
+        self._steps += 1
+        if loss is not None:
+            self._loss += loss
+            self._losses += 1
 
     def add_stall(self, seconds: float) -> None:
         """The training stood still for a checkpoint."""
@@ -57,9 +57,11 @@ class Meter:
 
     def check(self, step: int) -> float:
         """The mean loss since the last report over all ranks; raises DivergenceError naming rank and step."""
-        mine = float(self._loss) / max(1, self._losses)
-        losses: list[float] = self._where.gather(mine)
-        for rank, loss in enumerate(losses):
+        mine = float(self._loss) / self._losses if self._losses else None
+        losses: dict[int, float] = {
+            rank: loss for rank, loss in enumerate(self._where.gather(mine)) if loss is not None
+        }
+        for rank, loss in losses.items():
             if not math.isfinite(loss):
                 error = DivergenceError(
                     f"the loss of rank {rank} is {loss} at step {step}; lower optimizer.learning_rate, set "
@@ -67,7 +69,7 @@ class Meter:
                 )
                 error.shared = True
                 raise error
-        return sum(losses) / len(losses)
+        return sum(losses.values()) / max(1, len(losses))
 
     def report(
         self, state: State, epoch: float, learning_rate: float, gradient_norm: Tensor | None
@@ -82,13 +84,13 @@ class Meter:
             "samples": state.position,
             "loss": loss,
             "learning_rate": learning_rate,
-            "samples_per_s": self._samples * self._where.size / seconds,
-            "step_s": seconds / max(1, self._losses),
+            "samples_per_s": self._samples * self._readers / seconds,
+            "step_s": seconds / max(1, self._steps),
             "data_wait_s": self._data_wait_s,
             "checkpoint_stall_s": self._stall_s,
         }
         if self._tokens > self._samples:
-            record["tokens_per_s"] = self._tokens * self._where.size / seconds
+            record["tokens_per_s"] = self._tokens * self._readers / seconds
         if gradient_norm is not None:
             record["gradient_norm"] = float(gradient_norm)
         if self._where.device.type == "cuda":
@@ -98,6 +100,6 @@ class Meter:
 
     def _reset(self) -> None:
         self._loss.zero_()
-        self._losses = self._samples = self._tokens = 0
+        self._losses = self._steps = self._samples = self._tokens = 0
         self._data_wait_s = self._stall_s = 0.0
         self._begin = self.clock()

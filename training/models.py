@@ -1,19 +1,23 @@
-"""The models by name. Definitions come from transformers where it has them; nothing is downloaded."""
+"""The models by name. Definitions come from transformers where it has them; nothing is downloaded.
+
+A new model is a function that builds it and a line in REGISTRY.
+"""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from training.errors import ModelError, suggestion
+from training.resnet import resnet_small, with_pixels
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of RGB in [0, 1]; what published image weights expect
-IMAGENET_STD = (0.229, 0.224, 0.225)
+PADDING = 0  # token id of kind "text" that holds nothing
 
 
 @dataclass(frozen=True)
@@ -25,56 +29,106 @@ class Facts:
     sequence_length: int = 0
 
 
-class Pixels(nn.Module):
-    """(batch, 3, height, width) uint8 to float32 with the mean and deviation of ImageNet taken out."""
+class Logits(nn.Module):
+    """A model of transformers that takes one tensor and gives its logits alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: nn.Module, masks_padding: bool = False) -> None:
         super().__init__()
-        self.mean: Tensor
-        self.deviation: Tensor
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1) * 255, persistent=False)
-        self.register_buffer("deviation", torch.tensor(IMAGENET_STD).view(3, 1, 1) * 255, persistent=False)
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        return (pictures - self.mean) / self.deviation
-
-
-class Block(nn.Module):
-    """The basic residual block of He et al., 2015: two 3x3 convolutions beside a shortcut."""
-
-    def __init__(self, width_in: int, width: int, stride: int, dropout: float) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
-        self.first_norm = nn.BatchNorm2d(width)
-        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.second_norm = nn.BatchNorm2d(width)
-        self.dropout = nn.Dropout(dropout)
-        same = stride == 1 and width_in == width
-        self.shortcut = nn.Identity() if same else nn.Conv2d(width_in, width, 1, stride, bias=False)
+        self.network = network
+        self._masks_padding = masks_padding
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = functional.relu(self.first_norm(self.first(inputs)))
-        hidden = self.second_norm(self.second(self.dropout(hidden)))
-        return functional.relu(hidden + self.shortcut(inputs))
+        """Tokens (batch, sequence) int64 or pictures (batch, 3, height, width) to logits (..., classes)."""
+        mask = {"attention_mask": (inputs != PADDING).long()} if self._masks_padding else {}
+        logits = self.network(inputs, **mask).logits
+        assert isinstance(logits, Tensor)
+        return logits
 
 
-def resnet_small(
-    facts: Facts, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 1, dropout: float = 0.0
+def resnet50(facts: Facts) -> nn.Module:
+    """ResNet-50 v1.5 (stride in the 3x3 convolution), for pictures of about 224 pixels a side."""
+    from transformers import ResNetConfig, ResNetForImageClassification  # noqa: PLC0415 - seconds to load
+
+    network = ResNetForImageClassification(ResNetConfig(**_labels(facts)))
+    return with_pixels(Logits(network))
+
+
+def _labels(facts: Facts) -> dict[str, Any]:
+    return {"num_labels": facts.classes}  # taken by every configuration, and missing from their hints
+
+
+def bert(
+    facts: Facts,
+    *,
+    hidden_size: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    intermediate_size: int = 3072,
+    dropout: float = 0.1,
 ) -> nn.Module:
-    """A residual network for small pictures (8 to 64 pixels a side), as He et al. used on CIFAR-10."""
-    layers: list[nn.Module] = [
-        Pixels(),
-        nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
-        nn.BatchNorm2d(widths[0]),
-        nn.ReLU(),
-    ]
-    width_in = widths[0]
-    for stage, width in enumerate(widths):
-        for block in range(blocks):
-            layers.append(Block(width_in, width, 2 if stage > 0 and block == 0 else 1, dropout))
-            width_in = width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(width_in, facts.classes)]
-    return nn.Sequential(*layers)
+    """BERT with a classification head (Devlin et al., 2018); the defaults are those of bert-base."""
+    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415 - seconds to load
+
+    configuration = BertConfig(
+        vocab_size=facts.vocabulary,
+        **_labels(facts),
+        max_position_embeddings=max(512, facts.sequence_length),
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=intermediate_size,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return Logits(BertForSequenceClassification(configuration), masks_padding=True)
+
+
+def gpt(
+    facts: Facts,
+    *,
+    hidden_size: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    key_value_heads: int = 0,
+    intermediate_size: int = 2048,
+    attention_dropout: float = 0.0,
+) -> nn.Module:
+    """A Llama decoder: the one model that every strategy can spread. key_value_heads 0: as many as heads."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - seconds to load
+
+    configuration = LlamaConfig(
+        vocab_size=facts.vocabulary,
+        max_position_embeddings=facts.sequence_length,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads or heads,
+        intermediate_size=intermediate_size,
+        attention_dropout=attention_dropout,
+        tie_word_embeddings=False,  # the first and the last stage of a pipeline share nothing
+        use_cache=False,
+    )
+    return Logits(LlamaForCausalLM(configuration))
+
+
+def gpt2(
+    facts: Facts, hidden_size: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.0
+) -> nn.Module:
+    """GPT-2 (Radford et al., 2019); the defaults are those of the 124 M model."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415 - seconds to load
+
+    configuration = GPT2Config(
+        vocab_size=facts.vocabulary,
+        n_positions=facts.sequence_length,
+        n_embd=hidden_size,
+        n_layer=layers,
+        n_head=heads,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        use_cache=False,
+    )
+    return Logits(GPT2LMHeadModel(configuration))
 
 
 @dataclass(frozen=True)
@@ -82,11 +136,17 @@ class Entry:
     """One model of the registry."""
 
     data: tuple[str, ...]  # the kinds of data it takes
+    block: str  # the class of its repeated layer: what FSDP shards and checkpointing recomputes one by one
     build: Callable[..., nn.Module]  # (facts, **options)
 
 
+PICTURES = ("images", "shards")
 REGISTRY = {
-    "resnet_small": Entry(("images", "shards"), resnet_small),
+    "resnet_small": Entry(PICTURES, "Block", resnet_small),
+    "resnet50": Entry(PICTURES, "ResNetBottleNeckLayer", resnet50),
+    "bert": Entry(("text",), "BertLayer", bert),
+    "gpt": Entry(("tokens",), "LlamaDecoderLayer", gpt),
+    "gpt2": Entry(("tokens",), "GPT2Block", gpt2),
 }
 
 
@@ -102,7 +162,7 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
         if key not in known:
             raise ModelError(f"model.options.{key}: unknown for {name}{suggestion(key, known)}")
     try:
-        model = entry.build(facts, **options)
+        model = entry.build(_input_facts(name, facts), **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"model.options = {options}: {name} cannot be built: {error}") from error
     if weights:
@@ -110,14 +170,56 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
     return model
 
 
+def _input_facts(name: str, facts: Facts) -> Facts:
+    """The facts, when the data has what the model needs; raises ModelError."""
+    needed = facts.classes if "images" in REGISTRY[name].data else facts.vocabulary
+    if needed < 1:
+        raise ModelError(f"model.name = {name!r}: the data set names no classes or no vocabulary")
+    return facts
+
+
+def blocks(model: nn.Module, name: str) -> list[nn.Module]:
+    """The repeated layers of a built model, in order."""
+    return [module for module in model.modules() if type(module).__name__ == REGISTRY[name].block]
+
+
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Fills the model from FOLDER/model.safetensors; raises ModelError naming what does not fit."""
+    """Fills the model from FOLDER/model.safetensors; raises ModelError naming what does not fit.
+
+    Takes both what this trainer writes after a run and what `save_pretrained` of transformers writes.
+    """
     from safetensors.torch import load_file  # noqa: PLC0415 - only runs that start from weights need it
 
     file = folder / "model.safetensors"
-    if not file.is_file():
-        raise ModelError(f"model.weights = {str(folder)!r}: {file} is missing")
     try:
-        model.load_state_dict(load_file(file))
+        weights = load_file(file)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.weights = {str(folder)!r}: {file} cannot be read: {error}") from error
+    target = model
+    if isinstance(model, Logits) and not any(key.startswith("network.") for key in weights):
+        target = model.network
+    try:
+        target.load_state_dict(weights)
     except RuntimeError as error:
         raise ModelError(f"model.weights = {str(folder)!r}: does not fit the model: {error}") from error
+
+
+def save_weights(model: nn.Module, folder: Path) -> None:
+    """Writes FOLDER/model.safetensors, which `model.weights` of a later run reads."""
+    from safetensors.torch import save_model  # noqa: PLC0415 - once per run
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(model, str(folder / "model.safetensors"))
+
+
+def recompute_activations(model: nn.Module, name: str) -> None:
+    """Lets the backward pass compute each repeated layer again instead of keeping its activations."""
+    for block in blocks(model, name):
+        block.forward = MethodType(_recomputed, block)  # a copy of the model binds anew
+
+
+def _recomputed(block: nn.Module, *inputs: Any, **options: Any) -> Any:
+    forward = MethodType(type(block).forward, block)
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **options)
+    return checkpoint(forward, *inputs, use_reentrant=False, **options)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch._C._distributed_c10d import HashStore
 
 from training import config
 from training.errors import ParallelError, TrainingError
@@ -26,7 +26,8 @@ class World:
     size: int
     local_rank: int
     device: torch.device
-    control: dist.ProcessGroup | None  # gloo on the CPU, apart from the model's; None when alone
+    control: dist.ProcessGroup  # gloo on the CPU, apart from the collectives of the model
+    saving: dist.ProcessGroup  # the same again, for checkpoints that are written beside the training
 
     @property
     def leads(self) -> bool:
@@ -35,7 +36,7 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank. The values are pickled: small things only."""
-        if self.control is None:
+        if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.control)
@@ -60,14 +61,13 @@ class World:
 
     def share_buffers(self, model: nn.Module) -> None:
         """Gives every rank the buffers of rank 0: the batch-norm statistics that are saved and measured."""
-        if self.control is not None:
+        if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
     def barrier(self) -> None:
         """Waits for every rank."""
-        if self.control is not None:
-            dist.barrier(group=self.control)
+        dist.barrier(group=self.control)
 
 
 def _of_rank(rank: int, error: TrainingError) -> TrainingError:
@@ -78,31 +78,34 @@ def _of_rank(rank: int, error: TrainingError) -> TrainingError:
 
 @contextmanager
 def world(settings: config.Parallel) -> Iterator[World]:
-    """Joins the process group that torchrun describes in the environment; alone without torchrun."""
+    """Joins the process group that torchrun describes in the environment; a group of one without torchrun."""
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if size == 1 and "RANK" not in os.environ:
-        yield World(0, 1, 0, device, None)
-        return
     timeout = timedelta(seconds=settings.timeout_s)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    alone: dict[str, Any] = {}
+    if "RANK" not in os.environ:
+        alone = {"store": HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout, **alone
+    )
     try:
-        control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
-        yield World(dist.get_rank(), size, local_rank, device, control)
+        control, saving = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+        yield World(dist.get_rank(), size, local_rank, device, control, saving)
     finally:
         dist.destroy_process_group()
 
 
-def check_sizes(run: config.Run, settings: config.Parallel, size: int) -> int:
+def check_sizes(settings: config.Config, size: int) -> int:
     """The number of ranks that read different samples; raises ParallelError naming what would fit."""
-    share = settings.tensor * settings.pipeline
+    run, parallel = settings.run, settings.parallel
+    share = ranks_per_replica(parallel)
     if size % share:
         raise ParallelError(
-            f"parallel.tensor x parallel.pipeline = {share} does not divide {size} processes; "
-            f"products that fit: {_divisors(size)}"
+            f"parallel.{parallel.strategy} = {share} does not divide {size} processes; "
+            f"sizes that fit: {divisors(size)}"
         )
     readers = size // share
     if run.batch_size % (readers * run.accumulation):
@@ -113,31 +116,14 @@ def check_sizes(run: config.Run, settings: config.Parallel, size: int) -> int:
     return readers
 
 
-def _divisors(number: int) -> str:
+def ranks_per_replica(parallel: config.Parallel) -> int:
+    """How many ranks share one copy of the samples."""
+    return {"tensor": parallel.tensor, "pipeline": parallel.pipeline}.get(parallel.strategy, 1)
+
+
+def divisors(number: int) -> str:
+    """The divisors of a number, for messages."""
     return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)
-
-
-def spread(model: nn.Module, settings: config.Parallel, where: World) -> nn.Module:
-    """The model as every rank calls it in a training step."""
-    if where.control is None:
-        return model
-    if settings.sync_batch_norm:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # no hints
-    ids = [where.device.index] if where.device.type == "cuda" else None
-    return DistributedDataParallel(
-        model,
-        device_ids=ids,
-        gradient_as_bucket_view=True,
-        static_graph=True,
-        forward_sync_buffers=False,  # those of rank 0 count: see World.share_buffers
-    )
-
-
-def without_reduction(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Gradients stay local until the last micro-batch of a step."""
-    if isinstance(model, DistributedDataParallel) and not last:
-        return cast("AbstractContextManager[None]", model.no_sync())
-    return nullcontext()
 
 
 class Agreement:
@@ -148,7 +134,7 @@ class Agreement:
     """
 
     def __init__(self, where: World) -> None:
-        self._group = where.control
+        self._group, self._shared = where.control, where.size > 1
         self._value = torch.zeros(1, dtype=torch.int64)
         self._pending: dist.Work | None = None
 
@@ -156,7 +142,7 @@ class Agreement:
         """Hands in this rank's value; returns the largest value of the call before, 0 at first."""
         agreed = self.settle()
         self._value = torch.tensor([value])
-        if self._group is not None:
+        if self._shared:
             self._pending = dist.all_reduce(self._value, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 

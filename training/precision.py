@@ -1,9 +1,12 @@
 """Number formats: autocast, the gradient scaler, clipping."""
 
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from training import config
 
@@ -28,9 +31,23 @@ def scaler(settings: config.Precision, device: torch.device) -> torch.amp.GradSc
     return torch.amp.GradScaler(device.type, enabled=settings.dtype == "fp16")
 
 
-def clip(model: nn.Module, limit: float) -> Tensor:
-    """The norm of all gradients () float32, which are scaled down to `limit` when above it; 0 never clips."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+def clip(model: nn.Module, limit: float, others: dist.ProcessGroup | None = None) -> Tensor:
+    """The norm of all gradients () float32, which are scaled down to `limit` when above it; 0 never clips.
+
+    `others` are the ranks that hold the other layers of the model.
+    """
+    kinds: dict[bool, list[Tensor]] = {False: [], True: []}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            kinds[isinstance(parameter.grad, DTensor)].append(parameter)
+    squared = torch.zeros((), device=next(model.parameters()).device)
+    for parameters in kinds.values():  # torch's fused norms take no mix of sharded and plain tensors
+        norm = torch.nn.utils.get_total_norm([cast("Tensor", p.grad) for p in parameters])
+        squared += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
+    if others is not None:
+        dist.all_reduce(squared, group=others)
+    total = squared.sqrt()
     if limit > 0:
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
-    return norm
+        for parameters in kinds.values():
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
+    return total

@@ -2,8 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from training import config, models, optimization, outcome, parallel, precision
 from training.checkpoint.manager import Checkpoints
@@ -12,8 +17,11 @@ from training.data.loader import Batch, Reader, Share, batches, training_slices
 from training.data.order import SampleOrder
 from training.data.prefetch import to_device
 from training.errors import ConfigError
+from training.evaluation import Evaluated
 from training.metrics.writers import MetricsWriter, Writers, open_writers
 from training.parallel import World
+from training.pipeline import cut
+from training.spread import Spread, Whole, replicate, shard
 from training.state import State, seed_rng
 
 
@@ -46,6 +54,25 @@ class Run:
         samples = round(run.epochs * len(self.training)) - state.position
         return max(0, -(-samples // run.batch_size))
 
+    def evaluated(self, state: State) -> Evaluated:
+        """The model that is measured and kept: the averaged one where there is one."""
+        if state.average is None:
+            return Evaluated(state.model, state.spread.predict)
+        module = state.average.module
+        return Evaluated(module, Whole(module, module, self.settings, self.where.device).predict)
+
+    def settle_batch_norm(self, average: AveragedModel) -> None:
+        """Sets the batch-norm statistics of averaged weights, from the same batches on every rank."""
+        alone = replace(self.share, rank=0, world=1)
+        order = SampleOrder(len(self.training), self.settings.run.seed)
+        count = self.settings.average.batch_norm_batches
+        slices = islice(training_slices(order, alone, position=0), count)
+        read = batches(
+            Reader(self.training, self.settings.run.seed), slices, self.settings.data, pinned=False
+        )
+        inputs = (batch.to(self.where.device).inputs for batch in read)
+        update_bn(inputs, average.module, self.where.device)
+
     def batches(self, state: State) -> Iterator[Batch]:
         """The micro-batches of this rank from the position of `state` on, on the device."""
         order = SampleOrder(len(self.training), self.settings.run.seed)
@@ -59,13 +86,14 @@ class Run:
 @contextmanager
 def opened(settings: config.Config, where: World) -> Iterator[Run]:
     """Checks and opens everything a run needs; every fault is raised on every rank before the first step."""
-    readers = where.together(lambda: parallel.check_sizes(settings.run, settings.parallel, where.size))
+    readers = where.together(lambda: parallel.check_sizes(settings, where.size))
     description = where.together(lambda: describe(Path(settings.data.path)))
     training = where.together(lambda: open_split(settings.data, description, "train"))
     held_out = where.together(lambda: open_split(settings.data, description, "val"))
     where.together(lambda: check_parts(training, readers, settings.data.workers))
     where.on_first(lambda: _make_directory(Path(settings.run.directory)))
-    share = Share(where.rank, readers, settings.run.batch_size, settings.run.accumulation)
+    place = where.rank // parallel.ranks_per_replica(settings.parallel)
+    share = Share(place, readers, settings.run.batch_size, settings.run.accumulation)
     checkpoints = Checkpoints(settings, where, len(training))
     directory = Path(settings.run.directory)
     writer = where.together(lambda: open_writers(settings.metrics, directory) if where.leads else Writers([]))
@@ -89,22 +117,15 @@ def _make_directory(directory: Path) -> None:
 def fresh_state(run: Run) -> State:
     """The state before step 1: the same weights on every rank, another dropout on each."""
     settings, where = run.settings, run.where
-    facts = models.Facts(
-        len(run.description.classes), run.description.vocabulary, settings.data.sequence_length
-    )
-    seed_rng(settings.run.seed, rank=0, step=0)
-    model = where.together(
-        lambda: models.build(
-            settings.model.name,
-            settings.model.options,
-            facts,
-            run.description.kind if settings.data.kind == "auto" else settings.data.kind,
-            settings.model.weights,
-        )
-    ).to(where.device)
     precision.set_matrix_format(settings.precision)
+    seed_rng(settings.run.seed, rank=0, step=0)
+    model = where.together(lambda: build_model(run)).to(where.device)
+    if settings.precision.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
     average = optimization.build_average(model, settings.average)
-    spread = parallel.spread(model, settings.parallel, where)
+    model, spread = where.together(lambda: spread_model(model, settings, where))
+    if settings.precision.compile:
+        model.compile()
     seed_rng(settings.run.seed, where.rank, step=0)
     return State(
         model=model,
@@ -113,3 +134,26 @@ def fresh_state(run: Run) -> State:
         scaler=precision.scaler(settings.precision, where.device),
         average=average,
     )
+
+
+def build_model(run: Run) -> nn.Module:
+    """The whole model on the CPU, as the configuration and the data have it; raises ModelError."""
+    settings, description = run.settings, run.description
+    facts = models.Facts(len(description.classes), description.vocabulary, settings.data.sequence_length)
+    kind = description.kind if settings.data.kind == "auto" else settings.data.kind
+    chosen = settings.model
+    model = models.build(chosen.name, chosen.options, facts, kind, chosen.weights)
+    if settings.precision.activation_checkpointing:
+        models.recompute_activations(model, chosen.name)
+    if settings.parallel.sync_batch_norm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # no hints
+    return model
+
+
+def spread_model(model: nn.Module, settings: config.Config, where: World) -> tuple[nn.Module, Spread]:
+    """What this rank holds of the model, and how it is used; raises ParallelError."""
+    if settings.parallel.strategy == "ddp":
+        return model, replicate(model, settings, where)
+    if settings.parallel.strategy == "pipeline":
+        return cut(model, settings, where)
+    return model, shard(model, settings, where)

@@ -5,39 +5,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
 from training import config
 from training.errors import CheckpointError
 from training.parallel import World
+from training.spread import Spread
 
 
 @dataclass
 class State:
     """One run between two steps."""
 
-    model: nn.Module  # as defined, not wrapped
-    spread: nn.Module  # as called: the same parameters under DistributedDataParallel or the like
+    model: nn.Module  # the parameters of this rank, by the names they have in the whole model
+    spread: Spread  # how the steps use them
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
     step: int = 0  # optimizer steps done
     position: int = 0  # samples consumed by all ranks since the first step
 
-    @property
-    def evaluated(self) -> nn.Module:
-        """The model that is measured and reported: the averaged one where there is one."""
-        return self.model if self.average is None else self.average.module
-
 
 def capture(state: State, settings: config.Config, samples: int, rng: list[Any]) -> dict[str, Any]:
-    """The state as plain nested values; `rng` holds the generators of every rank."""
+    """What every strategy saves as it is: the position and the generators of every rank."""
     return {
-        "model": state.model.state_dict(),
-        "optimizer": state.optimizer.state_dict(),
         "scaler": state.scaler.state_dict(),
-        "average": {} if state.average is None else state.average.state_dict(),
         "rng": rng,
         "step": state.step,
         "position": state.position,
@@ -45,18 +39,23 @@ def capture(state: State, settings: config.Config, samples: int, rng: list[Any])
     }
 
 
+def capture_tensors(state: State) -> dict[str, Any]:
+    """The tensors of a model that this rank holds whole."""
+    return {
+        "model": state.model.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "average": {} if state.average is None else state.average.state_dict(),
+    }
+
+
 def apply(state: State, saved: dict[str, Any], settings: config.Config, samples: int, where: World) -> None:
-    """Puts a captured state back; raises CheckpointError when it is of another model or another stream."""
+    """Puts position and generators back; raises CheckpointError when they are of other samples."""
     stream = {"samples": samples, "seed": settings.run.seed}
     if saved["stream"] != stream:
-        raise CheckpointError(f"the checkpoint's samples were {saved['stream']}, this run's are {stream}")
-    try:
-        state.model.load_state_dict(saved["model"])
-        state.optimizer.load_state_dict(saved["optimizer"])
-        if state.average is not None:
-            state.average.load_state_dict(saved["average"])
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"the checkpoint does not fit the configuration: {error}") from error
+        raise CheckpointError(
+            f"the checkpoint's samples were {saved['stream']}, this run's are {stream}; use the same "
+            "data and run.seed, or another run.directory and checkpoint.uri"
+        )
     state.scaler.load_state_dict(saved["scaler"])
     state.step, state.position = saved["step"], saved["position"]
     if where.rank < len(saved["rng"]):
@@ -65,7 +64,18 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
         seed_rng(settings.run.seed, where.rank, state.step)
 
 
-def capture_rng() -> dict[str, torch.Tensor]:
+def apply_tensors(state: State, saved: dict[str, Any]) -> None:
+    """Puts captured tensors back; raises CheckpointError when they are of a model of another shape."""
+    try:
+        state.model.load_state_dict(saved["model"])
+        state.optimizer.load_state_dict(saved["optimizer"])
+        if state.average is not None:
+            state.average.load_state_dict(saved["average"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the checkpoint does not fit the configuration: {error}") from error
+
+
+def capture_rng() -> dict[str, Tensor]:
     """The generators that dropout draws from; data order and augmentation need none."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -73,7 +83,7 @@ def capture_rng() -> dict[str, torch.Tensor]:
     return states
 
 
-def restore_rng(states: dict[str, torch.Tensor]) -> None:
+def restore_rng(states: dict[str, Tensor]) -> None:
     """Puts the generators of this rank back."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
@@ -86,10 +96,24 @@ def seed_rng(seed: int, rank: int, step: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:8], "big"))
 
 
-def parameters_sha256(model: nn.Module) -> str:
-    """Hex SHA-256 over the bytes of all parameters and buffers in name order."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded, on the CPU; called by all ranks alike."""
+    gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return gathered.detach().cpu().contiguous()
+
+
+def parameters_sha256(model: nn.Module, where: World) -> str:
+    """Hex SHA-256 over names and bytes of all parameters and buffers, in name order, wherever they lie.
+
+    The same for one set of weights however it is spread; called by all ranks.
+    """
+    mine = {name: _bytes_sha256(whole(tensor)) for name, tensor in model.state_dict().items()}
+    everything: dict[str, str] = {}
+    for part in reversed(where.gather(mine)):  # the buffers of rank 0 are those that count
+        everything.update(part)
+    lines = "".join(f"{name} {everything[name]}\n" for name in sorted(everything))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _bytes_sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

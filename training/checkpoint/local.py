@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
@@ -18,6 +18,7 @@ from training.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+WHOLE, SHARDED = "whole", "sharded"
 CHUNK_BYTES = 1 << 22
 NAME = re.compile(r"step-(\d+)")
 
@@ -37,6 +38,7 @@ class Manifest:
     step: int
     model: str
     world_size: int
+    layout: str = WHOLE  # whole: one file has every tensor; sharded: each rank wrote its part
     files: dict[str, FileRecord] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
@@ -96,6 +98,16 @@ def commit(root: Path, manifest: Manifest, writers: dict[str, Writer]) -> Manife
     """
     folder = open_stage(root, manifest.step)
     records = {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
+    manifest = replace(manifest, files=records)
+    commit_stage(root, manifest)
+    return manifest
+
+
+def commit_with_others(root: Path, manifest: Manifest, writers: dict[str, Writer]) -> Manifest:
+    """The same for a stage that is open already and holds files of other writers, on disk."""
+    folder = root / f"{folder_name(manifest.step)}.tmp"
+    records = {entry.name: record_of(entry) for entry in sorted(folder.iterdir())}
+    records |= {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
     manifest = replace(manifest, files=records)
     commit_stage(root, manifest)
     return manifest
@@ -192,13 +204,30 @@ def record_of(path: Path) -> FileRecord:
     return FileRecord(size, digest.hexdigest())
 
 
-def prune(root: Path, keep: int) -> None:
-    """Removes all but the newest `keep` committed checkpoints."""
-    for step in steps(root)[:-keep]:
+def superseded(committed: Iterable[int], newest: int, keep: int) -> list[int]:
+    """The steps that retention gives up once `newest` is good: all but the last `keep` up to it.
+
+    Later ones are left alone: they were passed over as damaged, and must not count as good.
+    """
+    return sorted(step for step in committed if step <= newest)[:-keep]
+
+
+def prune(root: Path, newest: int, keep: int, spared: Container[int] = ()) -> None:
+    """Removes the superseded checkpoints but those in `spared`."""
+    for step in superseded(steps(root), newest, keep):
+        if step in spared:
+            continue
         doomed = root / f"{folder_name(step)}.tmp"  # no longer a checkpoint from the rename on
         shutil.rmtree(doomed, ignore_errors=True)
         (root / folder_name(step)).rename(doomed)
         shutil.rmtree(doomed)
+
+
+def set_aside(folder: Path) -> None:
+    """Takes a damaged checkpoint out of the count and leaves it for people to look at."""
+    aside = folder.with_name(f"{folder.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 def sweep(root: Path) -> None:

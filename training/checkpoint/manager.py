@@ -4,15 +4,14 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from training import config, instance
-from training.checkpoint import local, restore
+from training.checkpoint import local, restore, sharded
 from training.checkpoint.saver import STATE, Saver
 from training.checkpoint.store import Store
 from training.errors import CheckpointError
 from training.parallel import World
-from training.state import State, apply, capture, capture_rng
+from training.state import State, apply, apply_tensors, capture, capture_rng, capture_tensors
 
 LOCAL_ONLY = "none"  # checkpoint.uri on a machine of the fleet that is to upload nothing
 FOLDER = "checkpoints"
@@ -46,6 +45,8 @@ class Checkpoints:
         self._store = where.together(lambda: Store(uri, settings.checkpoint.endpoint)) if uri else None
         where.on_first(self._check_writable)
         self._saver = Saver(self._root, self._store, settings.checkpoint.keep) if where.leads else None
+        self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
+        self._written: Callable[[], object] | None = None  # waits for the parts of this rank
         self._saved_step: int | None = None
         self._saved_at = clock()
         self.location = self._store.uri if self._store else str(self._root)
@@ -70,14 +71,20 @@ class Checkpoints:
         manifest = restore.newest_whole(self._where, self._root, self._store)
         if manifest is None:
             return None
-        restore.check_fits(manifest, self._settings.model.name)
-        file = self._root / local.folder_name(manifest.step) / STATE
-        self._where.together(
-            lambda: apply(state, restore.read_state(file), self._settings, self._samples, self._where)
-        )
+        restore.check_fits(manifest, self._settings.model.name, self._layout)
+        folder = self._root / local.folder_name(manifest.step)
+        self._where.together(lambda: self._apply(state, folder))
         self._saved_step = state.step
-        log.info("event=resumed step=%d position=%d folder=%s", state.step, state.position, file.parent)
+        log.info("event=resumed step=%d position=%d folder=%s", state.step, state.position, folder)
         return state.step
+
+    def _apply(self, state: State, folder: Path) -> None:
+        saved = restore.read_state(folder / STATE)
+        if self._layout == local.WHOLE:
+            apply_tensors(state, saved)
+        else:
+            sharded.load(folder, state.model, state.optimizer, self._where.control)
+        apply(state, saved, self._settings, self._samples, self._where)
 
     def due_by_time(self) -> bool:
         """Whether this rank would like a checkpoint now; the ranks agree on it before one is taken."""
@@ -98,17 +105,32 @@ class Checkpoints:
             return 0.0
         begin = time.perf_counter()
         rng = self._where.gather(capture_rng())
+        saved = capture(state, self._settings, self._samples, rng)
+        if self._layout == local.SHARDED:
+            self._begin_parts(state)
+        elif self._where.leads:
+            saved |= capture_tensors(state)
         if self._saver is not None:
-            self._saver.save(self._manifest(state), self._captured(state, rng))
+            self._saver.save(self._manifest(state), saved, self._written)
         self._saved_step, self._saved_at = state.step, self._clock()
         return time.perf_counter() - begin
 
-    def _captured(self, state: State, rng: list[Any]) -> dict[str, Any]:
-        return capture(state, self._settings, self._samples, rng)
+    def _begin_parts(self, state: State) -> None:
+        """Every rank begins to write its part into the stage that rank 0 opens, after the save before."""
+        if self._written is not None:
+            self._written()
+        stage = self._where.on_first(lambda: self._open_stage(state.step))
+        self._written = sharded.begin_save(stage, state.model, state.optimizer, self._where.saving)
+
+    def _open_stage(self, step: int) -> Path:
+        if self._saver is not None:
+            self._saver.wait()
+        return local.open_stage(self._root, step)
 
     def _manifest(self, state: State) -> local.Manifest:
         described = self._settings.model_dump(mode="json")
-        return local.Manifest(state.step, self._settings.model.name, self._where.size, config=described)
+        name, size = self._settings.model.name, self._where.size
+        return local.Manifest(state.step, name, size, layout=self._layout, config=described)
 
     def flush(self) -> None:
         """Waits, on every rank, until the last save is durable where it belongs; raises CheckpointError."""

@@ -49,6 +49,7 @@ def _bring(step: int, root: Path, store: Store | None) -> bool:
             return True
     except CheckpointError as error:
         log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
+        local.set_aside(folder)
     if store is None:
         return False
     try:
@@ -59,12 +60,17 @@ def _bring(step: int, root: Path, store: Store | None) -> bool:
     return True
 
 
-def check_fits(manifest: local.Manifest, model: str) -> None:
-    """Refuses the checkpoint of another model by name."""
+def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
+    """Refuses, by name, the checkpoint of another model or layout."""
     if manifest.model != model:
         raise CheckpointError(
             f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, not of {model!r}; "
             "choose another run.directory or checkpoint.uri, or set checkpoint.resume = false"
+        )
+    if manifest.layout != layout:
+        raise CheckpointError(
+            f"checkpoint of step {manifest.step} is {manifest.layout}, this strategy needs a {layout} one; "
+            "ddp reads whole ones; fsdp, tensor and pipeline read one another's"
         )
 
 

@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from training.checkpoint import local
 from training.checkpoint.store import Store
@@ -53,6 +55,7 @@ class Job:
 
     manifest: local.Manifest
     state: Any
+    written: Callable[[], object] | None  # waits until the files that other ranks write are down
 
 
 class Saver:
@@ -67,6 +70,7 @@ class Saver:
         self._idle.set()
         self._write_failure: CheckpointError | None = None
         self._upload_failure: CheckpointError | None = None  # made good by the upload of a newer checkpoint
+        self._uploading: set[int] = set()  # waiting for the line or on it: not to be pruned
         self.uploaded_step: int | None = None
         self._threads = [threading.Thread(target=self._write, name="checkpoint-write", daemon=True)]
         if store is not None:
@@ -74,18 +78,26 @@ class Saver:
         for thread in self._threads:
             thread.start()
 
-    def save(self, manifest: local.Manifest, state: Any) -> float:
+    def save(
+        self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None
+    ) -> float:
         """Takes a copy of `state` and returns how many seconds the training stood still for it.
+
+        `written`, if any, is waited for before the commit: other files of the checkpoint, in its stage.
 
         A save that is still being written is waited for. Raises CheckpointError when an earlier one failed.
         """
         begin = time.perf_counter()
+        self.wait()
+        self._idle.clear()
+        self._jobs.put(Job(manifest, self._snapshot.take(state), written))
+        return time.perf_counter() - begin
+
+    def wait(self) -> None:
+        """Waits until the last save is on disk; raises CheckpointError when it could not be."""
         self._idle.wait()
         if self._write_failure is not None:
             raise self._write_failure
-        self._idle.clear()
-        self._jobs.put(Job(manifest, self._snapshot.take(state)))
-        return time.perf_counter() - begin
 
     def close(self) -> None:
         """Waits until all saves are on disk and the newest is uploaded; raises CheckpointError if not."""
@@ -99,17 +111,29 @@ class Saver:
     def _write(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                writers: dict[str, local.Writer] = {STATE: partial(torch.save, job.state)}
-                manifest = local.commit(self._root, job.manifest, writers)
-                local.prune(self._root, self._keep)
+                manifest = self._commit(job)
+                local.prune(self._root, manifest.step, self._keep, spared=self._uploading)
                 log.info("event=checkpoint step=%d folder=%s", manifest.step, self._root)
-                self._uploads.put(manifest)
-            except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+                if self._store is not None:
+                    self._uploading.add(manifest.step)
+                    self._uploads.put(manifest)
+            except (
+                OSError,
+                RuntimeError,
+                CheckpointException,
+            ) as error:  # a full disk: RuntimeError of torch
                 what = f"{self._root}: step {job.manifest.step} cannot be written"
                 self._write_failure = CheckpointError(f"{what}: {error}")
             finally:
                 self._idle.set()
         self._uploads.put(None)
+
+    def _commit(self, job: Job) -> local.Manifest:
+        writers: dict[str, local.Writer] = {STATE: partial(torch.save, job.state)}
+        if job.written is None:
+            return local.commit(self._root, job.manifest, writers)
+        job.written()
+        return local.commit_with_others(self._root, job.manifest, writers)
 
     def _upload(self) -> None:
         while (manifest := self._newest()) is not None:
@@ -122,7 +146,8 @@ class Saver:
             following = self._uploads.get()
             if following is None:
                 self._uploads.put(None)
-                return manifest
+                break
+            self._uploading.discard(manifest.step)
             manifest = following
         return manifest
 
@@ -130,11 +155,13 @@ class Saver:
         assert self._store is not None
         try:
             self._store.upload(self._root / local.folder_name(manifest.step), manifest)
-            self._store.prune(self._keep)
+            self._store.prune(manifest.step, self._keep)
         except CheckpointError as error:
             log.error("event=upload-failed step=%d error=%r", manifest.step, str(error))
             self._upload_failure = error
             return
+        finally:
+            self._uploading.discard(manifest.step)
         self._upload_failure = None
         self.uploaded_step = manifest.step
         log.info("event=upload step=%d uri=%s", manifest.step, self._store.uri)

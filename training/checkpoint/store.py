@@ -70,14 +70,15 @@ class Store:
         local.verify(folder)
         local.commit_stage(root, manifest)
 
-    def prune(self, keep: int) -> None:
-        """Removes all but the newest `keep` committed checkpoints, and older unfinished uploads."""
+    def prune(self, newest: int, keep: int) -> None:
+        """Removes the superseded checkpoints and the unfinished uploads before them, manifests first."""
         listing = self._listing()
-        committed = [step for step in sorted(listing) if local.MANIFEST in listing[step]]
-        if len(committed) <= keep:
+        committed = [step for step in listing if local.MANIFEST in listing[step]]
+        doomed = local.superseded(committed, newest, keep)
+        if not doomed:
             return
         with self._explained("cannot be pruned"):
-            for step in (step for step in listing if step < committed[-keep]):
+            for step in (step for step in listing if step <= doomed[-1]):
                 for name in sorted(listing[step], key=lambda name: name != local.MANIFEST):
                     key = self._key(local.folder_name(step), name)
                     self._client.delete_object(Bucket=self._bucket, Key=key)

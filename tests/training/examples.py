@@ -1,0 +1,112 @@
+"""Small data sets and configurations for tests."""
+
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.training.ranks import run_ranks
+from training import config, loop
+from training.data.dataset import Description, write_description
+from training.interrupt import Interruption, Reason
+from training.metrics.writers import read_json_lines
+from training.parallel import world
+
+VOCABULARY = 32
+
+
+def write_tokens(folder: Path, tokens: int = 4000) -> Path:
+    """Token files of a text that repeats itself with a few slips, so that there is something to learn."""
+    chance = np.random.default_rng(7)
+    text = np.tile(chance.integers(0, VOCABULARY, 97), tokens // 97 + 1)[:tokens]
+    slips = chance.random(tokens) < 0.05
+    text[slips] = chance.integers(0, VOCABULARY, slips.sum())
+    for split, part in (("train", text), ("val", text[: tokens // 8])):
+        (folder / split).mkdir(parents=True)
+        part.astype("<u2").tofile(folder / split / "tokens.bin")
+    write_description(folder, Description("tokens", vocabulary=VOCABULARY, bytes_per_token=1.0))
+    return folder
+
+
+def gpt_table(data: Path, directory: Path, steps: int = 6) -> dict[str, Any]:
+    """The configuration of a decoder of a few thousand parameters."""
+    return {
+        "run": {
+            "directory": str(directory),
+            "steps": steps,
+            "batch_size": 8,
+            "accumulation": 2,
+            "log_every_steps": 1,
+        },
+        "model": {
+            "name": "gpt",
+            "options": {"hidden_size": 32, "layers": 2, "heads": 4, "intermediate_size": 64},
+        },
+        "data": {"path": str(data), "sequence_length": 16},
+        "optimizer": {"learning_rate": 0.01, "clip_norm": 1.0},
+        "checkpoint": {"every_steps": 0, "every_s": 0.0},
+        "metrics": {"progress": False},
+    }
+
+
+def resnet_table(data: Path, directory: Path, steps: int = 12) -> dict[str, Any]:
+    """The configuration of a residual network with dropout, augmentation and accumulation, on the digits."""
+    return {
+        "run": {
+            "directory": str(directory),
+            "steps": steps,
+            "batch_size": 256,
+            "accumulation": 2,
+            "log_every_steps": 1,
+        },
+        "model": {"name": "resnet_small", "options": {"widths": [8], "dropout": 0.2}},
+        "data": {"path": str(data), "augmentation": "shift"},
+        "checkpoint": {"every_steps": 0, "every_s": 0.0},
+        "metrics": {"progress": False},
+    }
+
+
+def changed(table: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a configuration with some keys set."""
+    result = deepcopy(table)
+    for section, keys in sections.items():
+        result.setdefault(section, {}).update(keys)
+    return result
+
+
+def train_on(size: int, table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
+    """Trains on `size` ranks and returns rank 0's outcome; see `train_rank` for stop_at."""
+    return run_ranks(train_rank, size, table, stop_at)[0]
+
+
+def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
+    """Trains on this rank. With `stop_at`, the last rank is told to stop when it has done so many steps."""
+    settings = config.from_table(table, "test")
+    with world(settings.parallel) as where:
+        interruption = CountingInterruption(stop_at if where.rank == where.size - 1 else 0)
+        return asdict(loop.train(settings, where, interruption))
+
+
+class CountingInterruption(Interruption):
+    """Wants to stop once it has been asked often enough; the loop asks once before the first step."""
+
+    def __init__(self, stop_at: int) -> None:
+        super().__init__([], poll_s=1.0)
+        self._asked, self._stop_at = 0, stop_at
+
+    @property
+    def reason(self) -> Reason:
+        self._asked += 1
+        return Reason.STOP_FILE if 0 < self._stop_at < self._asked else Reason.NONE
+
+    @property
+    def detail(self) -> str:
+        return f"after {self._stop_at} questions"
+
+
+def losses(directory: str | Path) -> list[float]:
+    """The loss of every logged step."""
+    records = read_json_lines(Path(directory) / "metrics.jsonl")
+    return [float(record["loss"]) for record in records if record["kind"] == "train"]

@@ -1,0 +1,84 @@
+"""Runs a function on several ranks, forked from a process that has torch loaded: milliseconds each."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+PRELOADED = [
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.pipelining",
+    "transformers.models.llama.modeling_llama",
+    "boto3",
+    "PIL.PngImagePlugin",
+    "training.train",
+    "training.checkpoint.sharded",
+]
+DEADLINE_S = 120.0  # a hang must end as a failure
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(PRELOADED)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def run_ranks(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
+    """`function(*arguments)` on `size` ranks, as torchrun would start them; their results in rank order.
+
+    An exception on any rank is raised here with its traceback as text.
+    """
+    world = {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
+    pipes, processes = [], []
+    for rank in range(size):
+        here, there = context.Pipe(duplex=False)
+        environment = {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        process = context.Process(target=_rank, args=(there, environment, function, arguments))
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    try:
+        answers = [_receive(pipe) for pipe in pipes]
+    finally:
+        for process in processes:
+            process.join(5)
+            process.kill()
+    for rank, (_, error) in enumerate(answers):
+        if error:
+            raise AssertionError(f"rank {rank} of {size}:\n{error}")
+    return [result for result, _ in answers]
+
+
+def _receive(pipe: Connection) -> tuple[Any, str]:
+    try:
+        return pipe.recv() if pipe.poll(DEADLINE_S) else (None, f"silent for {DEADLINE_S} s")
+    except EOFError:
+        return None, "ended without a word"
+
+
+def _rank(
+    pipe: Connection, environment: Mapping[str, str], function: Any, arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        pipe.send((function(*arguments), ""))
+    except BaseException:  # noqa: BLE001 - handed to the test, which fails with it
+        pipe.send((None, traceback.format_exc()))

@@ -1,0 +1,80 @@
+"""Every way to spread a model learns what one process learns, and reads what another one saved."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.examples import changed, gpt_table, losses, train_on, write_tokens
+
+# Sums in another order round differently; after six steps of AdamW about 1e-6 is left of it, relatively.
+TOLERANCE = 2e-5
+DDP = {"strategy": "ddp"}
+FSDP = {"strategy": "fsdp"}
+TENSOR = {"strategy": "tensor", "tensor": 2}
+PIPELINE = {"strategy": "pipeline", "pipeline": 2}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture(scope="module")
+def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float]]:
+    """The outcome and the losses of one process."""
+    directory = tmp_path_factory.mktemp("alone")
+    return train_on(1, gpt_table(tokens, directory)), losses(directory)
+
+
+def by_strategy(parallel: dict[str, Any]) -> str:
+    return str(parallel["strategy"])
+
+
+@pytest.mark.parametrize("parallel", [DDP, FSDP, TENSOR, PIPELINE], ids=by_strategy)
+def test_two_ranks_learn_what_one_learns(parallel, alone, tokens: Path, tmp_path: Path) -> None:
+    outcome = train_on(2, changed(gpt_table(tokens, tmp_path), parallel=parallel))
+
+    assert losses(tmp_path) == pytest.approx(alone[1], rel=TOLERANCE)
+    assert outcome["metric"] == pytest.approx(alone[0]["metric"], rel=TOLERANCE)
+    assert alone[1][-1] < alone[1][0]
+
+
+def test_compressed_gradients_learn_nearly_what_whole_ones_learn(tokens: Path, tmp_path: Path) -> None:
+    whole, compressed = tmp_path / "whole", tmp_path / "compressed"
+    train_on(2, gpt_table(tokens, whole, steps=60))
+
+    train_on(2, changed(gpt_table(tokens, compressed, steps=60), parallel={"powersgd_rank": 8}))
+
+    assert losses(compressed) != losses(whole)
+    assert losses(compressed)[-1] == pytest.approx(losses(whole)[-1], rel=0.05)  # measured: 1.5 % above
+
+
+@pytest.mark.parametrize("parallel", [FSDP, TENSOR, PIPELINE], ids=by_strategy)
+def test_a_sharded_run_resumes_bit_by_bit(parallel, tokens: Path, tmp_path: Path) -> None:
+    straight = train_on(2, changed(gpt_table(tokens, tmp_path / "straight"), parallel=parallel))
+    interrupted = changed(gpt_table(tokens, tmp_path / "interrupted"), parallel=parallel)
+
+    stopped = train_on(2, interrupted, stop_at=3)
+    resumed = train_on(2, interrupted)
+
+    assert stopped["outcome"] == "stopped"
+    assert resumed["resumed_from_step"] == stopped["step"] < straight["step"]
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("size", "parallel"),
+    [(1, FSDP), (2, TENSOR), (2, PIPELINE)],
+    ids=["fsdp on one rank", "tensor", "pipeline"],
+)
+def test_what_two_fsdp_ranks_saved_goes_on_elsewhere(
+    size, parallel, alone, tokens: Path, tmp_path: Path
+) -> None:
+    table = gpt_table(tokens, tmp_path)
+    stopped = train_on(2, changed(table, parallel=FSDP), stop_at=3)
+
+    resumed = train_on(size, changed(table, parallel=parallel))
+
+    assert resumed["resumed_from_step"] == stopped["step"]
+    assert losses(tmp_path) == pytest.approx(alone[1], rel=TOLERANCE)

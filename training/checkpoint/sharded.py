@@ -1,0 +1,58 @@
+"""Checkpoints of a model that no rank holds whole: every rank writes its part (torch.distributed.checkpoint).
+
+Parameters and optimizer state go by the parameter's name, so that another number of ranks can read them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from training.errors import CheckpointError
+
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def begin_save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> Callable[[], object]:
+    """Copies this rank's part and starts to write it into `folder`; call the result to wait for all ranks."""
+    future: Any = state_dict_saver.async_save(
+        _parts(model, optimizer), checkpoint_id=folder, process_group=group
+    )
+    return cast("Callable[[], object]", future.result)
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+    """Fills this rank's part from a checkpoint of any number of ranks; raises CheckpointError."""
+    parts = _parts(model, optimizer)
+    try:
+        state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit the configuration: {_first_line(error)}"
+        ) from error
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=parts["model"],
+        optim_state_dict=parts["optimizer"],
+        options=BY_NAME,
+    )
+
+
+def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    weights, moments = get_state_dict(model, optimizer, options=BY_NAME)
+    return {"model": weights, "optimizer": moments}
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        return str(next(iter(error.failures.values()))[0])
+    return str(error).partition("\n")[0]

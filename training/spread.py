@@ -1,0 +1,164 @@
+"""A model spread over the ranks: replicated (DDP), sharded (FSDP2, tensor parallel) or cut into stages."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from training import config, models, precision
+from training.data.loader import Batch
+from training.errors import ParallelError
+from training.parallel import World, divisors
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+# PowerSGD compresses from here on: DDP has rebuilt its buckets, and the first large gradients are over.
+POWERSGD_FIRST_STEP = 10
+
+
+class Spread(Protocol):
+    """How the loop uses a model, wherever its parts are."""
+
+    other_layers: dist.ProcessGroup | None  # the ranks that hold the rest of a model cut by depth
+
+    def accumulate(
+        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+    ) -> Tensor | None:
+        """Forward and backward over the micro-batches of a step; their mean loss (), None where not known.
+
+        Afterwards the gradients are those of the mean over all micro-batches and ranks.
+        """
+        ...
+
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        """Logits of one batch; None on a rank that does not hold the end of the model."""
+        ...
+
+
+class Whole:
+    """A model that this rank calls as one, however its parameters are stored."""
+
+    def __init__(
+        self, module: nn.Module, called: nn.Module, settings: config.Config, device: torch.device
+    ) -> None:
+        """`called` is `module`, or its DistributedDataParallel."""
+        self.other_layers: dist.ProcessGroup | None = None
+        self._module, self._called = module, called
+        self._count = settings.run.accumulation
+        self._settings, self._device = settings.precision, device
+
+    def accumulate(
+        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+    ) -> Tensor | None:
+        total = torch.zeros((), device=self._device)
+        for number, batch in enumerate(batches, start=1):
+            with reduced_last(self._called, last=number == self._count):
+                with precision.autocast(self._settings, self._device):
+                    part = loss(self._called(batch.inputs), batch.targets) / self._count
+                torch.autograd.backward(scale(part))
+            total += part.detach()
+        return total
+
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        with precision.autocast(self._settings, self._device):
+            return cast("Tensor", self._module(inputs))
+
+
+def reduced_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """The backward pass inside sends gradients to the other ranks only for the last micro-batch."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        return cast("AbstractContextManager[None]", module.no_sync())
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+    return nullcontext()
+
+
+def replicate(model: nn.Module, settings: config.Config, where: World) -> Whole:
+    """The same model on every rank, gradients averaged by DistributedDataParallel; alone, as it is."""
+    if where.size == 1:
+        return Whole(model, model, settings, where.device)
+    ids = [where.device.index] if where.device.type == "cuda" else None
+    called = DistributedDataParallel(
+        model,
+        device_ids=ids,
+        gradient_as_bucket_view=True,
+        static_graph=settings.run.accumulation == 1,  # torch 2.13 fails on no_sync before the first reduction
+        forward_sync_buffers=False,  # those of rank 0 count: see World.share_buffers
+    )
+    if settings.parallel.powersgd_rank:
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=settings.parallel.powersgd_rank,
+            start_powerSGD_iter=POWERSGD_FIRST_STEP,
+        )
+        called.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return Whole(model, called, settings, where.device)
+
+
+def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:
+    """Tensor parallel within `parallel.tensor` neighbours, FSDP2 over the rest."""
+    tensor = settings.parallel.tensor
+    mesh = init_device_mesh(
+        where.device.type, (where.size // tensor, tensor), mesh_dim_names=("data", "tensor")
+    )
+    if settings.parallel.strategy == "tensor":
+        cut_layers(model, settings, mesh["tensor"])
+    if settings.parallel.strategy == "fsdp" or mesh["data"].size() > 1:
+        fully_shard_blocks(model, settings, mesh["data"])
+    return Whole(model, model, settings, where.device)
+
+
+def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
+    """Shards each repeated layer by itself, then the rest: one layer at a time is whole in memory."""
+    dtype = precision.DTYPES.get(settings.precision.dtype)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for block in models.blocks(model, settings.model.name):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def cut_layers(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
+    """Megatron-style tensor parallelism (Shoeybi et al., 2019) of the Llama decoder, in place.
+
+    Raises ParallelError when the heads do not divide.
+    """
+    decoder = decoder_of(model, settings)
+    heads = min(decoder.config.num_attention_heads, decoder.config.num_key_value_heads)
+    if heads % mesh.size():
+        raise ParallelError(
+            f"parallel.tensor = {mesh.size()} does not divide {heads} heads; these do: {divisors(heads)}"
+        )
+    within_layer = {
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(),
+    }
+    for layer in models.blocks(model, settings.model.name):
+        parallelize_module(layer, mesh, within_layer)
+    ends = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    parallelize_module(decoder, mesh, ends)
+
+
+def decoder_of(model: nn.Module, settings: config.Config) -> Any:
+    """The LlamaForCausalLM inside a `gpt`; raises ParallelError for any other model."""
+    if settings.model.name != "gpt" or not isinstance(model, models.Logits):
+        raise ParallelError(
+            f"parallel.strategy = {settings.parallel.strategy!r}: can spread the model 'gpt' only, "
+            f"not {settings.model.name!r}; ddp and fsdp take every model"
+        )
+    return model.network
