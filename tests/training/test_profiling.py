@@ -1,0 +1,67 @@
+"""Traces: the chosen steps and no others, in a file that the viewers read."""
+
+import json
+
+import pytest
+import torch
+
+from training.errors import ConfigError
+from training.profiling import StepTrace, parse_steps
+
+
+def run_steps(trace: StepTrace, steps: range) -> None:
+    """Each step multiplies matrices of its own size, so that the trace tells them apart."""
+    for step in steps:
+        trace.before_step(step)
+        torch.ones(step, 2) @ torch.ones(2, step)
+        trace.after_step(step)
+
+
+def traced_sizes(file) -> list[int]:
+    events = json.loads(file.read_text())["traceEvents"]
+    return [event["args"]["Input Dims"][0][0] for event in events if event.get("name") == "aten::mm"]
+
+
+def test_the_trace_holds_the_chosen_steps(tmp_path):
+    with StepTrace((3, 4), tmp_path) as trace:
+        run_steps(trace, range(1, 7))
+
+    assert traced_sizes(trace.file) == [3, 4]
+
+
+def test_without_steps_nothing_is_written(tmp_path):
+    with StepTrace((), tmp_path) as trace:
+        run_steps(trace, range(1, 4))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_ends_inside_the_range_keeps_what_there_is(tmp_path):
+    with StepTrace((2, 100), tmp_path) as trace:
+        run_steps(trace, range(1, 4))
+
+    assert traced_sizes(trace.file) == [2, 3]
+
+
+def test_a_run_that_resumes_inside_the_range_traces_the_rest(tmp_path):
+    with StepTrace((2, 5), tmp_path) as trace:
+        run_steps(trace, range(4, 8))
+
+    assert traced_sizes(trace.file) == [4, 5]
+
+
+@pytest.mark.parametrize("steps", [(5,), (5, 4), (0, 3), (1, 2, 3)])
+def test_a_wrong_range_is_named(steps, tmp_path):
+    with pytest.raises(ConfigError, match=r"metrics.profile_steps = \["):
+        StepTrace(steps, tmp_path)
+
+
+def test_a_range_is_written_with_two_dots():
+    assert parse_steps("10..12") == (10, 12)
+    assert parse_steps("7") == (7, 7)
+
+
+@pytest.mark.parametrize("text", ["", "a..b", "5..4", "1..2..3", "0"])
+def test_a_wrong_flag_is_named(text):
+    with pytest.raises(ConfigError, match=r"--profile = "):
+        parse_steps(text)
