@@ -11,6 +11,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from stacks.rehearsal.metadata import metadata_service
 from tests.reaper.machine_file import MACHINE_FILE
 
 HOURS = 26
@@ -50,17 +51,20 @@ def run_agent(environment, run_dir, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def heartbeats(environment, instance_id, start):
-    client = boto3.client(
-        "cloudwatch",
+def client(environment, service):
+    return boto3.client(
+        service,
         "us-east-1",
         endpoint_url=environment["AWS_ENDPOINT_URL"],
         aws_access_key_id="made-up",
         aws_secret_access_key="made-up",
     )
-    answer = client.get_metric_statistics(
+
+
+def heartbeats(environment, instance_id, start, metric="SecondsSinceActivity"):
+    answer = client(environment, "cloudwatch").get_metric_statistics(
         Namespace=NAMESPACE,
-        MetricName="SecondsSinceActivity",
+        MetricName=metric,
         Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
         StartTime=start - timedelta(minutes=2),
         EndTime=start + timedelta(hours=HOURS, minutes=2),
@@ -70,23 +74,22 @@ def heartbeats(environment, instance_id, start):
     return [point["Minimum"] for point in sorted(answer["Datapoints"], key=lambda point: point["Timestamp"])]
 
 
-def watch(environment, run_dir, instance_id, pid, start):
-    return run_agent(
+def watch(environment, run_dir, pid, hours):
+    """Watch a process for some hours in three real seconds: (how that ended, each SecondsSinceActivity)."""
+    start = datetime.now(UTC) - timedelta(hours=hours)
+    ended = run_agent(
         environment,
         run_dir,
-        *("--instance-id", instance_id, "--watch-pid", str(pid), "--duration", str(HOURS * 3600)),
-        *("--clock-start", start.isoformat(), "--clock-speed", "40000"),
+        *("--instance-id", f"i-{pid}", "--watch-pid", str(pid), "--duration", str(hours * 3600)),
+        *("--clock-start", start.isoformat(), "--clock-speed", str(hours * 1200)),
     )
+    return ended, heartbeats(environment, f"i-{pid}", start)
 
 
-def test_a_process_that_does_nothing_is_idle_for_the_whole_time_with_a_heartbeat_each_minute(
-    environment, tmp_path
-):
-    start = datetime.now(UTC) - timedelta(hours=HOURS)
+def test_a_process_that_does_nothing_is_idle_all_the_time_with_a_heartbeat_each_minute(environment, tmp_path):
     with running("sleep", "600") as process:
-        ended = watch(environment, tmp_path, "i-idle", process.pid, start)
+        ended, values = watch(environment, tmp_path, process.pid, HOURS)
 
-    values = heartbeats(environment, "i-idle", start)
     assert ended.returncode == 0, ended.stderr
     assert len(values) == HOURS * 60
     assert values[-1] == pytest.approx(HOURS * 3600, abs=60)
@@ -94,15 +97,67 @@ def test_a_process_that_does_nothing_is_idle_for_the_whole_time_with_a_heartbeat
 
 
 def test_a_process_that_computes_is_never_idle_for_long(environment, tmp_path):
-    start = datetime.now(UTC) - timedelta(hours=HOURS)
+    hours = 5
     with running(sys.executable, "-c", "while True: pass") as process:
-        ended = watch(environment, tmp_path, "i-busy", process.pid, start)
+        ended, values = watch(environment, tmp_path, process.pid, hours)
 
-    values = heartbeats(environment, "i-busy", start)
     assert ended.returncode == 0, ended.stderr
-    assert len(values) == HOURS * 60
-    assert values[-1] < HOURS * 3600 / 2
+    assert len(values) == hours * 60
+    assert values[-1] < hours * 3600 / 2
     assert json.loads((tmp_path / "activity.json").read_text())["watch"] == f"process tree of {process.pid}"
+
+
+@pytest.fixture
+def metadata(environment, tmp_path):
+    """A metadata service, the environment that leads to it, and a keep folder with one file."""
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "keep/notes.txt").write_text("hello")
+    s3 = client(environment, "s3")
+    if not s3.list_buckets()["Buckets"]:
+        s3.create_bucket(Bucket="made-up")
+    with metadata_service() as service:
+        service.answers["/latest/meta-data/instance-id"] = "i-told"
+        yield service, environment | {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint}
+
+
+def watch_idle(environment, tmp_path, start):
+    with running("sleep", "600") as process:
+        return run_agent(
+            environment,
+            tmp_path / "run",
+            *("--watch-pid", str(process.pid), "--keep-folder", str(tmp_path / "keep"), "--duration", "7200"),
+            *("--clock-start", start.isoformat(), "--clock-speed", "3600"),
+        )
+
+
+def kept(environment):
+    listed = client(environment, "s3").list_objects_v2(Bucket="made-up").get("Contents", [])
+    return [entry["Key"] for entry in listed]
+
+
+def test_a_machine_that_its_group_takes_away_is_stopped_and_saved(environment, metadata, tmp_path):
+    service, told = metadata
+    service.answers["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
+    instance_file = tmp_path / "instance.toml"
+    instance_file.write_text(MACHINE_FILE.replace('"gpu-fleet-drain"', '""'))  # moto completes no hook
+
+    ended = watch_idle(told | {"GPU_FLEET_INSTANCE_FILE": str(instance_file)}, tmp_path, datetime.now(UTC))
+
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "run/stop").read_text() == "the scaling group takes this machine away\n"
+    assert "keep/aws-dev/i-told/notes.txt" in kept(environment)
+
+
+def test_a_marked_machine_saves_and_then_acknowledges_the_mark(environment, metadata, tmp_path):
+    service, told = metadata
+    start = datetime.now(UTC).replace(microsecond=0)
+    service.answers["/latest/meta-data/tags/instance/gpu-fleet:reap-after"] = start.isoformat()
+
+    ended = watch_idle(told, tmp_path, start)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "keep/aws-dev/i-told/notes.txt" in kept(environment)
+    assert set(heartbeats(environment, "i-told", start, "Acknowledged")) == {start.timestamp()}
 
 
 def test_a_process_that_is_not_there_is_refused_by_its_number(environment, tmp_path):

@@ -1,0 +1,148 @@
+"""A machine that goes: stopped, saved, let go, in this order; time is a test's own."""
+
+from datetime import timedelta
+
+import pytest
+
+from image.reaper.drain import Drain, Steps
+from image.reaper.errors import CloudError
+from image.reaper.keep_folder import Saved
+from image.reaper.notices import Notice
+from tests.reaper.samples import NOON
+
+LEAVING = Notice("the scaling group takes this machine away")
+SPOT = Notice("the spot market takes this machine: terminate", NOON + timedelta(minutes=2))
+
+
+class World:
+    """What a drain does, written down in order; the trainer ends, and saving works, when a test says so."""
+
+    def __init__(self, trainer_ends_s=0.0, saving_fails=0, hook_fails=False, saving_takes_s=0.0):
+        self.now = NOON
+        self.events = []
+        self._trainer_ends = NOON + timedelta(seconds=trainer_ends_s)
+        self._saving_fails = saving_fails
+        self._saving_takes_s = saving_takes_s
+        self._hook_fails = hook_fails
+
+    def steps(self, hook=True):
+        return Steps(
+            tell=lambda message: self.events.append(f"tell {message}"),
+            trainers=lambda: ["torchrun (7, bob)"] if self.now < self._trainer_ends else [],
+            save=self.save,
+            hook=self if hook else None,
+            now=lambda: self.now,
+            wait=self.wait,
+        )
+
+    def wait(self, seconds):
+        self.now += timedelta(seconds=seconds)
+
+    def save(self, progress):
+        passed = 0.0
+        while passed < self._saving_takes_s:
+            self.wait(10)
+            passed += 10
+            progress()
+        if self._saving_fails:
+            self._saving_fails -= 1
+            self.events.append("save failed")
+            raise CloudError("AccessDenied")
+        self.events.append("save")
+        return Saved(3, 2**20, 0)
+
+    def heartbeat(self):
+        self._hook("heartbeat")
+
+    def complete(self):
+        self._hook("complete")
+
+    def _hook(self, action):
+        self.events.append(action)
+        if self._hook_fails:
+            raise CloudError("No active Lifecycle Action found")
+
+    def done(self):
+        return [event.split()[0] if event.startswith("tell") else event for event in self.events]
+
+
+@pytest.fixture
+def stop_file(tmp_path):
+    return tmp_path / "stop"
+
+
+def test_nothing_that_runs_is_saved_and_let_go(stop_file):
+    world = World()
+
+    saved = Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert saved
+    assert world.done() == ["tell", "save", "complete"]
+
+
+def test_the_trainer_finds_the_reason_in_one_line(stop_file):
+    Drain(LEAVING, World().steps(), stop_file).run()
+
+    assert stop_file.read_text() == "the scaling group takes this machine away\n"
+    assert [path.name for path in stop_file.parent.iterdir()] == ["stop"]
+
+
+def test_saving_waits_for_the_trainer_and_asks_for_time_every_minute(stop_file):
+    world = World(trainer_ends_s=200)
+
+    Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert world.done() == ["tell", "heartbeat", "heartbeat", "heartbeat", "save", "complete"]
+    assert world.now - NOON == timedelta(seconds=200)
+
+
+def test_a_long_copy_asks_for_time_as_well(stop_file):
+    world = World(saving_takes_s=1200)
+
+    Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert world.done() == ["tell", *["heartbeat"] * 20, "save", "complete"]
+
+
+def test_a_trainer_that_never_stops_is_told_and_left_after_half_an_hour(stop_file, caplog):
+    world = World(trainer_ends_s=10**6)
+
+    assert Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert timedelta(minutes=30) <= world.now - NOON < timedelta(minutes=31)
+    assert "event=trainer-does-not-stop processes='torchrun (7, bob)'" in caplog.text
+
+
+def test_saving_is_tried_again(stop_file):
+    world = World(saving_fails=2)
+
+    assert Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert world.done() == ["tell", "save failed", "save failed", "save", "complete"]
+
+
+def test_what_cannot_be_saved_is_told_and_the_machine_is_not_let_go(stop_file):
+    world = World(saving_fails=10**6)
+
+    assert not Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert "complete" not in world.events
+    assert world.events[-1] == "tell /scratch/keep could not be saved: AccessDenied"
+
+
+def test_a_spot_notice_leaves_time_to_save_even_if_the_trainer_runs_on(stop_file):
+    world = World(trainer_ends_s=10**6)
+
+    assert Drain(SPOT, world.steps(hook=False), stop_file).run()
+
+    assert world.done() == ["tell", "save"]
+    assert world.now <= SPOT.ends_at - timedelta(seconds=40)
+
+
+def test_a_hook_that_fails_stops_nothing(stop_file, caplog):
+    world = World(trainer_ends_s=70, hook_fails=True)
+
+    assert Drain(LEAVING, world.steps(), stop_file).run()
+
+    assert world.done() == ["tell", "heartbeat", "save", "complete"]
+    assert "event=hook-failed action=complete" in caplog.text

@@ -1,0 +1,71 @@
+"""The lifecycle hook of a scaling group, against the requests that botocore's service model allows.
+
+moto has no CompleteLifecycleAction; botocore's Stubber checks each request and its order.
+"""
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from image.reaper.errors import CloudError
+from image.reaper.lifecycle import Hook
+
+HOOK = {"LifecycleHookName": "gpu-fleet-drain", "AutoScalingGroupName": "dev", "InstanceId": "i-0a"}
+MEMBER = {
+    "InstanceId": "i-0a",
+    "AutoScalingGroupName": "dev",
+    "AvailabilityZone": "us-east-1a",
+    "LifecycleState": "Terminating:Wait",
+    "HealthStatus": "HEALTHY",
+    "ProtectedFromScaleIn": True,
+}
+
+
+@pytest.fixture
+def client():
+    return boto3.client(
+        "autoscaling", "us-east-1", aws_access_key_id="made-up", aws_secret_access_key="made-up"
+    )
+
+
+@pytest.fixture
+def cloud(client):
+    with Stubber(client) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+@pytest.fixture
+def hook(client, cloud):
+    return Hook(client, "gpu-fleet-drain", "i-0a")
+
+
+def member(cloud, found):
+    cloud.add_response(
+        "describe_auto_scaling_instances", {"AutoScalingInstances": found}, {"InstanceIds": ["i-0a"]}
+    )
+
+
+def test_the_group_is_looked_up_once_for_asking_time_and_letting_go(cloud, hook):
+    member(cloud, [MEMBER])
+    cloud.add_response("record_lifecycle_action_heartbeat", {}, HOOK)
+    cloud.add_response("complete_lifecycle_action", {}, HOOK | {"LifecycleActionResult": "CONTINUE"})
+
+    hook.heartbeat()
+    hook.complete()
+
+
+def test_a_machine_of_no_group_is_named(cloud, hook):
+    member(cloud, [])
+
+    with pytest.raises(CloudError, match="i-0a is in no scaling group"):
+        hook.complete()
+
+
+def test_a_refusal_of_the_cloud_is_told(cloud, hook):
+    member(cloud, [MEMBER])
+    told = "No active Lifecycle Action found"
+    cloud.add_client_error("complete_lifecycle_action", "ValidationError", told)
+
+    with pytest.raises(CloudError, match=f"lifecycle hook gpu-fleet-drain: .*{told}"):
+        hook.complete()
