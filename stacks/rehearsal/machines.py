@@ -1,14 +1,17 @@
 """The machines that the stack's own groups launched in moto."""
 
+import base64
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import yaml
 from moto.backends import get_backend
 from rich.table import Table
 
 from stacks import naming
+from stacks.instance_file import PATH as INSTANCE_FILE
 from stacks.rehearsal.clients import Clients
 
 ENDED = frozenset({"terminated", "shutting-down"})
@@ -88,11 +91,22 @@ def date_back(clients: Clients, instance_id: str, launched_at: datetime) -> None
     backend.get_instance(instance_id).launch_time = launched_at.replace(tzinfo=None)  # moto keeps naive UTC
 
 
+def instance_file(clients: Clients, launch_template_id: str) -> str:
+    """The text of ``/etc/gpu-fleet/instance.toml`` as a launch template's user data writes it."""
+    found = clients("ec2").describe_launch_template_versions(
+        LaunchTemplateId=launch_template_id, Versions=["$Latest"]
+    )
+    data = found["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"]
+    content = yaml.safe_load(base64.b64decode(data))
+    (text,) = [file["content"] for file in content["write_files"] if file["path"] == INSTANCE_FILE]
+    return str(text)
+
+
 def table(machines: Iterable[Machine]) -> Table:
     """What runs, as a table for people."""
     view = Table(title="instances launched by the stack's own groups", title_justify="left")
-    for heading in ("instance", "pool", "type", "zone", "market", "state", "scale-in"):
-        view.add_column(heading)
+    for heading in ("instance", "pool", "type", "zone", "state", "scale-in"):
+        view.add_column(heading, no_wrap=True)
     for machine in machines:
         protection = "protected" if machine.protected else "allowed"
         view.add_row(
@@ -100,7 +114,6 @@ def table(machines: Iterable[Machine]) -> Table:
             machine.pool,
             machine.type,
             machine.zone,
-            machine.market,
             machine.state,
             protection if machine.group else "in no group",
         )

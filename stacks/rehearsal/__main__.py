@@ -1,0 +1,109 @@
+"""``python -m stacks.rehearsal [STACK]``: the main job, start to end, without an account or a CLI."""
+
+import shutil
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from stacks import stack_files
+from stacks.errors import StacksError
+from stacks.rehearsal import bucket_policies, closing, machines, training_act
+from stacks.rehearsal.clients import ClientPool, Clients
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.processes import ended_like_by_keyboard
+from stacks.rehearsal.program import ROOT, Rehearsed, run_program
+from stacks.rehearsal.tree import Tree
+from stacks.settings import Stack
+
+BUILD = ROOT / "build"
+# The only stack with machines small and idle enough to play people and their forgetfulness with.
+WHOLE_PLAY = "local"
+# What a shell reports of a process that Ctrl-C ended.
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("name", metavar="[STACK]", default=WHOLE_PLAY)
+def main(name: str) -> None:
+    """Stand a stack up in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
+    console = Console()
+    try:
+        settings = stack_files.settings_of(name)
+        with ended_like_by_keyboard(), moto_server(settings.region), bucket_policies.conditions_left_out():
+            rehearse(console, settings)
+    except StacksError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("interrupted; everything that was started has ended")
+        sys.exit(INTERRUPTED)
+
+
+def rehearse(console: Console, settings: Stack) -> closing.Figures:
+    """Play all acts of a stack and write their figures.
+
+    Raises:
+        StacksError: when an act cannot go on, in words for people.
+    """
+    started = time.perf_counter()
+    folder = _empty(BUILD / "rehearsal" / settings.name)
+    clients = Clients(settings.region, ClientPool())
+    rehearsed = stand_up(console, settings.name)
+    figures: closing.Figures = {
+        "resources": {
+            "created": rehearsed.created,
+            "recorded": rehearsed.recorded,
+            "program_seconds": round(rehearsed.seconds, 2),
+        }
+    }
+    found = machines.launched(clients, settings.name)
+    _act(console, 2, "the stack's own groups launch machines")
+    console.print(machines.table(found))
+    figures["instances"] = {"launched": len(found)}
+    if settings.name == WHOLE_PLAY:
+        figures |= use(console, clients, settings, rehearsed, folder)
+    seconds = time.perf_counter() - started
+    _act(console, 5, "what came of it")
+    console.print(closing.table(figures, seconds))
+    target = BUILD / "rehearsal.json"
+    closing.write(target, settings.name, figures, seconds)
+    console.print(f"written to {target.relative_to(ROOT)}; logs in {folder.relative_to(ROOT)}/")
+    return figures
+
+
+def stand_up(console: Console, name: str) -> Rehearsed:
+    """First act: the program registers its resources, moto creates what it knows."""
+    _act(console, 1, f"the program of stack {name} against moto")
+    with Tree(console, name) as tree:
+        return run_program(name, listener=tree.listen)
+
+
+def use(
+    console: Console, clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path
+) -> closing.Figures:
+    """Third and fourth act: people train on the machines, and forget some of them."""
+    _act(console, 3, "training, a spot notice half-way, the resume on another machine")
+    spot = next(pool.name for pool in settings.pools if pool.market == "spot")
+    written = folder / "instance.toml"
+    written.write_text(machines.instance_file(clients, rehearsed.outputs["launch_template_ids"][spot]))
+    trained = training_act.play(console, clients, written, folder / "training")
+    console.print(training_act.table(trained))
+    return {"trainer": asdict(trained)}
+
+
+def _act(console: Console, number: int, title: str) -> None:
+    console.rule(f"[bold]{number}. {title}", align="left")
+
+
+def _empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
