@@ -8,6 +8,7 @@ main = LazyGroup(
     table={
         "launch": "training.launch:launch",
         "prepare": "training.prepare:prepare",
+        "report": "training.report:report",
         "train": "training.train:train",
     },
 )

@@ -1,0 +1,162 @@
+"""Reports: the numbers of the page are those of the run, and the files need nothing else."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from training import cli
+from training.report import order_records, render_page, summary, waiting_percent
+
+
+def train_record(step: int, **changes: float) -> dict:
+    return {
+        "kind": "train",
+        "step": step,
+        "loss": 3.0 / step,
+        "samples_per_s": 100.0,
+        "step_s": 0.5,
+        "data_wait_s": 1.0,
+        "checkpoint_stall_s": 0.25,
+        **changes,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run of forty steps, measured once on held-out data."""
+    records = [train_record(step) for step in range(10, 50, 10)]
+    records.append({"kind": "evaluation", "step": 40, "metric_name": "accuracy", "metric": 0.9, "loss": 0.2})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    result = {"outcome": "finished", "reason": "all steps done", "metric_name": "accuracy", "metric": 0.9}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    return tmp_path
+
+
+def report(run: Path):
+    return CliRunner().invoke(cli.main, ["report", str(run)])
+
+
+def test_a_run_becomes_a_picture_and_a_page(run):
+    result = report(run)
+
+    assert result.exit_code == 0, result.output
+    with Image.open(run / "report.png") as picture:
+        assert picture.width > 1000
+    assert "<svg" in (run / "report.html").read_text()
+
+
+class Links(HTMLParser):
+    """Everything that a browser would fetch for a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = {"src", "href", "data", "srcset"}
+        self.found += [
+            value for name, value in attrs if name in names and value and not value.startswith("#")
+        ]
+
+
+def test_the_page_fetches_nothing(run):
+    report(run)
+
+    links = Links()
+    links.feed((run / "report.html").read_text())
+
+    assert links.found == []
+
+
+def test_the_page_says_how_the_run_ended(run):
+    report(run)
+
+    page = (run / "report.html").read_text()
+    assert "<td>outcome</td><td>finished: all steps done</td>" in page
+    assert "<td>accuracy</td><td>0.9000</td>" in page
+
+
+def test_waiting_is_a_share_of_the_time_between_two_records():
+    records = [train_record(10), train_record(20, data_wait_s=1.0, step_s=0.5)]
+
+    assert waiting_percent(records) == [(20, 20.0)]
+
+
+def test_what_a_resumed_run_did_again_counts_once():
+    records = [train_record(step) for step in (10, 20, 30)]
+    records += [train_record(20, loss=9.0), train_record(30, loss=8.0)]
+
+    timeline = order_records(records)
+
+    assert [(record["step"], record["loss"]) for record in timeline.train] == [
+        (10, 0.3),
+        (20, 9.0),
+        (30, 8.0),
+    ]
+    assert timeline.resumed_at == [20]
+
+
+def test_an_evaluation_that_was_undone_goes_with_its_steps():
+    evaluation = {"kind": "evaluation", "step": 30, "loss": 1.0}
+
+    timeline = order_records([train_record(20), train_record(30), evaluation, train_record(20)])
+
+    assert timeline.evaluation == []
+
+
+@given(st.lists(st.integers(1, 30), max_size=40))
+def test_steps_only_ever_grow(steps):
+    timeline = order_records([train_record(step) for step in steps])
+
+    kept = [record["step"] for record in timeline.train]
+    assert kept == sorted(set(kept))
+    assert not steps or kept[-1] == steps[-1]
+
+
+def test_tokens_are_shown_where_there_are_any(run):
+    records = [train_record(step, tokens_per_s=5000.0) for step in (10, 20)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    assert report(run).exit_code == 0
+
+
+def test_a_last_line_that_was_cut_off_is_passed_over(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+
+    assert report(run).exit_code == 0
+
+
+def test_utilisation_is_shown_where_it_is_known():
+    timeline = order_records([train_record(10, mfu=0.412)])
+
+    assert summary(timeline, {})["model FLOPs utilisation"] == "41.2 %"
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    result = report(tmp_path / "absent")
+
+    assert result.exit_code == 1
+    assert "absent/metrics.jsonl cannot be read: No such file or directory" in result.output
+
+
+def test_a_run_without_steps_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+
+    result = report(tmp_path)
+
+    assert result.exit_code == 1
+    assert "holds no training steps" in result.output
+
+
+def test_names_are_text_and_never_markup():
+    page = render_page("<script>", {"<b>": "&"}, "<svg></svg>")
+
+    assert "<script>" not in page
+    assert "<td>&lt;b&gt;</td><td>&amp;</td>" in page
