@@ -1,20 +1,33 @@
 """Small data sets and configurations for tests."""
 
+import os
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from tests.training.ranks import run_ranks
 from training import config, loop
 from training.data.dataset import Description, write_description
+from training.evaluation import mean_loss
 from training.interrupt import Interruption, Reason
 from training.metrics.writers import read_json_lines
 from training.parallel import world
 
 VOCABULARY = 32
+
+
+def few_digits(digits: Path, folder: Path, count: int = 512) -> Path:
+    """The first `count` training pictures of the digits, and as many for validation."""
+    for split in ("train", "val"):
+        for picture in sorted((digits / "train").glob("*/*.png"), key=lambda file: file.name)[:count]:
+            copy = folder / split / picture.parent.name / picture.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.symlink_to(picture)
+    return folder
 
 
 def write_tokens(folder: Path, tokens: int = 4000) -> Path:
@@ -57,7 +70,7 @@ def resnet_table(data: Path, directory: Path, steps: int = 12) -> dict[str, Any]
         "run": {
             "directory": str(directory),
             "steps": steps,
-            "batch_size": 256,
+            "batch_size": 128,
             "accumulation": 2,
             "log_every_steps": 1,
         },
@@ -87,6 +100,21 @@ def train_rank(table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
     with world(settings.parallel) as where:
         interruption = CountingInterruption(stop_at if where.rank == where.size - 1 else 0)
         return asdict(loop.train(settings, where, interruption))
+
+
+def killed_rank(table: dict[str, Any], micro_batches: int) -> None:
+    """Trains on this rank, which is gone, as by kill -9, in the backward pass after so many micro-batches."""
+    seen = 0
+
+    def fatal_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal seen
+        seen += 1
+        if seen == micro_batches:
+            os._exit(137)
+        return mean_loss(outputs, targets)
+
+    loop.mean_loss = fatal_loss
+    train_rank(table)
 
 
 class CountingInterruption(Interruption):

@@ -1,7 +1,7 @@
 """Batches in the order of training.data.order, read ahead and moved to the device."""
 
 import logging
-import signal
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,7 +109,7 @@ def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinn
     """Reads the slices in order, ahead of time when there are reader processes."""
     workers: dict[str, Any] = {}
     if settings.workers:
-        workers = {"prefetch_factor": settings.prefetch, "worker_init_fn": _ignore_signals}
+        workers = {"prefetch_factor": settings.prefetch, "worker_init_fn": _leave_process_group}
     loader: DataLoader[Batch] = DataLoader(
         reader,  # type: ignore[arg-type]  # DataLoader takes anything with __getitem__, its hints say Dataset
         batch_size=None,
@@ -122,10 +122,9 @@ def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinn
     return iter(loader)
 
 
-def _ignore_signals(_worker: int) -> None:
-    """torchrun signals the whole process group; the readers end with their parent, after it has saved."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+def _leave_process_group(_worker: int) -> None:
+    """A terminal and torchrun signal the whole group; the readers end with their parent, after it has saved."""
+    os.setsid()
 
 
 class CorruptionCounter:

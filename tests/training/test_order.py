@@ -1,0 +1,89 @@
+"""Which samples a rank reads: each exactly once an epoch, however many ranks there are."""
+
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.data.loader import Share, evaluation_slices, training_slices
+from training.data.order import SampleOrder, permute
+
+sizes = st.integers(1, 2000)
+seeds = st.integers(0, 2**63)
+
+
+@given(size=sizes, seed=seeds, epoch=st.integers(0, 10**6))
+def test_every_epoch_holds_every_sample_once(size: int, seed: int, epoch: int) -> None:
+    places = np.arange(size, dtype=np.uint64)
+
+    assert sorted(permute(places, size, seed, epoch).tolist()) == list(range(size))
+
+
+def test_epochs_and_seeds_differ_in_order() -> None:
+    places = np.arange(1000, dtype=np.uint64)
+
+    orders = {tuple(permute(places, 1000, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1, 2)}
+
+    assert len(orders) == 6
+
+
+def test_an_order_leaves_few_samples_where_they_were() -> None:
+    places = np.arange(100_000, dtype=np.uint64)
+
+    shuffled = permute(places, 100_000, seed=3, epoch=5).astype(float)
+
+    assert (shuffled == places).sum() < 10  # one is expected of a random permutation
+    assert abs(np.corrcoef(places.astype(float), shuffled)[0, 1]) < 0.02  # 6 standard deviations of chance
+
+
+@given(
+    size=st.integers(8, 300),
+    worlds=st.lists(st.sampled_from([1, 2, 4]), min_size=3, max_size=3),
+    steps=st.lists(st.integers(1, 9), min_size=3, max_size=3),
+    accumulation=st.sampled_from([1, 2]),
+)
+def test_changes_of_the_world_lose_and_repeat_no_sample(
+    size: int, worlds: list[int], steps: list[int], accumulation: int
+) -> None:
+    batch_size, order, position = 8, SampleOrder(size, seed=11), 0
+    seen: Counter[tuple[int, int]] = Counter()
+
+    for world, count in zip(worlds, steps, strict=True):
+        for rank in range(world):
+            share = Share(rank, world, batch_size, accumulation)
+            for part in islice(training_slices(order, share, position), count * accumulation):
+                seen.update(zip(part.epochs.tolist(), part.indices.tolist(), strict=True))
+        position += count * batch_size
+
+    assert sum(seen.values()) == position
+    assert set(seen.values()) == {1}
+    for epoch in range(position // size):  # those that came to their end
+        assert {index for at, index in seen if at == epoch} == set(range(size))
+
+
+@given(world=st.integers(1, 5), micro_batch=st.integers(1, 7), size=st.integers(1, 100))
+def test_an_evaluation_counts_every_sample_once(world: int, micro_batch: int, size: int) -> None:
+    counted: Counter[int] = Counter()
+
+    lengths = set()
+    for rank in range(world):
+        parts = list(evaluation_slices(size, Share(rank, world, micro_batch * world, accumulation=1)))
+        lengths.add(len(parts))
+        for part, count in parts:
+            counted.update(part.indices.tolist()[:count])
+
+    assert counted == Counter(range(size))
+    assert len(lengths) == 1  # collectives inside the model stay in step
+
+
+@pytest.mark.parametrize("position", [0, 10**9, 10**15])
+def test_any_position_is_found_without_walking_there(position: int) -> None:
+    share = Share(rank=1, world=2, batch_size=64, accumulation=1)
+
+    part = next(training_slices(SampleOrder(10**7, seed=1), share, position))
+
+    assert part.epochs[0] == (position + 32) // 10**7
+    assert len(part.indices) == 32
