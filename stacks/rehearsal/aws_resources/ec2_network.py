@@ -150,6 +150,7 @@ def vpc_endpoint(clients: Clients, _: str, inputs: Inputs) -> Created:
         "PrivateDnsEnabled": "privateDnsEnabled",
     }
     ec2 = clients("ec2")
+    inputs = {"vpcEndpointType": "Gateway"} | inputs
     made = ec2.create_vpc_endpoint(**picked(inputs, names), **tag_specifications("vpc-endpoint", inputs))
     endpoint = made["VpcEndpoint"]
     identifier = endpoint["VpcEndpointId"]
@@ -163,7 +164,7 @@ def vpc_endpoint(clients: Clients, _: str, inputs: Inputs) -> Created:
             for entry in endpoint.get("DnsEntries", [])
         ],
     }
-    if inputs.get("vpcEndpointType", "Gateway") == "Gateway":
+    if inputs["vpcEndpointType"] == "Gateway":
         by_name = [{"Name": "prefix-list-name", "Values": [inputs["serviceName"]]}]
         lists = ec2.describe_managed_prefix_lists(Filters=by_name)["PrefixLists"]
         computed["prefixListId"] = lists[0]["PrefixListId"]

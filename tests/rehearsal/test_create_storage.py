@@ -1,0 +1,237 @@
+"""What the key, bucket and file-system creators leave in moto, read with boto3."""
+
+import json
+
+import pytest
+
+from stacks.rehearsal.aws_resources import s3
+from tests.rehearsal.conftest import REGION
+from tests.rehearsal.test_create_network import TAGS, as_map
+
+KEY_POLICY = json.dumps(
+    {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Action": "kms:*",
+                "Resource": "*",
+                "Principal": {"AWS": "arn:aws:iam::123456789012:root"},
+            }
+        ],
+    }
+)
+
+
+def test_a_key_rotates_and_has_its_policy_and_tags(clients, create):
+    made, outputs = create(
+        "aws:kms/key:Key",
+        description="volumes",
+        enableKeyRotation=True,
+        rotationPeriodInDays=90,
+        policy=KEY_POLICY,
+        tags=TAGS,
+    )
+
+    kms = clients("kms")
+    tags = {tag["TagKey"]: tag["TagValue"] for tag in kms.list_resource_tags(KeyId=made)["Tags"]}
+    assert kms.get_key_rotation_status(KeyId=made)["KeyRotationEnabled"] is True
+    assert json.loads(kms.get_key_policy(KeyId=made, PolicyName="default")["Policy"]) == json.loads(
+        KEY_POLICY
+    )
+    assert tags == TAGS
+    assert kms.describe_key(KeyId=made)["KeyMetadata"]["Arn"] == outputs["arn"]
+
+
+def test_the_rotation_period_reaches_the_service(create, clients):
+    sent = []
+    clients.pool.session.events.register(
+        "provide-client-params.kms.EnableKeyRotation", lambda params, **_: sent.append(params)
+    )
+
+    create("aws:kms/key:Key", enableKeyRotation=True, rotationPeriodInDays=90)
+
+    assert [params["RotationPeriodInDays"] for params in sent] == [90]
+
+
+def test_an_alias_leads_to_its_key(clients, create):
+    key_id, key = create("aws:kms/key:Key", description="volumes")
+
+    _, outputs = create("aws:kms/alias:Alias", name="alias/mine", targetKeyId=key_id)
+
+    assert clients("kms").describe_key(KeyId="alias/mine")["KeyMetadata"]["KeyId"] == key_id
+    assert outputs["targetKeyArn"] == key["arn"]
+
+
+@pytest.fixture
+def bucket(create):
+    return create("aws:s3/bucket:Bucket", bucket="mine", tags=TAGS)[0]
+
+
+def test_a_bucket_has_its_name_and_tags(clients, bucket):
+    assert as_map(clients("s3").get_bucket_tagging(Bucket=bucket)["TagSet"]) == TAGS
+
+
+def test_a_bucket_of_another_region_stands_there(clients):
+    s3.bucket(clients.at("eu-central-1"), "it", {"bucket": "afar"})
+
+    assert clients("s3").get_bucket_location(Bucket="afar")["LocationConstraint"] == "eu-central-1"
+
+
+def test_a_bucket_refuses_the_public(clients, create, bucket):
+    blocks = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
+
+    create(
+        "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock", bucket=bucket, **dict.fromkeys(blocks, True)
+    )
+
+    seen = clients("s3").get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"]
+    assert set(seen.values()) == {True}
+
+
+def test_a_bucket_owns_its_objects(clients, create, bucket):
+    create(
+        "aws:s3/bucketOwnershipControls:BucketOwnershipControls",
+        bucket=bucket,
+        rule={"objectOwnership": "BucketOwnerEnforced"},
+    )
+
+    seen = clients("s3").get_bucket_ownership_controls(Bucket=bucket)["OwnershipControls"]
+    assert seen["Rules"] == [{"ObjectOwnership": "BucketOwnerEnforced"}]
+
+
+def test_a_bucket_encrypts_with_the_key_it_is_given(clients, create, bucket):
+    _, key = create("aws:kms/key:Key", description="buckets")
+
+    create(
+        "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration",
+        bucket=bucket,
+        rules=[
+            {
+                "applyServerSideEncryptionByDefault": {
+                    "sseAlgorithm": "aws:kms",
+                    "kmsMasterKeyId": key["arn"],
+                },
+                "bucketKeyEnabled": True,
+            }
+        ],
+    )
+
+    seen = clients("s3").get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]
+    assert seen["Rules"] == [
+        {
+            "ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key["arn"]},
+            "BucketKeyEnabled": True,
+        }
+    ]
+
+
+def test_a_bucket_keeps_versions(clients, create, bucket):
+    create(
+        "aws:s3/bucketVersioning:BucketVersioning",
+        bucket=bucket,
+        versioningConfiguration={"status": "Enabled"},
+    )
+
+    assert clients("s3").get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+
+
+def test_a_bucket_forgets_old_versions_and_aborted_uploads(clients, create, bucket):
+    create(
+        "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
+        bucket=bucket,
+        rules=[
+            {
+                "id": "old",
+                "status": "Enabled",
+                "filter": {"prefix": ""},
+                "noncurrentVersionExpiration": {"noncurrentDays": 30},
+            },
+            {
+                "id": "aborted",
+                "status": "Enabled",
+                "filter": {"and": {"prefix": "tmp/", "tags": {"keep": "no"}}},
+                "abortIncompleteMultipartUpload": {"daysAfterInitiation": 7},
+            },
+        ],
+    )
+
+    old, aborted = clients("s3").get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert (old["ID"], old["NoncurrentVersionExpiration"]) == ("old", {"NoncurrentDays": 30})
+    assert aborted["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
+    assert aborted["Filter"]["And"]["Tags"] == [{"Key": "keep", "Value": "no"}]
+
+
+def test_a_bucket_has_its_policy(clients, create, bucket):
+    policy = json.dumps({"Version": "2012-10-17", "Statement": []})
+
+    create("aws:s3/bucketPolicy:BucketPolicy", bucket=bucket, policy=policy)
+
+    assert json.loads(clients("s3").get_bucket_policy(Bucket=bucket)["Policy"]) == json.loads(policy)
+
+
+@pytest.fixture
+def home(create):
+    return create(
+        "aws:efs/fileSystem:FileSystem",
+        encrypted=True,
+        throughputMode="elastic",
+        lifecyclePolicies=[{"transitionToIa": "AFTER_30_DAYS"}],
+        tags=TAGS,
+    )
+
+
+def test_a_home_is_encrypted_and_tells_where_to_mount_it(clients, home):
+    made, outputs = home
+
+    seen = clients("efs").describe_file_systems(FileSystemId=made)["FileSystems"][0]
+    assert (seen["Encrypted"], seen["ThroughputMode"]) == (True, "elastic")
+    assert outputs["dnsName"] == f"{made}.efs.{REGION}.amazonaws.com"
+
+
+def test_a_home_moves_what_nobody_reads(clients, home):
+    seen = clients("efs").describe_lifecycle_configuration(FileSystemId=home[0])
+
+    assert seen["LifecyclePolicies"] == [{"TransitionToIA": "AFTER_30_DAYS"}]
+
+
+def test_a_home_can_be_mounted_from_its_subnet(clients, create, home, subnet_id, group_id):
+    made, outputs = create(
+        "aws:efs/mountTarget:MountTarget",
+        fileSystemId=home[0],
+        subnetId=subnet_id,
+        securityGroups=[group_id],
+    )
+
+    efs = clients("efs")
+    seen = efs.describe_mount_targets(FileSystemId=home[0])["MountTargets"][0]
+    groups = efs.describe_mount_target_security_groups(MountTargetId=made)["SecurityGroups"]
+    assert (seen["MountTargetId"], seen["SubnetId"], groups) == (made, subnet_id, [group_id])
+    assert outputs["mountTargetDnsName"].startswith(f"{REGION}a.{home[0]}.efs.")
+
+
+def test_a_home_has_its_policy(clients, create, home):
+    create("aws:efs/fileSystemPolicy:FileSystemPolicy", fileSystemId=home[0], policy=KEY_POLICY)
+
+    seen = clients("efs").describe_file_system_policy(FileSystemId=home[0])["Policy"]
+    assert json.loads(seen) == json.loads(KEY_POLICY)
+
+
+def test_a_scratch_file_system_tells_where_to_mount_it(clients, create, vpc_id, subnet_id, group_id):
+    made, outputs = create(
+        "aws:fsx/lustreFileSystem:LustreFileSystem",
+        deploymentType="PERSISTENT_2",
+        storageType="SSD",
+        storageCapacity=2400,
+        perUnitStorageThroughput=125,
+        dataCompressionType="LZ4",
+        subnetIds=subnet_id,
+        securityGroupIds=[group_id],
+        tags=TAGS,
+    )
+
+    seen = clients("fsx").describe_file_systems(FileSystemIds=[made])["FileSystems"][0]
+    assert (seen["FileSystemType"], seen["StorageCapacity"]) == ("LUSTRE", 2400)
+    assert seen["LustreConfiguration"]["DeploymentType"] == "PERSISTENT_2"
+    assert outputs["dnsName"] == f"{made}.fsx.{REGION}.amazonaws.com"
+    assert (outputs["vpcId"], len(outputs["mountName"])) == (vpc_id, 8)
