@@ -109,7 +109,11 @@ def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinn
     """Reads the slices in order, ahead of time when there are reader processes."""
     workers: dict[str, Any] = {}
     if settings.workers:
-        workers = {"prefetch_factor": settings.prefetch, "worker_init_fn": _leave_process_group}
+        workers = {
+            "prefetch_factor": settings.prefetch,
+            "worker_init_fn": _leave_process_group,
+            "multiprocessing_context": "fork",  # at once, where another start loads torch again: seconds
+        }
     loader: DataLoader[Batch] = DataLoader(
         reader,  # type: ignore[arg-type]  # DataLoader takes anything with __getitem__, its hints say Dataset
         batch_size=None,
@@ -123,7 +127,7 @@ def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinn
 
 
 def _leave_process_group(_worker: int) -> None:
-    """A terminal and torchrun signal the whole group; the readers end with their parent, after it has saved."""
+    """A terminal signals the whole group; the readers are to end with their parent, after it has saved."""
     os.setsid()
 
 
