@@ -11,8 +11,9 @@ from rich.console import Console
 
 from stacks import stack_files
 from stacks.errors import StacksError
-from stacks.rehearsal import bucket_policies, closing, machines, training_act
+from stacks.rehearsal import bucket_policies, closing, machines, reaper_act, training_act
 from stacks.rehearsal.clients import ClientPool, Clients
+from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.processes import ended_like_by_keyboard
 from stacks.rehearsal.program import ROOT, Rehearsed, run_program
@@ -72,6 +73,8 @@ def rehearse(console: Console, settings: Stack) -> closing.Figures:
     target = BUILD / "rehearsal.json"
     closing.write(target, settings.name, figures, seconds)
     console.print(f"written to {target.relative_to(ROOT)}; logs in {folder.relative_to(ROOT)}/")
+    if broken := closing.broken_promises(figures):
+        raise RehearsalError("; ".join(broken))
     return figures
 
 
@@ -92,7 +95,10 @@ def use(
     written.write_text(machines.instance_file(clients, rehearsed.outputs["launch_template_ids"][spot]))
     trained = training_act.play(console, clients, written, folder / "training")
     console.print(training_act.table(trained))
-    return {"trainer": asdict(trained)}
+    _act(console, 4, "some machines are forgotten: the sweep, dry and then for real")
+    reaped = reaper_act.play(console, clients, settings, rehearsed, folder / "reaper")
+    console.print(reaper_act.summary(reaped))
+    return {"trainer": asdict(trained), "reaper": asdict(reaped)}
 
 
 def _act(console: Console, number: int, title: str) -> None:

@@ -44,18 +44,14 @@ class Machine:
 
 def launched(clients: Clients, stack: str) -> tuple[Machine, ...]:
     """Every instance that carries the stack's tag, ended ones among them, by pool and id."""
-    own = [{"Name": f"tag:{naming.PROJECT}:stack", "Values": [stack]}]
-    pages = clients("ec2").get_paginator("describe_instances").paginate(Filters=own)
     members = {
         member["InstanceId"]: member
         for page in clients("autoscaling").get_paginator("describe_auto_scaling_instances").paginate()
         for member in page["AutoScalingInstances"]
     }
     found = [
-        _machine(instance, members.get(instance["InstanceId"], {}))
-        for page in pages
-        for reservation in page["Reservations"]
-        for instance in reservation["Instances"]
+        _machine(instance, members.get(identifier, {}))
+        for identifier, instance in pictures(clients, stack).items()
     ]
     return tuple(sorted(found, key=lambda machine: (machine.pool, machine.id)))
 
@@ -77,6 +73,18 @@ def _machine(instance: dict[str, Any], member: dict[str, Any]) -> Machine:
 def running(machines: Iterable[Machine]) -> set[str]:
     """The ids of those that have not ended."""
     return {machine.id for machine in machines if machine.state not in ENDED}
+
+
+def pictures(clients: Clients, stack: str) -> dict[str, dict[str, Any]]:
+    """Instance id -> everything EC2 says of the instance, to see whether anything touched it."""
+    own = [{"Name": f"tag:{naming.PROJECT}:stack", "Values": [stack]}]
+    pages = clients("ec2").get_paginator("describe_instances").paginate(Filters=own)
+    return {
+        instance["InstanceId"]: instance
+        for page in pages
+        for reservation in page["Reservations"]
+        for instance in reservation["Instances"]
+    }
 
 
 def date_back(clients: Clients, instance_id: str, launched_at: datetime) -> None:

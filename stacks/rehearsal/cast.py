@@ -1,0 +1,163 @@
+"""Who plays in the reaper's act: machines, what their people do, and the agents that watch it."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stacks import naming
+from stacks.rehearsal import processes
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.errors import RehearsalError
+from stacks.rehearsal.machines import Machine
+from stacks.rehearsal.metadata import MetadataService, metadata_service
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+ROOT = Path(__file__).resolve().parents[2]
+META_DATA = "/latest/meta-data"
+KEPT_FILE = "notes.txt"
+# Real seconds an agent takes for a phase, whatever its length: its clock runs that much faster.
+PHASE_S = 4.0
+LONGEST_PHASE_S = 120.0
+
+WORKS = (sys.executable, "-c", "while True: pass")
+RESTS = ("sleep", "infinity")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part to play.
+
+    Attributes:
+        name: what people call such a machine.
+        does: the process its people left running.
+        goes: whether the sweep has to take it.
+        share: of the time before the mark that its agent lives; 0 for a machine that comes later.
+        kept: whether somebody asked to keep it.
+    """
+
+    name: str
+    does: Sequence[str]
+    goes: bool = False
+    share: float = 1.0
+    kept: bool = False
+
+
+PARTS = (
+    Part("busy", WORKS),
+    Part("idle", RESTS, goes=True),
+    Part("silent", RESTS, share=0.5),
+    Part("kept", RESTS, kept=True),
+    Part("just started", RESTS, share=0.0),
+)
+
+
+@dataclass(frozen=True)
+class Player:
+    """A machine in its part.
+
+    Attributes:
+        part: the part.
+        machine: the machine.
+        metadata: its metadata service.
+        folder: its ``/run/gpu-fleet``, ``/scratch/keep`` and logs.
+        watched: what its people left running.
+    """
+
+    part: Part
+    machine: Machine
+    metadata: MetadataService
+    folder: Path
+    watched: "Popen[bytes]"
+
+    def mirror_tags(self, clients: Clients) -> None:
+        """Show the machine its own tags, as ``instance_metadata_tags`` does on EC2."""
+        own = [{"Name": "resource-id", "Values": [self.machine.id]}]
+        for tag in clients("ec2").describe_tags(Filters=own)["Tags"]:
+            self.metadata.answers[f"{META_DATA}/tags/instance/{tag['Key']}"] = tag["Value"]
+
+    def agent(self, begin: datetime, end: datetime) -> list[str]:
+        """The agent's command for a span of its life."""
+        span_s = (end - begin).total_seconds()
+        return [
+            *(sys.executable, "-m", "image.reaper", "agent"),
+            *("--watch-pid", str(self.watched.pid), "--keep-folder", str(self.folder / "keep")),
+            *("--clock-start", begin.isoformat(), "--clock-speed", str(max(1.0, span_s / PHASE_S))),
+            *("--duration", str(span_s)),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """What leads the agent to this machine's files and services."""
+        return {
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.endpoint,
+            "GPU_FLEET_INSTANCE_FILE": str(self.folder / "instance.toml"),
+            "GPU_FLEET_RUN_DIR": str(self.folder / "run"),
+            "PYTHONPATH": str(ROOT),
+        }
+
+
+@contextmanager
+def cast(
+    clients: Clients, found: Sequence[Machine], instance_files: Mapping[str, str], folder: Path
+) -> Iterator[tuple[Player, ...]]:
+    """Give each part to a machine; their processes and services end with the block.
+
+    Args:
+        clients: of the stack's region.
+        found: the stack's machines.
+        instance_files: pool -> the text of its ``instance.toml``.
+        folder: for what lies on the machines.
+
+    Raises:
+        RehearsalError: there are fewer machines than parts.
+    """
+    if len(found) < len(PARTS):
+        raise RehearsalError(f"{len(PARTS)} machines are needed for the reaper's act, {len(found)} run")
+    with ExitStack() as stack:
+        players = []
+        for part, machine in zip(PARTS, found, strict=False):
+            home = folder / part.name.replace(" ", "-")
+            (home / "keep").mkdir(parents=True)
+            (home / "keep" / KEPT_FILE).write_text(f"notes of the people on {machine.id}\n")
+            (home / "instance.toml").write_text(instance_files[machine.pool])
+            metadata = stack.enter_context(metadata_service())
+            metadata.answers[f"{META_DATA}/instance-id"] = machine.id
+            metadata.answers[f"{META_DATA}/instance-type"] = machine.type
+            watched = stack.enter_context(processes.child(part.does, home / "people.log"))
+            os.setpriority(os.PRIO_PROCESS, watched.pid, 10)  # busy enough, and out of the agents' way
+            players.append(Player(part, machine, metadata, home, watched))
+            players[-1].mirror_tags(clients)
+        yield tuple(players)
+
+
+def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
+    """Run the agents of some players side by side, each over its span.
+
+    Raises:
+        ChildError: when an agent fails.
+    """
+    with ExitStack() as stack:
+        running = []
+        for player, begin, end in players:
+            command = player.agent(begin, end)
+            log = player.folder / f"agent-{begin:%H%M%S}.log"
+            running.append(
+                (stack.enter_context(processes.child(command, log, player.environment())), command, log)
+            )
+        for process, command, log in running:
+            processes.finish(process, command, log, LONGEST_PHASE_S)
+
+
+def keep(clients: Clients, player: Player, until: datetime) -> None:
+    """Ask for a machine as a person at the console would: by its tags."""
+    wanted = {"keep-until": until.isoformat(timespec="seconds"), "keep-reason": "results on Monday"}
+    clients("ec2").create_tags(
+        Resources=[player.machine.id],
+        Tags=[{"Key": f"{naming.PROJECT}:{key}", "Value": value} for key, value in wanted.items()],
+    )

@@ -1,0 +1,36 @@
+"""What Lambda does: import the handler of an unpacked archive and call it once.
+
+Run by path, in a fresh interpreter with ``-I``: ``handle_once.py FOLDER EVENT``; the last line is the answer.
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+REMAINING_MS = 300_000
+
+
+class Context:
+    """The part of Lambda's context object that the handler reads."""
+
+    aws_request_id = "rehearsal"
+
+    @staticmethod
+    def get_remaining_time_in_millis() -> int:
+        """As at the start of a function with a timeout of five minutes."""
+        return REMAINING_MS
+
+
+def main(folder: str, event: str) -> None:
+    """Call the handler; its answer is printed after what it logs."""
+    sys.path.insert(0, folder)
+    handler = importlib.import_module("image.reaper.handler")
+    if not Path(str(handler.__file__)).is_relative_to(folder):
+        raise SystemExit(f"the handler came from {handler.__file__}, not from {folder}")
+    answer = handler.handle(json.loads(event), Context())
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

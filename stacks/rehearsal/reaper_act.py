@@ -1,0 +1,171 @@
+"""Fourth act: machines that are busy, idle, silent, kept and just started; the sweep dry, then for real.
+
+Every heartbeat comes from a real agent process that watches a real process; only its clock runs fast. The
+mark is set by the sweep as a person would call it; the end comes from the very archive that the stack uploads
+as its function, in an interpreter that holds nothing else of this project.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stacks.rehearsal import machines, sweeps
+from stacks.rehearsal.cast import KEPT_FILE, Player, cast, keep, live
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.program import Rehearsed
+from stacks.settings import Idle, Stack
+
+# Sweeps run every few minutes, so nobody is taken at the very moment the grace time ends.
+SLACK = timedelta(minutes=10)
+# How long the older machines had run before their agents were first heard.
+BEFORE = timedelta(hours=1)
+KEPT_FOR = timedelta(hours=8)
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """What came of the act.
+
+    Attributes:
+        reaped: machines that had to go and went.
+        false_kills: machines that went and had to stay.
+        changed_by_dry_run: machines that the dry sweep touched.
+        saved_usd_per_month: what a month without the ended machines saves, at list price.
+        kept_files_saved: files of ``/scratch/keep`` that reached the bucket before the end.
+        ledger_entries: records of the ends in the stack's bucket.
+        read_calls, write_calls: of the sweep that ended them.
+        seconds: of the whole act.
+    """
+
+    reaped: int
+    false_kills: int
+    changed_by_dry_run: int
+    saved_usd_per_month: Decimal
+    kept_files_saved: int
+    ledger_entries: int
+    read_calls: int
+    write_calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The act's moments.
+
+    Attributes:
+        begin: first heartbeat.
+        mark: the sweep that finds the idle machine.
+        end: the present, when the function takes it.
+    """
+
+    begin: datetime
+    mark: datetime
+    end: datetime
+
+
+def timeline(idle: Idle, now: datetime) -> Timeline:
+    """What happens when, for a pool's idle policy: all of it in the past, and the end now. Pure."""
+    mark = now - timedelta(minutes=idle.grace_minutes) - SLACK
+    return Timeline(mark - timedelta(hours=idle.after_hours) - SLACK, mark, now)
+
+
+def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path) -> Reaped:
+    """Let the machines live through some hours, and sweep three times: dry, marking, ending.
+
+    Raises:
+        ChildError: when an agent or a sweep fails.
+        RehearsalError: when there are fewer machines than parts.
+    """
+    started = time.perf_counter()
+    function = sweeps.unpacked(rehearsed, folder / "function")
+    templates = rehearsed.outputs["launch_template_ids"]
+    instance_files = {pool: machines.instance_file(clients, template) for pool, template in templates.items()}
+    before = machines.launched(clients, settings.name)
+    with cast(clients, before, instance_files, folder) as players:
+        moments = timeline(settings.pools[0].idle, datetime.now(UTC))
+        reports, touched = _through_the_hours(clients, settings.name, players, moments, function)
+    gone = machines.running(before) - machines.running(machines.launched(clients, settings.name))
+    console.print(table(players, reports, gone))
+    ending, buckets = reports[-1], rehearsed.outputs["bucket_uris"]
+    had_to_go = {player.machine.id for player in players if player.part.goes}
+    return Reaped(
+        reaped=len(gone & had_to_go),
+        false_kills=len(gone - had_to_go),
+        changed_by_dry_run=touched,
+        saved_usd_per_month=Decimal(ending["saved_usd_per_month"]),
+        kept_files_saved=_objects(clients, buckets["data"], f"/{KEPT_FILE}"),
+        ledger_entries=_objects(clients, f"{buckets['records']}/reaper/ledger", ".json"),
+        read_calls=ending["calls"]["read"],
+        write_calls=ending["calls"]["write"],
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _through_the_hours(
+    clients: Clients, stack: str, players: Sequence[Player], moments: Timeline, function: sweeps.Function
+) -> tuple[tuple[sweeps.Report, ...], int]:
+    """From the first heartbeat to the end: the three reports, and how many machines the dry sweep touched."""
+    for player in players:
+        old = player.part.share > 0
+        machines.date_back(clients, player.machine.id, moments.begin - BEFORE if old else moments.mark)
+        if player.part.kept:
+            keep(clients, player, moments.end + KEPT_FOR)
+    first_hours = moments.mark - moments.begin
+    live(
+        [
+            (one, moments.begin, moments.begin + first_hours * one.part.share)
+            for one in players
+            if one.part.share
+        ]
+    )
+    untouched = machines.pictures(clients, stack)
+    dry = sweeps.by_command(function, moments.mark, dry_run=True)
+    touched = sum(untouched[one] != picture for one, picture in machines.pictures(clients, stack).items())
+    marking = sweeps.by_command(function, moments.mark, dry_run=False)
+    for player in players:
+        player.mirror_tags(clients)
+    live([(one, moments.mark, moments.end) for one in players if one.part.share in (0.0, 1.0)])
+    return (dry, marking, sweeps.by_function(function)), touched
+
+
+def table(players: Sequence[Player], reports: Sequence[sweeps.Report], gone: set[str]) -> Table:
+    """Each machine's part, what the three sweeps said of it, and whether it is still there."""
+    view = Table(title="three sweeps over five machines", title_justify="left")
+    for heading in ("machine", "part", "dry run", "marking", "function", "end"):
+        view.add_column(heading, no_wrap=heading in ("machine", "part"))
+    said = [
+        {verdict["instance_id"]: verdict["verdict"] for verdict in report["verdicts"]} for report in reports
+    ]
+    for player in players:
+        went = player.machine.id in gone
+        right = went is player.part.goes
+        outcome = ("gone" if went else "stays") + ("" if right else ", WRONG")
+        verdicts = [verdict.get(player.machine.id, "") for verdict in said]
+        view.add_row(
+            player.machine.id, player.part.name, *verdicts, outcome, style="" if right else "bold red"
+        )
+    return view
+
+
+def summary(reaped: Reaped) -> str:
+    """The act in one line."""
+    return (
+        f"idle machines taken: {reaped.reaped}, others: {reaped.false_kills}; "
+        f"saved: {reaped.saved_usd_per_month:.2f} USD a month; "
+        f"files of their people saved before: {reaped.kept_files_saved}"
+    )
+
+
+def _objects(clients: Clients, uri: str, ending: str) -> int:
+    """How many objects under a bucket URI have names with this ending."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    pages = clients("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    keys: list[Any] = [item["Key"] for page in pages for item in page.get("Contents", [])]
+    return sum(key.endswith(ending) for key in keys)

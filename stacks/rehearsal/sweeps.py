@@ -1,0 +1,74 @@
+"""Sweeps of a rehearsed stack: by a person's command, and by the function the stack would upload."""
+
+import json
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from stacks.rehearsal import archives, processes
+from stacks.rehearsal.program import ROOT, Rehearsed
+
+FUNCTION = "aws:lambda/function:Function"
+HANDLE_ONCE = Path(__file__).with_name("handle_once.py")
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Function:
+    """The sweep's function, unpacked.
+
+    Attributes:
+        folder: where its modules and ``policy.json`` lie.
+        environment: the variables the stack gives it.
+    """
+
+    folder: Path
+    environment: Mapping[str, str]
+
+
+def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
+    """The function's archive, zipped as it would be uploaded and unzipped as Lambda does."""
+    (function,) = rehearsed.of_type(FUNCTION)
+    folder.mkdir(parents=True)
+    archive = folder.with_suffix(".zip")
+    archive.write_bytes(archives.zip_bytes(function.inputs["code"]))
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(folder)
+    return Function(folder, function.inputs["environment"]["variables"])
+
+
+def by_command(function: Function, now: datetime, *, dry_run: bool) -> Report:
+    """``gpu-reaper sweep`` with the function's own policy, as of a given time; gives its report.
+
+    Raises:
+        ChildError: when it fails in part or altogether.
+    """
+    stem = function.folder.parent / f"sweep-{'dry' if dry_run else 'real'}"
+    report, log = stem.with_suffix(".json"), stem.with_suffix(".log")
+    command = [
+        *(sys.executable, "-m", "image.reaper", "sweep"),
+        *("--policy", str(function.folder / "policy.json"), "--now", now.isoformat()),
+        *("--report", str(report)),
+        *(["--dry-run"] if dry_run else []),
+    ]
+    processes.run(command, log, {**function.environment, "PYTHONPATH": str(ROOT)})
+    content: Report = json.loads(report.read_text())
+    return content
+
+
+def by_function(function: Function) -> Report:
+    """The function's handler in an interpreter of its own, as of now; gives its answer with each verdict.
+
+    Raises:
+        ChildError: when the handler raises.
+    """
+    log = function.folder.parent / "function.log"
+    command = [sys.executable, "-I", str(HANDLE_ONCE), str(function.folder), "{}"]
+    processes.run(command, log, function.environment)
+    *events, answer = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    verdicts = [event for event in events if event.get("event") == "verdict"]
+    return {**answer, "verdicts": verdicts}
