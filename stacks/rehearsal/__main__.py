@@ -20,7 +20,6 @@ from stacks.rehearsal.program import ROOT, Rehearsed, run_program
 from stacks.rehearsal.tree import Tree
 from stacks.settings import Stack
 
-BUILD = ROOT / "build"
 # The only stack with machines small and idle enough to play people and their forgetfulness with.
 WHOLE_PLAY = "local"
 # What a shell reports of a process that Ctrl-C ended.
@@ -29,13 +28,19 @@ INTERRUPTED = 130
 
 @click.command()
 @click.argument("name", metavar="[STACK]", default=WHOLE_PLAY)
-def main(name: str) -> None:
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    default=ROOT / "build",
+    help="For rehearsal.json and everything the acts write; build/ unless told.",
+)
+def main(name: str, folder: Path) -> None:
     """Stand a stack up in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
     console = Console()
     try:
         settings = stack_files.settings_of(name)
         with ended_like_by_keyboard(), moto_server(settings.region), bucket_policies.conditions_left_out():
-            rehearse(console, settings)
+            rehearse(console, settings, folder)
     except StacksError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         sys.exit(1)
@@ -44,14 +49,14 @@ def main(name: str) -> None:
         sys.exit(INTERRUPTED)
 
 
-def rehearse(console: Console, settings: Stack) -> closing.Figures:
+def rehearse(console: Console, settings: Stack, build: Path) -> closing.Figures:
     """Play all acts of a stack and write their figures.
 
     Raises:
         StacksError: when an act cannot go on, in words for people.
     """
     started = time.perf_counter()
-    folder = _empty(BUILD / "rehearsal" / settings.name)
+    folder = _empty(build / "rehearsal" / settings.name)
     clients = Clients(settings.region, ClientPool())
     rehearsed = stand_up(console, settings.name)
     figures: closing.Figures = {
@@ -70,9 +75,9 @@ def rehearse(console: Console, settings: Stack) -> closing.Figures:
     seconds = time.perf_counter() - started
     _act(console, 5, "what came of it")
     console.print(closing.table(figures, seconds))
-    target = BUILD / "rehearsal.json"
+    target = build / "rehearsal.json"
     closing.write(target, settings.name, figures, seconds)
-    console.print(f"written to {target.relative_to(ROOT)}; logs in {folder.relative_to(ROOT)}/")
+    console.print(f"written to {_short(target)}; logs in {_short(folder)}")
     if broken := closing.broken_promises(figures):
         raise RehearsalError("; ".join(broken))
     return figures
@@ -103,6 +108,10 @@ def use(
 
 def _act(console: Console, number: int, title: str) -> None:
     console.rule(f"[bold]{number}. {title}", align="left")
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def _empty(folder: Path) -> Path:

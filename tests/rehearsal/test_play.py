@@ -1,0 +1,100 @@
+"""The rehearsal as a person starts it, and as a person stops it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stacks.rehearsal", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=quiet()
+    )
+
+
+def quiet() -> dict[str, str]:
+    return os.environ | {"COLUMNS": "120"}
+
+
+@contextmanager
+def started(log: Path):
+    """A rehearsal of the whole play, ended with all it started when a test fails."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "stacks.rehearsal", "--folder", str(log.parent / "build")],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=quiet(),
+        )
+        try:
+            yield process
+        finally:
+            for one in (
+                [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+            ):
+                one.kill()
+            process.kill()
+            process.wait()
+
+
+def wait_for_child(process: subprocess.Popen, word: str) -> list[psutil.Process]:
+    """Every descendant, once one of them has this word in its command line."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the rehearsal ended before it was interrupted"
+        family = psutil.Process(process.pid).children(recursive=True)
+        if any(word in _command(one) for one in family):
+            return family
+        time.sleep(0.05)  # polls another process; its clock is not ours to inject
+    raise AssertionError(f"no process with {word!r} within {PATIENCE_S} s")
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def test_production_stands_up_with_its_p4d_groups(tmp_path):
+    done = run("aws-prod", "--folder", str(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "rehearsal.json").read_text())
+    assert figures["stack"] == "aws-prod"
+    assert figures["resources"]["created"] > 100
+    assert "gpu-fleet-aws-prod-train-us-east-1a" in done.stdout
+    assert "p4d.24xlarge" in done.stdout
+
+
+def test_a_wrong_name_is_answered_with_the_stacks_there_are():
+    done = run("prodd")
+
+    assert done.returncode == 1
+    assert "no stack 'prodd': there are" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ended_in_the_middle_of_training_it_leaves_no_process_behind(how, tmp_path):
+    with started(tmp_path / "log") as process:
+        family = wait_for_child(process, "training train")
+
+        process.send_signal(how)
+
+        assert process.wait(PATIENCE_S) == 130, (tmp_path / "log").read_text()
+        _, alive = psutil.wait_procs(family, timeout=1)
+        assert alive == []
+    assert "Traceback" not in (tmp_path / "log").read_text()
