@@ -16,6 +16,7 @@ from training.parallel import World
 from training.run import Run, fresh_state, opened
 from training.state import State, parameters_sha256
 from training.stop import Stop
+from training.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,11 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
     with opened(settings, where) as run:
         state = fresh_state(run)
         resumed_from_step = run.checkpoints.restore(state)
-        stop = Stop(where, interruption, run.checkpoints.due_by_time)
-        stopped = train_steps(run, state, stop)
-        run.checkpoints.save(state)
-        score = None if stopped else measure(run, state, stop)
+        with Watchdog(where.rank, settings.parallel.timeout_s, run.directory, lambda: state.step) as watchdog:
+            stop = Stop(where, interruption, run.checkpoints.due_by_time, watchdog.beat)
+            stopped = train_steps(run, state, stop)
+            run.checkpoints.save(state)
+            score = None if stopped else measure(run, state, stop)
         run.checkpoints.flush()
         result = conclude(run, state, stop, score, resumed_from_step)
         where.on_first(lambda: outcome.write(run.directory, result))
@@ -55,7 +57,9 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
         factor = optimization.learning_rate_factor(state.step, last_step, settings.schedule)
         rate = optimization.set_learning_rate(state.optimizer, factor, settings.optimizer.learning_rate)
         logged = (state.step + 1) % settings.run.log_every_steps == 0 or state.step + 1 == last_step
+        run.trace.before_step(state.step + 1)
         norm = take_step(run, state, batches, meter, corrupt, with_norm=logged)
+        run.trace.after_step(state.step)
         if logged:
             run.writer.write(meter.report(state, run.epoch(state), rate, norm))
         if stop.take_save_request() or run.checkpoints.due_by_step(state.step):

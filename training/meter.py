@@ -1,6 +1,7 @@
 """What is measured while training: summed on the device, read from it only every log interval."""
 
 import math
+import resource
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from training.parallel import World
 from training.state import State
 
 BYTES_PER_GIB = 2**30
+KIB_PER_GIB = 2**20  # Linux counts the resident memory of a process in KiB
 
 
 class Meter:
@@ -95,6 +97,10 @@ class Meter:
             record["gradient_norm"] = float(gradient_norm)
         if self._where.device.type == "cuda":
             record["memory_gib"] = torch.cuda.max_memory_allocated(self._where.device) / BYTES_PER_GIB
+        else:
+            record["memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_GIB
+        if state.utilisation is not None:
+            record["mfu"] = state.utilisation.of(float(record["samples_per_s"]))
         self._reset()
         return record
 

@@ -28,14 +28,17 @@ def parse_steps(text: str) -> tuple[int, int]:
 class StepTrace:
     """Traces from the start of step A to the end of step B. Use it as a context around the run."""
 
-    def __init__(self, steps: tuple[int, ...], directory: Path) -> None:
-        """`steps` is (A, B), counted from 1, or empty for no trace; raises ConfigError for anything else."""
+    def __init__(self, steps: tuple[int, ...], directory: Path, active: bool = True) -> None:
+        """`steps` is (A, B), counted from 1, or empty for no trace; raises ConfigError for anything else.
+
+        A trace that is not `active` checks its steps and does no more.
+        """
         if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):  # noqa: PLR2004 - a first and a last
             raise ConfigError(
                 f"metrics.profile_steps = {list(steps)}: write the first and the last step, [A, B], "
                 "with 1 <= A <= B"
             )
-        self._steps, self._directory = steps, directory
+        self._steps, self._directory = steps if active else (), directory
         self._profile: profile | None = None
 
     @property

@@ -155,6 +155,7 @@ def _throughput(axis: "Axes", timeline: Timeline) -> None:
     unit = "tokens" if "tokens_per_s" in timeline.train[0] else "samples"
     axis.plot(*_curve(timeline.train, f"{unit}_per_s"), color="tab:green")
     axis.set_ylim(bottom=0)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.set_title(f"Throughput, {unit} per second")
 
 

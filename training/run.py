@@ -18,9 +18,11 @@ from training.data.order import SampleOrder
 from training.data.prefetch import to_device
 from training.errors import ConfigError
 from training.evaluation import Evaluated
+from training.metrics.flops import Utilisation, utilisation
 from training.metrics.writers import MetricsWriter, Writers, open_writers
 from training.parallel import World
 from training.pipeline import cut
+from training.profiling import StepTrace
 from training.spread import Spread, Whole, replicate, shard
 from training.state import State, seed_rng
 
@@ -37,6 +39,7 @@ class Run:
     share: Share
     checkpoints: Checkpoints
     writer: MetricsWriter
+    trace: StepTrace
 
     @property
     def directory(self) -> Path:
@@ -96,9 +99,14 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
     share = Share(place, readers, settings.run.batch_size, settings.run.accumulation)
     checkpoints = Checkpoints(settings, where, len(training))
     directory = Path(settings.run.directory)
-    writer = where.together(lambda: open_writers(settings.metrics, directory) if where.leads else Writers([]))
+    steps = settings.run.steps or -(-round(settings.run.epochs * len(training)) // settings.run.batch_size)
+    trace = where.together(lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads))
+    writer = where.together(
+        lambda: open_writers(settings.metrics, directory, steps) if where.leads else Writers([])
+    )
     try:
-        yield Run(settings, where, description, training, held_out, share, checkpoints, writer)
+        with trace:
+            yield Run(settings, where, description, training, held_out, share, checkpoints, writer, trace)
     finally:
         checkpoints.abandon()
         writer.close()
@@ -123,6 +131,7 @@ def fresh_state(run: Run) -> State:
     if settings.precision.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
     average = optimization.build_average(model, settings.average)
+    used = utilisation_of(run, model)
     model, spread = where.together(lambda: spread_model(model, settings, where))
     if settings.precision.compile:
         model.compile()
@@ -133,7 +142,18 @@ def fresh_state(run: Run) -> State:
         optimizer=optimization.build_optimizer(model, settings.optimizer),
         scaler=precision.scaler(settings.precision, where.device),
         average=average,
+        utilisation=used,
     )
+
+
+def utilisation_of(run: Run, model: nn.Module) -> Utilisation | None:
+    """What tells the part of the GPUs' peak that is reached; None where no peak is known, as on the CPU."""
+    if run.where.device.type != "cuda":
+        return None
+    first = SampleOrder(len(run.training), run.settings.run.seed).slice(0, run.share.micro_batch)
+    inputs = Reader(run.training, run.settings.run.seed)[first].inputs[:1].to(run.where.device)
+    name = torch.cuda.get_device_name(run.where.device)
+    return utilisation(model, inputs, name, run.settings.precision.dtype, run.where.size)
 
 
 def build_model(run: Run) -> nn.Module:

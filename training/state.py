@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from training import config
 from training.errors import CheckpointError
+from training.metrics.flops import Utilisation
 from training.parallel import World
 from training.spread import Spread
 
@@ -24,6 +25,7 @@ class State:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     average: AveragedModel | None
+    utilisation: Utilisation | None  # of the peak; measured, not saved
     step: int = 0  # optimizer steps done
     position: int = 0  # samples consumed by all ranks since the first step
 

@@ -9,8 +9,15 @@ from training.parallel import Agreement, World
 class Stop:
     """Asked once per step and once per evaluated batch, by every rank alike."""
 
-    def __init__(self, where: World, interruption: Interruption, save_due: Callable[[], bool]) -> None:
-        self._where, self._interruption, self._save_due = where, interruption, save_due
+    def __init__(
+        self,
+        where: World,
+        interruption: Interruption,
+        save_due: Callable[[], bool],
+        moved: Callable[[], None],
+    ) -> None:
+        """`moved` is called whenever this rank comes by, which tells the watchdog that it does not hang."""
+        self._where, self._interruption, self._save_due, self._moved = where, interruption, save_due, moved
         self._agreement = Agreement(where)
         self._save_requested = False
         self._asked_to_save = False
@@ -18,6 +25,7 @@ class Stop:
 
     def agreed(self) -> bool:
         """Hands in what this rank has seen; whether all had agreed to stop one call before."""
+        self._moved()
         return self._take(self._agreement.exchange(self._mine()))
 
     def agreed_now(self) -> bool:

@@ -13,6 +13,7 @@ from training.errors import ConfigError, OutOfMemoryError, TrainingError
 from training.interrupt import Interruption, sources
 from training.loop import train as train_model
 from training.parallel import world
+from training.profiling import parse_steps
 
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
 log = logging.getLogger(__name__)
@@ -21,12 +22,16 @@ log = logging.getLogger(__name__)
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("config_file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
-def train(config_file: Path, overrides: tuple[str, ...]) -> None:
+@click.option(
+    "--profile", metavar="A..B", default="", help="Write a trace of these steps; short for an override."
+)
+def train(config_file: Path, overrides: tuple[str, ...], profile: str) -> None:
     """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself."""
     rank = int(os.environ.get("RANK", "0"))
     start_logging(rank)
     try:
-        run_rank(config.load(config_file, overrides))
+        chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
+        run_rank(config.load(config_file, [*overrides, *chosen]))
     except TrainingError as error:
         if rank == 0 or not (error.shared or isinstance(error, ConfigError)):
             where = f"rank {rank}: " if rank else ""

@@ -28,13 +28,18 @@ class Watchdog:
         rank: int,
         limit_s: float,
         directory: Path,
+        step: Callable[[], int],
+        *,
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], None] = os._exit,
     ) -> None:
-        """The stacks go to `directory`/stacks-rank-N.txt; `end` takes the exit status and does not return."""
+        """`step` tells how many steps are done; the stacks go to `directory`/stacks-rank-N.txt.
+
+        `end` takes the exit status and does not return.
+        """
         self._rank, self._limit_s, self._directory = rank, limit_s, directory
         self._clock, self._end = clock, end
-        self._step = 0
+        self._step = step
         self._beaten_at = clock()
         self._watched = threading.get_ident()
         self._closed = threading.Event()
@@ -49,9 +54,9 @@ class Watchdog:
     ) -> None:
         self._closed.set()
 
-    def beat(self, step: int) -> None:
-        """The run moves; it has done `step` steps. Call it from the thread that created the watchdog."""
-        self._step, self._beaten_at = step, self._clock()
+    def beat(self) -> None:
+        """The run moves. Call it from the thread that created the watchdog."""
+        self._beaten_at = self._clock()
 
     def look(self) -> None:
         """Ends the process when the last beat is too long ago."""
@@ -62,7 +67,7 @@ class Watchdog:
         log.critical(
             "event=stalled rank=%d step=%d silent_s=%.0f limit_s=%.0f at=%r stacks=%s",
             self._rank,
-            self._step,
+            self._step(),
             silent_s,
             self._limit_s,
             self._place(),

@@ -1,13 +1,17 @@
 """Metrics: what is measured is right, and every writer says the same in its own format."""
 
+import io
 import json
+import logging
 import math
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter
 
@@ -15,6 +19,7 @@ from training import config, models
 from training.errors import ConfigError
 from training.metrics.flops import decoder_flops_per_token, flops_per_sample, utilisation
 from training.metrics.peak import PEAKS, peak_of
+from training.metrics.progress_line import ProgressLine
 from training.metrics.prometheus import Prometheus, render
 from training.metrics.writers import open_writers, read_json_lines
 
@@ -104,7 +109,7 @@ def test_utilisation_is_the_fraction_of_the_peak_of_all_devices():
 def test_every_writer_of_the_configuration_is_opened(tmp_path):
     chosen = config.Metrics(tensorboard=True, prometheus_file=str(tmp_path / "run.prom"))
 
-    writer = open_writers(chosen, tmp_path)
+    writer = open_writers(chosen, tmp_path, steps=20)
     writer.write(RECORD)
     writer.close()
 
@@ -127,7 +132,7 @@ def curves(folder: Path) -> set[tuple[str, int, float]]:
 
 
 def test_the_event_files_have_the_checksums_that_tensorboard_wants(tmp_path):
-    writer = open_writers(config.Metrics(tensorboard=True), tmp_path)
+    writer = open_writers(config.Metrics(tensorboard=True), tmp_path, steps=20)
     writer.write(RECORD)
     writer.close()
     (file,) = (tmp_path / "tensorboard").iterdir()
@@ -142,12 +147,14 @@ def test_the_event_files_have_the_checksums_that_tensorboard_wants(tmp_path):
 
 def test_a_prometheus_file_that_nobody_would_read_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"the textfile collector reads only \*.prom"):
-        open_writers(config.Metrics(prometheus_file=str(tmp_path / "run.txt")), tmp_path)
+        open_writers(config.Metrics(prometheus_file=str(tmp_path / "run.txt")), tmp_path, steps=20)
 
 
 def test_an_unwritable_prometheus_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"metrics.prometheus_file = .*absent/run.prom"):
-        open_writers(config.Metrics(prometheus_file=str(tmp_path / "absent" / "run.prom")), tmp_path)
+        open_writers(
+            config.Metrics(prometheus_file=str(tmp_path / "absent" / "run.prom")), tmp_path, steps=20
+        )
 
 
 def test_the_prometheus_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
@@ -185,3 +192,29 @@ def test_any_label_and_value_make_one_well_formed_sample(label, value):
     quoted, number = sample.removeprefix('loss{run="').removesuffix("\n").rsplit('"} ', 1)
     assert json.loads(f'"{quoted}"', strict=False) == label
     assert float(number) == value or math.isnan(value)
+
+
+def test_the_progress_line_shows_step_loss_and_rate():
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    line = ProgressLine(steps=40, console=screen)
+
+    line.write({**RECORD, "samples_per_s": 1234.5, "mfu": 0.41})
+    line.close()
+
+    shown = screen.file.getvalue()
+    assert "10/40" in shown
+    assert "loss 2.5  1,234 samples/s  41.0 % of the peak" in shown
+
+
+def test_log_lines_go_through_the_progress_line_while_it_is_shown(monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    handler = logging.StreamHandler(sys.stderr)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    before = sys.stderr
+
+    line = ProgressLine(steps=40, console=screen)
+    handler.emit(logging.LogRecord("test", logging.INFO, "", 0, "event=checkpoint", None, None))
+    line.close()
+
+    assert "event=checkpoint" in screen.file.getvalue()
+    assert handler.stream is before

@@ -31,12 +31,12 @@ def ended():
 
 @pytest.fixture
 def watchdog(clock, ended, tmp_path):
-    return Watchdog(rank=3, limit_s=60, directory=tmp_path, clock=clock, end=ended.append)
+    return Watchdog(3, limit_s=60, directory=tmp_path, step=lambda: 7, clock=clock, end=ended.append)
 
 
 def test_a_run_that_moves_is_left_alone(watchdog, clock, ended):
-    for step in range(5):
-        watchdog.beat(step)
+    for _ in range(5):
+        watchdog.beat()
         clock.now_s += 59
         watchdog.look()
 
@@ -44,7 +44,7 @@ def test_a_run_that_moves_is_left_alone(watchdog, clock, ended):
 
 
 def test_a_run_that_hangs_is_ended_with_a_failure(watchdog, clock, ended):
-    watchdog.beat(7)
+    watchdog.beat()
     clock.now_s += 60
 
     watchdog.look()
@@ -54,7 +54,7 @@ def test_a_run_that_hangs_is_ended_with_a_failure(watchdog, clock, ended):
 
 
 def test_rank_step_and_seconds_are_named(watchdog, clock, caplog):
-    watchdog.beat(7)
+    watchdog.beat()
     clock.now_s += 61
 
     with caplog.at_level(logging.CRITICAL):
@@ -94,9 +94,11 @@ def test_the_line_of_the_room_where_the_run_hangs_is_named(clock, ended, tmp_pat
     found = []
 
     def hang() -> None:
-        found.append(Watchdog(3, limit_s=60, directory=tmp_path, clock=hanging_clock, end=ended.append))
+        found.append(
+            Watchdog(3, limit_s=60, directory=tmp_path, step=lambda: 7, clock=hanging_clock, end=ended.append)
+        )
         inside.set()
-        found[0].beat(7)
+        found[0].beat()
 
     thread = threading.Thread(target=hang, name="hangs")
     thread.start()
@@ -112,7 +114,8 @@ def test_the_line_of_the_room_where_the_run_hangs_is_named(clock, ended, tmp_pat
 
 
 def test_stacks_that_cannot_be_written_do_not_keep_the_process_alive(clock, ended, tmp_path):
-    watchdog = Watchdog(3, limit_s=60, directory=tmp_path / "absent", clock=clock, end=ended.append)
+    absent = tmp_path / "absent"
+    watchdog = Watchdog(3, limit_s=60, directory=absent, step=lambda: 7, clock=clock, end=ended.append)
     clock.now_s += 60
 
     watchdog.look()
@@ -123,12 +126,12 @@ def test_stacks_that_cannot_be_written_do_not_keep_the_process_alive(clock, ende
 def test_the_thread_looks_by_itself(tmp_path):
     ended = threading.Event()
 
-    with Watchdog(0, limit_s=0.01, directory=tmp_path, end=lambda _status: ended.set()):
+    with Watchdog(0, 0.01, tmp_path, step=lambda: 7, end=lambda _status: ended.set()):
         assert ended.wait(timeout=30)
 
 
 def test_a_closed_watchdog_looks_no_more(tmp_path):
-    with Watchdog(0, limit_s=1000, directory=tmp_path) as watchdog:
+    with Watchdog(0, 1000, tmp_path, step=lambda: 7) as watchdog:
         thread = watchdog._thread
 
     thread.join(timeout=30)

@@ -4,6 +4,7 @@ A new kind of writer is a class with `write` and `close` and one line in `open_w
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,8 +58,8 @@ class Writers:
             writer.close()
 
 
-def open_writers(settings: config.Metrics, directory: Path) -> MetricsWriter:
-    """The writers of a run in `directory`; raises ConfigError when one cannot be opened. Rank 0 only."""
+def open_writers(settings: config.Metrics, directory: Path, steps: int) -> MetricsWriter:
+    """The writers of a run of `steps` steps in `directory`; raises ConfigError when one cannot be opened."""
     with _named("run.directory", directory):
         writers: list[MetricsWriter] = [JsonLines(directory / JSON_LINES)]
         if settings.tensorboard:
@@ -71,6 +72,10 @@ def open_writers(settings: config.Metrics, directory: Path) -> MetricsWriter:
         path = Path(settings.prometheus_file)
         with _named("metrics.prometheus_file", path):
             writers.append(Prometheus(path, {"run": directory.name}))
+    if settings.progress and sys.stderr.isatty():
+        from training.metrics.progress_line import ProgressLine  # noqa: PLC0415 - it needs Record from here
+
+        writers.append(ProgressLine(steps))
     return Writers(writers)
 
 
