@@ -25,7 +25,9 @@ def build(stack: Stack) -> dict[str, object]:
         from stacks.aws.stack import build as build_aws  # noqa: PLC0415 - see above
 
         return build_aws(stack)
-    raise StacksError(f"cloud = {str(stack.cloud)!r}: this version builds aws; alicloud follows")
+    from stacks.alicloud.stack import build as build_alicloud  # noqa: PLC0415 - see above
+
+    return build_alicloud(stack)
 
 
 main()

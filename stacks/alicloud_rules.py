@@ -6,10 +6,10 @@ Pure, and apart from ``settings_rules`` so that what holds on both clouds reads 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stacks import catalog
+from stacks import catalog, naming
 from stacks.catalog import Cloud, InstanceType
 from stacks.errors import Problem
-from stacks.settings import Budget, Image, Market, Pool, Storage
+from stacks.settings import Budget, Image, Market, Network, Pool, Storage
 
 # github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_configuration, system_disk_size.
 SMALLEST_VOLUME_GIB, LARGEST_VOLUME_GIB = 20, 500
@@ -19,20 +19,26 @@ SMALLEST_DISK_GIB, LARGEST_DISK_GIB = 20, 65_536
 LARGEST_GROUP = 2000
 # The same provider, resource alicloud_nas_file_system, example "CPFS Usage".
 CPFS_FIRST_GIB, CPFS_STEP_GIB = 3600, 1200
+# The same provider, resource alicloud_ess_scaling_rule, scaling_rule_name.
+LONGEST_RULE_NAME = 64
 # Prices of mainland China; an account elsewhere is billed in USD, and its prices are in no public list.
 CURRENCY = "CNY"
 A10_FAMILY = "gn7i"
 
 
-def check(cloud: Cloud, section: Mapping[str, Any]) -> Iterator[Problem]:
+def check(name: str, cloud: Cloud, section: Mapping[str, Any]) -> Iterator[Problem]:
     """Every rule that holds on one cloud only.
 
     Args:
+        name: the stack's name.
         cloud: the stack's cloud.
         section: top-level key -> parsed value, without those that did not parse; None for such pools.
     """
-    rules = _of_alicloud if cloud is Cloud.ALICLOUD else _of_aws
-    yield from rules(section)
+    if cloud is Cloud.ALICLOUD:
+        yield from _of_alicloud(section)
+        yield from _names(name, section)
+    else:
+        yield from _of_aws(section)
     for index, pool in enumerate(section.get("pools", ())):
         if pool is not None:
             yield from _gpu_memory(f"pools[{index}]", pool)
@@ -70,6 +76,17 @@ def _of_alicloud(section: Mapping[str, Any]) -> Iterator[Problem]:
     for index, pool in enumerate(section.get("pools", ())):
         if pool is not None:
             yield from _pool(f"pools[{index}]", pool)
+
+
+def _names(stack: str, section: Mapping[str, Any]) -> Iterator[Problem]:
+    """Auto Scaling takes 64 characters; the longest name is that of a rule of a group in one zone."""
+    network: Network | None = section.get("network")
+    zones = ("",) if network is None else network.zones
+    for index, pool in enumerate(section.get("pools", ())):
+        longest = "" if pool is None else naming.prefixed(stack, pool.name, max(zones, key=len), "out")
+        if len(longest) > LONGEST_RULE_NAME:
+            allowed = f"too long once prefixed: scaling rule {longest} has {len(longest)} characters, "
+            yield Problem(f"pools[{index}].name", pool.name, f"{allowed}{LONGEST_RULE_NAME} allowed")
 
 
 def _storage(storage: Storage) -> Iterator[Problem]:

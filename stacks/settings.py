@@ -151,6 +151,7 @@ class Storage:
         kms_instance_id: the KMS instance that holds the stack's key (Alibaba Cloud, where a key outside of
             one turns yearly at the soonest).
         home: a shared, encrypted NFS home for every pool.
+        home_gib: its size on Alibaba Cloud; on AWS it grows by itself.
         scratch_gib: size of a shared Lustre (AWS) or CPFS (Alibaba Cloud) file system; 0 for none.
         old_versions_days: how long a bucket keeps what was overwritten or deleted.
     """
@@ -158,6 +159,7 @@ class Storage:
     key_rotation_days: Annotated[int, Field(ge=7, le=90)] = 90
     kms_instance_id: str | None = None
     home: bool = False
+    home_gib: Annotated[int, Field(ge=100)] = 100
     scratch_gib: Annotated[int, Field(ge=0)] = 0
     old_versions_days: Positive = 30
 

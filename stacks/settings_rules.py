@@ -68,7 +68,7 @@ def check(name: str, sound: Mapping[str, Any], absent: Set[str]) -> list[Problem
         problems += _image(section["image"])
     problems += _pools(name, section.get("pools", ()), network, cloud, section.get("image"))
     if cloud is not None:
-        problems += alicloud_rules.check(cloud, section)
+        problems += alicloud_rules.check(name, cloud, section)
     return problems
 
 

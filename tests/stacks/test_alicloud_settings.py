@@ -98,6 +98,14 @@ BAD_INPUTS = {
         {"pools": [pool(size={"min": 0, "desired": 0, "max": 2001})]},
         "pools[0].size.max = 2001: a scaling group holds 2000 machines at most",
     ),
+    "a name too long for a rule of one zone's group": (
+        {"pools": [pool(name="a" * 40)]},
+        "characters, 64 allowed",
+    ),
+    "a home smaller than one that is sold": (
+        {"storage": {"kms_instance_id": "kst-1", "home_gib": 50}},
+        "storage.home_gib = 50: must be greater than or equal to 100",
+    ),
     "V100 with the bundled image": (
         {"pools": [pool(types=["ecs.gn6v-c8g1.2xlarge"])], "image": {"id": "m-1", "bundled": True}},
         "the bundled image's open kernel modules need Turing or newer; ecs.gn6v-c8g1.2xlarge is older",

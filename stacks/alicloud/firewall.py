@@ -1,0 +1,172 @@
+"""Who may speak to whom: one enterprise security group per pool, standalone rules only.
+
+An enterprise group lets nothing in or out without a rule, holds 65,536 addresses, and cannot name another
+group or itself: machines of one job are told apart by their vSwitches
+(www.alibabacloud.com/help/en/ecs/user-guide/basic-security-groups-and-advanced-security-groups).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from stacks import naming
+from stacks.settings import Nat, Pool, Stack
+
+ENDPOINTS = "endpoints"
+ANYWHERE = "0.0.0.0/0"
+# Where the cloud's own services answer inside every VPC, without NAT: OSS, ECS, Auto Scaling, CloudMonitor,
+# KMS, Cloud Assistant, package mirrors, time and names
+# (www.alibabacloud.com/help/en/ecs/user-guide/security-groups-for-different-use-cases).
+CLOUD_SERVICES = "100.64.0.0/10"
+HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One standalone rule, before any id is known.
+
+    Attributes:
+        group: label of the group it belongs to: a pool's name, or endpoints.
+        egress: out of the group rather than into it.
+        protocol: ``tcp``, ``udp`` or ``all``.
+        ports: first and last port; None for all traffic.
+        peer: a CIDR.
+        why: becomes the rule's description.
+    """
+
+    group: str
+    egress: bool
+    protocol: str
+    ports: tuple[int, int] | None
+    peer: str
+    why: str
+
+    @property
+    def label(self) -> str:
+        """A name that stays the same however the list of rules is ordered."""
+        direction = "out" if self.egress else "in"
+        ports = "all" if self.ports is None else f"{self.protocol}-{self.ports[0]}"
+        return f"{self.group}-{direction}-{ports}-{self.peer.replace('/', '-').replace('.', '-')}"
+
+
+def group_labels(stack: Stack) -> tuple[str, ...]:
+    """Every security group of the stack. Home and scratch have none: their access groups name networks."""
+    wanted = (ENDPOINTS,) if stack.network.interface_endpoints else ()
+    return (*(pool.name for pool in stack.pools), *wanted)
+
+
+def private_networks(stack: Stack, zones: tuple[str, ...]) -> tuple[str, ...]:
+    """The CIDRs of the private vSwitches in some zones, in the network's order."""
+    plan = naming.subnets(stack.network.cidr, stack.network.zones)
+    return tuple(str(part.private) for part in plan if part.zone in zones)
+
+
+def rules(stack: Stack) -> tuple[Rule, ...]:
+    """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
+    found: list[Rule] = []
+    for pool in stack.pools:
+        found += _outward(stack, pool)
+        found += _within(stack, pool)
+        for site, office in stack.access.ssh_from.items():
+            found.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(office), f"SSH from {site}"))
+    if stack.network.interface_endpoints:
+        for network in private_networks(stack, stack.network.zones):
+            found.append(Rule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), network, "machines of the stack"))
+    return tuple(found)
+
+
+def _outward(stack: Stack, pool: Pool) -> Iterator[Rule]:
+    for protocol in ("udp", "tcp"):
+        yield Rule(pool.name, True, protocol, (DNS, DNS), CLOUD_SERVICES, "the cloud's resolver")
+    yield Rule(pool.name, True, "udp", (NTP, NTP), CLOUD_SERVICES, "time")
+    for port in (HTTPS, HTTP):
+        yield Rule(pool.name, True, "tcp", (port, port), CLOUD_SERVICES, "cloud services and mirrors")
+    if stack.network.nat is not Nat.NONE:
+        yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages and data")
+        yield Rule(pool.name, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
+
+
+def _within(stack: Stack, pool: Pool) -> Iterator[Rule]:
+    """Traffic inside the network: among the machines of a job, to endpoints, and to the file systems.
+
+    A pool of several machines talks to the vSwitches of its zones on any port, since NCCL picks any; CPFS
+    likewise to its own. Where neither is the case, only the ports of NFS and of the endpoints are open.
+    """
+    open_to: dict[str, str] = {}
+    if pool.size.max > 1 or pool.erdma:
+        for network in private_networks(stack, stack.zones_of(pool)):
+            open_to[network] = "machines of one job among themselves"
+    if stack.storage.scratch_gib:
+        for network in private_networks(stack, stack.network.zones[:1]):
+            open_to.setdefault(network, "CPFS scratch, which calls its clients back")
+    for network, why in open_to.items():
+        for egress in (False, True):
+            yield Rule(pool.name, egress, "all", None, network, why)
+    ports = {HTTPS: stack.network.interface_endpoints, NFS: stack.storage.home}
+    for port in (port for port, wanted in ports.items() if wanted):
+        for network in private_networks(stack, stack.network.zones):
+            if network not in open_to:
+                why = "cloud services inside the network" if port == HTTPS else "home directories"
+                yield Rule(pool.name, True, "tcp", (port, port), network, why)
+
+
+@dataclass(frozen=True)
+class FirewallArgs:
+    """What the firewall depends on.
+
+    Attributes:
+        stack: the settings.
+        vpc_id: the network the groups belong to.
+    """
+
+    stack: Stack
+    vpc_id: pulumi.Input[str]
+
+
+class Firewall(pulumi.ComponentResource):
+    """Security groups and their rules.
+
+    Attributes:
+        group_ids: label (see ``group_labels``) -> security group.
+    """
+
+    group_ids: dict[str, pulumi.Output[str]]
+
+    def __init__(self, name: str, args: FirewallArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Firewall", name, None, opts)
+        self._args, self._child = args, pulumi.ResourceOptions(parent=self)
+        self.group_ids = {label: self._group(name, label) for label in group_labels(args.stack)}
+        for rule in rules(args.stack):
+            self._rule(name, rule)
+        self.register_outputs({"group_ids": self.group_ids})
+
+    def _group(self, name: str, label: str) -> pulumi.Output[str]:
+        stack = self._args.stack
+        group = alicloud.ecs.SecurityGroup(
+            f"{name}-{label}",
+            vpc_id=self._args.vpc_id,
+            security_group_name=naming.prefixed(stack.name, label),
+            security_group_type="enterprise",
+            inner_access_policy="Drop",
+            description=f"gpu-fleet {stack.name} {label}",
+            tags=naming.tags(stack.name, stack.owner, Name=naming.prefixed(stack.name, label)),
+            opts=self._child,
+        )
+        return group.id
+
+    def _rule(self, name: str, rule: Rule) -> None:
+        alicloud.ecs.SecurityGroupRule(
+            f"{name}-{rule.label}",
+            security_group_id=self.group_ids[rule.group],
+            type="egress" if rule.egress else "ingress",
+            ip_protocol=rule.protocol,
+            port_range="-1/-1" if rule.ports is None else f"{rule.ports[0]}/{rule.ports[1]}",
+            cidr_ip=rule.peer,
+            nic_type="intranet",
+            policy="accept",
+            priority=1,
+            description=rule.why,
+            opts=self._child,
+        )

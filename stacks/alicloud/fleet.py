@@ -1,0 +1,204 @@
+"""One pool of machines: its identity, what it starts from, its scaling groups.
+
+Nothing declared here ends a healthy on-demand machine. Groups have their scale-in process suspended, do not
+rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from stacks import instance_file, naming
+from stacks.alicloud.identity import Identity, IdentityArgs
+from stacks.alicloud.launch import (
+    LaunchArgs,
+    launch_template,
+    machine_tags,
+    needs_configuration,
+    scaling_configuration,
+    spot_price_limits,
+)
+from stacks.alicloud.scaling import scale_by_load
+from stacks.settings import Grouping, Market, Pool, Size, Stack
+
+# A spot machine gets five minutes; an on-demand one that fails its health check may need longer to save.
+DRAIN_S = 900
+COOLDOWN_S = 300
+# github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_group, spot_instance_pools.
+MOST_SPOT_POOLS = 10
+# What must not run by itself: taking machines away, and putting others in their place.
+SUSPENDED = "ScaleIn"
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One scaling group of a pool, before any id is known.
+
+    Attributes:
+        label: the pool's name, with the zone where the pool has a group for each.
+        zones: where it may start machines.
+        size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
+            desired size; the others start empty and are where the pool goes when the first zone has no room.
+    """
+
+    label: str
+    zones: tuple[str, ...]
+    size: Size
+
+
+def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
+    """The scaling groups of a pool; pure."""
+    zones = stack.zones_of(pool)
+    if pool.grouping is Grouping.SINGLE:
+        return (GroupPlan(pool.name, zones, pool.size),)
+    spare = Size(min=0, desired=0, max=pool.size.max)
+    return tuple(
+        GroupPlan(f"{pool.name}-{zone}", (zone,), pool.size if index == 0 else spare)
+        for index, zone in enumerate(zones)
+    )
+
+
+@dataclass(frozen=True)
+class FleetArgs:
+    """What a pool depends on.
+
+    Attributes:
+        stack: the settings.
+        pool: the pool.
+        key_id: the key of disks.
+        key_arn: the same, for the machines' role.
+        subnet_ids: zone -> private vSwitch.
+        group_id: the pool's security group.
+        bucket_arns: kind -> bucket.
+        home: DNS name of the shared home, or empty.
+        scratch: DNS name of the CPFS scratch, or empty.
+    """
+
+    stack: Stack
+    pool: Pool
+    key_id: pulumi.Output[str]
+    key_arn: pulumi.Output[str]
+    subnet_ids: dict[str, pulumi.Output[str]]
+    group_id: pulumi.Output[str]
+    bucket_arns: dict[str, pulumi.Output[str]]
+    home: pulumi.Output[str]
+    scratch: pulumi.Output[str]
+
+
+class Fleet(pulumi.ComponentResource):
+    """The machines of one pool.
+
+    Attributes:
+        group_names: the pool's scaling groups, in order of preference.
+        group_ids: the same, as the API of Auto Scaling wants them.
+        launch_template_id: what they start from; the first group's scaling configuration where the pool needs
+            one (see ``launch``).
+    """
+
+    group_names: list[pulumi.Output[str]]
+    group_ids: list[pulumi.Output[str]]
+    launch_template_id: pulumi.Output[str]
+
+    def __init__(self, name: str, args: FleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Fleet", name, None, opts)
+        self._args, stack, pool = args, args.stack, args.pool
+        identity = Identity(
+            name,
+            IdentityArgs(stack, pool, args.key_arn, args.bucket_arns),
+            pulumi.ResourceOptions(parent=self),
+        )
+        launch = LaunchArgs(
+            stack, pool, args.key_id, args.group_id, identity.role_name, args.home, args.scratch
+        )
+        by_template = not needs_configuration(pool)
+        template = launch_template(f"{name}-template", launch, self) if by_template else None
+        stem = naming.prefixed(stack.name)
+        plans = {f"{stem}-{plan.label}": plan for plan in group_plans(stack, pool)}
+        groups = {label: self._group(label, plan, template) for label, plan in plans.items()}
+        starts = [template.id] if template is not None else []
+        if template is None:
+            starts = [scaling_configuration(label, launch, one.id, self).id for label, one in groups.items()]
+        self.group_names = [pulumi.Output.from_input(label) for label in groups]
+        self.group_ids = [group.id for group in groups.values()]
+        self.launch_template_id = starts[0]
+        self.register_outputs({"group_ids": self.group_ids, "launch_template_id": starts[0]})
+
+    def _group(
+        self, name: str, plan: GroupPlan, template: alicloud.ecs.EcsLaunchTemplate | None
+    ) -> alicloud.ess.ScalingGroup:
+        args, child = self._args, pulumi.ResourceOptions(parent=self)
+        group = alicloud.ess.ScalingGroup(
+            name,
+            scaling_group_name=name,
+            min_size=plan.size.min,
+            max_size=plan.size.max,
+            desired_capacity=plan.size.desired,
+            default_cooldown=COOLDOWN_S,
+            vswitch_ids=[args.subnet_ids[zone] for zone in plan.zones],
+            removal_policies=["OldestScalingConfiguration", "OldestInstance"],
+            scaling_policy="release",
+            health_check_type="ECS",
+            group_type="ECS",
+            az_balance=False,
+            auto_rebalance=False,
+            group_deletion_protection=args.stack.protected,
+            tags=machine_tags(args.stack, args.pool),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
+            **capacity(args.pool),
+            **_starts_from(args.pool, template),
+        )
+        alicloud.ess.SuspendProcess(
+            f"{name}-scale-in", scaling_group_id=group.id, process=SUSPENDED, opts=child
+        )
+        alicloud.ess.LifecycleHook(
+            f"{name}-drain",
+            name=instance_file.LIFECYCLE_HOOK,
+            scaling_group_id=group.id,
+            lifecycle_transition="SCALE_IN",
+            heartbeat_timeout=DRAIN_S,
+            default_result="CONTINUE",
+            opts=child,
+        )
+        if args.pool.scales:
+            scale_by_load(name, args.stack, args.pool, label=plan.label, group=group, parent=self)
+        return group
+
+
+def capacity(pool: Pool) -> dict[str, Any]:
+    """How a group spreads over types and zones.
+
+    On demand takes zones and types in the order the settings name them. Spot takes the cheapest of several
+    pools, replaces a machine that is called back, and buys on demand where no spot is to be had; its options
+    hold for ``COST_OPTIMIZED`` alone (alicloud_ess_scaling_group).
+    """
+    if pool.market is not Market.SPOT:
+        return {"multi_az_policy": "PRIORITY"}
+    return {
+        "multi_az_policy": "COST_OPTIMIZED",
+        "on_demand_base_capacity": pool.on_demand_base,
+        "on_demand_percentage_above_base_capacity": 0,
+        "spot_instance_pools": min(len(pool.types), MOST_SPOT_POOLS),
+        "spot_instance_remedy": True,
+        "compensate_with_on_demand": True,
+        # it would end healthy on-demand machines for cheaper ones
+        "capacity_options_spot_auto_replace_on_demand": False,
+    }
+
+
+def _starts_from(pool: Pool, template: alicloud.ecs.EcsLaunchTemplate | None) -> dict[str, Any]:
+    """The template's newest version, with every type the pool may use; nothing for a configuration."""
+    if template is None:
+        return {}
+    limits = spot_price_limits(pool)
+    return {
+        "launch_template_id": template.id,
+        "launch_template_version": "Latest",
+        "launch_template_overrides": [
+            alicloud.ess.ScalingGroupLaunchTemplateOverrideArgs(
+                instance_type=kind, spot_price_limit=limits.get(kind)
+            )
+            for kind in pool.types
+        ],
+    }

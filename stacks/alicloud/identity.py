@@ -1,0 +1,84 @@
+"""What a machine may do: read and write its own stack's buckets, report on itself, leave its own group."""
+
+from dataclasses import dataclass
+
+import pulumi
+
+from stacks import naming
+from stacks.alicloud import policies
+from stacks.alicloud.roles import role_with_policy
+from stacks.settings import Pool, Stack
+
+OBJECT_ACTIONS = ("oss:GetObject", "oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
+LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
+# Read only: who is in my pool, and what am I told to do?
+LOOK_ACTIONS = ("ecs:DescribeInstances", "ecs:DescribeTags", "ess:DescribeScalingInstances")
+OWN_GROUP_ACTIONS = ("ess:CompleteLifecycleAction", "ess:RecordLifecycleActionHeartbeat")
+# A scaling configuration cannot ask for metadata tokens, so an eRDMA machine does so itself at first boot.
+HARDEN_ACTIONS = ("ecs:ModifyInstanceMetadataOptions",)
+
+
+@dataclass(frozen=True)
+class IdentityArgs:
+    """What a pool's machines are allowed to touch.
+
+    Attributes:
+        stack: the settings.
+        pool: the pool.
+        key_arn: the key of the stack.
+        bucket_arns: kind -> bucket.
+    """
+
+    stack: Stack
+    pool: Pool
+    key_arn: pulumi.Output[str]
+    bucket_arns: dict[str, pulumi.Output[str]]
+
+
+class Identity(pulumi.ComponentResource):
+    """RAM role of one pool. Cloud Assistant sessions need no permission of the machine's own.
+
+    Attributes:
+        role_name: for the pool's launch template; known once the role may do its work.
+    """
+
+    role_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Identity", name, None, opts)
+        role, attachment = role_with_policy(
+            f"{name}-instance",
+            args.stack,
+            service="ecs.aliyuncs.com",
+            policy_document=instance_policy(args),
+            purpose=f"Machines of pool {args.pool.name} in gpu-fleet stack {args.stack.name}",
+            parent=self,
+        )
+        self.role_name = pulumi.Output.all(role.role_name, attachment.id).apply(lambda both: str(both[0]))
+        self.register_outputs({"role_name": self.role_name})
+
+
+def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
+    """The role's only policy; every write is bound to this stack by a resource or a condition."""
+    stack, pool = args.stack, args.pool
+    buckets = [args.bucket_arns["data"], args.bucket_arns["checkpoints"]]
+    own = f"{stack.region}:{stack.account_id}"
+    # What CloudMonitor is told carries no resource in RAM, so this action cannot be bound to a namespace.
+    statements = [
+        policies.allow(LOOK_ACTIONS, "*"),
+        policies.allow(LIST_ACTIONS, buckets),
+        policies.allow(OBJECT_ACTIONS, [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
+        policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
+        policies.allow(["cms:PutCustomMetric"], "*"),
+        policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*"),
+    ]
+    if pool.erdma or pool.reservation_id is not None:
+        tags = naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name, managed="true")
+        licensed = {f"acs:ResourceTag/{key}": [tags[key]] for key in _LICENCE}
+        statements.append(
+            policies.allow(HARDEN_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": licensed})
+        )
+    return policies.document(*statements)
+
+
+_LICENCE = tuple(f"{naming.PROJECT}:{name}" for name in ("stack", "pool", "managed"))

@@ -1,0 +1,63 @@
+"""The stack's own KMS key."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from stacks import naming
+from stacks.settings import Stack
+
+DELETION_WINDOW_DAYS_PROTECTED = 30
+DELETION_WINDOW_DAYS = 7
+
+
+@dataclass(frozen=True)
+class KeysArgs:
+    """What the key depends on: the stack's settings alone."""
+
+    stack: Stack
+
+
+class Keys(pulumi.ComponentResource):
+    """One customer-managed key for everything the stack stores.
+
+    Disks, buckets and file systems name it by its id; RAM policies by its ARN. Who may use it is RAM's to
+    say: the key keeps KMS's default policy, which hands that to the account.
+
+    Attributes:
+        key_id: the key, for every ``kms_key_id`` of the stack.
+        key_arn: the same, for policies.
+    """
+
+    key_id: pulumi.Output[str]
+    key_arn: pulumi.Output[str]
+
+    def __init__(self, name: str, args: KeysArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Keys", name, None, opts)
+        stack = args.stack
+        key = alicloud.kms.Key(
+            f"{name}-key",
+            description=f"gpu-fleet stack {stack.name}: disks, buckets, file systems, logs",
+            # Outside of an instance a key turns yearly, whatever one asks for (API UpdateRotationPolicy).
+            dkms_instance_id=stack.storage.kms_instance_id,
+            key_spec="Aliyun_AES_256",
+            key_usage="ENCRYPT/DECRYPT",
+            automatic_rotation="Enabled",
+            rotation_interval=f"{stack.storage.key_rotation_days}d",
+            pending_window_in_days=DELETION_WINDOW_DAYS_PROTECTED
+            if stack.protected
+            else DELETION_WINDOW_DAYS,
+            deletion_protection="Enabled" if stack.protected else "Disabled",
+            tags=naming.tags(stack.name, stack.owner),
+            opts=pulumi.ResourceOptions(parent=self, protect=stack.protected),
+        )
+        alicloud.kms.Alias(
+            f"{name}-alias",
+            alias_name=f"alias/{naming.prefixed(stack.name)}",
+            key_id=key.id,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.key_id = key.id
+        self.key_arn = key.arn
+        self.register_outputs({"key_id": key.id, "key_arn": key.arn})

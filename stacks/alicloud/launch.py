@@ -1,0 +1,208 @@
+"""How one machine of a pool starts: image, disks, network interface, identity, user data.
+
+Two ways, since the cloud splits what a pool needs between them. A launch template asks for metadata tokens
+but knows neither eRDMA nor private pools; a scaling configuration knows those and cannot ask for tokens.
+"""
+
+import base64
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from stacks import instance_file, naming
+from stacks.alicloud.storage import bucket_name
+from stacks.settings import Image, Market, Pool, Stack
+
+# ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).
+DISK_CATEGORY, DISK_PERFORMANCE_LEVEL = "cloud_essd", "PL1"
+# Where the image's /scratch step looks for the pool's data disk: its name, and so its label in ECS.
+SCRATCH_DISK = "scratch"
+
+
+@dataclass(frozen=True)
+class LaunchArgs:
+    """What a launch template depends on.
+
+    Attributes:
+        stack: the settings.
+        pool: the pool.
+        key_id: encrypts the disks.
+        group_id: the pool's security group.
+        role_name: the pool's RAM role.
+        home: DNS name of the shared home, or empty.
+        scratch: DNS name of the CPFS scratch, or empty.
+    """
+
+    stack: Stack
+    pool: Pool
+    key_id: pulumi.Output[str]
+    group_id: pulumi.Output[str]
+    role_name: pulumi.Output[str]
+    home: pulumi.Output[str]
+    scratch: pulumi.Output[str]
+
+
+def needs_configuration(pool: Pool) -> bool:
+    """Whether a scaling configuration must start the pool's machines rather than a launch template."""
+    return pool.erdma or pool.reservation_id is not None
+
+
+def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> alicloud.ecs.EcsLaunchTemplate:
+    """The pool's launch template; a change makes a new version, running machines stay as they are."""
+    stack, pool = args.stack, args.pool
+    disk = f"{naming.prefixed(stack.name, pool.name)}-root"
+    return alicloud.ecs.EcsLaunchTemplate(
+        name,
+        launch_template_name=naming.prefixed(stack.name, pool.name),
+        description=f"gpu-fleet {stack.name} pool {pool.name}",
+        version_description=f"gpu-fleet {stack.name} pool {pool.name}",
+        image_id=image_id(stack.image),
+        instance_type=pool.types[0],
+        instance_name=naming.prefixed(stack.name, pool.name),
+        instance_charge_type="PostPaid",
+        network_type="vpc",
+        security_group_ids=[args.group_id],
+        ram_role_name=args.role_name,
+        http_endpoint="enabled",
+        http_tokens="required",
+        http_put_response_hop_limit=2 if pool.containers else 1,
+        internet_max_bandwidth_out=0,
+        system_disk=alicloud.ecs.EcsLaunchTemplateSystemDiskArgs(
+            category=DISK_CATEGORY,
+            performance_level=DISK_PERFORMANCE_LEVEL,
+            name=disk,
+            size=pool.volume_gib,
+            encrypted=True,
+            kms_key_id=args.key_id,
+            delete_with_instance=True,
+        ),
+        data_disks=[
+            alicloud.ecs.EcsLaunchTemplateDataDiskArgs(
+                category=DISK_CATEGORY,
+                performance_level=DISK_PERFORMANCE_LEVEL,
+                name=SCRATCH_DISK,
+                size=pool.scratch_gib,
+                encrypted=True,
+                kms_key_id=args.key_id,
+                delete_with_instance=True,
+            )
+        ]
+        if pool.scratch_gib
+        else [],
+        spot_strategy=spot_strategy(pool),
+        update_default_version_number=True,
+        tags=machine_tags(stack, pool),
+        template_tags=naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name),
+        user_data=user_data(args),
+        opts=pulumi.ResourceOptions(parent=parent),
+    )
+
+
+def scaling_configuration(
+    name: str, args: LaunchArgs, group_id: pulumi.Input[str], parent: pulumi.Resource
+) -> alicloud.ess.ScalingConfiguration:
+    """What a group starts from where a launch template lacks a word; a change leaves machines alone."""
+    stack, pool = args.stack, args.pool
+    reserved = pool.reservation_id is not None
+    return alicloud.ess.ScalingConfiguration(
+        name,
+        scaling_group_id=group_id,
+        scaling_configuration_name=name,
+        active=True,
+        enable=True,
+        force_delete=True,
+        image_id=image_id(stack.image),
+        instance_types=list(pool.types),
+        instance_name=naming.prefixed(stack.name, pool.name),
+        instance_description=f"gpu-fleet {stack.name} pool {pool.name}",
+        network_interfaces=[network_interface(pool, args.group_id)],
+        role_name=args.role_name,
+        http_endpoint="enabled",
+        internet_max_bandwidth_out=0,
+        system_disk_category=DISK_CATEGORY,
+        system_disk_performance_level=DISK_PERFORMANCE_LEVEL,
+        system_disk_size=pool.volume_gib,
+        system_disk_encrypted=True,
+        system_disk_kms_key_id=args.key_id,
+        data_disks=[
+            alicloud.ess.ScalingConfigurationDataDiskArgs(
+                category=DISK_CATEGORY,
+                performance_level=DISK_PERFORMANCE_LEVEL,
+                name=SCRATCH_DISK,
+                size=pool.scratch_gib,
+                encrypted=True,
+                kms_key_id=args.key_id,
+                delete_with_instance=True,
+            )
+        ]
+        if pool.scratch_gib
+        else [],
+        spot_strategy=spot_strategy(pool),
+        spot_price_limits=[
+            alicloud.ess.ScalingConfigurationSpotPriceLimitArgs(instance_type=kind, price_limit=limit)
+            for kind, limit in spot_price_limits(pool).items()
+        ],
+        resource_pool_options_strategy="PrivatePoolOnly" if reserved else None,
+        resource_pool_options_private_pool_ids=[pool.reservation_id] if pool.reservation_id else None,
+        tags=machine_tags(stack, pool),
+        user_data=user_data(args),
+        opts=pulumi.ResourceOptions(parent=parent),
+    )
+
+
+def machine_tags(stack: Stack, pool: Pool) -> dict[str, str]:
+    """The tags of a machine and its parts; ``managed`` is the reaper's licence to end it."""
+    owner = pool.owner or stack.owner
+    name = naming.prefixed(stack.name, pool.name)
+    return naming.tags(stack.name, owner, Name=name, pool=pool.name, managed="true")
+
+
+def image_id(image: Image) -> str:
+    """The image; the settings allow no other way to name one here.
+
+    Raises:
+        ValueError: when they did not.
+    """
+    if image.id is None:
+        raise ValueError("image.id is required on Alibaba Cloud")
+    return image.id
+
+
+def network_interface(
+    pool: Pool, group_id: pulumi.Input[str]
+) -> alicloud.ess.ScalingConfigurationNetworkInterfaceArgs:
+    """The primary interface, an eRDMA one where the pool asks for it. The security group stands inside."""
+    return alicloud.ess.ScalingConfigurationNetworkInterfaceArgs(
+        instance_type="Primary",
+        network_interface_traffic_mode="HighPerformance" if pool.erdma else "Standard",
+        security_group_ids=[group_id],
+    )
+
+
+def spot_strategy(pool: Pool) -> str:
+    """On demand, at the market's price, or up to a limit."""
+    if pool.market is not Market.SPOT:
+        return "NoSpot"
+    return "SpotAsPriceGo" if pool.spot_price_limit is None else "SpotWithPriceLimit"
+
+
+def spot_price_limits(pool: Pool) -> dict[str, float]:
+    """Type -> the most to pay for an hour; empty without a limit. The provider takes no Decimal."""
+    if pool.market is not Market.SPOT or pool.spot_price_limit is None:
+        return {}
+    return dict.fromkeys(pool.types, float(pool.spot_price_limit))
+
+
+def user_data(args: LaunchArgs) -> pulumi.Output[str]:
+    """Base64 of the cloud-config, as both resources want it."""
+    stack, pool = args.stack, args.pool
+    checkpoints = f"oss://{bucket_name(stack, 'checkpoints')}/{pool.name}"
+    data = f"oss://{bucket_name(stack, 'data')}"
+
+    def encoded(mounts: list[str]) -> str:
+        home, scratch = mounts
+        text = instance_file.instance_toml(stack, pool, checkpoints, data, home=home, scratch=scratch)
+        return base64.b64encode(instance_file.cloud_config(text).encode()).decode()
+
+    return pulumi.Output.all(args.home, args.scratch).apply(encoded)

@@ -1,0 +1,115 @@
+"""The scheduled sweep: a function, its schedule, and alarms for when it fails or holds back."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+
+from stacks import reaper_bundle
+from stacks.alicloud.alarms import alarm
+from stacks.alicloud.fleet import group_plans
+from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
+from stacks.alicloud.reaper_role import RoleArgs, role_policy
+from stacks.alicloud.scaling import LOW_LOAD, alarm_name
+from stacks.alicloud.storage import bucket_name
+from stacks.settings import Stack
+
+# A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class ReaperArgs:
+    """What the sweep depends on.
+
+    Attributes:
+        stack: the settings.
+        key_id: encrypts log and ledger.
+        key_arn: the same, for policies.
+        records_arn: the bucket of the ledger.
+        contact_group: who is told.
+    """
+
+    stack: Stack
+    key_id: pulumi.Output[str]
+    key_arn: pulumi.Output[str]
+    records_arn: pulumi.Output[str]
+    contact_group: pulumi.Output[str]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """When somebody must look at the sweep.
+
+    Attributes:
+        label: part of the alarm's name.
+        metric: what is watched; any value above zero alarms.
+    """
+
+    label: str
+    metric: str
+
+
+class Reaper(pulumi.ComponentResource):
+    """The sweep of one stack.
+
+    Attributes:
+        function_name: to run it by hand.
+    """
+
+    function_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: ReaperArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Reaper", name, None, opts)
+        stack = args.stack
+        sweep = ScheduledFunction(
+            f"{name}-reaper",
+            ScheduledFunctionArgs(
+                stack=stack,
+                label="reaper",
+                purpose=f"Ends forgotten machines of gpu-fleet stack {stack.name}",
+                handler=reaper_bundle.HANDLER,
+                files=bundle(stack),
+                every_minutes=stack.reaper.every_minutes,
+                timeout_s=TIMEOUT_S,
+                environment={"GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper"},
+                statements=role_policy(RoleArgs(stack, args.key_arn, args.records_arn)),
+                key_id=args.key_id,
+                key_arn=args.key_arn,
+            ),
+            pulumi.ResourceOptions(parent=self),
+        )
+        for one in alarms():
+            alarm(
+                f"{name}-reaper-{one.label}",
+                stack,
+                metric=one.metric,
+                above="0",
+                contact_group=args.contact_group,
+                parent=self,
+            )
+        self.function_name = sweep.function_name
+        self.register_outputs({"function_name": sweep.function_name})
+
+
+def alarms() -> tuple[Alarm, ...]:
+    """Everything about the sweep that somebody must hear of."""
+    return (Alarm("failures", "SweepFailures"), Alarm("breaker", "SweepBreakerTrips"))
+
+
+def policy_document(stack: Stack) -> dict[str, Any]:
+    """The sweep's policy, with the low-load alarm of each pool that scales by load."""
+    asking = {
+        pool.name: alarm_name(stack, group_plans(stack, pool)[0].label, LOW_LOAD)
+        for pool in stack.pools
+        if pool.scales
+    }
+    return reaper_bundle.policy_document(stack, asking)
+
+
+def bundle(stack: Stack) -> dict[str, bytes]:
+    """The function's code: equal settings and equal modules give equal bytes."""
+    files = {path: (reaper_bundle.ROOT / path).read_bytes() for path in reaper_bundle.modules()}
+    policy = json.dumps(policy_document(stack), indent=1, sort_keys=True)
+    return files | {reaper_bundle.POLICY_FILE: policy.encode()}

@@ -1,0 +1,97 @@
+"""What the sweep may do: look at much, end only what its stack licenses, and never widen its own licence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pulumi
+
+from stacks import naming
+from stacks.alicloud import policies
+from stacks.settings import Stack
+
+MANAGED = f"{naming.PROJECT}:managed"
+STACK = f"{naming.PROJECT}:stack"
+PROTECTED = f"{naming.PROJECT}:protected"
+# ModifyInstanceAutoReleaseTime is the last safety on spot: a machine whose sweep never comes ends by itself.
+END_ACTIONS = ("ecs:StopInstances", "ecs:DeleteInstances", "ecs:ModifyInstanceAutoReleaseTime")
+GROUP_ACTIONS = ("ess:AttachInstances", "ess:DetachInstances")
+MARK_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")
+REMOVE_ACTIONS = ("ecs:DeleteDisk", "vpc:ReleaseEipAddress")
+# None of these knows a resource or a condition narrower than the account.
+LOOK_ACTIONS = (
+    "cms:DescribeMetricList",
+    "cms:DescribeMetricLast",
+    "ecs:DescribeDisks",
+    "ecs:DescribeInstances",
+    "ecs:DescribeSnapshots",
+    "ess:DescribeAlarms",
+    "ess:DescribeScalingGroups",
+    "ess:DescribeScalingInstances",
+    "vpc:DescribeEipAddresses",
+)
+
+
+@dataclass(frozen=True)
+class RoleArgs:
+    """What the role's policy names.
+
+    Attributes:
+        stack: the settings.
+        key_arn: encrypts the ledger.
+        records_arn: the bucket of the ledger.
+    """
+
+    stack: Stack
+    key_arn: pulumi.Input[str]
+    records_arn: pulumi.Input[str]
+
+
+def role_policy(args: RoleArgs) -> list[policies.Statement]:
+    """Every statement of the role's only policy, but for its log."""
+    return [
+        policies.allow(LOOK_ACTIONS, "*"),
+        *_ends(args.stack),
+        *_denials(args.stack),
+        *_records(args),
+    ]
+
+
+def _ends(stack: Stack) -> Sequence[policies.Statement]:
+    """Ends, marks and group changes, each bound to this stack's managed machines by their tags."""
+    own = f"{stack.region}:{stack.account_id}"
+    licensed = {f"acs:ResourceTag/{MANAGED}": ["true"], f"acs:ResourceTag/{STACK}": [stack.name]}
+    of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
+    statements = [
+        policies.allow(END_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": licensed}),
+        policies.allow(GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", of_stack),
+        policies.allow(MARK_ACTIONS, [f"acs:ecs:{own}:instance/*", f"acs:ecs:{own}:disk/*"], of_stack),
+    ]
+    if stack.reaper.leftovers.remove:
+        things = [f"acs:ecs:{own}:disk/*", f"acs:vpc:{own}:eip/*"]
+        statements.append(policies.allow(REMOVE_ACTIONS, things, of_stack))
+    return statements
+
+
+def _denials(stack: Stack) -> Sequence[policies.Statement]:
+    """What stays forbidden even if another policy is ever attached to the role."""
+    unmanaged = {"StringNotEquals": {f"acs:ResourceTag/{MANAGED}": ["true"]}}
+    foreign = {"StringNotEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
+    protected = {"StringEquals": {f"acs:ResourceTag/{PROTECTED}": ["true"]}}
+    return [
+        policies.deny(END_ACTIONS, "*", unmanaged),
+        policies.deny(END_ACTIONS, "*", foreign),
+        policies.deny([*END_ACTIONS, *REMOVE_ACTIONS], "*", protected),
+        policies.deny(["ecs:ModifyInstanceAttribute"], "*"),
+    ]
+
+
+def _records(args: RoleArgs) -> Sequence[policies.Statement]:
+    """Ledger, lease and metrics; CloudMonitor tells people, by its alarms."""
+    return [
+        policies.allow(
+            ["oss:GetObject", "oss:PutObject"], pulumi.Output.concat(args.records_arn, "/reaper/*")
+        ),
+        policies.allow(["oss:ListObjects"], args.records_arn),
+        policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
+        policies.allow(["cms:PutCustomMetric"], "*"),
+    ]

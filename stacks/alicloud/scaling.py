@@ -1,0 +1,125 @@
+"""Scale out under load; ask, never force, the way in.
+
+Every alarm of Auto Scaling must act. The one for low load acts by a rule that changes nothing: ending a
+healthy machine is the sweep's alone. The sweep reads the alarm's state as a request and takes machines that
+are idle by its own evidence.
+"""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from stacks import naming
+from stacks.settings import Pool, Stack
+
+CPU_OUT_PERCENT = 80
+CPU_IN_PERCENT = 30
+GPU_MEMORY_OUT_PERCENT = 85
+COOLDOWN_OUT_S = 300
+COOLDOWN_IN_S = 600
+PERIOD_S = 60
+GPU_MEMORY_METRIC = "GpuMemoryUsedPercent"
+LOW_LOAD = "cpu-low"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """One alarm on one metric of a scaling group.
+
+    Attributes:
+        label: part of the alarm's name.
+        custom: whether agents publish the metric rather than the cloud.
+        metric, dimensions: what is watched.
+        above: threshold in percent when the alarm is for too much load; None when for too little.
+        below: threshold in percent when the alarm is for too little load; None when for too much.
+        for_s: how long the load must last.
+    """
+
+    label: str
+    custom: bool
+    metric: str
+    dimensions: dict[str, pulumi.Input[str]]
+    above: int | None
+    below: int | None
+    for_s: int
+
+
+def alarm_name(stack: Stack, group: str, label: str) -> str:
+    """An alarm's full name: the sweep's policy names the low-load alarm by it."""
+    return naming.prefixed(stack.name, group, label)
+
+
+def watches(stack: Stack, pool: Pool) -> tuple[Watch, ...]:
+    """What is watched on a group of the pool: CPU both ways, GPU memory on the way out."""
+    memory: dict[str, pulumi.Input[str]] = {"Stack": stack.name, "Pool": pool.name}
+    return (
+        Watch("cpu-high", False, "CpuUtilization", {}, CPU_OUT_PERCENT, None, COOLDOWN_OUT_S),
+        Watch(
+            "gpu-memory-high", True, GPU_MEMORY_METRIC, memory, GPU_MEMORY_OUT_PERCENT, None, COOLDOWN_OUT_S
+        ),
+        Watch(LOW_LOAD, False, "CpuUtilization", {}, None, CPU_IN_PERCENT, COOLDOWN_IN_S),
+    )
+
+
+def scale_by_load(
+    name: str,
+    stack: Stack,
+    pool: Pool,
+    *,
+    label: str,
+    group: alicloud.ess.ScalingGroup,
+    parent: pulumi.Resource,
+) -> None:
+    """Declare the scale-out rule and the alarms of one group.
+
+    Args:
+        name: prefix of the resources' logical names.
+        stack: the settings.
+        pool: the group's pool.
+        label: the group's label, unique in the stack.
+        group: the scaling group.
+        parent: the component that owns it.
+    """
+    child = pulumi.ResourceOptions(parent=parent)
+    more = _rule(f"{name}-out", group, 1, COOLDOWN_OUT_S, child)
+    ask = _rule(f"{name}-ask", group, 0, COOLDOWN_IN_S, child)
+    for watch in watches(stack, pool):
+        high = watch.above is not None
+        alicloud.ess.Alarm(
+            f"{name}-{watch.label}",
+            name=alarm_name(stack, label, watch.label),
+            description=f"{watch.metric} of pool {pool.name}: "
+            + ("one machine more" if high else "the sweep may take an idle machine"),
+            enable=True,
+            scaling_group_id=group.id,
+            metric_type="custom" if watch.custom else "system",
+            metric_name=watch.metric,
+            dimensions=watch.dimensions or None,
+            statistics="Average",
+            comparison_operator=">" if high else "<",
+            threshold=str(watch.above if high else watch.below),
+            period=PERIOD_S,
+            evaluation_count=watch.for_s // PERIOD_S,
+            alarm_actions=[(more if high else ask).ari],
+            opts=child,
+        )
+
+
+def _rule(
+    name: str,
+    group: alicloud.ess.ScalingGroup,
+    change: int,
+    cooldown_s: int,
+    opts: pulumi.ResourceOptions,
+) -> alicloud.ess.ScalingRule:
+    return alicloud.ess.ScalingRule(
+        name,
+        scaling_group_id=group.id,
+        scaling_rule_name=name,
+        scaling_rule_type="SimpleScalingRule",
+        adjustment_type="QuantityChangeInCapacity",
+        adjustment_value=change,
+        cooldown=cooldown_s,
+        opts=opts,
+    )

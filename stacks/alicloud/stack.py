@@ -1,0 +1,87 @@
+"""An Alibaba Cloud environment: which component stands on which."""
+
+from typing import Any
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from stacks import naming
+from stacks.alicloud.budget import Budget, BudgetArgs
+from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
+from stacks.alicloud.firewall import ENDPOINTS, Firewall, FirewallArgs
+from stacks.alicloud.fleet import Fleet, FleetArgs
+from stacks.alicloud.keys import Keys, KeysArgs
+from stacks.alicloud.network import Network, NetworkArgs
+from stacks.alicloud.reaper import Reaper, ReaperArgs
+from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs, bucket_name
+from stacks.settings import Pool, Stack
+
+
+def build(stack: Stack) -> dict[str, Any]:
+    """Declare the whole environment.
+
+    Args:
+        stack: checked settings of an Alibaba Cloud stack.
+
+    Returns:
+        What the next command needs, by plain names; nothing in it is secret.
+    """
+    name = naming.prefixed(stack.name)
+    own = pulumi.ResourceOptions(providers=[provider(stack)])
+    keys = Keys(name, KeysArgs(stack), own)
+    network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn), own)
+    firewall = Firewall(name, FirewallArgs(stack, network.vpc_id), own)
+    subnet_ids = network.private_subnet_ids
+    if stack.network.interface_endpoints:
+        group = firewall.group_ids[ENDPOINTS]
+        Endpoints(name, EndpointsArgs(stack, network.vpc_id, subnet_ids, group), own)
+    storage = Storage(name, StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids), own)
+    budget = Budget(name, BudgetArgs(stack, keys.key_id, keys.key_arn), own)
+
+    def fleet(pool: Pool) -> Fleet:
+        args = FleetArgs(
+            stack=stack,
+            pool=pool,
+            key_id=keys.key_id,
+            key_arn=keys.key_arn,
+            subnet_ids=subnet_ids,
+            group_id=firewall.group_ids[pool.name],
+            bucket_arns=storage.bucket_arns,
+            home=storage.home_dns_name,
+            scratch=storage.scratch_dns_name,
+        )
+        return Fleet(naming.prefixed(stack.name, pool.name), args, own)
+
+    fleets = {pool.name: fleet(pool) for pool in stack.pools}
+    records = storage.bucket_arns["records"]
+    reaper = Reaper(name, ReaperArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group), own)
+    return {
+        "region": stack.region,
+        "key_arn": keys.key_arn,
+        "vpc_id": network.vpc_id,
+        "private_subnet_ids": subnet_ids,
+        "security_group_ids": firewall.group_ids,
+        "bucket_uris": {kind: f"oss://{bucket_name(stack, kind)}" for kind in BUCKETS},
+        "home_dns_name": storage.home_dns_name,
+        "scratch_dns_name": storage.scratch_dns_name,
+        "contact_group": budget.contact_group,
+        "group_names": {pool: one.group_names for pool, one in fleets.items()},
+        "group_ids": {pool: one.group_ids for pool, one in fleets.items()},
+        "launch_template_ids": {pool: one.launch_template_id for pool, one in fleets.items()},
+        "reaper_function_name": reaper.function_name,
+        "meter_function_name": budget.function_name,
+        "metric_namespace": naming.metric_namespace(stack.name),
+        "console_url": console_url(stack),
+    }
+
+
+def provider(stack: Stack) -> alicloud.Provider:
+    """The only provider: one region of one account. Credentials come from the environment."""
+    return alicloud.Provider(
+        naming.prefixed(stack.name), region=stack.region, account_id=stack.account_id, protocol="HTTPS"
+    )
+
+
+def console_url(stack: Stack) -> str:
+    """Where a person sees the stack's groups in a browser."""
+    return f"https://essnew.console.aliyun.com/?regionId={stack.region}#/scaling/{stack.region}"

@@ -1,0 +1,206 @@
+"""Buckets, homes and scratch: encrypted with the stack's key, reached by TLS, never silently replaced."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from stacks import naming
+from stacks.alicloud import policies
+from stacks.alicloud.firewall import private_networks
+from stacks.settings import Stack
+
+# Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
+BUCKETS = ("data", "checkpoints", "records")
+TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
+ABORT_UPLOADS_AFTER_DAYS = 7
+
+
+def bucket_name(stack: Stack, kind: str) -> str:
+    """The full name of a bucket: unique in the world by its account id, and known before anything exists."""
+    return naming.prefixed(stack.name, kind, stack.account_id)
+
+
+def bucket_arn(stack: Stack, kind: str) -> str:
+    """A bucket for a policy; OSS names no region in it."""
+    return f"acs:oss:*:{stack.account_id}:{bucket_name(stack, kind)}"
+
+
+@dataclass(frozen=True)
+class StorageArgs:
+    """What the storage depends on.
+
+    Attributes:
+        stack: the settings.
+        key_id: the key that encrypts everything here.
+        vpc_id: the network that mounts.
+        subnet_ids: zone -> private vSwitch.
+    """
+
+    stack: Stack
+    key_id: pulumi.Output[str]
+    vpc_id: pulumi.Output[str]
+    subnet_ids: dict[str, pulumi.Output[str]]
+
+
+class Storage(pulumi.ComponentResource):
+    """The stack's state.
+
+    Attributes:
+        bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
+        home_dns_name: where to mount homes from; empty without ``storage.home``.
+        scratch_dns_name: where to mount CPFS from; empty without ``storage.scratch_gib``.
+    """
+
+    bucket_arns: dict[str, pulumi.Output[str]]
+    home_dns_name: pulumi.Output[str]
+    scratch_dns_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Storage", name, None, opts)
+        self._name, self._args, self._stack = name, args, args.stack
+        self._child = pulumi.ResourceOptions(parent=self)
+        self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
+        nothing = pulumi.Output.from_input("")
+        self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
+        self.home_dns_name = self._home() if args.stack.storage.home else nothing
+        self.scratch_dns_name = self._scratch() if args.stack.storage.scratch_gib else nothing
+        self.register_outputs({"bucket_arns": self.bucket_arns})
+
+    def _tags(self, label: str) -> dict[str, str]:
+        return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))
+
+    def _bucket(self, kind: str) -> pulumi.Output[str]:
+        """Encryption, versions and lifecycle stand in the bucket itself: it reads them back, and would fight
+        over them with resources of their own. The policy has none but its own, hence ``ignore_changes``.
+        """
+        name = f"{self._name}-{kind}"
+        bucket = alicloud.oss.Bucket(
+            name,
+            bucket=bucket_name(self._stack, kind),
+            storage_class="Standard",
+            redundancy_type="ZRS" if self._stack.protected else "LRS",
+            server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(
+                sse_algorithm="KMS", kms_master_key_id=self._args.key_id
+            ),
+            versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
+            lifecycle_rules=lifecycle_rules(self._stack.storage.old_versions_days),
+            tags=self._tags(kind),
+            opts=pulumi.ResourceOptions(
+                parent=self, protect=self._stack.protected, ignore_changes=["policy"]
+            ),
+        )
+        alicloud.oss.BucketAcl(name, bucket=bucket.id, acl="private", opts=self._child)
+        alicloud.oss.BucketPublicAccessBlock(
+            name, bucket=bucket.id, block_public_access=True, opts=self._child
+        )
+        alicloud.oss.BucketHttpsConfig(
+            name, bucket=bucket.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=self._child
+        )
+        alicloud.oss.BucketPolicy(
+            name, bucket=bucket.id, policy=bucket_policy(self._stack, kind), opts=self._child
+        )
+        return bucket.id.apply(lambda _: bucket_arn(self._stack, kind))
+
+    def _home(self) -> pulumi.Output[str]:
+        """NAS: homes outlive every machine, so nobody's work hangs on one.
+
+        The extreme kind, since the standard one takes no key of ours (alicloud_nas_file_system,
+        ``encrypt_type``); one mount target serves every zone of the network.
+        """
+        files = alicloud.nas.FileSystem(
+            f"{self._name}-home",
+            file_system_type="extreme",
+            protocol_type="NFS",
+            storage_type="standard",
+            capacity=self._stack.storage.home_gib,
+            zone_id=self._stack.network.zones[0],
+            encrypt_type=2,
+            kms_key_id=self._args.key_id,
+            description=naming.prefixed(self._stack.name, "home"),
+            tags=self._tags("home"),
+            opts=self._kept,
+        )
+        group = alicloud.nas.AccessGroup(
+            f"{self._name}-home",
+            access_group_name=naming.prefixed(self._stack.name, "home"),
+            access_group_type="Vpc",
+            file_system_type="extreme",
+            description=f"Private vSwitches of gpu-fleet stack {self._stack.name}",
+            opts=self._child,
+        )
+        for network in private_networks(self._stack, self._stack.network.zones):
+            alicloud.nas.AccessRule(
+                f"{self._name}-home-{network.replace('/', '-').replace('.', '-')}",
+                access_group_name=group.access_group_name,
+                file_system_type="extreme",
+                source_cidr_ip=network,
+                rw_access_type="RDWR",
+                user_access_type="no_squash",
+                priority=1,
+                opts=self._child,
+            )
+        return self._mount_target("home", files, group.access_group_name)
+
+    def _scratch(self) -> pulumi.Output[str]:
+        """CPFS in the first zone, the one pools prefer. It takes no key, so it holds nothing worth one."""
+        zone = self._stack.network.zones[0]
+        files = alicloud.nas.FileSystem(
+            f"{self._name}-scratch",
+            file_system_type="cpfs",
+            protocol_type="cpfs",
+            storage_type="advance_100",
+            capacity=self._stack.storage.scratch_gib,
+            zone_id=zone,
+            vpc_id=self._args.vpc_id,
+            vswitch_id=self._args.subnet_ids[zone],
+            description=naming.prefixed(self._stack.name, "scratch"),
+            tags=self._tags("scratch"),
+            opts=self._kept,
+        )
+        return self._mount_target("scratch", files, None)
+
+    def _mount_target(
+        self, label: str, files: alicloud.nas.FileSystem, access_group_name: pulumi.Input[str] | None
+    ) -> pulumi.Output[str]:
+        zone = self._stack.network.zones[0]
+        target = alicloud.nas.MountTarget(
+            f"{self._name}-{label}",
+            file_system_id=files.id,
+            access_group_name=access_group_name,
+            network_type="Vpc",
+            vpc_id=self._args.vpc_id,
+            vswitch_id=self._args.subnet_ids[zone],
+            opts=self._child,
+        )
+        return target.mount_target_domain
+
+
+def lifecycle_rules(old_versions_days: int) -> list[alicloud.oss.BucketLifecycleRuleArgs]:
+    """What was overwritten or deleted goes after a while, and what was never finished sooner."""
+    return [
+        alicloud.oss.BucketLifecycleRuleArgs(
+            id="old-versions",
+            enabled=True,
+            prefix="",
+            noncurrent_version_expirations=[
+                alicloud.oss.BucketLifecycleRuleNoncurrentVersionExpirationArgs(days=old_versions_days)
+            ],
+            expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(expired_object_delete_marker=True)],
+        ),
+        alicloud.oss.BucketLifecycleRuleArgs(
+            id="aborted-uploads",
+            enabled=True,
+            prefix="",
+            abort_multipart_uploads=[
+                alicloud.oss.BucketLifecycleRuleAbortMultipartUploadArgs(days=ABORT_UPLOADS_AFTER_DAYS)
+            ],
+        ),
+    ]
+
+
+def bucket_policy(stack: Stack, kind: str) -> pulumi.Output[str]:
+    """Refuse plain HTTP, whoever asks; the bucket's HTTPS settings refuse old TLS."""
+    arn = bucket_arn(stack, kind)
+    insecure = {"Bool": {"acs:SecureTransport": ["false"]}}
+    return policies.document(policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"]))

@@ -1,0 +1,71 @@
+"""Alibaba Cloud stacks under the rehearsal's monitor, where everything of this cloud is recorded."""
+
+import json
+from functools import cache
+from typing import Any
+
+from stacks import stack_files
+from stacks.alicloud.stack import build
+from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.settings import Stack
+from tests.stacks.alicloud_examples import pool, stack
+
+CLUSTER = pool(
+    name="cluster",
+    types=["ecs.gn8v-8x.48xlarge"],
+    erdma=True,
+    market="reservation",
+    reservation_id="eap-bp67acfmxazb40000000",
+    scratch_gib=1000,
+)
+LIMITED = pool(name="limited", market="spot", spot_price_limit="5.5", groups="per_zone", scratch_gib=200)
+# A stack that uses every key there is.
+EVERYTHING = stack(
+    protected=True,
+    network={
+        "cidr": "10.0.0.0/16",
+        "zones": ["cn-shenzhen-d", "cn-shenzhen-e"],
+        "nat": "per_zone",
+        "interface_endpoints": True,
+    },
+    storage={"kms_instance_id": "kst-szh0000000000000000", "home": True, "scratch_gib": 3600},
+    access={"ssh_from": {"office": "198.51.100.0/24"}},
+    pools=[pool(), CLUSTER, LIMITED],
+)
+
+STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "alicloud"]
+
+
+@cache
+def shipped(name: str) -> Rehearsed:
+    """What the project's own program registers for a shipped stack."""
+    return run_program(name)
+
+
+@cache
+def everything() -> Rehearsed:
+    """What the stack registers that uses every key there is."""
+    return register(EVERYTHING)
+
+
+def register(settings: Stack) -> Rehearsed:
+    """What any settings register."""
+    return run_program(settings.name, program=lambda: build(settings), config={})
+
+
+def inputs(rehearsed: Rehearsed, token: str, name: str = "") -> list[dict[str, Any]]:
+    """The inputs of every resource of a type whose name has a part; of all by default."""
+    return [one.inputs for one in rehearsed.of_type(token) if name in one.name]
+
+
+def statements(document: str) -> list[dict[str, Any]]:
+    """The statements of a policy document."""
+    content = json.loads(document)
+    assert content["Version"] == "1"
+    return list(content["Statement"])
+
+
+def role_statements(rehearsed: Rehearsed, role: str) -> list[dict[str, Any]]:
+    """What a role may do."""
+    (policy,) = [one for one in rehearsed.of_type("alicloud:ram/policy:Policy") if one.name.endswith(role)]
+    return statements(policy.inputs["policyDocument"])

@@ -1,0 +1,251 @@
+"""Networks, pools, markets and money on Alibaba Cloud; and that whatever is valid builds."""
+
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stacks import catalog, stack_files
+from stacks.alicloud import budget
+from stacks.alicloud.fleet import group_plans
+from stacks.catalog import Cloud
+from stacks.settings_reader import from_mapping
+from tests.stacks.alicloud_examples import pool, stack, stack_file
+from tests.stacks.alicloud_programs import STACKS, inputs, register, shipped
+
+HOURS_PER_MONTH = 730  # 8,760 hours a year by twelve
+GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
+TEMPLATE = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
+CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
+
+
+def test_a_pool_on_demand_starts_what_it_prefers_where_it_prefers():
+    found = register(stack(pools=[pool(types=["ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge"])]))
+
+    (group,) = inputs(found, GROUP)
+    assert group["multiAzPolicy"] == "PRIORITY"
+    assert group["launchTemplateVersion"] == "Latest"
+    assert [one["instanceType"] for one in group["launchTemplateOverrides"]] == [
+        "ecs.gn7i-c8g1.2xlarge",
+        "ecs.gn7i-c16g1.4xlarge",
+    ]
+    assert [one["spotStrategy"] for one in inputs(found, TEMPLATE)] == ["NoSpot"]
+
+
+def test_a_spot_pool_buys_the_cheapest_and_on_demand_where_there_is_none():
+    found = register(stack(pools=[pool(market="spot", on_demand_base=1)]))
+
+    (group,) = inputs(found, GROUP)
+    assert group["multiAzPolicy"] == "COST_OPTIMIZED"
+    assert (group["onDemandBaseCapacity"], group["onDemandPercentageAboveBaseCapacity"]) == (1, 0)
+    assert group["spotInstanceRemedy"] is True
+    assert group["compensateWithOnDemand"] is True
+    assert [one["spotStrategy"] for one in inputs(found, TEMPLATE)] == ["SpotAsPriceGo"]
+
+
+def test_a_spot_pool_with_a_limit_pays_no_more_for_any_type():
+    found = register(stack(pools=[pool(market="spot", spot_price_limit="4.25")]))
+
+    (group,) = inputs(found, GROUP)
+    assert [one["spotPriceLimit"] for one in group["launchTemplateOverrides"]] == [4.25]
+    assert [one["spotStrategy"] for one in inputs(found, TEMPLATE)] == ["SpotWithPriceLimit"]
+
+
+def test_an_erdma_pool_starts_from_a_configuration_with_an_erdma_interface():
+    found = register(stack(pools=[pool(types=["ecs.gn8v-8x.48xlarge"], erdma=True)]))
+
+    (configuration,) = inputs(found, CONFIGURATION)
+    (interface,) = configuration["networkInterfaces"]
+    assert interface["networkInterfaceTrafficMode"] == "HighPerformance"
+    assert "launchTemplateId" not in inputs(found, GROUP)[0]
+    assert configuration["active"] is True
+    assert configuration["enable"] is True
+
+
+def test_a_reserved_pool_starts_in_its_private_pool_only():
+    reserved = pool(market="reservation", reservation_id="eap-bp67acfmxazb40000000")
+
+    (configuration,) = inputs(register(stack(pools=[reserved])), CONFIGURATION)
+
+    assert configuration["resourcePoolOptionsStrategy"] == "PrivatePoolOnly"
+    assert configuration["resourcePoolOptionsPrivatePoolIds"] == ["eap-bp67acfmxazb40000000"]
+
+
+def test_a_pool_with_scratch_has_one_data_disk_and_another_none():
+    with_scratch, without = (
+        inputs(register(stack(pools=[pool(**more)])), TEMPLATE)[0] for more in ({"scratch_gib": 400}, {})
+    )
+
+    assert [(disk["size"], disk["name"]) for disk in with_scratch["dataDisks"]] == [(400, "scratch")]
+    assert without.get("dataDisks", []) == []
+
+
+@pytest.mark.parametrize(
+    ("label", "operator", "threshold", "for_s"),
+    [("cpu-high", ">", "80", 300), ("gpu-memory-high", ">", "85", 300), ("cpu-low", "<", "30", 600)],
+)
+def test_an_interactive_pool_watches_its_load_with_the_numbers_of_aws(label, operator, threshold, for_s):
+    (alarm,) = inputs(register(stack()), "alicloud:ess/alarm:Alarm", name=f"-{label}")
+
+    assert (alarm["comparisonOperator"], alarm["threshold"]) == (operator, threshold)
+    assert alarm["period"] * alarm["evaluationCount"] == for_s
+
+
+def test_a_training_pool_does_not_scale_by_load():
+    assert register(stack(pools=[pool(purpose="training")])).of_type("alicloud:ess/alarm:Alarm") == ()
+
+
+def test_one_gateway_serves_every_zone():
+    found = register(stack())
+
+    assert len(inputs(found, "alicloud:vpc/natGateway:NatGateway")) == 1
+    assert len(inputs(found, "alicloud:vpc/snatEntry:SnatEntry")) == 2
+    assert len({one["nexthopId"] for one in inputs(found, "alicloud:vpc/routeEntry:RouteEntry")}) == 1
+
+
+def test_each_zone_of_production_goes_out_through_its_own_gateway():
+    found = shipped("alicloud-prod")
+
+    assert len(inputs(found, "alicloud:vpc/natGateway:NatGateway")) == 2
+    assert len({one["nexthopId"] for one in inputs(found, "alicloud:vpc/routeEntry:RouteEntry")}) == 2
+    assert len({one["snatIp"] for one in inputs(found, "alicloud:vpc/snatEntry:SnatEntry")}) == 2
+
+
+def test_a_stack_without_nat_has_no_way_out_and_still_reaches_oss():
+    found = register(
+        stack(
+            network={
+                "cidr": "10.0.0.0/16",
+                "zones": ["cn-shenzhen-d"],
+                "nat": "none",
+                "interface_endpoints": True,
+            }
+        )
+    )
+
+    assert inputs(found, "alicloud:vpc/natGateway:NatGateway") == []
+    assert inputs(found, "alicloud:vpc/routeEntry:RouteEntry") == []
+    (endpoint,) = inputs(found, "alicloud:vpc/gatewayEndpoint:GatewayEndpoint")
+    assert endpoint["serviceName"] == "com.aliyun.cn-shenzhen.oss"
+
+
+def test_each_threshold_alarms_at_its_share_of_the_month():
+    recipients = {"monthly": 40000, "currency": "CNY", "recipients": ["a@b.org", "c@d.org"]}
+    found = register(stack(budget=recipients))
+
+    alarms = {one["name"]: one for one in inputs(found, "alicloud:cms/alarm:Alarm", name="-test-actual-")}
+    assert {
+        name.rpartition("-")[2]: one["escalationsCritical"]["threshold"] for name, one in alarms.items()
+    } == {
+        "80": "32000",
+        "100": "40000",
+    }
+    assert {one["metric"] for one in alarms.values()} == {"MonthCost"}
+    assert {one["project"] for one in alarms.values()} == {"acs_customMetric_1234567890123456"}
+    contacts = inputs(found, "alicloud:cms/alarmContact:AlarmContact")
+    assert [one["channelsMail"] for one in contacts] == ["a@b.org", "c@d.org"]
+
+
+def test_the_meter_counts_with_the_prices_of_the_catalog():
+    document = budget.meter_document(stack(pools=[pool(), pool(name="big", types=["ecs.gn8v.4xlarge"])]))
+
+    assert document["hourly_price"] == {
+        "ecs.gn7i-c8g1.2xlarge": {"amount": "9.5326", "currency": "CNY"},
+        "ecs.gn8v.4xlarge": None,
+    }
+
+
+def test_the_sweep_runs_as_often_as_the_settings_say():
+    found = register(stack(reaper={"every_minutes": 20}))
+
+    (trigger,) = inputs(found, "alicloud:fc/v3Trigger:V3Trigger", name="-reaper")
+    assert json.loads(trigger["triggerConfig"]) == {
+        "cronExpression": "@every 20m",
+        "enable": True,
+        "payload": "{}",
+    }
+    limits = inputs(found, "alicloud:fc/v3ConcurrencyConfig:V3ConcurrencyConfig")
+    assert {one["reservedConcurrency"] for one in limits} == {1}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(name):
+    """Compute at list price for every machine of a known price that a pool may grow to."""
+    known, found = catalog.load(), stack_files.settings_of(name)
+    worst = Decimal(0)
+    for one in found.pools:
+        prices = [kind.price.amount_per_hour for kind in map(known.get, one.types) if kind.price]
+        worst += one.size.max * max(prices, default=Decimal(0)) * HOURS_PER_MONTH
+
+    assert 0 < worst < found.budget.monthly
+
+
+def test_the_sweep_knows_the_prices_of_the_development_stack():
+    found = stack_files.settings_of("alicloud-dev")
+
+    kinds = {name for one in found.pools for name in one.types}
+    regions = {catalog.load().get(name).price.region for name in kinds}
+
+    assert regions == {found.region}
+
+
+TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD)]
+ERDMA_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD) if kind.erdma_interfaces]
+
+
+@st.composite
+def stack_files_of_any_shape(draw):
+    zones = draw(st.lists(st.sampled_from([f"cn-shenzhen-{x}" for x in "abcdef"]), min_size=1, unique=True))
+    nat = draw(st.sampled_from(["none", "one", "per_zone"]))
+
+    def one(name):
+        erdma, market = draw(st.booleans()), draw(st.sampled_from(["on-demand", "spot", "reservation"]))
+        low, middle, high = sorted(draw(st.tuples(*[st.integers(0, 20)] * 3)))
+        kinds = st.sampled_from(ERDMA_TYPES if erdma else TYPES)
+        return pool(
+            name=name,
+            types=draw(
+                st.lists(kinds, min_size=1, max_size=1 if market == "reservation" else 4, unique=True)
+            ),
+            market=market,
+            reservation_id="eap-1" if market == "reservation" else None,
+            size={"min": low, "desired": middle, "max": max(high, 1)},
+            erdma=erdma,
+            groups=draw(st.sampled_from([None, "single", "per_zone"])),
+            purpose=draw(st.sampled_from(["interactive", "training", "serving"])),
+            scratch_gib=draw(st.sampled_from([0, 200])),
+            spot_price_limit=draw(st.sampled_from([None, "3.5"])) if market == "spot" else None,
+        )
+
+    return stack_file(
+        network={"cidr": "10.0.0.0/16", "zones": zones, "nat": nat, "interface_endpoints": nat == "none"},
+        protected=draw(st.booleans()),
+        storage={
+            "kms_instance_id": "kst-1",
+            "home": draw(st.booleans()),
+            "scratch_gib": draw(st.sampled_from([0, 3600, 4800])),
+        },
+        pools=[one(name) for name in draw(st.lists(st.sampled_from(["a1", "b1"]), min_size=1, unique=True))],
+    )
+
+
+@given(stack_files_of_any_shape())
+@settings(max_examples=30)
+def test_the_groups_of_a_pool_hold_its_size_once(content):
+    found = from_mapping("test", content)
+
+    for one in found.pools:
+        plans = group_plans(found, one)
+        assert sum(plan.size.desired for plan in plans) == one.size.desired
+        assert sum(plan.size.min for plan in plans) == one.size.min
+        assert {zone for plan in plans for zone in plan.zones} == set(found.zones_of(one))
+
+
+@given(content=stack_files_of_any_shape())
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+def test_any_valid_settings_build(content):
+    found = register(from_mapping("test", content))
+
+    assert len(found.of_type("gpu-fleet:alicloud:Fleet")) == len(content["pools"])

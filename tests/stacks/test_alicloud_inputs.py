@@ -1,0 +1,107 @@
+"""Every registered resource against the installed SDK and what the provider checks before any call."""
+
+import re
+
+import pytest
+
+from stacks.rehearsal.records import Outcome
+from tests.rehearsal.provider_schema import problems
+from tests.stacks.alicloud_limits import ALLOWED, BETWEEN, CONFLICTS, MISDOCUMENTED, PATTERNS
+from tests.stacks.alicloud_programs import STACKS, everything, shipped
+
+
+@pytest.fixture(scope="module")
+def resources():
+    programs = [*(shipped(name) for name in STACKS), everything()]
+    return [one for rehearsed in programs for one in rehearsed.resources]
+
+
+def values(inputs, path):
+    """What stands at a path such as ``networkInterfaces[].instanceType``, if anything does."""
+    head, _, rest = path.partition(".")
+    many = head.endswith("[]")
+    found = inputs.get(head.removesuffix("[]"))
+    items = found if many else [found]
+    for item in items or []:
+        if item is not None:
+            yield from values(item, rest) if rest else [item]
+
+
+def test_both_shipped_stacks_are_looked_at():
+    assert STACKS == ["alicloud-dev", "alicloud-prod"]
+
+
+def test_all_of_it_is_recorded_and_nothing_created(resources):
+    assert resources
+    assert {one.outcome for one in resources} == {Outcome.RECORDED}
+
+
+def test_the_installed_sdk_knows_every_input_and_misses_none(resources):
+    found = [problem for one in resources if one.type != MISDOCUMENTED for problem in problems(one)]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(("where", "allowed"), ALLOWED.items(), ids=str)
+def test_a_value_is_one_that_the_provider_takes(resources, where, allowed):
+    token, path = where
+
+    found = {value for one in resources if one.type == token for value in values(one.inputs, path)}
+
+    assert found, f"nothing registers {path} of {token}"
+    assert found <= allowed
+
+
+@pytest.mark.parametrize(("where", "bounds"), BETWEEN.items(), ids=str)
+def test_a_number_is_within_what_the_provider_takes(resources, where, bounds):
+    (token, path), (low, high) = where, bounds
+
+    found = [value for one in resources if one.type == token for value in values(one.inputs, path)]
+
+    assert found, f"nothing registers {path} of {token}"
+    assert [value for value in found if not low <= value <= high] == []
+
+
+@pytest.mark.parametrize(("where", "pattern"), PATTERNS.items(), ids=str)
+def test_a_name_is_one_that_the_provider_takes(resources, where, pattern):
+    token, key = where
+
+    found = [one.inputs[key] for one in resources if one.type == token]
+
+    assert found, f"nothing registers {key} of {token}"
+    assert [text for text in found if not re.fullmatch(pattern, text)] == []
+
+
+@pytest.mark.parametrize(("token", "pairs"), CONFLICTS.items(), ids=str)
+def test_inputs_that_the_provider_refuses_together_never_meet(resources, token, pairs):
+    found = [one for one in resources if one.type == token]
+
+    assert found, f"nothing registers {token}"
+    for first, second in pairs:
+        assert [one.name for one in found if first in one.inputs and second in one.inputs] == []
+
+
+def test_options_of_cost_optimized_groups_stand_there_alone(resources):
+    """Its note: valid only if multi_az_policy is COST_OPTIMIZED (alicloud_ess_scaling_group)."""
+    options = {"onDemandBaseCapacity", "onDemandPercentageAboveBaseCapacity", "spotInstancePools"}
+    groups = [one.inputs for one in resources if one.type == "alicloud:ess/scalingGroup:ScalingGroup"]
+
+    for group in groups:
+        assert bool(options & group.keys()) is (group["multiAzPolicy"] == "COST_OPTIMIZED")
+
+
+def test_a_standard_or_extreme_file_system_names_no_network(resources):
+    """Set there, they would replace it on every update (alicloud_nas_file_system, vswitch_id)."""
+    systems = [one.inputs for one in resources if one.type == "alicloud:nas/fileSystem:FileSystem"]
+
+    for system in systems:
+        needed = system["fileSystemType"] == "cpfs"
+        assert ("vswitchId" in system) is ("vpcId" in system) is needed
+
+
+def test_everything_goes_to_the_one_provider(resources):
+    assert {one.provider.rpartition("::")[0].rpartition("::")[2] for one in resources} <= {
+        "gpu-fleet-alicloud-dev",
+        "gpu-fleet-alicloud-prod",
+        "gpu-fleet-test",
+    }

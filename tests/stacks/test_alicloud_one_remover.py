@@ -1,0 +1,78 @@
+"""Nothing that an Alibaba Cloud stack declares ends a healthy on-demand machine; only the sweep does."""
+
+import pytest
+
+from tests.stacks import alicloud_programs as programs
+from tests.stacks.alicloud_programs import STACKS, inputs, shipped
+
+GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
+RULE = "alicloud:ess/scalingRule:ScalingRule"
+ALARM = "alicloud:ess/alarm:Alarm"
+
+
+@pytest.fixture(scope="module", params=[*STACKS, "everything"])
+def found(request):
+    return programs.everything() if request.param == "everything" else shipped(request.param)
+
+
+def test_no_group_may_take_machines_away_by_itself(found):
+    suspended = {
+        one["scalingGroupId"]
+        for one in inputs(found, "alicloud:ess/suspendProcess:SuspendProcess")
+        if one["process"] == "ScaleIn"
+    }
+
+    assert suspended == {one.id for one in found.of_type(GROUP)}
+
+
+def test_groups_do_not_end_machines_for_their_age(found):
+    assert [one for one in inputs(found, GROUP) if "maxInstanceLifetime" in one] == []
+
+
+def test_groups_do_not_rebalance_zones_by_ending_machines(found):
+    for group in inputs(found, GROUP):
+        assert group["azBalance"] is False
+        assert group["autoRebalance"] is False
+
+
+def test_no_group_ends_an_on_demand_machine_for_a_cheaper_one(found):
+    spot = [one for one in inputs(found, GROUP) if one["multiAzPolicy"] == "COST_OPTIMIZED"]
+
+    assert [one["capacityOptionsSpotAutoReplaceOnDemand"] for one in spot] == [False] * len(spot)
+
+
+def test_a_later_update_leaves_the_size_to_the_sweep(found):
+    assert all("desiredCapacity" in one.ignored_changes for one in found.of_type(GROUP))
+
+
+def test_no_rule_takes_machines_away(found):
+    for rule in inputs(found, RULE):
+        assert rule["adjustmentType"] == "QuantityChangeInCapacity"
+        assert rule["adjustmentValue"] >= 0
+
+
+def test_an_alarm_for_little_load_asks_and_changes_nothing(found):
+    asking = {rule.outputs["ari"] for rule in found.of_type(RULE) if rule.inputs["adjustmentValue"] == 0}
+    low = [alarm for alarm in inputs(found, ALARM) if alarm["comparisonOperator"].startswith("<")]
+
+    assert len(low) == len(asking)
+    assert {action for alarm in low for action in alarm["alarmActions"]} == asking
+
+
+def test_no_schedule_changes_a_groups_size(found):
+    assert found.of_type("alicloud:ess/scheduledTask:ScheduledTask") == ()
+
+
+def test_no_machine_is_born_with_a_time_to_die(found):
+    for template in inputs(found, "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"):
+        assert "autoReleaseTime" not in template
+
+
+def test_a_machine_that_leaves_has_time_to_save(found):
+    hooks = inputs(found, "alicloud:ess/lifecycleHook:LifecycleHook")
+
+    assert {hook["scalingGroupId"] for hook in hooks} == {one.id for one in found.of_type(GROUP)}
+    for hook in hooks:
+        assert (hook["lifecycleTransition"], hook["defaultResult"]) == ("SCALE_IN", "CONTINUE")
+        assert hook["heartbeatTimeout"] == 900
+        assert hook["name"] == "gpu-fleet-drain"

@@ -1,0 +1,355 @@
+"""What a reviewer at a bank looks for in the Alibaba Cloud stacks."""
+
+import base64
+import io
+import json
+import tomllib
+import zipfile
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacks import stack_files
+from stacks.alicloud import firewall
+from tests.stacks import alicloud_programs as programs
+from tests.stacks.alicloud_examples import pool, stack
+from tests.stacks.alicloud_programs import STACKS, inputs, register, role_statements, shipped, statements
+
+RULE = "alicloud:ecs/securityGroupRule:SecurityGroupRule"
+TEMPLATE = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
+CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
+ENDS = {"ecs:StopInstances", "ecs:DeleteInstances", "ecs:DeleteInstance", "ecs:StopInstance"}
+UNTAGGABLE = (
+    "Attachment",
+    "Association",
+    "AccessGroup",
+    "AccessRule",
+    "AlarmContact",
+    "AlarmContactGroup",
+    "Alias",
+    "BucketAcl",
+    "BucketHttpsConfig",
+    "BucketPolicy",
+    "BucketPublicAccessBlock",
+    "LifecycleHook",
+    "MountTarget",
+    "RouteEntry",
+    "ScalingRule",
+    "SecurityGroupRule",
+    "SnatEntry",
+    "Store",
+    "SuspendProcess",
+    "V3ConcurrencyConfig",
+    "V3Trigger",
+    "VpcEndpointZone",
+    "ess/alarm:Alarm",
+)
+
+
+@pytest.fixture(scope="module", params=[*STACKS, "everything"])
+def found(request):
+    return programs.everything() if request.param == "everything" else shipped(request.param)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return programs.everything()
+
+
+def key_ids(found):
+    return {one.id for one in found.of_type("alicloud:kms/key:Key")}
+
+
+def test_nothing_lets_the_internet_in(found):
+    ingress = [rule for rule in inputs(found, RULE) if rule["type"] == "ingress"]
+
+    assert [rule for rule in ingress if rule["cidrIp"] in ("0.0.0.0/0", "::/0")] == []
+
+
+def test_no_rule_names_a_group_since_enterprise_groups_know_none(found):
+    assert {
+        group["securityGroupType"] for group in inputs(found, "alicloud:ecs/securityGroup:SecurityGroup")
+    } == {"enterprise"}
+    assert [rule for rule in inputs(found, RULE) if "sourceSecurityGroupId" in rule] == []
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_nobody_logs_in_by_ssh_unless_named(name):
+    assert [rule for rule in inputs(shipped(name), RULE) if rule["portRange"] == "22/22"] == []
+
+
+def test_ssh_is_open_to_the_named_networks_alone(everything):
+    opened = [rule["cidrIp"] for rule in inputs(everything, RULE) if rule["portRange"] == "22/22"]
+
+    assert set(opened) == {"198.51.100.0/24"}
+
+
+def test_machines_of_one_job_reach_each_other_through_their_vswitches_both_ways():
+    settings = stack(pools=[pool(zones=["cn-shenzhen-e"])])
+
+    everything_open = [rule for rule in firewall.rules(settings) if rule.protocol == "all"]
+
+    assert {rule.egress for rule in everything_open} == {True, False}
+    assert {rule.peer for rule in everything_open} == set(
+        firewall.private_networks(settings, ("cn-shenzhen-e",))
+    )
+
+
+def test_a_lone_machine_is_reached_by_nobody():
+    settings = stack(pools=[pool(size={"min": 0, "desired": 1, "max": 1})])
+
+    assert [rule for rule in firewall.rules(settings) if not rule.egress] == []
+
+
+def test_every_disk_is_encrypted_with_the_stacks_key(found):
+    for template in inputs(found, TEMPLATE):
+        for disk in (template["systemDisk"], *template.get("dataDisks", [])):
+            assert disk["encrypted"] is True
+            assert disk["kmsKeyId"] in key_ids(found)
+    for configuration in inputs(found, CONFIGURATION):
+        assert configuration["systemDiskEncrypted"] is True
+        assert configuration["systemDiskKmsKeyId"] in key_ids(found)
+        for disk in configuration.get("dataDisks", []):
+            assert disk["encrypted"] is True
+            assert disk["kmsKeyId"] in key_ids(found)
+
+
+def test_metadata_needs_a_token_and_leaves_the_machine_by_one_hop_at_most_two(found):
+    for template in inputs(found, TEMPLATE):
+        assert template["httpTokens"] == "required"
+        assert template["httpPutResponseHopLimit"] in (1, 2)
+
+
+def test_a_machine_that_starts_without_a_token_may_harden_itself_and_only_its_own_pool(everything):
+    (harden,) = [
+        one
+        for one in role_statements(everything, "cluster-instance")
+        if one["Action"] == ["ecs:ModifyInstanceMetadataOptions"]
+    ]
+
+    assert harden["Condition"]["StringEquals"] == {
+        "acs:ResourceTag/gpu-fleet:stack": ["test"],
+        "acs:ResourceTag/gpu-fleet:pool": ["cluster"],
+        "acs:ResourceTag/gpu-fleet:managed": ["true"],
+    }
+
+
+def test_a_machine_with_tokens_from_the_start_may_not_change_its_metadata(everything):
+    actions = {action for one in role_statements(everything, "dev-instance") for action in one["Action"]}
+
+    assert "ecs:ModifyInstanceMetadataOptions" not in actions
+
+
+def test_no_machine_has_an_address_of_its_own_on_the_internet(found):
+    for one in [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]:
+        assert one["internetMaxBandwidthOut"] == 0
+
+
+def test_the_key_turns_within_ninety_days_in_an_instance_that_can(found):
+    (key,) = inputs(found, "alicloud:kms/key:Key")
+
+    assert key["automaticRotation"] == "Enabled"
+    assert 7 <= int(key["rotationInterval"].removesuffix("d")) <= 90
+    assert key["dkmsInstanceId"].startswith("kst-")
+
+
+def test_every_bucket_is_private_versioned_encrypted_and_tls_only(found):
+    names = {bucket["bucket"] for bucket in inputs(found, "alicloud:oss/bucket:Bucket")}
+    for bucket in inputs(found, "alicloud:oss/bucket:Bucket"):
+        assert bucket["versioning"] == {"status": "Enabled"}
+        assert bucket["serverSideEncryptionRule"]["sseAlgorithm"] == "KMS"
+        assert bucket["serverSideEncryptionRule"]["kmsMasterKeyId"] in key_ids(found)
+        assert {rule["id"] for rule in bucket["lifecycleRules"]} == {"old-versions", "aborted-uploads"}
+    assert {one["acl"] for one in inputs(found, "alicloud:oss/bucketAcl:BucketAcl")} == {"private"}
+    blocks = inputs(found, "alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock")
+    assert [one["blockPublicAccess"] for one in blocks] == [True] * len(names)
+    versions = [
+        one["tlsVersions"] for one in inputs(found, "alicloud:oss/bucketHttpsConfig:BucketHttpsConfig")
+    ]
+    assert versions == [["TLSv1.2", "TLSv1.3"]] * len(names)
+
+
+def test_every_bucket_refuses_plain_http(found):
+    policies = inputs(found, "alicloud:oss/bucketPolicy:BucketPolicy")
+
+    assert len(policies) == 3
+    for policy in policies:
+        (denial,) = statements(policy["policy"])
+        assert denial["Effect"] == "Deny"
+        assert denial["Principal"] == ["*"]
+        assert denial["Condition"] == {"Bool": {"acs:SecureTransport": ["false"]}}
+        assert denial["Resource"][1] == denial["Resource"][0] + "/*"
+
+
+def test_a_bucket_does_not_fight_over_its_policy(found):
+    assert all("policy" in one.ignored_changes for one in found.of_type("alicloud:oss/bucket:Bucket"))
+
+
+def test_homes_are_encrypted_with_the_stacks_key_and_mounted_from_the_network_alone(found):
+    homes = [
+        one for one in inputs(found, "alicloud:nas/fileSystem:FileSystem") if one["protocolType"] == "NFS"
+    ]
+    private = {
+        str(part["cidrBlock"]) for part in inputs(found, "alicloud:vpc/switch:Switch", name="-private-")
+    }
+
+    assert [(home["encryptType"], home["kmsKeyId"] in key_ids(found)) for home in homes] == [(2, True)]
+    rules = inputs(found, "alicloud:nas/accessRule:AccessRule")
+    assert {rule["sourceCidrIp"] for rule in rules} == private
+
+
+def test_every_log_is_encrypted_with_the_stacks_key(found):
+    stores = inputs(found, "alicloud:log/store:Store")
+
+    assert {store["logstoreName"] for store in stores} == {"flow", "meter", "reaper"}
+    for store in stores:
+        assert store["encryptConf"]["enable"] is True
+        assert store["encryptConf"]["userCmkInfo"]["cmkKeyId"] in key_ids(found)
+
+
+def test_every_connection_is_on_record(found):
+    (log,) = inputs(found, "alicloud:vpc/flowLog:FlowLog")
+
+    assert (log["trafficType"], log["status"]) == ("All", "Active")
+
+
+def test_everything_that_takes_tags_has_the_stacks(found):
+    untagged = [
+        f"{one.type} {one.name}"
+        for one in found.resources
+        if not one.type.endswith(UNTAGGABLE) and "gpu-fleet:stack" not in one.inputs.get("tags", {})
+    ]
+
+    assert untagged == []
+
+
+def test_machines_carry_the_reapers_licence(found):
+    starts = [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]
+
+    assert {one["tags"]["gpu-fleet:managed"] for one in starts} == {"true"}
+    assert all(
+        {"gpu-fleet:pool", "gpu-fleet:owner", "gpu-fleet:stack"} <= one["tags"].keys() for one in starts
+    )
+
+
+def test_a_protected_stack_protects_what_holds_data(everything):
+    stateful = {"alicloud:kms/key:Key", "alicloud:oss/bucket:Bucket", "alicloud:nas/fileSystem:FileSystem"}
+    found = [one for one in everything.resources if one.type in stateful]
+
+    assert {one.type for one in found} == stateful
+    assert [one.name for one in found if not one.protected] == []
+    (key,) = inputs(everything, "alicloud:kms/key:Key")
+    assert key["deletionProtection"] == "Enabled"
+    groups = inputs(everything, "alicloud:ess/scalingGroup:ScalingGroup")
+    assert all(group["groupDeletionProtection"] for group in groups)
+
+
+def test_no_statement_allows_every_action(found):
+    allowed = [
+        action
+        for policy in inputs(found, "alicloud:ram/policy:Policy")
+        for one in statements(policy["policyDocument"])
+        if one["Effect"] == "Allow"
+        for action in one["Action"]
+    ]
+
+    assert [action for action in allowed if action == "*" or action.endswith(":*")] == []
+
+
+def test_only_the_sweep_may_end_machines_and_only_managed_ones_of_its_stack(found):
+    name = found.stack if found.stack in STACKS else "test"
+    for policy in found.of_type("alicloud:ram/policy:Policy"):
+        for one in statements(policy.inputs["policyDocument"]):
+            if one["Effect"] == "Allow" and ENDS & set(one["Action"]):
+                assert policy.name.endswith("-reaper")
+                assert one["Condition"]["StringEquals"] == {
+                    "acs:ResourceTag/gpu-fleet:managed": ["true"],
+                    "acs:ResourceTag/gpu-fleet:stack": [name],
+                }
+
+
+def test_the_sweep_is_denied_what_it_must_never_do_whatever_else_is_attached(everything):
+    denials = [one for one in role_statements(everything, "-reaper") if one["Effect"] == "Deny"]
+
+    conditions = [one["Condition"] for one in denials if ENDS & set(one["Action"])]
+    assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:managed": ["true"]}} in conditions
+    assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:stack": ["test"]}} in conditions
+    assert {"StringEquals": {"acs:ResourceTag/gpu-fleet:protected": ["true"]}} in conditions
+
+
+def test_the_sweep_removes_leftovers_only_where_it_is_told_to():
+    def actions(settings):
+        statements_ = role_statements(register(settings), "-reaper")
+        return {action for one in statements_ if one["Effect"] == "Allow" for action in one["Action"]}
+
+    assert "ecs:DeleteDisk" not in actions(stack())
+    assert "ecs:DeleteDisk" in actions(stack(reaper={"leftovers": {"remove": True}}))
+
+
+def test_a_machine_writes_to_its_own_stacks_buckets_only(everything):
+    writes = [one for one in role_statements(everything, "dev-instance") if "oss:PutObject" in one["Action"]]
+
+    assert [one["Resource"] for one in writes] == [
+        [
+            "acs:oss:*:1234567890123456:gpu-fleet-test-data-1234567890123456/*",
+            "acs:oss:*:1234567890123456:gpu-fleet-test-checkpoints-1234567890123456/*",
+        ]
+    ]
+
+
+def test_the_endpoint_lets_data_go_to_the_stacks_own_buckets_only(everything):
+    (endpoint,) = inputs(everything, "alicloud:privatelink/vpcEndpoint:VpcEndpoint")
+    (statement,) = json.loads(endpoint["policyDocument"])["Statement"]
+
+    assert all("gpu-fleet-test-" in resource for resource in statement["Resource"])
+
+
+def test_a_machine_learns_its_stack_and_no_secret(found):
+    for one in [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]:
+        content = yaml.safe_load(base64.b64decode(one["userData"]))
+        (file,) = content["write_files"]
+        instance = tomllib.loads(file["content"])
+        assert instance["cloud"] == "alicloud"
+        assert instance["checkpoint_uri"].startswith("oss://gpu-fleet-")
+        words = file["content"].lower()
+        assert not any(word in words for word in ("secret", "password", "access_key", "token"))
+
+
+def test_a_functions_archive_carries_its_modules_and_its_policy(found):
+    functions = {one["functionName"]: one for one in inputs(found, "alicloud:fc/v3Function:V3Function")}
+    (reaper,) = [one for name, one in functions.items() if name.endswith("-reaper")]
+
+    archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(reaper["code"]["zipFile"])))
+
+    policy = json.loads(archive.read("policy.json"))
+    assert policy["cloud"] == "alicloud"
+    assert set(policy["pools"]) == {pool.name for pool in settings_of(found).pools}
+    assert "image/reaper/__init__.py" in archive.namelist()
+
+
+def settings_of(found):
+    return stack_files.settings_of(found.stack) if found.stack in STACKS else programs.EVERYTHING
+
+
+@given(st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from(["none", "one", "per_zone"]))
+def test_whatever_the_shape_of_a_pool_the_internet_stays_out(machines, erdma, home, nat):
+    kinds = ["ecs.gn8v.4xlarge"] if erdma else ["ecs.gn7i-c8g1.2xlarge"]
+    settings = stack(
+        network={
+            "cidr": "10.0.0.0/16",
+            "zones": ["cn-shenzhen-d"],
+            "nat": nat,
+            "interface_endpoints": nat == "none",
+        },
+        storage={"kms_instance_id": "kst-1", "home": home},
+        pools=[pool(types=kinds, erdma=erdma, size={"min": 0, "desired": 0, "max": machines})],
+    )
+
+    rules = firewall.rules(settings)
+
+    assert len({rule.label for rule in rules}) == len(rules)
+    assert all(rule.peer.startswith("10.0.") for rule in rules if not rule.egress)
+    reaches_out = any(rule.peer == firewall.ANYWHERE for rule in rules)
+    assert reaches_out is (nat != "none")
