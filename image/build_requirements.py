@@ -10,7 +10,7 @@ from pathlib import Path
 from image.errors import ImageError, RequirementError
 
 BAKE = ("mmdebstrap", "e2fsprogs", "arch-test", "debian-archive-keyring", "gpg")
-BOOT = ("qemu-system-x86", "qemu-utils", "seabios", "genisoimage")
+BOOT = ("qemu-system-x86", "qemu-utils", "seabios", "genisoimage", "socat")
 CHECK = ("shellcheck", "systemd")
 # Another program may hold dpkg's lock for a while: unattended upgrades, a second bake.
 LOCK_TIMEOUT_S = 300

@@ -7,3 +7,15 @@ class ImageError(Exception):
 
 class RequirementError(ImageError):
     """This machine lacks something: root, apt, a program, room on the disk."""
+
+
+class LockError(ImageError):
+    """An outside artefact is not the one that versions.toml names, or nobody has locked it yet."""
+
+
+class PayloadError(ImageError):
+    """The recipe itself is incomplete: a step, a list or a module is missing."""
+
+
+class BakeError(ImageError):
+    """A step failed inside the root file system."""

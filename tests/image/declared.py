@@ -6,10 +6,12 @@ import contextvars
 from typing import Any
 
 import pulumi
+import yaml
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks, set_mocks
 from pulumi.runtime.settings import reset_options
 from pulumi.runtime.stack import run_pulumi_func
 
+from stacks import instance_file
 from stacks.aws.stack import build
 from stacks.settings import Stack
 
@@ -45,6 +47,12 @@ def user_data(stack: Stack) -> dict[str, str]:
 
     contextvars.copy_context().run(asyncio.run, declare())
     return mocks.user_data
+
+
+def instance_file_of(user_data_text: str) -> str:
+    """The file that cloud-init writes from the user data."""
+    files = yaml.safe_load(user_data_text)["write_files"]
+    return next(file["content"] for file in files if file["path"] == instance_file.PATH)
 
 
 def _export(values: dict[str, Any]) -> None:

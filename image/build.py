@@ -1,0 +1,200 @@
+"""Bake locally: ``python -m image.build rootfs|qemu|oci``. A result is kept under the hash of its inputs."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from image import bake, build_requirements, disk, lock, oci, payload, wheels
+from image.errors import ImageError
+
+OUTPUT = payload.PROJECT / "build" / "image"
+KEY_DIGITS = 16
+REPORT = "report.json"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a bake made.
+
+    Attributes:
+        folder: where it lies.
+        key: hash of the inputs.
+        size_bytes: of the root file system, or of the archive.
+        seconds: part -> seconds, in their order; of the bake that made it, however long ago.
+    """
+
+    folder: Path
+    key: str
+    size_bytes: int
+    seconds: dict[str, float]
+
+    @property
+    def total_s(self) -> float:
+        """From the first part to the last."""
+        return sum(self.seconds.values())
+
+
+Make = Callable[[Path, bake.Listener], tuple[int, dict[str, float]]]
+
+
+def rootfs(files: payload.Files, output: Path, listener: bake.Listener) -> Report:
+    """The root file system of a virtual machine, in ``rootfs/``; errors as ``bake.bake``."""
+
+    def make(folder: Path, listener: bake.Listener) -> tuple[int, dict[str, float]]:
+        made = bake.bake("qemu", files, folder / "rootfs", output / "cache", listener)
+        return made.size_bytes, made.seconds
+
+    return kept("rootfs", files, output, make, listener)
+
+
+def qemu(files: payload.Files, output: Path, listener: bake.Listener, disk_format: str = "raw") -> Report:
+    """A disk with kernel and initrd beside it; errors as ``bake.bake``."""
+    base = rootfs(files, output, listener)
+
+    def make(folder: Path, listener: bake.Listener) -> tuple[int, dict[str, float]]:
+        listener("disk")
+        started = time.perf_counter()
+        disk.make(base.folder / "rootfs", folder, base.size_bytes, disk_format)
+        return base.size_bytes, base.seconds | {"disk": time.perf_counter() - started}
+
+    return kept(f"qemu-{disk_format}", files, output, make, listener)
+
+
+def oci_archive(files: payload.Files, output: Path, listener: bake.Listener) -> Report:
+    """The trainer's container, ``trainer.tar``; errors as ``bake.bake``."""
+
+    def make(folder: Path, listener: bake.Listener) -> tuple[int, dict[str, float]]:
+        made = bake.bake("oci", files, folder / "rootfs", output / "cache", listener)
+        listener("archive")
+        started = time.perf_counter()
+        labels = {"org.gpu-fleet.payload": payload.digest(files)}
+        archive = oci.make(made.root, folder / "trainer.tar", labels, bake.SOURCE_DATE_EPOCH)
+        shutil.rmtree(made.root)
+        return archive.stat().st_size, made.seconds | {"archive": time.perf_counter() - started}
+
+    return kept("oci", files, output, make, listener)
+
+
+def inputs() -> payload.Files:
+    """The payload, its lists held against the lockfile and the requirements they were made from.
+
+    Raises:
+        ImageError: something is missing, unlocked, or was made from something else.
+    """
+    files = payload.assemble()
+    locked = next(one for one in lock.of_base(lock.load(), bake.BASE) if one.kind == "wheels")
+    lock.verify(lock.FOLDER / locked.file, locked.sha256)
+    requirements = [file.read_text(encoding="utf-8") for file in wheels.requirement_files()]
+    wheels.check_fresh(wheels.LIST.read_text(encoding="utf-8"), requirements)
+    return files
+
+
+def kept(kind: str, files: payload.Files, output: Path, make: Make, listener: bake.Listener) -> Report:
+    """What was made from the same inputs before, or a new one; never half of one under the final name."""
+    key = payload.digest(files)[:KEY_DIGITS]
+    final = output / f"{kind}-{key}"
+    if not (final / REPORT).is_file():
+        output.mkdir(parents=True, exist_ok=True)
+        bake.check_machine(output)
+        build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
+        with unfinished(output, kind) as folder:
+            size_bytes, seconds = make(folder, listener)
+            report = Report(final, key, size_bytes, seconds)
+            (folder / REPORT).write_text(json.dumps(asdict(report), default=str, indent=1) + "\n")
+            for older in output.glob(f"{kind}-*"):
+                shutil.rmtree(older)
+            folder.rename(final)
+    content = json.loads((final / REPORT).read_text(encoding="utf-8"))
+    return Report(**content | {"folder": final})
+
+
+@contextmanager
+def unfinished(output: Path, kind: str) -> Iterator[Path]:
+    """A folder to make something in; removed unless it was given its final name."""
+    folder = output / f".unfinished-{kind}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        log = next(folder.glob("*.log"), None) if folder.is_dir() else None
+        if log is not None:
+            log.replace(output / log.name)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def table(report: Report) -> Table:
+    """Seconds of each part, and the size."""
+    made = Table("part", "seconds", title=str(report.folder))
+    for part, seconds in report.seconds.items():
+        made.add_row(part, f"{seconds:.1f}")
+    made.add_section()
+    made.add_row("all", f"{report.total_s:.1f}")
+    made.caption = f"{report.size_bytes / 2**30:.2f} GiB"
+    return made
+
+
+@click.group()
+def main() -> None:
+    """Bake the image on this machine: Debian 12, root, about four minutes."""
+
+
+def _output_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--output", type=click.Path(path_type=Path, file_okay=False), default=OUTPUT, show_default=True
+    )(command)
+
+
+@main.command("rootfs")
+@_output_option
+def rootfs_command(output: Path) -> None:
+    """The root file system as a folder."""
+    _show(lambda listener: rootfs(inputs(), output, listener))
+
+
+@main.command("qemu")
+@_output_option
+@click.option("--format", "disk_format", type=click.Choice(disk.FORMATS), default="raw", show_default=True)
+def qemu_command(output: Path, disk_format: str) -> None:
+    """A disk to boot under QEMU, with kernel and initrd."""
+    _show(lambda listener: qemu(inputs(), output, listener, disk_format))
+
+
+@main.command("oci")
+@_output_option
+def oci_command(output: Path) -> None:
+    """The trainer's container as an OCI archive."""
+    _show(lambda listener: oci_archive(inputs(), output, listener))
+
+
+def _show(make: Callable[[bake.Listener], Report]) -> None:
+    """Make it with its progress on the screen; what cannot be made is one message."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        running: list[int] = []
+
+        def listener(part: str) -> None:
+            for task in running:
+                progress.stop_task(task)  # type: ignore[arg-type] # rich's own NewType of int
+            running.append(progress.add_task(part, total=None))
+
+        try:
+            report = make(listener)
+        except ImageError as error:
+            progress.stop()
+            sys.exit(f"error: {error}")
+    Console().print(table(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+# shellcheck shell=bash
+# What the steps share: the log, the package map, the locked versions.
+
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
+# shellcheck source=/dev/null
+BASE=$(. /etc/os-release && printf '%s-%s' "$ID" "$VERSION_ID")
+
+log() {
+    printf '%s\n' "$*"
+}
+
+fail() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# packages_of GROUP: the packages of a group on this base, one a line.
+packages_of() {
+    awk -v group="$1" '$1 == group { print $2 }' "$PAYLOAD/packages/$BASE.tsv"
+}
+
+# locked ARTEFACT FIELD: a field of versions.toml; ends the step when there is none or it is "unlocked".
+locked() {
+    local value
+    value=$(awk -F '\t' -v name="$1" -v field="$2" '$1 == name && $2 == field { print $3 }' "$PAYLOAD/versions/$BASE.tsv")
+    [ -n "$value" ] || fail "versions.toml: $1.$BASE.$2 is missing"
+    [ "$value" != unlocked ] || fail "versions.toml: $1.$BASE.$2 = 'unlocked': lock it before baking $TARGET"
+    printf '%s' "$value"
+}
+
+# fetched ARTEFACT: the path of an outside file, its hash checked; ends the step when it is another file.
+fetched() {
+    local name expected found
+    name=$(locked "$1" file) expected=$(locked "$1" sha256)
+    [ -f "$FILES/$name" ] || fail "$FILES/$name is missing: versions.toml names it for $1"
+    found=$(sha256sum "$FILES/$name" | cut -d' ' -f1)
+    [ "$found" = "$expected" ] || fail "$FILES/$name: sha256 is $found, versions.toml has $expected"
+    printf '%s' "$FILES/$name"
+}
+
+# install PACKAGE...: without recommended extras; unsafe-io because an unfinished image is thrown away.
+install() {
+    [ $# -gt 0 ] || return 0
+    apt-get install --quiet --yes --no-install-recommends \
+        -o Dpkg::Options::=--force-unsafe-io -o Dpkg::Options::=--force-confold -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# install_group GROUP: the packages of a group on this base.
+install_group() {
+    local names
+    mapfile -t names < <(packages_of "$1")
+    install "${names[@]}"
+}
+
+# install_locked GROUP ARTEFACT: the packages of a group at the locked version, and hold them there.
+install_locked() {
+    local names version offered
+    mapfile -t names < <(packages_of "$1")
+    version=$(locked "$2" version)
+    offered=$(apt-cache madison "${names[0]}" | awk -F ' *[|] *' '{ print $2 }' | paste -sd' ')
+    case " $offered " in
+        *" $version "*) ;;
+        *) fail "versions.toml: $2.$BASE.version = '$version': the archive has ${names[0]} ${offered:-in no version}" ;;
+    esac
+    install "${names[@]/%/=$version}"
+    apt-mark hold "${names[@]}" >/dev/null
+}
+
+# lay PATH...: files of rootfs/ as they lie on the machine, programs executable, all owned by root.
+lay() {
+    local path
+    for path in "$@"; do
+        (cd "$PAYLOAD/rootfs" && find "./$path" -type f -print0) | while IFS= read -r -d '' file; do
+            local mode=0644
+            case $file in ./usr/libexec/*) mode=0755 ;; esac
+            command install -D --owner=root --group=root --mode="$mode" "$PAYLOAD/rootfs/$file" "/${file#./}"
+        done
+    done
+}

@@ -1,0 +1,114 @@
+"""What a machine is made from: the recipe, the lists it reads, the Python that runs on it. One tarball.
+
+Its name is its hash, so that a bake on a cloud runs exactly what was baked here.
+"""
+
+import hashlib
+import io
+import re
+import tarfile
+import tomllib
+from pathlib import Path
+
+from image import lock
+from image.errors import PayloadError
+
+PROJECT = Path(__file__).resolve().parents[1]
+SCRIPTS = ("provision.sh", "lib.sh", "sbom.py")
+FOLDERS = ("steps", "rootfs", "wheels")
+# Modules of the project that run on the machine; the rest of image/ is for the builder.
+PYTHON = ("training", "image/reaper", "image/readiness")
+DIGEST = "payload.sha256"
+
+Files = dict[str, bytes]
+
+
+def assemble(project: Path = PROJECT) -> Files:
+    """Every file of the payload: path -> content, its own digest among them.
+
+    Raises:
+        PayloadError: a step that steps/ORDER names is missing, or one is there that it does not name.
+        LockError: the lockfile is wrong.
+    """
+    image = project / "image"
+    check_steps(image / "steps")
+    files = {name: (image / name).read_bytes() for name in SCRIPTS}
+    for folder in FOLDERS:
+        files |= _below(image / folder, folder)
+    files["python/image/__init__.py"] = b""
+    for folder in PYTHON:
+        files |= _below(project / folder, f"python/{folder}")
+    artefacts = lock.load(image / "versions.toml")
+    for base in lock.BASES:
+        files[f"versions/{base}.tsv"] = lock.tsv(artefacts, base).encode()
+        files[f"packages/{base}.tsv"] = packages_tsv(image / "packages.toml", base).encode()
+    files[DIGEST] = f"{digest(files)}\n".encode()
+    return dict(sorted(files.items()))
+
+
+def check_steps(folder: Path) -> tuple[str, ...]:
+    """The names of the steps in their order.
+
+    Raises:
+        PayloadError: naming the file or the line that has no counterpart.
+    """
+    try:
+        order = (folder / "ORDER").read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise PayloadError(f"{folder / 'ORDER'}: cannot be read: {error.strerror}") from error
+    named = [line.split()[0] for line in order if line.strip() and not line.startswith("#")]
+    there = {path.stem for path in folder.glob("*.sh")}
+    missing = [f"{name}.sh is missing" for name in named if name not in there]
+    stray = [f"{name}.sh is not in ORDER" for name in sorted(there - set(named))]
+    if missing or stray:
+        raise PayloadError(f"{folder}: {'; '.join(missing + stray)}")
+    if named != sorted(named, key=_number):
+        raise PayloadError(f"{folder / 'ORDER'}: the steps must stand in the order of their numbers")
+    return tuple(named)
+
+
+def _number(step: str) -> int:
+    found = re.match(r"\d+", step)
+    if found is None:
+        raise PayloadError(f"steps/ORDER: {step!r} must begin with its number")
+    return int(found.group())
+
+
+def packages_tsv(file: Path, base: str) -> str:
+    """``group<tab>package`` lines of one base, as the steps read them."""
+    groups = tomllib.loads(file.read_text(encoding="utf-8"))
+    return "".join(f"{group}\t{name}\n" for group, bases in groups.items() for name in bases.get(base, ()))
+
+
+def _below(folder: Path, prefix: str) -> Files:
+    if not folder.is_dir():
+        raise PayloadError(f"{folder}: missing; the image needs it")
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in paths}
+
+
+def digest(files: Files) -> str:
+    """SHA-256 over names and contents, in the order of names; of everything but the digest itself."""
+    whole = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        if name != DIGEST:
+            whole.update(f"{name}\0{len(content)}\0".encode() + content)
+    return whole.hexdigest()
+
+
+def tarball(files: Files) -> bytes:
+    """A gzip-less tar that is the same byte for byte whenever the files are: no times, no owners."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.mode = 0o755 if name.endswith(".sh") or "/libexec/" in name else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def write(files: Files, folder: Path) -> None:
+    """Lay the files under a folder."""
+    with tarfile.open(fileobj=io.BytesIO(tarball(files))) as archive:
+        archive.extractall(folder, filter="data")

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# One recipe for every target: runs the steps of steps/ORDER in their order, each in a shell of its own.
+#
+#   TARGET=aws|alicloud|qemu|oci [FILES=DIR] provision.sh [STEP...]
+#
+# FILES holds what was fetched and checked beforehand: wheels/ and other outside files. Without STEP all
+# that apply to the target run. Every step may run again over its own result.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export PAYLOAD=$here
+# shellcheck source=lib.sh
+. "$here/lib.sh"
+
+main() {
+    case ${TARGET:-} in
+        aws | alicloud | qemu | oci) ;;
+        *) fail "TARGET = '${TARGET:-}': must be aws, alicloud, qemu or oci" ;;
+    esac
+    [ "$(id -u)" -eq 0 ] || fail "not root (user id $(id -u)): provisioning changes the whole machine"
+    [ -f "$here/versions/$BASE.tsv" ] || fail "base $BASE: no versions/$BASE.tsv; the bases are $(bases)"
+    export TARGET FILES=${FILES:-/var/cache/gpu-fleet/files}
+
+    local chosen=("$@")
+    [ ${#chosen[@]} -gt 0 ] || mapfile -t chosen < <(steps_of "$TARGET")
+    local step
+    for step in "${chosen[@]}"; do
+        [ -f "$here/steps/$step.sh" ] || fail "step '$step': steps/$step.sh is missing; steps/ORDER names $(all_steps)"
+    done
+    for step in "${chosen[@]}"; do
+        run_step "$step"
+    done
+    log event=provisioned target="$TARGET" base="$BASE" steps="${#chosen[@]}"
+}
+
+bases() {
+    find "$here/versions" -name '*.tsv' -printf '%f\n' | sed 's/\.tsv$//' | sort | paste -sd' '
+}
+
+all_steps() {
+    awk '!/^#/ && NF { print $1 }' "$here/steps/ORDER" | paste -sd' '
+}
+
+steps_of() {
+    awk -v target="$1" '!/^#/ { for (i = 2; i <= NF; i++) if ($i == target) print $1 }' "$here/steps/ORDER"
+}
+
+run_step() {
+    local started=$SECONDS
+    log event=step-started step="$1"
+    if ! bash "$here/steps/$1.sh"; then
+        log event=step-failed step="$1" seconds=$((SECONDS - started))
+        exit 1
+    fi
+    log event=step-done step="$1" seconds=$((SECONDS - started))
+}
+
+main "$@"

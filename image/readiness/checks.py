@@ -1,0 +1,170 @@
+"""What a sound machine looks like: pure functions of what was expected and what was seen."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+# Errors after which a GPU needs a reset or a replacement, by NVIDIA's catalogue (docs.nvidia.com/deploy/
+# xid-errors): double-bit ECC, halted microcontroller, failed row remapping, NVLink, fallen off the bus,
+# uncontained ECC, and a system processor (GSP) that stopped answering.
+FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
+XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
+# Types are named by marketing GiB; the driver keeps some for itself and for ECC.
+SMALLEST_MEMORY_SHARE = 0.9
+# Copies inside one GPU; one that is this much slower than the fastest beside it throttles or has a fault.
+SMALLEST_BANDWIDTH_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the stack's catalogue says of this machine's type.
+
+    Attributes:
+        gpus: how many.
+        gpu_memory_gib: of each.
+        efa_interfaces: Elastic Fabric Adapters.
+        erdma_interfaces: elastic RDMA interfaces.
+    """
+
+    gpus: int = 0
+    gpu_memory_gib: float = 0
+    efa_interfaces: int = 0
+    erdma_interfaces: int = 0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as it was seen.
+
+    Attributes:
+        name: index and bus address.
+        memory_gib: all of it.
+        uncorrected_ecc_errors: since boot; None where it has no ECC.
+        inactive_nvlinks: links that the GPU has and that are down.
+        copy_gib_per_s: memory bandwidth of a copy; None when it was not measured.
+    """
+
+    name: str
+    memory_gib: float
+    uncorrected_ecc_errors: int | None = None
+    inactive_nvlinks: int = 0
+    copy_gib_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look at the machine.
+
+    Attributes:
+        gpus: every GPU that answers.
+        efa_interfaces: Elastic Fabric Adapters with a driver.
+        erdma_interfaces: elastic RDMA interfaces with a driver.
+        kernel_log: since boot.
+        driver_problem: why NVML did not answer; empty when it did.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    efa_interfaces: int = 0
+    erdma_interfaces: int = 0
+    kernel_log: str = ""
+    driver_problem: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: its name.
+        ok: whether the machine may be used.
+        detail: one sentence.
+    """
+
+    check: str
+    ok: bool
+    detail: str
+
+
+def gpu_count(expected: Expected, seen: Seen) -> Finding:
+    """As many GPUs as the type has."""
+    why = f": {seen.driver_problem}" if seen.driver_problem else ""
+    ok = len(seen.gpus) == expected.gpus
+    return Finding("gpu_count", ok, f"{len(seen.gpus)} of {expected.gpus} GPUs{why}")
+
+
+def gpu_memory(expected: Expected, seen: Seen) -> Finding:
+    """Each GPU with the memory of its type."""
+    least = expected.gpu_memory_gib * SMALLEST_MEMORY_SHARE
+    small = [f"GPU {gpu.name} has {gpu.memory_gib:.1f} GiB" for gpu in seen.gpus if gpu.memory_gib < least]
+    return Finding("gpu_memory", not small, _told(small, f"at least {least:.1f} GiB each"))
+
+
+def ecc(_expected: Expected, seen: Seen) -> Finding:
+    """No memory error that ECC could not correct."""
+    bad = [f"GPU {gpu.name}: {gpu.uncorrected_ecc_errors}" for gpu in seen.gpus if gpu.uncorrected_ecc_errors]
+    return Finding("ecc", not bad, _told(bad, "no uncorrected error since boot"))
+
+
+def nvlink(_expected: Expected, seen: Seen) -> Finding:
+    """Every link up."""
+    down = [f"GPU {gpu.name}: {gpu.inactive_nvlinks} down" for gpu in seen.gpus if gpu.inactive_nvlinks]
+    return Finding("nvlink", not down, _told(down, "no link down"))
+
+
+def xid(_expected: Expected, seen: Seen) -> Finding:
+    """No error since boot after which a GPU is of no use."""
+    found = {(bus, int(code)) for bus, code in XID.findall(seen.kernel_log)}
+    fatal = [f"Xid {code} on {bus}" for bus, code in sorted(found) if code in FATAL_XIDS]
+    return Finding("xid", not fatal, _told(fatal, "no fatal Xid since boot"))
+
+
+def bandwidth(_expected: Expected, seen: Seen) -> Finding:
+    """No GPU much slower than the fastest beside it."""
+    measured = {gpu.name: gpu.copy_gib_per_s for gpu in seen.gpus if gpu.copy_gib_per_s is not None}
+    least = max(measured.values(), default=0.0) * SMALLEST_BANDWIDTH_SHARE
+    slow = [f"GPU {name}: {speed:.0f} GiB/s" for name, speed in measured.items() if speed < least]
+    return Finding(
+        "bandwidth", not slow, _told(slow, f"{len(measured)} measured, at least {least:.0f} GiB/s")
+    )
+
+
+def fabric(expected: Expected, seen: Seen) -> Finding:
+    """Network cards for collectives, each with its driver."""
+    rows = (
+        ("EFA", seen.efa_interfaces, expected.efa_interfaces),
+        ("eRDMA", seen.erdma_interfaces, expected.erdma_interfaces),
+    )
+    few = [f"{have} of {wanted} {kind} interfaces" for kind, have, wanted in rows if have < wanted]
+    return Finding("fabric", not few, _told(few, "every interface there"))
+
+
+CHECKS: tuple[Callable[[Expected, Seen], Finding], ...] = (
+    gpu_count,
+    gpu_memory,
+    ecc,
+    nvlink,
+    xid,
+    bandwidth,
+    fabric,
+)
+
+
+def judge(expected: Expected, seen: Seen) -> tuple[Finding, ...]:
+    """Every check, in the order a person would ask."""
+    return tuple(check(expected, seen) for check in CHECKS)
+
+
+def expected_of(instance_file: Mapping[str, object], instance_type: str | None) -> Expected:
+    """What ``instance.toml`` expects of a type; of an unknown one the least that any type of the pool has."""
+    tables = instance_file.get("expected", {})
+    if not isinstance(tables, dict) or not tables:
+        return Expected()
+    keys = Expected.__dataclass_fields__
+    known = {name: {key: table.get(key, 0) for key in keys} for name, table in tables.items()}
+    if instance_type in known:
+        return Expected(**known[instance_type])
+    return Expected(**{key: min(table[key] for table in known.values()) for key in keys})
+
+
+def _told(problems: Iterable[str], otherwise: str) -> str:
+    return "; ".join(problems) or otherwise

@@ -1,0 +1,109 @@
+"""Writes the image's bill of materials (CycloneDX 1.5) and its manifest; runs inside it, on the stdlib."""
+
+import argparse
+import json
+import subprocess
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+# Of the identifier's namespace: the same content gives the same serial number.
+NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "gpu-fleet.image")
+DPKG_FORMAT = "${Package}\t${Version}\t${Architecture}\t${db:Status-Status}\n"
+LIST_WHEELS = """
+from importlib.metadata import distributions
+for found in distributions():
+    print(found.metadata["Name"], found.version, sep="\\t")
+"""
+
+Component = dict[str, Any]
+
+
+def debian_components(listing: str, distribution: str) -> list[Component]:
+    """The installed packages of a ``dpkg-query`` listing in ``DPKG_FORMAT``."""
+    rows = (line.split("\t") for line in listing.splitlines())
+    return [
+        _component(
+            name, version, f"pkg:deb/{distribution}/{quote(name)}@{quote(version)}?arch={architecture}"
+        )
+        for name, version, architecture, status in rows
+        if status == "installed"
+    ]
+
+
+def python_components(listing: str) -> list[Component]:
+    """The packages of a virtual environment, from ``name<tab>version`` lines."""
+    rows = sorted({tuple(line.split("\t")) for line in listing.splitlines()})
+    return [_component(name, version, f"pkg:pypi/{name.lower()}@{quote(version)}") for name, version in rows]
+
+
+def _component(name: str, version: str, url: str) -> Component:
+    return {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
+
+
+def document(components: Iterable[Component], properties: Mapping[str, str]) -> dict[str, Any]:
+    """A CycloneDX document; its serial number follows from its content, and it carries no time."""
+    listed = sorted(components, key=lambda one: one["bom-ref"])
+    content = json.dumps([listed, dict(properties)], sort_keys=True)
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(NAMESPACE, content)}",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "operating-system",
+                "name": "gpu-fleet",
+                "version": properties["payload_sha256"][:12],
+            },
+            "properties": [{"name": f"gpu-fleet:{key}", "value": value} for key, value in properties.items()],
+        },
+        "components": listed,
+    }
+
+
+def manifest(
+    properties: Mapping[str, str], components: Iterable[Component], kernels: Iterable[str]
+) -> dict[str, Any]:
+    """What a person or a test asks first: target, base, payload, kernels, and the versions that matter."""
+    telling = ("nvidia", "libcuda", "torch", "transformers", "boto3", "cloud-init")
+    versions = {one["name"]: one["version"] for one in components if one["name"].startswith(telling)}
+    return {**properties, "kernels": sorted(kernels), "versions": dict(sorted(versions.items()))}
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def main() -> None:
+    """Collect, and write ``sbom.cdx.json`` and ``manifest.json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--base", required=True)
+    parser.add_argument("--payload", type=Path, required=True, help="file with the payload's SHA-256")
+    parser.add_argument("--environment", type=Path, required=True, help="virtual environment")
+    parser.add_argument("--folder", type=Path, required=True, help="where both files go")
+    options = parser.parse_args()
+    components = debian_components(
+        _output("dpkg-query", "--show", "--showformat", DPKG_FORMAT), options.base.split("-")[0]
+    )
+    components += python_components(_output(str(options.environment / "bin" / "python"), "-c", LIST_WHEELS))
+    properties = {
+        "target": options.target,
+        "base": options.base,
+        "payload_sha256": options.payload.read_text().strip(),
+    }
+    modules = Path("/lib/modules")
+    kernels = [path.name for path in modules.iterdir()] if modules.is_dir() else []
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name, content in {
+        "sbom.cdx.json": document(components, properties),
+        "manifest.json": manifest(properties, components, kernels),
+    }.items():
+        (options.folder / name).write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

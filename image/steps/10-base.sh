@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The base system: its packages, the account the services run as, and what must never move by itself.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+# nothing upgrades behind our back: a moved NVIDIA library breaks every running job
+command install -d -m 0755 /etc/apt/apt.conf.d /etc/apt/preferences.d
+lay etc/apt etc/dpkg
+apt-get update --quiet
+install_group base
+if [ "$TARGET" = oci ]; then
+    exit 0
+fi
+install_group machine
+lay etc/sysusers.d etc/tmpfiles.d etc/cloud etc/systemd/system/user-.slice.d etc/systemd/system/gpu-fleet.slice
+systemd-sysusers
+systemctl enable systemd-networkd.service
+systemctl disable --quiet apt-daily.timer apt-daily-upgrade.timer

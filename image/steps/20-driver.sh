@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Kernel and NVIDIA driver: open modules, precompiled on Ubuntu, built now by DKMS on Debian, never at boot.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+version=$(locked nvidia-driver version)
+
+# every NVIDIA package at one version: the archive may offer newer libraries than modules
+printf 'Package: *nvidia* libcuda1\nPin: version %s*\nPin-Priority: 1001\n' "${version%%-*}" \
+    >/etc/apt/preferences.d/50-gpu-fleet-nvidia
+lay etc/modprobe.d
+
+if [ "$TARGET" = qemu ]; then
+    # the kernel is locked with the driver: a newer one of the same series need not compile its modules
+    install_locked kernel kernel
+fi
+install_locked driver nvidia-driver
+
+kernel=$(find /lib/modules -mindepth 1 -maxdepth 1 -printf '%f\n' | sort -V | tail -n 1)
+# Debian names it for the branch and loads it by an alias
+module=$(find "/lib/modules/$kernel" \( -name 'nvidia.ko*' -o -name 'nvidia-current-open.ko*' \) -print -quit)
+[ -n "$module" ] || fail "no nvidia module for kernel $kernel"
+built=$(modinfo --field version "$module")
+[ "$built" = "${version%%-*}" ] || fail "$module is $built, locked is $version"
+mapfile -t odd < <(
+    dpkg-query --show --showformat '${Package} ${source:Package} ${Version} ${db:Status-Status}\n' |
+        awk -v version="$version" '$4 == "installed" && $3 != version &&
+            $2 ~ /^nvidia-(graphics-drivers|open-gpu-kernel-modules|fabric-manager)/ { print $1, $3 }'
+)
+[ ${#odd[@]} -eq 0 ] || fail "NVIDIA packages of another version than $version: ${odd[*]}"
+
+# a kernel that arrives later must not compile modules on a machine that is booting
+if [ -f /lib/systemd/system/dkms.service ]; then
+    systemctl mask --quiet dkms.service
+fi

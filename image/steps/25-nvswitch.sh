@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Fabric manager and NSCQ of the driver's own version; they start only where there is an NVSwitch.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+install_group nvswitch
+driver=$(locked nvidia-driver version)
+manager=$(dpkg-query --show --showformat '${Version}' "$(packages_of nvswitch | head -n 1)")
+[ "${manager%%-*}" = "${driver%%-*}" ] || fail "fabric manager $manager beside driver $driver: they must be one version"
+lay etc/systemd/system/nvidia-fabricmanager.service.d
+systemctl enable nvidia-fabricmanager.service

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Figures of machine and GPUs for whoever scrapes them: node exporter everywhere, DCGM's where there is one.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+install_group exporters
+systemctl enable prometheus-node-exporter.service
+if [ "$TARGET" = qemu ]; then
+    log event=skipped what=dcgm-exporter reason="Debian 12 ships none and a virtual machine has no GPU"
+    exit 0
+fi
+version=$(locked dcgm version)
+install "datacenter-gpu-manager-4-core=$version" "datacenter-gpu-manager-exporter=$(locked dcgm-exporter version)"
+systemctl enable nvidia-dcgm.service nvidia-dcgm-exporter.service

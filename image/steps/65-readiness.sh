@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The gate: a machine says what it found before anyone trains on it.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+lay etc/systemd/system/gpu-ready.service etc/systemd/system/mig@.service usr/libexec/gpu-fleet/mig
+systemctl enable gpu-ready.service

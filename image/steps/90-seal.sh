@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Nothing of the builder stays: no key, no identity, no history, no log, no cloud-init state.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+rm -f /etc/ssh/ssh_host_*
+rm -rf /root/.ssh /home/*/.ssh /root/.cache /root/.config
+find / -xdev \( -name '.*_history' -o -name '.wget-hsts' -o -name '.lesshst' -o -name .pip \) -prune -exec rm -rf {} +
+if command -v cloud-init >/dev/null; then
+    cloud-init clean --logs --seed
+fi
+# empty, not absent: systemd then gives each machine its own at first boot
+: >/etc/machine-id
+rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed /var/lib/systemd/credential.secret
+rm -f /etc/hostname /etc/.pwd.lock /etc/*- /var/lib/dpkg/*-old /var/cache/debconf/*-old
+find /var/log -type f -delete
+rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/lib/dhcp/* /var/tmp/*
+if [ "$TARGET" = qemu ] || [ "$TARGET" = oci ]; then
+    : >/etc/hostname
+else
+    apt-get clean
+fi

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# What is inside, for people and scanners: a CycloneDX bill of materials and a manifest.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+python3 "$PAYLOAD/sbom.py" --target "$TARGET" --base "$BASE" --payload "$PAYLOAD/payload.sha256" \
+    --environment /opt/gpu-fleet/venv --folder /usr/share/gpu-fleet

@@ -1,0 +1,71 @@
+"""The baked image, made once for all tests that ask for it and kept under build/."""
+
+import os
+import subprocess
+
+import pytest
+
+from image import build, build_requirements
+
+
+def tell(part):
+    """Say what the bake is at: it takes minutes."""
+    os.write(2, f"\nevent=bake part={part}".encode())
+
+
+@pytest.fixture(scope="session")
+def bakeable():
+    reason = build_requirements.hindrance()
+    if reason is not None:
+        pytest.skip(f"no bake here: {reason}")
+
+
+@pytest.fixture(scope="session")
+def files(bakeable):
+    """The payload, read once: everything these tests bake is made from the same."""
+    return build.inputs()
+
+
+@pytest.fixture(scope="session")
+def baked(files):
+    """The report of the virtual machine's root file system."""
+    return build.rootfs(files, build.OUTPUT, tell)
+
+
+@pytest.fixture(scope="session")
+def root(baked):
+    return baked.folder / "rootfs"
+
+
+@pytest.fixture(scope="session")
+def disk(files, baked):
+    """The folder with disk, kernel and initrd."""
+    return build.qemu(files, build.OUTPUT, tell).folder
+
+
+@pytest.fixture(scope="session")
+def inside(root):
+    """Runs a command inside the root file system; what it writes to /tmp, /run and /scratch is forgotten."""
+
+    def run(command, timeout_s=300):
+        mounts = " && ".join(
+            f"mount -t {kind} {kind} {root}/{place}"
+            for place, kind in {
+                "proc": "proc",
+                "run": "tmpfs",
+                "tmp": "tmpfs",
+                "dev/shm": "tmpfs",
+                "scratch": "tmpfs",
+            }.items()
+        )
+        script = f'{mounts} && exec chroot {root} /bin/bash -c "$0"'
+        return subprocess.run(
+            ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "bash", "-c", script, command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LC_ALL": "C.UTF-8"},
+        )
+
+    return run

@@ -1,0 +1,108 @@
+"""Baking: what stops it is one message, and what is unfinished does not stay."""
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from image import bake, build, build_requirements, payload
+from image.errors import BakeError, RequirementError
+
+
+@pytest.fixture
+def machine_that_may(monkeypatch):
+    """A machine on which nothing hinders a bake, and no package is installed by a test."""
+    monkeypatch.setattr(build_requirements, "hindrance", lambda: None)
+    monkeypatch.setattr(build_requirements, "install", lambda packages: list(packages)[:0])
+
+
+FILES = {"provision.sh": b"", payload.DIGEST: b""}
+
+
+def silent(_part):
+    """A listener that says nothing."""
+
+
+def test_not_root_is_one_message(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+
+    with pytest.raises(RequirementError, match=r"cannot bake: not root \(user id 1000\): run it with sudo"):
+        bake.check_machine(tmp_path)
+
+
+def test_a_machine_without_apt_is_told_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+
+    with pytest.raises(RequirementError, match="apt-get is not on PATH: this needs Debian 12 or Ubuntu"):
+        bake.check_machine(tmp_path)
+
+
+def test_no_disk_space_is_told_in_gib(tmp_path, machine_that_may, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(100, 99, 2**30))
+
+    with pytest.raises(RequirementError, match=r"1\.0 GiB free, a bake needs 8; use --output"):
+        bake.check_machine(tmp_path)
+
+
+def test_a_failed_bake_leaves_nothing_under_the_final_name_and_keeps_its_log(tmp_path, machine_that_may):
+    def make(folder, _listener):
+        (folder / "rootfs").mkdir()
+        (folder / "qemu.log").write_text("event=step-failed")
+        raise BakeError("step 20-driver failed")
+
+    with pytest.raises(BakeError):
+        build.kept("rootfs", FILES, tmp_path, make, silent)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["qemu.log"]
+
+
+def test_a_bake_of_the_same_inputs_is_taken_from_before(tmp_path, machine_that_may):
+    made = []
+
+    def make(folder, _listener):
+        made.append(folder)
+        return 7, {"base": 1.0}
+
+    first = build.kept("rootfs", FILES, tmp_path, make, silent)
+    second = build.kept("rootfs", FILES, tmp_path, make, silent)
+
+    assert len(made) == 1
+    assert second == first
+    assert json.loads((first.folder / build.REPORT).read_text())["size_bytes"] == 7
+
+
+def test_a_bake_of_other_inputs_replaces_the_one_before(tmp_path, machine_that_may):
+    old = build.kept("rootfs", FILES, tmp_path, lambda *_: (7, {}), silent)
+
+    new = build.kept("rootfs", FILES | {"lib.sh": b"changed"}, tmp_path, lambda *_: (7, {}), silent)
+
+    assert new.key != old.key
+    assert [file.name for file in tmp_path.iterdir()] == [new.folder.name]
+
+
+def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_requirements, "hindrance", lambda: "not root (user id 1000): run it with sudo")
+    monkeypatch.setattr(build, "inputs", lambda: FILES)
+
+    said = CliRunner().invoke(build.main, ["qemu", "--output", str(tmp_path)])
+
+    assert said.exit_code == 1
+    assert said.output.splitlines()[-1] == "error: cannot bake: not root (user id 1000): run it with sudo"
+
+
+def test_a_failing_step_is_named_with_its_last_lines(tmp_path):
+    script = "echo event=step-started step=20-driver; echo 'error: no such version'; exit 1"
+
+    with pytest.raises(BakeError, match=r"(?s)step 20-driver failed.*error: no such version"):
+        bake.run_steps(["bash", "-c", script], tmp_path / "log", silent)
+
+
+def test_the_seconds_of_each_step_are_read_from_its_log(tmp_path):
+    heard = []
+    script = "echo event=step-started step=10-base; echo event=step-done step=10-base seconds=3"
+
+    seconds = bake.run_steps(["bash", "-c", script], tmp_path / "log", heard.append)
+
+    assert (seconds, heard) == ({"10-base": 3.0}, ["10-base"])

@@ -1,0 +1,89 @@
+"""What a bake is packed into: disk, container, list of wheels, bill of materials."""
+
+import json
+import shutil
+
+import pytest
+
+from image import disk, oci, sbom, wheels
+from image.errors import BakeError, LockError
+
+
+def test_a_root_without_a_kernel_makes_no_disk(tmp_path):
+    (tmp_path / "boot").mkdir()
+
+    with pytest.raises(BakeError, match="no kernel with an initrd"):
+        disk.make(tmp_path, tmp_path, 0)
+
+
+def test_the_newest_kernel_boots(tmp_path):
+    (tmp_path / "boot").mkdir()
+    for release in ("6.1.0-9-cloud-amd64", "6.1.0-50-cloud-amd64"):
+        (tmp_path / "boot" / f"vmlinuz-{release}").touch()
+        (tmp_path / "boot" / f"initrd.img-{release}").touch()
+
+    assert disk.newest_kernel(tmp_path) == "6.1.0-50-cloud-amd64"
+
+
+def test_a_list_of_wheels_from_other_requirements_is_refused():
+    with pytest.raises(
+        LockError, match=r"torch==2\.14\.0 \(the list has 2\.13\.0\+cpu\).*python -m image\.wheels"
+    ):
+        wheels.check_fresh("torch==2.13.0+cpu --hash=sha256:0\n", ["torch==2.14.0\n"])
+
+
+def test_a_list_of_wheels_from_the_same_requirements_passes():
+    wheels.check_fresh(
+        "torch==2.13.0+cpu --hash=sha256:0\nnumpy==2.0 --hash=x\n", ["torch==2.13.0\n# a remark\n"]
+    )
+
+
+def test_the_hash_of_a_list_goes_into_its_own_table():
+    text = '[a."debian-12"]\nsha256 = "1"\n[python-wheels."debian-12"]\nkind = "wheels"\nsha256 = "2"\n'
+
+    assert wheels.with_hash(text, "3") == text.replace('"2"', '"3"')
+
+
+def test_the_same_packages_give_the_same_bill_of_materials():
+    listing = "bash\t5.2-1\tamd64\tinstalled\nlibc6\t2.36+1\tamd64\tinstalled\nold\t1\tamd64\tconfig-files\n"
+    properties = {"payload_sha256": "0" * 64, "target": "qemu", "base": "debian-12"}
+    components = sbom.debian_components(listing, "debian") + sbom.python_components("torch\t2.13.0\n")
+
+    bill = sbom.document(components, properties)
+
+    assert bill == sbom.document(list(reversed(components)), properties)
+    assert [component["purl"] for component in bill["components"]] == [
+        "pkg:deb/debian/bash@5.2-1?arch=amd64",
+        "pkg:deb/debian/libc6@2.36%2B1?arch=amd64",
+        "pkg:pypi/torch@2.13.0",
+    ]
+
+
+def test_the_container_is_the_same_for_the_same_files_and_holds_them(tmp_path):
+    root = tmp_path / "root"
+    (root / "opt").mkdir(parents=True)
+    (root / "opt/program").write_text("#!/bin/sh\n")
+    (root / "opt/link").symlink_to("program")
+
+    archives = [
+        oci.make(root, tmp_path / name, {"payload": "x"}, 1_764_000_000) for name in ("a.tar", "b.tar")
+    ]
+
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    folder = tmp_path / "unpacked"
+    shutil.unpack_archive(archives[0], folder, "tar", filter="data")
+    index = json.loads((folder / "index.json").read_text())
+    manifest = blob(folder, index["manifests"][0])
+    assert blob(folder, manifest["config"])["config"]["Entrypoint"][-1] == "training"
+    shutil.unpack_archive(
+        blob_file(folder, manifest["layers"][0]), tmp_path / "layer", "gztar", filter="data"
+    )
+    assert (tmp_path / "layer/opt/link").read_text() == "#!/bin/sh\n"
+
+
+def blob_file(folder, descriptor):
+    return folder / "blobs" / descriptor["digest"].replace(":", "/")
+
+
+def blob(folder, descriptor):
+    return json.loads(blob_file(folder, descriptor).read_text())

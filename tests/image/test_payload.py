@@ -1,0 +1,102 @@
+"""The payload: complete or refused, and the same bytes for the same content."""
+
+import io
+import shutil
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image import lock, payload
+from image.errors import PayloadError
+
+names = st.text("abc/", min_size=1, max_size=6).filter(
+    lambda name: not name.startswith("/") and "//" not in name
+)
+trees = st.dictionaries(names, st.binary(max_size=20), max_size=5)
+
+
+@pytest.fixture
+def steps(tmp_path):
+    folder = tmp_path / "steps"
+    shutil.copytree(payload.PROJECT / "image" / "steps", folder)
+    return folder
+
+
+def test_the_payload_carries_recipe_lists_and_python():
+    files = payload.assemble()
+
+    assert {"provision.sh", "steps/10-base.sh", "versions/debian-12.tsv", "packages/ubuntu-24.04.tsv"} <= set(
+        files
+    )
+    assert "python/training/__main__.py" in files
+    assert "python/image/reaper/agent.py" in files
+    assert not [name for name in files if name.startswith("python/stacks") or "__pycache__" in name]
+
+
+def test_a_missing_step_is_named(steps):
+    (steps / "40-scratch.sh").unlink()
+
+    with pytest.raises(PayloadError, match=r"40-scratch\.sh is missing"):
+        payload.check_steps(steps)
+
+
+def test_a_step_that_no_target_runs_is_named(steps):
+    (steps / "41-stray.sh").write_text("")
+
+    with pytest.raises(PayloadError, match=r"41-stray\.sh is not in ORDER"):
+        payload.check_steps(steps)
+
+
+def test_steps_out_of_order_are_refused(steps):
+    order = (steps / "ORDER").read_text().splitlines()
+    (steps / "ORDER").write_text("\n".join(reversed(order)))
+
+    with pytest.raises(PayloadError, match="in the order of their numbers"):
+        payload.check_steps(steps)
+
+
+def test_every_group_a_step_installs_is_in_the_package_map():
+    listed = payload.packages_tsv(payload.PROJECT / "image" / "packages.toml", "ubuntu-24.04")
+    listed += payload.packages_tsv(payload.PROJECT / "image" / "packages.toml", "debian-12")
+    groups = {line.split("\t")[0] for line in listed.splitlines()}
+    asked = set()
+    for step in (payload.PROJECT / "image" / "steps").glob("*.sh"):
+        words = [line.split() for line in step.read_text().splitlines()]
+        asked |= {line[1] for line in words if line[:1] in (["install_group"], ["install_locked"])}
+
+    assert asked == groups
+
+
+def test_every_locked_value_a_step_asks_for_is_in_the_lockfile():
+    known = {one.name for one in lock.load()}
+    steps = "".join(step.read_text() for step in (payload.PROJECT / "image" / "steps").glob("*.sh"))
+
+    asked = {part.split()[0] for part in steps.split("$(locked ")[1:] + steps.split("$(fetched ")[1:]}
+
+    assert {name.rstrip(")") for name in asked} <= known
+
+
+@given(trees)
+def test_the_same_content_gives_the_same_tarball_and_digest(tree):
+    turned = dict(reversed(tree.items()))
+
+    assert payload.tarball(tree) == payload.tarball(turned)
+    assert payload.digest(tree) == payload.digest(turned)
+
+
+@given(trees, names, st.binary(max_size=20))
+def test_any_change_gives_another_digest(tree, name, content):
+    changed = tree | {name: content}
+
+    assert (payload.digest(changed) == payload.digest(tree)) == (changed == tree)
+
+
+def test_programs_arrive_executable_and_files_do_not():
+    with tarfile.open(fileobj=io.BytesIO(payload.tarball(payload.assemble()))) as archive:
+        modes = {entry.name: entry.mode for entry in archive}
+
+    assert modes["provision.sh"] == 0o755
+    assert modes["rootfs/usr/libexec/gpu-fleet/scratch"] == 0o755
+    assert modes["rootfs/etc/systemd/system/scratch.service"] == 0o644

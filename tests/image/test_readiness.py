@@ -1,0 +1,170 @@
+"""The gate: what it expects, what it finds, what it says."""
+
+import json
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from image.readiness import __main__ as gate
+from image.readiness import checks, probes
+from image.readiness.checks import Expected, Finding, Gpu, Seen
+from image.readiness.unhealthy import report_unhealthy
+
+EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
+SOUND = Seen(gpus=(Gpu("0", 39.4, 0, 0, 1300.0), Gpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4)
+INSTANCE_FILE = {
+    "cloud": "aws",
+    "region": "us-east-1",
+    "expected": {"big": {"gpus": 8, "gpu_memory_gib": 40}, "small": {"gpus": 1, "gpu_memory_gib": 24}},
+}
+
+
+def failed(seen, expected=EXPECTED):
+    return {finding.check: finding.detail for finding in checks.judge(expected, seen) if not finding.ok}
+
+
+def bent(**changes):
+    return replace(SOUND, gpus=(SOUND.gpus[0], replace(SOUND.gpus[1], **changes)))
+
+
+def test_a_sound_machine_passes_every_check():
+    assert failed(SOUND) == {}
+
+
+def test_a_machine_without_its_gpus_says_how_many_and_why():
+    seen = Seen(efa_interfaces=4, driver_problem="Driver Not Loaded")
+
+    assert failed(seen, Expected(gpus=8)) == {"gpu_count": "0 of 8 GPUs: Driver Not Loaded"}
+
+
+def test_a_gpu_with_less_memory_than_its_type_is_named():
+    assert failed(bent(memory_gib=19.5)) == {"gpu_memory": "GPU 1 has 19.5 GiB"}
+
+
+def test_an_uncorrected_memory_error_fails():
+    assert failed(bent(uncorrected_ecc_errors=3)) == {"ecc": "GPU 1: 3"}
+
+
+def test_a_link_that_is_down_fails():
+    assert failed(bent(inactive_nvlinks=2)) == {"nvlink": "GPU 1: 2 down"}
+
+
+def test_a_gpu_much_slower_than_its_neighbours_fails():
+    assert failed(bent(copy_gib_per_s=900.0)) == {"bandwidth": "GPU 1: 900 GiB/s"}
+
+
+def test_missing_network_cards_fail():
+    assert failed(replace(SOUND, efa_interfaces=3)) == {"fabric": "3 of 4 EFA interfaces"}
+
+
+@pytest.mark.parametrize("code", sorted(checks.FATAL_XIDS))
+def test_a_fatal_error_in_the_kernels_log_fails(code):
+    log = f"NVRM: Xid (PCI:0000:10:1c): {code}, pid='<unknown>'\n" * 2
+
+    assert failed(replace(SOUND, kernel_log=log)) == {"xid": f"Xid {code} on PCI:0000:10:1c"}
+
+
+def test_an_error_of_a_program_is_not_the_machines_fault():
+    assert failed(replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n")) == {}
+
+
+def test_the_expectation_is_that_of_the_machines_type():
+    assert checks.expected_of(INSTANCE_FILE, "big").gpus == 8
+
+
+def test_of_an_unknown_type_the_least_is_expected():
+    assert checks.expected_of(INSTANCE_FILE, "huge") == Expected(gpus=1, gpu_memory_gib=24)
+    assert checks.expected_of({}, "big") == Expected()
+
+
+def test_rdma_devices_are_counted_by_their_driver(tmp_path):
+    for index, driver in enumerate(["efa", "efa", "mlx5_core"]):
+        device = tmp_path / f"rdmap{index}" / "device"
+        device.mkdir(parents=True)
+        (device / "driver").symlink_to(tmp_path / "drivers" / driver)
+
+    seen = probes.look(NoDriver, tmp_path)
+
+    assert (seen.efa_interfaces, seen.erdma_interfaces) == (2, 0)
+    assert seen.driver_problem == "Driver Not Loaded"
+
+
+class NoDriver:
+    """Speaks like pynvml on a machine whose driver is not loaded."""
+
+    class NVMLError(Exception):
+        pass
+
+    @staticmethod
+    def nvmlInit():  # noqa: N802 - NVML's own name
+        raise NoDriver.NVMLError("Driver Not Loaded")
+
+
+def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
+    findings = (Finding("gpu_count", ok=False, detail="0 of 8 GPUs"), Finding("xid", ok=True, detail="none"))
+
+    ready = gate.write_report(findings, tmp_path / "ready.json", datetime(2026, 11, 21, tzinfo=UTC))
+
+    report = json.loads((tmp_path / "ready.json").read_text())
+    assert not ready
+    assert not report["ready"]
+    assert report["checks"]["gpu_count"] == {"ok": False, "detail": "0 of 8 GPUs"}
+    assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]
+
+
+@pytest.fixture
+def group():
+    """A scaling group with one machine; yields its client and the machine's id."""
+    with mock_aws():
+        autoscaling = boto3.client("autoscaling", region_name="us-east-1")
+        image = boto3.client("ec2", region_name="us-east-1").describe_images()["Images"][0]["ImageId"]
+        autoscaling.create_launch_configuration(
+            LaunchConfigurationName="machines", ImageId=image, InstanceType="g5.xlarge"
+        )
+        autoscaling.create_auto_scaling_group(
+            AutoScalingGroupName="pool",
+            LaunchConfigurationName="machines",
+            MinSize=1,
+            MaxSize=1,
+            AvailabilityZones=["us-east-1a"],
+        )
+        machine = autoscaling.describe_auto_scaling_instances()["AutoScalingInstances"][0]["InstanceId"]
+        yield autoscaling, machine
+
+
+def health(autoscaling):
+    return autoscaling.describe_auto_scaling_instances()["AutoScalingInstances"][0]["HealthStatus"].lower()
+
+
+def test_a_bad_machine_marks_itself_unhealthy_in_its_group(group):
+    autoscaling, machine = group
+
+    told = report_unhealthy(INSTANCE_FILE, machine, "0 of 8 GPUs", autoscaling)
+
+    assert told
+    assert health(autoscaling) == "unhealthy"
+
+
+def test_a_machine_of_no_group_says_so_and_goes_on(group, caplog):
+    autoscaling, _ = group
+    caplog.set_level(logging.ERROR)
+
+    assert not report_unhealthy(INSTANCE_FILE, "i-0000000000000dead", "0 of 8 GPUs", autoscaling)
+    assert "event=unhealthy-not-told" in caplog.text
+
+
+def test_without_metadata_nobody_is_told(caplog):
+    assert not report_unhealthy(INSTANCE_FILE, None, "0 of 8 GPUs")
+    assert "event=unhealthy-not-told instance=None" in caplog.text
+
+
+def test_a_missing_instance_file_is_one_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+
+    assert gate.main() == 1
+    assert "instance.toml" in caplog.text
+    assert "Traceback" not in caplog.text
