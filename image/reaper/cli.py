@@ -12,6 +12,10 @@ from image.reaper.errors import ReaperError, nearest
 COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("image.reaper.sweep_command:sweep", "Mark idle machines, end those whose time has come."),
     "agent": ("image.reaper.agent_command:command", "Watch this machine and publish heartbeats."),
+    "status": ("image.reaper.status:status", "Who has what, how idle, when it would go, what it costs."),
+    "keep": ("image.reaper.keep:keep", "Keep a machine for some hours or days, used or not."),
+    "release": ("image.reaper.keep:release", "Keep a machine no longer."),
+    "report": ("image.reaper.report_command:report", "What a month saved, as a page with plots."),
 }
 
 

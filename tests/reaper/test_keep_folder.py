@@ -5,19 +5,17 @@ import time
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.keep_folder import Place, Saved, place, save
+from tests.reaper.fake_aws import fake_aws
 
 PLACE = Place("data", "keep/aws-dev/i-1/")
 
 
 @pytest.fixture
-def s3(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "made-up")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "made-up")
-    with mock_aws():
+def s3():
+    with fake_aws():
         client = boto3.client("s3", "us-east-1")
         client.create_bucket(Bucket="data")
         yield client

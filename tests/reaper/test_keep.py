@@ -1,0 +1,143 @@
+"""A person's hold: asked for, shortened, replaced, taken back."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper.cli import main
+from image.reaper.errors import ConfigurationError
+from image.reaper.keep import wish
+from image.reaper.marks import hold_of
+from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, Instance
+from image.reaper.times import parse_time
+from tests.reaper.fake_aws import fake_aws
+from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.moto_fleet import REGION, MotoFleet
+from tests.reaper.samples import NOON
+
+
+@pytest.fixture(scope="module")
+def moto_fleet():
+    with fake_aws():
+        yield MotoFleet()
+
+
+@pytest.fixture
+def fleet(moto_fleet, monkeypatch):
+    monkeypatch.setenv("AWS_REGION", REGION)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", "/nowhere.toml")
+    return moto_fleet
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_a_machine_is_kept_for_the_time_asked_for(fleet):
+    (machine,) = fleet.start()
+
+    result = run("keep", "8h", "--reason", "paper deadline", "--instance-id", machine)
+
+    tags = fleet.tags(machine)
+    assert result.exit_code == 0, result.output
+    left = parse_time(tags[TAG_KEEP_UNTIL]) - datetime.now(UTC)
+    assert timedelta(hours=7, minutes=58) < left <= timedelta(hours=8)
+    assert tags[TAG_KEEP_REASON] == "paper deadline"
+    assert "is kept until" in result.output
+
+
+def test_more_than_two_weeks_are_shortened_and_that_is_said(fleet):
+    (machine,) = fleet.start()
+
+    result = run("keep", "30d", "--reason", "long run", "--instance-id", machine)
+
+    assert "30d is longer than 14 days" in result.output
+    assert parse_time(fleet.tags(machine)[TAG_KEEP_UNTIL]) < datetime.now(UTC) + KEEP_AT_MOST
+
+
+def test_a_hold_that_cannot_be_read_is_told_and_replaced(fleet):
+    (machine,) = fleet.start(**{TAG_KEEP_UNTIL: "next week"})
+
+    result = run("keep", "1h", "--reason", "x", "--instance-id", machine)
+
+    assert "warning: gpu-fleet:keep-until = 'next week'; allowed: an ISO 8601 time" in result.output
+    assert parse_time(fleet.tags(machine)[TAG_KEEP_UNTIL])
+
+
+def test_release_takes_the_hold_back(fleet):
+    (machine,) = fleet.start()
+    run("keep", "1h", "--reason", "x", "--instance-id", machine)
+
+    result = run("release", "--instance-id", machine)
+
+    assert result.output == f"{machine} is kept no longer\n"
+    assert not {TAG_KEEP_UNTIL, TAG_KEEP_REASON} & fleet.tags(machine).keys()
+
+
+def test_releasing_what_was_not_kept_says_so(fleet):
+    (machine,) = fleet.start()
+
+    assert run("release", "--instance-id", machine).output == f"{machine} was not kept\n"
+
+
+@pytest.mark.parametrize("command", [("keep", "1h", "--reason", "x"), ("release",)])
+def test_a_machine_that_is_not_the_reaper_s_is_refused(fleet, command):
+    (machine,) = fleet.start(**{TAG_MANAGED: "false"})
+
+    result = run(*command, "--instance-id", machine)
+
+    assert result.exit_code == 1
+    assert f"{machine} does not carry gpu-fleet:managed=true" in result.output
+
+
+def test_elsewhere_the_machine_has_to_be_named(fleet):
+    result = run("keep", "1h", "--reason", "x")
+
+    assert result.exit_code == 1
+    assert result.output.startswith("error: --instance-id is missing, and this is no machine of a fleet")
+
+
+def test_without_any_region_the_flag_is_named(fleet, monkeypatch):
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+
+    result = run("release", "--instance-id", "i-1")
+
+    assert result.output == "error: --region is missing, and neither instance.toml nor AWS_REGION says it\n"
+
+
+def test_on_a_machine_its_region_is_known(fleet, monkeypatch, tmp_path):
+    (tmp_path / "instance.toml").write_text(MACHINE_FILE)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.delenv("AWS_REGION")
+    (machine,) = fleet.start()
+
+    assert run("release", "--instance-id", machine).exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["8", "h", "0h", "-1h", "8 hours", ""])
+def test_a_duration_that_is_none_is_refused_with_what_is_allowed(fleet, text):
+    result = run("keep", "--reason", "x", "--instance-id", "i-1", "--", text)
+
+    assert result.exit_code == 1
+    assert "allowed: a number and m, h or d, say 90m, 8h or 2d" in result.output
+
+
+@pytest.mark.parametrize("reason", ["", "  ", "x" * 257])
+def test_a_reason_that_says_nothing_or_fits_no_tag_is_refused(reason):
+    with pytest.raises(ConfigurationError, match=r"--reason of .* characters; allowed: 1 to 256"):
+        wish(timedelta(hours=1), reason, NOON)
+
+
+@given(st.timedeltas(min_value=timedelta(minutes=1), max_value=timedelta(days=10_000)))
+def test_every_hold_is_one_that_the_sweep_obeys_without_a_doubt(duration):
+    made = wish(duration, "x", NOON)
+
+    hold = hold_of(Instance("i-1", "", "running", NOON, made.tags()), NOON)
+
+    assert hold is not None
+    assert not hold.problem
+    assert hold.until <= NOON + KEEP_AT_MOST

@@ -1,0 +1,123 @@
+"""What people see: who has what, how idle it is, when it would go, what it costs."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from click.testing import CliRunner
+
+from image.reaper import activity_file, policy
+from image.reaper.cli import main
+from image.reaper.judge import State
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
+from image.reaper.status import goes, row
+from tests.reaper.fake_aws import fake_aws
+from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
+from tests.reaper.samples import NOON, judgement
+
+
+@pytest.fixture
+def rules(tmp_path):
+    return policy.load(write_policy(tmp_path / "policy.json"))
+
+
+@pytest.fixture
+def fleet():
+    with fake_aws():
+        yield MotoFleet()
+
+
+def decision(verdict=Verdict.KEEP_BUSY, idle_s=600.0, tags=None, **values):
+    tags = {TAG_POOL: "dev", TAG_OWNER: "ada"} | (tags or {})
+    instance = Instance("i-1", "g5.xlarge", "running", NOON - timedelta(days=1), tags)
+    return replace(Decision(instance, verdict, "why", idle_s=idle_s), **values)
+
+
+def test_a_row_tells_machine_owner_idle_time_and_price(rules):
+    made = row(decision(hourly_price=Decimal("1.006")), rules, NOON)
+
+    assert (made.machine, made.owner, made.what) == ("i-1", "ada", "dev g5.xlarge")
+    assert (made.idle, made.an_hour) == ("10 min", "1.006 USD")
+
+
+def test_what_is_not_known_is_not_invented(rules):
+    made = row(decision(idle_s=None, tags={TAG_OWNER: ""}), rules, NOON)
+
+    assert (made.owner, made.idle, made.goes, made.an_hour) == ("nobody", "", "never", "unknown")
+
+
+def test_an_unmarked_machine_goes_after_idle_time_and_grace(rules):
+    assert goes(decision(idle_s=3600.0), rules, NOON) == "in 90 min"  # 2 h + 30 min - 1 h
+
+
+def test_a_marked_machine_goes_when_its_mark_says(rules):
+    marked = decision(Verdict.WAIT, reap_after=NOON + timedelta(minutes=12))
+
+    assert goes(marked, rules, NOON) == "in 12 min"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.STOP, Verdict.TERMINATE])
+def test_a_machine_whose_time_has_come_goes_with_the_next_sweep(rules, verdict):
+    assert goes(decision(verdict, reap_after=NOON), rules, NOON) == "with the next sweep"
+
+
+def test_a_held_machine_goes_not_before_its_hold_ends(rules):
+    held = decision(Verdict.KEEP_HELD, tags={TAG_KEEP_UNTIL: "2026-11-22T12:00:00+00:00"})
+
+    assert goes(held, rules, NOON) == "kept until 2026-11-22 12:00"
+
+
+def test_a_hold_that_cannot_be_read_holds_and_warns(rules):
+    made = row(decision(Verdict.KEEP_HELD, tags={TAG_KEEP_UNTIL: "next week"}), rules, NOON)
+
+    assert made.goes == "kept: its tag cannot be read"
+    assert "gpu-fleet:keep-until = 'next week'; allowed:" in made.warning
+
+
+def test_the_table_shows_every_machine_and_what_the_idle_ones_cost(fleet, tmp_path):
+    idle, busy = fleet.start(2)
+    fleet.heartbeats([idle], idle_hours=2.5)
+    fleet.heartbeats([busy], idle_hours=0)
+    path = write_policy(tmp_path / "policy.json")
+
+    result = CliRunner().invoke(main, ["status", "--policy", str(path), "--now", NOW.isoformat()])
+
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
+    assert "MARK" in lines[idle]
+    assert "2.5 h" in lines[idle]
+    assert "KEEP-busy" in lines[busy]
+    assert "1.006 USD" in lines[busy]
+    assert "2 machines, 1 idle at 1.006 USD an hour" in result.output
+    assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"
+
+
+def test_on_a_machine_of_the_fleet_its_agent_s_word_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("GPU_FLEET_POLICY_FILE", str(tmp_path / "none.json"))
+    outcome = judgement(State.ACTIVE, idle_s=0.0, reasons=("cpu: 1.00 cores",))
+    activity_file.write(tmp_path / "activity.json", outcome, "i-9", "the whole machine")
+
+    result = CliRunner().invoke(main, ["status"])
+
+    assert result.exit_code == 0
+    assert [line.split() for line in result.output.splitlines() if "cpu" in line] == [
+        ["reasons", "cpu:", "1.00", "cores"]
+    ]
+
+
+def test_without_an_agent_s_word_the_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+
+    result = CliRunner().invoke(main, ["status", "--here"])
+
+    assert result.exit_code == 1
+    assert "activity.json: not there or damaged; is the agent running?" in result.output
+
+
+def test_a_wrong_policy_is_one_message(tmp_path):
+    result = CliRunner().invoke(main, ["status", "--policy", str(tmp_path / "gone.json")])
+
+    assert result.exit_code == 1
+    assert result.output.startswith("error: policy file")
