@@ -1,0 +1,73 @@
+"""kill -9 at any moment of a save: a whole checkpoint stays, and only the save under way is lost."""
+
+import io
+import random
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from tests.training.ranks import context
+from training.checkpoint import local
+from training.checkpoint.restore import read_state
+from training.checkpoint.saver import STATE, Saver
+
+KILLS = 200
+LONGEST_LIFE_S = 0.02  # a few saves
+
+
+def content(step: int) -> torch.Tensor:
+    """What the checkpoint of a step holds."""
+    return torch.full((64, 64), float(step))
+
+
+def save_without_end(root: Path, pipe: Connection) -> None:
+    """Saves one step after another from the newest on, and says each that is durable."""
+    local.sweep(root)
+    saver = Saver(root, store=None, keep=2)
+    step = max(local.steps(root), default=0)
+    torch.save(content(step), io.BytesIO())  # the first call loads what it needs; the kills are to hit saves
+    pipe.send(step)
+    while True:
+        step += 1
+        saver.save(local.Manifest(step, model="killed", world_size=1), {"weights": content(step)})
+        saver.wait()
+        pipe.send(step)
+
+
+def told(pipe: Connection) -> int:
+    """The last step that the killed process has said, or 0."""
+    last = 0
+    try:
+        while pipe.poll():
+            last = pipe.recv()
+    except EOFError:
+        pass  # the process is gone; nothing more is coming
+    return last
+
+
+def test_a_killed_save_leaves_the_one_before_whole(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    durable = 0
+    unfinished = 0
+
+    for _ in range(KILLS):
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=save_without_end, args=(tmp_path, there))
+        process.start()
+        there.close()
+        assert here.poll(60), "the process saves nothing"
+        durable = max(durable, here.recv())
+        process.join(chance.uniform(0, LONGEST_LIFE_S))
+        process.kill()
+        process.join()
+        durable = max(durable, told(here))
+        unfinished += any(tmp_path.glob("*.tmp"))
+        if steps := local.steps(tmp_path):
+            newest = tmp_path / local.folder_name(steps[-1])
+            assert local.verify(newest).step == steps[-1]
+            assert torch.equal(read_state(newest / STATE)["weights"], content(steps[-1]))
+        assert durable <= max(steps, default=0) <= durable + 1
+
+    assert unfinished > KILLS / 10  # the kills did hit saves under way
+    assert durable > KILLS / 10  # and the runs did go on
