@@ -1,0 +1,58 @@
+"""A whole run as people watch it: its trace, its metrics, and what happens when a rank hangs."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.examples import changed, gpt_table, train_on, write_tokens
+from tests.training.ranks import run_ranks
+from training import config, loop
+from training.data.tokens import TokenFile
+from training.interrupt import Interruption
+from training.metrics.writers import read_json_lines
+from training.parallel import world
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    return gpt_table(write_tokens(tmp_path / "data"), tmp_path / "run", steps=4)
+
+
+def test_the_chosen_steps_are_traced_once_for_all_ranks(table, tmp_path):
+    train_on(2, changed(table, metrics={"profile_steps": [2, 3]}))
+
+    trace = json.loads((tmp_path / "run" / "trace-steps-2-3.json").read_text())
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert "aten::mm" in names
+    assert any("AdamW" in str(name) for name in names)
+
+
+def test_every_record_says_how_much_memory_was_used(table, tmp_path):
+    train_on(1, table)
+
+    records = read_json_lines(tmp_path / "run" / "metrics.jsonl")
+    used_gib = [record["memory_gib"] for record in records if record["kind"] == "train"]
+    assert len(used_gib) == 4
+    assert all(0.01 < used < 100 for used in used_gib)
+
+
+def test_a_rank_that_hangs_ends_by_itself_and_leaves_its_stack(table, tmp_path):
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_ranks(hang_rank, 1, changed(table, parallel={"timeout_s": 1.0}))
+
+    assert "hang" in (tmp_path / "run" / "stacks-rank-0.txt").read_text()
+
+
+def hang_rank(table: dict[str, Any]) -> None:
+    """Trains on this rank until its data never comes."""
+
+    def hang(*_arguments: object) -> None:
+        threading.Event().wait()
+
+    TokenFile.sample = hang
+    settings = config.from_table(table, "test")
+    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
+        loop.train(settings, where, interruption)
