@@ -6,6 +6,7 @@ main = LazyGroup(
     "training",
     help="Train models that lose no step: prepare data, train, look at what happened.",
     table={
+        "bench": "training.bench:bench",
         "launch": "training.launch:launch",
         "prepare": "training.prepare:prepare",
         "report": "training.report:report",

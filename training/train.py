@@ -3,10 +3,13 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import torch
+import torch.distributed as dist
 
 from training import config
 from training.errors import ConfigError, OutOfMemoryError, TrainingError
@@ -16,6 +19,7 @@ from training.parallel import world
 from training.profiling import parse_steps
 
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
+PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 log = logging.getLogger(__name__)
 
 
@@ -27,11 +31,18 @@ log = logging.getLogger(__name__)
 )
 def train(config_file: Path, overrides: tuple[str, ...], profile: str) -> None:
     """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself."""
+    with shown_errors():
+        chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
+        run_rank(config.load(config_file, [*overrides, *chosen]))
+
+
+@contextmanager
+def shown_errors() -> Iterator[None]:
+    """Starts the log of a rank, shows a TrainingError once for all ranks, and exits with 1 after it."""
     rank = int(os.environ.get("RANK", "0"))
     start_logging(rank)
     try:
-        chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
-        run_rank(config.load(config_file, [*overrides, *chosen]))
+        yield
     except TrainingError as error:
         if rank == 0 or not (error.shared or isinstance(error, ConfigError)):
             where = f"rank {rank}: " if rank else ""
@@ -47,12 +58,20 @@ def run_rank(settings: config.Config) -> None:
     ):
         try:
             train_model(settings, where, interruption)
-        except torch.OutOfMemoryError as error:
-            raise no_room(error, settings) from error
-        except RuntimeError as error:
-            if NO_ROOM in str(error):
-                raise no_room(error, settings) from error
-            raise
+        except RuntimeError as error:  # torch raises nothing finer for most of these
+            raise explained(error, settings) from error
+
+
+def explained(error: RuntimeError, settings: config.Config) -> Exception:
+    """What a user can do about an error of torch; the error itself where that is not known."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or NO_ROOM in text:
+        return no_room(error, settings)
+    if isinstance(error, dist.DistError) or any(sign in text for sign in PEER_GONE):
+        lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
+        lost.shared = True  # whichever rank failed speaks for itself; of the others rank 0
+        return lost
+    return error
 
 
 def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:

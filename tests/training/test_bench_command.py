@@ -1,0 +1,85 @@
+"""The bench: both loops are timed in turns on the same work, and reductions counted as in nccl-tests."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.examples import changed, gpt_table, write_tokens
+from tests.training.ranks import run_ranks
+from training import bench, config
+from training.bench import StepTimes, Turns
+from training.errors import ParallelError
+from training.parallel import world
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    return gpt_table(write_tokens(tmp_path / "data"), tmp_path / "run")
+
+
+def measure_rank(table: dict[str, Any]) -> tuple[StepTimes, dict[int, float]]:
+    settings = config.from_table(table, "test")
+    with world(settings.parallel) as where:
+        times = bench.measure_steps(settings, where, turns=2, steps=3)
+        return times, bench.measure_reductions(where, (1,))
+
+
+def test_each_turn_times_both_loops(table):
+    times, bandwidths = run_ranks(measure_rank, 2, table)[0]
+
+    assert len(times.trainer_s) == len(times.bare_s) == 2
+    assert all(seconds > 0 for seconds in times.trainer_s + times.bare_s)
+    assert bandwidths.keys() == {1}
+    assert bandwidths[1] > 0
+
+
+def test_one_rank_has_nothing_to_reduce(table):
+    assert run_ranks(measure_rank, 1, table)[0][1] == {}
+
+
+def test_the_measured_run_leaves_nothing_behind(table, tmp_path):
+    run_ranks(measure_rank, 1, table)
+
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_strategies_have_no_bare_loop(table):
+    sharded = changed(table, parallel={"strategy": "fsdp"})
+
+    with pytest.raises(AssertionError, match=f"{ParallelError.__name__}: .*bench compares ddp only"):
+        run_ranks(measure_rank, 1, sharded)
+
+
+def test_the_first_turn_warms_up_and_the_turns_alternate():
+    order = []
+    times = StepTimes()
+    turns = Turns(times, 2, torch.device("cpu"), lambda: order.append("bare"))
+
+    for step in range(1, 7):
+        turns.before_step(step)
+        order.append(step)
+        turns.after_step(step)
+    turns.finish()
+
+    assert order == ["bare", 1, 2, "bare", 3, 4, "bare", 5, 6, "bare"]
+    assert len(times.trainer_s) == len(times.bare_s) == 2
+
+
+def test_the_ratio_is_the_median_of_the_turns():
+    times = StepTimes(trainer_s=[1.0, 2.0, 10.0], bare_s=[1.0, 1.0, 9.0])
+
+    assert times.ratio == 0.9
+
+
+def test_the_table_names_what_was_measured(capsys):
+    times = StepTimes(trainer_s=[0.010], bare_s=[0.009], samples_per_step=64)
+    where = type("World", (), {"size": 2, "device": torch.device("cpu")})()
+
+    bench.show(times, {16: 1.25}, where)
+
+    shown = capsys.readouterr().out
+    assert "0.9000" in shown
+    assert "6,400.0" in shown
+    assert "all-reduce of 16 MiB, GB/s on the bus" in shown
