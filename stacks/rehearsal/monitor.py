@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks, rpc
 from pulumi.runtime.mocks import MockMonitor
 
@@ -18,6 +19,8 @@ from stacks.rehearsal.records import Outcome, Records, Registration
 
 Creator = Callable[[Clients, str, values.Inputs], values.Created]
 
+# What moto refuses, what boto3 refuses before it, and what moto stumbles over and answers with an HTML page.
+REFUSALS = (ClientError, BotoCoreError, ResponseParserError)
 PROVIDER_PREFIX = "pulumi:providers:"
 AWS_PROVIDER = f"{PROVIDER_PREFIX}aws"
 
@@ -69,7 +72,7 @@ class RehearsalMocks(Mocks):
         """
         try:
             return answer(self._clients_for(args.provider, {}), args.token, values.plain(args.args)), []
-        except (ClientError, BotoCoreError) as error:
+        except REFUSALS as error:
             self.failure = self.failure or CreationError(args.token, "call", _said(error))
             raise self.failure from error
         except RehearsalError as error:
@@ -89,7 +92,7 @@ class RehearsalMocks(Mocks):
             return *recorded(clients, args.typ, args.name, inputs), Outcome.RECORDED
         try:
             identifier, outputs = creator(clients, args.name, inputs)
-        except (ClientError, BotoCoreError) as error:
+        except REFUSALS as error:
             raise CreationError(args.typ, args.name, _said(error)) from error
         except KeyError as error:
             said = f"neither its inputs nor moto's answer has {error}"
@@ -148,9 +151,9 @@ class RehearsalMonitor(MockMonitor):
             _request.reset(token)
 
 
-def _said(error: ClientError | BotoCoreError) -> str:
-    """moto's own words, without boto3's talk of retries."""
+def _said(error: Exception) -> str:
+    """moto's own words in one line, without boto3's talk of retries."""
     if isinstance(error, ClientError):
         said = error.response["Error"]
         return f"{error.operation_name}: {said.get('Code', '')}: {said.get('Message', '')}"
-    return str(error)
+    return " ".join(str(error).split())

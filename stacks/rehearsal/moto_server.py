@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.exceptions import InternalServerError
 from werkzeug.serving import make_server
 from werkzeug.test import run_wsgi_app
 
@@ -81,7 +82,10 @@ class _Handler(MotoRequestHandler):
         # a chunked body ends by itself and says no length
         content = source.read() if environ.get("wsgi.input_terminated") else source.read(length)
         environ["wsgi.input"] = io.BytesIO(content)
-        parts, status, headers = run_wsgi_app(self.server.app, environ, buffered=True)
+        try:
+            parts, status, headers = run_wsgi_app(self.server.app, environ, buffered=True)
+        except Exception as error:  # noqa: BLE001 - whatever moto stumbles over, the client must hear of it
+            parts, status, headers = run_wsgi_app(InternalServerError(repr(error)), environ, buffered=True)
         body = b"".join(parts)
         code, _, words = status.partition(" ")
         self.send_response(int(code), words)

@@ -16,8 +16,9 @@ _KEYWORDS = {"lambda": "lambda_"}
 def resource_class(type_token: str) -> type[pulumi.Resource] | None:
     """The class of a type token, say ``aws:ec2/vpc:Vpc`` -> ``pulumi_aws.ec2.Vpc``; None without one."""
     package, module, name = type_token.split(":")
-    service, _, file = module.partition("/")
-    path = f"pulumi_{package}.{_KEYWORDS.get(service, service)}.{snake_case(file)}"
+    service = module.partition("/")[0]
+    # The package and not the file in it: the SDKs load lazily, and a file that comes first hides the others.
+    path = f"pulumi_{package}.{_KEYWORDS.get(service, service)}"
     try:
         found = getattr(importlib.import_module(path), name, None)
     except ModuleNotFoundError:

@@ -1,0 +1,117 @@
+"""Provider functions a program may call, each against moto or against what AWS documents."""
+
+import json
+
+import pulumi
+import pulumi_aws as aws
+import pytest
+
+from stacks.rehearsal.errors import UnknownInvokeError
+from stacks.rehearsal.invokes import answer
+from stacks.rehearsal.program import run_program
+from tests.rehearsal.conftest import REGION
+
+
+def told(clients, function, **arguments):
+    return answer(clients, function, arguments)
+
+
+def test_the_caller_is_motos_account(clients):
+    said = told(clients, "aws:index/getCallerIdentity:getCallerIdentity")
+
+    assert said["accountId"] == clients("sts").get_caller_identity()["Account"] == clients.account_id
+
+
+@pytest.mark.parametrize(
+    ("region", "partition", "suffix"),
+    [("us-east-1", "aws", "amazonaws.com"), ("cn-north-1", "aws-cn", "amazonaws.com.cn")],
+)
+def test_the_partition_follows_the_region(clients, region, partition, suffix):
+    said = told(clients.at(region), "aws:index/getPartition:getPartition")
+
+    assert (said["partition"], said["dnsSuffix"]) == (partition, suffix)
+
+
+def test_the_region_is_the_providers(clients):
+    assert told(clients, "aws:index/getRegion:getRegion")["region"] == REGION
+
+
+def test_zones_are_those_moto_has(clients):
+    said = told(clients, "aws:index/getAvailabilityZones:getAvailabilityZones", state="available")
+
+    zones = clients("ec2").describe_availability_zones()["AvailabilityZones"]
+    assert said["names"] == [zone["ZoneName"] for zone in zones]
+
+
+def test_a_parameter_that_stands_in_moto_is_read(clients):
+    clients("ssm").put_parameter(Name="/image", Value="ami-1", Type="String")
+
+    assert told(clients, "aws:ssm/getParameter:getParameter", name="/image")["value"] == "ami-1"
+
+
+def test_the_newest_image_that_fits_is_found(clients):
+    filters = [{"name": "name", "values": ["amzn2-ami-hvm-*"]}]
+
+    said = told(clients, "aws:ec2/getAmi:getAmi", mostRecent=True, owners=["amazon"], filters=filters)
+
+    (seen,) = clients("ec2").describe_images(ImageIds=[said["imageId"]])["Images"]
+    assert seen["Name"].startswith("amzn2-ami-hvm-")
+
+
+def test_an_image_that_moto_lacks_is_refused(clients):
+    filters = [{"name": "name", "values": ["nobody-has-this"]}]
+
+    with pytest.raises(UnknownInvokeError, match="nobody-has-this"):
+        told(clients, "aws:ec2/getAmi:getAmi", filters=filters)
+
+
+def test_a_policy_document_is_what_iam_takes(clients):
+    said = told(
+        clients,
+        "aws:iam/getPolicyDocument:getPolicyDocument",
+        statements=[
+            {
+                "sid": "Read",
+                "actions": ["s3:GetObject"],
+                "resources": ["arn:b", "arn:a"],
+                "principals": [{"type": "Service", "identifiers": ["ec2.amazonaws.com"]}],
+                "conditions": [{"test": "Bool", "variable": "aws:SecureTransport", "values": ["true"]}],
+            }
+        ],
+    )
+
+    assert json.loads(said["json"])["Statement"] == [
+        {
+            "Sid": "Read",
+            "Effect": "Allow",
+            "Action": "s3:GetObject",
+            "Resource": ["arn:b", "arn:a"],
+            "Principal": {"Service": "ec2.amazonaws.com"},
+            "Condition": {"Bool": {"aws:SecureTransport": "true"}},
+        }
+    ]
+
+
+def test_everyone_is_a_star_in_a_policy_document(clients):
+    statement = {"effect": "Deny", "principals": [{"type": "*", "identifiers": ["*"]}]}
+
+    said = told(clients, "aws:iam/getPolicyDocument:getPolicyDocument", statements=[statement])
+
+    assert json.loads(said["json"])["Statement"] == [{"Effect": "Deny", "Principal": "*"}]
+
+
+def test_a_program_gets_the_answer(clients):
+    def program():
+        pulumi.export("account", aws.get_caller_identity_output().account_id)
+
+    assert run_program("test", program=program, config={}).outputs == {"account": clients.account_id}
+
+
+def test_what_moto_refuses_is_named_by_its_function(clients):
+    def program():
+        pulumi.export("image", aws.ssm.get_parameter_output(name="/missing").value)
+
+    with pytest.raises(
+        Exception, match=r"aws:ssm/getParameter:getParameter 'call' was refused: GetParameter"
+    ):
+        run_program("test", program=program, config={})

@@ -1,0 +1,73 @@
+"""Resources that moto lacks."""
+
+import pulumi
+import pytest
+
+from stacks.rehearsal import sdk
+from stacks.rehearsal.aws_resources import CREATORS
+from stacks.rehearsal.program import run_program
+from stacks.rehearsal.recorded import LACKING, reason, recorded
+from stacks.rehearsal.records import Outcome
+
+
+def test_a_placement_group_is_its_name(clients):
+    identifier, outputs = recorded(
+        clients, "aws:ec2/placementGroup:PlacementGroup", "close", {"name": "mine", "strategy": "cluster"}
+    )
+
+    assert (identifier, outputs["name"], outputs["strategy"]) == ("mine", "mine", "cluster")
+    assert outputs["arn"] == "arn:aws:ec2:us-east-1:123456789012:placement-group/mine"
+
+
+def test_promised_outputs_have_a_value_that_names_the_resource(clients):
+    _, outputs = recorded(clients, "alicloud:nas/mountTarget:MountTarget", "home", {"fileSystemId": "fs-1"})
+
+    assert outputs["fileSystemId"] == "fs-1"
+    assert outputs["mountTargetDomain"] == "recorded-home-mount-target-domain"
+
+
+def test_promised_outputs_have_their_types(clients):
+    token = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
+
+    _, outputs = recorded(clients, token, "machines", {})
+
+    assert (outputs["latestVersionNumber"], outputs["autoRenew"]) == (1, False)
+
+
+def test_a_type_that_no_sdk_knows_returns_its_inputs(clients):
+    identifier, outputs = recorded(clients, "other:index/thing:Thing", "it", {"size": 1})
+
+    assert (identifier, outputs["size"]) == ("recorded-it", 1)
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        ("aws:ec2/placementGroup:PlacementGroup", "moto has no CreatePlacementGroup"),
+        ("alicloud:vpc/network:Network", "moto answers for AWS alone"),
+        ("aws:route53/zone:Zone", "the rehearsal has no creator for it"),
+    ],
+)
+def test_the_reason_is_told(token, words):
+    assert reason(token) == words
+
+
+def test_no_type_is_both_created_and_lacking():
+    assert not CREATORS.keys() & LACKING.keys()
+
+
+@pytest.mark.parametrize("token", [*CREATORS, *LACKING])
+def test_every_type_named_here_is_one_of_the_sdk(token):
+    assert sdk.resource_class(token) is not None
+
+
+@pytest.mark.parametrize("token", LACKING)
+def test_a_program_runs_on_with_what_was_recorded(clients, token):
+    def program():
+        made = pulumi.CustomResource(token, "it", {"fileSystemId": "fs-1"})
+        pulumi.export("id", made.id)
+
+    rehearsed = run_program("test", program=program, config={})
+
+    assert rehearsed.registrations[0].outcome is Outcome.RECORDED
+    assert rehearsed.outputs["id"]

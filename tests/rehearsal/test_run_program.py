@@ -1,0 +1,314 @@
+"""A program under the rehearsal's monitor: what it registers, what it gets back, how it fails."""
+
+import pulumi
+import pulumi_aws as aws
+import pytest
+
+from stacks.rehearsal.errors import CreationError, RehearsalError, StackFileError, UnknownInvokeError
+from stacks.rehearsal.program import read_config, run_program
+from stacks.rehearsal.records import Outcome
+
+CONFIG = {"gpu-fleet:region": "us-east-1"}
+
+
+def run(program, **options):
+    return run_program("test", program=program, config=CONFIG, **options)
+
+
+def only(rehearsed, type_token):
+    (found,) = rehearsed.of_type(type_token)
+    return found
+
+
+class Room(pulumi.ComponentResource):
+    """A component with one topic in it."""
+
+    def __init__(self, name, opts=None):
+        super().__init__("gpu-fleet:test:Room", name, None, opts)
+        self.topic = aws.sns.Topic(f"{name}-topic", opts=pulumi.ResourceOptions(parent=self))
+        self.register_outputs({})
+
+
+def test_a_program_gets_the_attributes_that_the_provider_computes(clients):
+    def program():
+        pulumi.export("arn", aws.sns.Topic("alarms", name="alarms").arn)
+
+    rehearsed = run(program)
+
+    topics = [topic["TopicArn"] for topic in clients("sns").list_topics()["Topics"]]
+    assert topics == [rehearsed.outputs["arn"]]
+
+
+def test_a_resource_without_a_name_gets_one_as_pulumi_gives(clients):
+    def program():
+        pulumi.export("name", aws.sns.Topic("alarms").name)
+
+    stem, _, suffix = run(program).outputs["name"].rpartition("-")
+
+    assert (stem, len(suffix)) == ("alarms", 7)
+
+
+def test_inputs_are_seen_in_the_providers_own_names(clients):
+    def program():
+        aws.sns.Topic("alarms", display_name="Alarms", tags={"gpu-fleet:stack": "test"})
+
+    topic = only(run(program), "aws:sns/topic:Topic")
+
+    assert topic.inputs == {"displayName": "Alarms", "tags": {"gpu-fleet:stack": "test"}}
+
+
+def test_whole_numbers_stay_whole(clients):
+    def program():
+        aws.sqs.Queue("failed", message_retention_seconds=600)
+
+    seconds = only(run(program), "aws:sqs/queue:Queue").inputs["messageRetentionSeconds"]
+
+    assert (seconds, type(seconds)) == (600, int)
+
+
+def test_components_are_grouped_and_their_children_know_them(clients):
+    rehearsed = run(lambda: Room("hall"))
+
+    room, topic = rehearsed.registrations
+    assert (room.outcome, topic.outcome) == (Outcome.GROUPED, Outcome.CREATED)
+    assert topic.parent == room.urn
+    assert topic.urn.endswith("::gpu-fleet:test:Room$aws:sns/topic:Topic::hall-topic")
+
+
+def test_components_count_neither_as_created_nor_as_recorded(clients):
+    rehearsed = run(lambda: Room("hall"))
+
+    assert (rehearsed.created, rehearsed.recorded, len(rehearsed.resources)) == (1, 0, 1)
+
+
+def test_protection_is_seen(clients):
+    def program():
+        aws.sns.Topic("kept", opts=pulumi.ResourceOptions(protect=True))
+
+    assert only(run(program), "aws:sns/topic:Topic").protected is True
+
+
+def test_ignored_changes_are_seen_in_the_providers_names(clients):
+    def program():
+        aws.sns.Topic("alarms", opts=pulumi.ResourceOptions(ignore_changes=["display_name"]))
+
+    assert only(run(program), "aws:sns/topic:Topic").ignored_changes == ("displayName",)
+
+
+def test_dependencies_by_option_and_by_output_are_seen(clients):
+    def program():
+        first = aws.sns.Topic("first")
+        second = aws.sns.Topic("second", opts=pulumi.ResourceOptions(depends_on=[first]))
+        aws.sns.TopicPolicy("policy", arn=second.arn, policy='{"Statement": []}')
+
+    rehearsed = run(program)
+
+    first, second = rehearsed.of_type("aws:sns/topic:Topic")
+    assert second.dependencies == (first.urn,)
+    assert only(rehearsed, "aws:sns/topicPolicy:TopicPolicy").dependencies == (second.urn,)
+
+
+def test_a_resource_is_made_after_what_it_depends_on(clients):
+    def program():
+        waits = aws.sns.Topic("z-first")
+        aws.sns.Topic("a-second", display_name=waits.arn)
+
+    assert [one.name for one in run(program).resources] == ["z-first", "a-second"]
+
+
+def test_a_resource_lands_in_the_region_of_its_provider(clients):
+    def program():
+        frankfurt = aws.Provider("frankfurt", region="eu-central-1")
+        aws.sns.Topic("alarms", opts=pulumi.ResourceOptions(provider=frankfurt))
+
+    topic = only(run(program), "aws:sns/topic:Topic")
+
+    assert topic.outputs["arn"].startswith("arn:aws:sns:eu-central-1:")
+    assert len(clients.at("eu-central-1")("sns").list_topics()["Topics"]) == 1
+
+
+def test_what_moto_lacks_is_recorded(clients):
+    def program():
+        group = aws.ec2.PlacementGroup("close", strategy="cluster")
+        pulumi.export("name", group.name)
+        pulumi.export("id", group.id)
+
+    rehearsed = run(program)
+
+    assert only(rehearsed, "aws:ec2/placementGroup:PlacementGroup").outcome is Outcome.RECORDED
+    assert rehearsed.outputs["name"] == rehearsed.outputs["id"]
+
+
+def test_a_resource_that_stands_elsewhere_is_recorded_with_its_id(clients):
+    def program():
+        pulumi.export("id", aws.sns.Topic.get("theirs", "arn:aws:sns:us-east-1:1:theirs").id)
+
+    rehearsed = run(program)
+
+    assert rehearsed.outputs == {"id": "arn:aws:sns:us-east-1:1:theirs"}
+    assert (rehearsed.created, rehearsed.recorded) == (0, 1)
+
+
+def test_a_listener_hears_of_each_registration_in_order(clients):
+    heard = []
+
+    rehearsed = run(lambda: Room("hall"), listener=heard.append)
+
+    assert tuple(heard) == rehearsed.registrations
+
+
+def test_a_secret_input_reaches_moto(clients):
+    def program():
+        value = pulumi.Output.secret("hunter2")
+        aws.ssm.Parameter("token", name="/token", type="SecureString", value=value)
+
+    run(program)
+
+    stored = clients("ssm").get_parameter(Name="/token", WithDecryption=True)["Parameter"]["Value"]
+    assert stored == "hunter2"
+
+
+def test_a_secret_input_makes_a_secret_output(clients):
+    seen = {}
+
+    async def look(parameter):
+        seen["value"] = await parameter.value.is_secret()
+        seen["arn"] = await parameter.arn.is_secret()
+
+    def program():
+        secret = pulumi.Output.secret("hunter2")
+        parameter = aws.ssm.Parameter("token", name="/token", type="SecureString", value=secret)
+        pulumi.export("looked", pulumi.Output.from_input(look(parameter)))
+
+    run(program)
+
+    assert seen == {"value": True, "arn": False}
+
+
+def test_a_refusal_names_the_resource_and_motos_words(clients):
+    def program():
+        aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24")
+
+    with pytest.raises(CreationError) as refusal:
+        run(program)
+
+    assert str(refusal.value) == (
+        "aws:ec2/subnet:Subnet 'lost' was refused: CreateSubnet: InvalidVpcID.NotFound: "
+        "VpcID vpc-missing does not exist."
+    )
+
+
+def test_what_boto3_itself_refuses_is_refused(clients):
+    with pytest.raises(
+        CreationError, match=r"aws:s3/bucket:Bucket 'data' was refused: .*Invalid bucket name"
+    ):
+        run(lambda: aws.s3.Bucket("data", bucket="not a name"))
+
+
+def test_what_moto_stumbles_over_is_a_refusal(clients):
+    def program():
+        nowhere = aws.Provider("nowhere", region="xx-nowhere-1")
+        aws.ec2.Vpc("lost", cidr_block="10.0.0.0/16", opts=pulumi.ResourceOptions(provider=nowhere))
+
+    with pytest.raises(CreationError, match=r"aws:ec2/vpc:Vpc 'lost' was refused: .*xx-nowhere-1"):
+        run(program)
+
+
+def test_a_missing_input_is_named(clients):
+    def program():
+        aws.s3.BucketVersioning(
+            "versions", bucket="mine", versioning_configuration={"mfa_delete": "Disabled"}
+        )
+
+    with pytest.raises(CreationError, match=r"BucketVersioning 'versions' was refused: .* has 'status'"):
+        run(program)
+
+
+def test_nothing_that_depends_on_a_refused_resource_is_made(clients):
+    def program():
+        lost = aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24")
+        aws.sns.Topic("alarms", display_name=lost.id)
+
+    with pytest.raises(CreationError):
+        run(program)
+
+    assert clients("sns").list_topics()["Topics"] == []
+
+
+def test_an_error_of_the_program_itself_comes_out_as_it_is(clients):
+    def program():
+        raise pulumi.RunError("the settings are wrong")
+
+    with pytest.raises(pulumi.RunError, match="the settings are wrong"):
+        run(program)
+
+
+def test_two_runs_in_one_process_know_nothing_of_each_other(clients):
+    def first():
+        pulumi.export("first", aws.sns.Topic("first").name)
+
+    def second():
+        pulumi.export("second", aws.sqs.Queue("second").name)
+
+    run(first)
+    rehearsed = run(second)
+
+    assert [one.name for one in rehearsed.registrations] == ["second"]
+    assert list(rehearsed.outputs) == ["second"]
+
+
+def test_a_run_after_a_refusal_is_sound(clients):
+    with pytest.raises(CreationError):
+        run(lambda: aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24"))
+
+    assert run(lambda: aws.sns.Topic("alarms")).created == 1
+
+
+def test_configuration_reaches_the_program(clients):
+    def program():
+        config = pulumi.Config("gpu-fleet")
+        pulumi.export("pools", config.require_object("pools"))
+        pulumi.export("stack", pulumi.get_stack())
+
+    rehearsed = run_program("mine", program=program, config={"gpu-fleet:pools": '[{"name": "dev"}]'})
+
+    assert rehearsed.outputs == {"pools": [{"name": "dev"}], "stack": "mine"}
+
+
+def test_an_unknown_provider_function_is_refused_with_those_that_are_known(clients):
+    def program():
+        pulumi.export("zone", aws.route53.get_zone_output(name="example.com").zone_id)
+
+    with pytest.raises(UnknownInvokeError, match=r"aws:route53/getZone:getZone.*aws:ssm/getParameter"):
+        run(program)
+
+
+def test_a_cloud_is_never_reached(monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+
+    with pytest.raises(RehearsalError, match="AWS_ENDPOINT_URL = '': must be a moto server"):
+        run(lambda: aws.sns.Topic("alarms"))
+
+
+def test_a_missing_stack_file_is_refused_with_those_there_are(tmp_path):
+    with pytest.raises(StackFileError, match=r"Pulumi\.nowhere\.yaml"):
+        read_config("nowhere")
+
+
+@pytest.mark.parametrize("content", ["config: [1]", "- list", "config: {a: ["])
+def test_a_stack_file_that_is_none_is_refused(tmp_path, content):
+    path = tmp_path / "Pulumi.bad.yaml"
+    path.write_text(content)
+
+    with pytest.raises(StackFileError, match=str(path)):
+        read_config("bad", path)
+
+
+def test_structures_of_a_stack_file_become_json(tmp_path):
+    path = tmp_path / "Pulumi.mine.yaml"
+    path.write_text("config:\n  pools: [{name: dev}]\n  aws:region: us-east-1\n")
+
+    assert read_config("mine", path) == {
+        "gpu-fleet:pools": '[{"name": "dev"}]',
+        "aws:region": "us-east-1",
+    }

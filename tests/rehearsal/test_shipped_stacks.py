@@ -1,0 +1,116 @@
+"""The shipped stacks, each run whole under the rehearsal's monitor."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import boto3
+import pytest
+
+from stacks.rehearsal.aws_resources import CREATORS
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed, read_config, run_program, stack_names
+from stacks.rehearsal.recorded import LACKING
+from stacks.rehearsal.records import Outcome
+from tests.rehearsal.provider_schema import problems
+
+REGION = "us-east-1"
+STACKS = stack_names()
+AWS_STACKS = tuple(name for name in STACKS if read_config(name)["gpu-fleet:cloud"] == "aws")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run, and what boto3 then saw in moto."""
+
+    run: Rehearsed
+    machines: list[dict[str, Any]]
+    templates: dict[str, dict[str, Any]]
+
+
+@cache
+def seen(stack: str) -> Seen:
+    with moto_server(REGION):
+        run, ec2 = run_program(stack), boto3.client("ec2")
+        reservations = ec2.describe_instances()["Reservations"]
+        versions = ec2.describe_launch_template_versions(Versions=["$Latest"])["LaunchTemplateVersions"]
+    machines = [machine for reservation in reservations for machine in reservation["Instances"]]
+    return Seen(run, machines, {one["LaunchTemplateId"]: one["LaunchTemplateData"] for one in versions})
+
+
+def rehearsed(stack: str) -> Rehearsed:
+    return seen(stack).run
+
+
+def test_the_stacks_that_the_design_names_are_shipped():
+    assert {"local", "aws-dev", "aws-prod"} <= set(STACKS)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_stack_comes_up_and_exports(stack):
+    assert rehearsed(stack).resources
+    assert rehearsed(stack).outputs
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_no_export_is_missing_a_value(stack):
+    empty = {name for name, value in rehearsed(stack).outputs.items() if value is None}
+
+    assert empty == set()
+
+
+@pytest.mark.parametrize("stack", AWS_STACKS)
+def test_every_aws_type_is_created_or_known_to_be_lacking(stack):
+    types = {one.type for one in rehearsed(stack).resources}
+
+    assert types - CREATORS.keys() - LACKING.keys() == set()
+
+
+@pytest.mark.parametrize("stack", AWS_STACKS)
+def test_only_what_moto_lacks_is_recorded(stack):
+    recorded = {one.type for one in rehearsed(stack).resources if one.outcome is Outcome.RECORDED}
+
+    assert recorded <= LACKING.keys()
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_input_is_one_the_provider_knows(stack):
+    assert [problem for one in rehearsed(stack).registrations for problem in problems(one)] == []
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_no_resource_lands_with_a_provider_nobody_named(stack):
+    nameless = [one.urn for one in rehearsed(stack).resources if not one.provider]
+
+    assert nameless == []
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_resource_stands_in_a_component(stack):
+    components = {one.urn for one in rehearsed(stack).registrations if one.outcome is Outcome.GROUPED}
+
+    assert [one.urn for one in rehearsed(stack).resources if one.parent not in components] == []
+
+
+@pytest.mark.parametrize("stack", AWS_STACKS)
+def test_the_machines_that_groups_desire_run(stack):
+    groups = rehearsed(stack).of_type("aws:autoscaling/group:Group")
+
+    assert len(seen(stack).machines) == sum(group.inputs["desiredCapacity"] for group in groups)
+
+
+def test_production_has_four_efa_interfaces_on_cards_0_to_3():
+    data = seen("aws-prod").templates[rehearsed("aws-prod").outputs["launch_template_ids"]["train"]]
+
+    cards = {one["NetworkCardIndex"]: one["InterfaceType"] for one in data["NetworkInterfaces"]}
+    assert data["InstanceType"] == "p4d.24xlarge"
+    assert cards.keys() == {0, 1, 2, 3}
+    assert all(kind.startswith("efa") for kind in cards.values())
+
+
+def test_the_same_stack_gives_the_same_resources_twice():
+    first = {(one.type, one.name, one.outcome) for one in rehearsed("local").registrations}
+    with moto_server(REGION):
+        second = {(one.type, one.name, one.outcome) for one in run_program("local").registrations}
+
+    assert first == second

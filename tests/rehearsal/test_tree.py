@@ -1,0 +1,141 @@
+"""The tree of a run, on a terminal and without one."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from stacks.rehearsal.records import Outcome, Registration
+from stacks.rehearsal.tree import FOLD_ABOVE, Tree, counts
+
+ROOT = "urn:pulumi:test::gpu-fleet::pulumi:pulumi:Stack::gpu-fleet-test"
+
+
+def registered(type_token, name, parent=ROOT, outcome=Outcome.CREATED, identifier="id-1"):
+    return Registration(
+        type=type_token,
+        name=name,
+        urn=f"{parent}/{type_token}/{name}",
+        parent=parent,
+        inputs={},
+        outputs={},
+        id=identifier,
+        outcome=outcome,
+        protected=False,
+        dependencies=(),
+        ignored_changes=(),
+        provider="",
+        seconds=0.25,
+    )
+
+
+NETWORK = registered("gpu-fleet:aws:Network", "gpu-fleet-test", outcome=Outcome.GROUPED)
+VPC = registered("aws:ec2/vpc:Vpc", "gpu-fleet-test-vpc", NETWORK.urn, identifier="vpc-1")
+CLOSE = registered(
+    "aws:ec2/placementGroup:PlacementGroup", "gpu-fleet-test-close", NETWORK.urn, Outcome.RECORDED
+)
+
+
+def shown(*registrations, encoding="utf-8", terminal=False, width=80):
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+    console = Console(file=file, force_terminal=terminal, width=width, height=20, color_system=None)
+    times = iter(range(1000))
+    with Tree(console, "test", clock=lambda: float(next(times))) as tree:
+        for registration in registrations:
+            tree.listen(registration)
+    file.flush()
+    return file.buffer.getvalue().decode(encoding)
+
+
+def test_components_are_branches_and_resources_leaves():
+    root, network, vpc = shown(NETWORK, VPC).splitlines()
+
+    assert root == "stack test stands: ● 1 created in moto, ○ 0 only recorded, 1.0 s"
+    assert network == "└── Network gpu-fleet-test  1 resources, 0.25 s"
+    assert vpc == "    └── ● Vpc vpc  vpc-1"
+
+
+def test_what_is_only_recorded_says_why():
+    assert "○ PlacementGroup close  only recorded: moto has no CreatePlacementGroup" in shown(NETWORK, CLOSE)
+
+
+def test_a_branch_counts_what_is_below_its_branches():
+    fleet = registered("gpu-fleet:aws:Fleet", "pool", outcome=Outcome.GROUPED)
+    identity = registered("gpu-fleet:aws:Identity", "pool", fleet.urn, outcome=Outcome.GROUPED)
+    role = registered("aws:iam/role:Role", "pool-role", identity.urn)
+    group = registered("aws:autoscaling/group:Group", "pool-group", fleet.urn)
+
+    text = shown(fleet, identity, role, group)
+
+    assert "Fleet pool  2 resources, 0.50 s" in text
+    assert "Identity pool  1 resources, 0.25 s" in text
+
+
+def test_many_of_one_type_are_one_line():
+    rules = [
+        registered("aws:ec2/route:Route", f"r{number}", NETWORK.urn, identifier=f"route-{number}")
+        for number in range(FOLD_ABOVE + 1)
+    ]
+
+    text = shown(NETWORK, *rules)
+
+    assert f"● {FOLD_ABOVE + 1} x Route  route-0 ... route-{FOLD_ABOVE}" in text
+    assert len(text.splitlines()) == 3
+
+
+def test_providers_are_no_leaves():
+    provider = registered("pulumi:providers:aws", "here", outcome=Outcome.GROUPED)
+
+    assert len(shown(provider).splitlines()) == 1
+
+
+def test_a_resource_without_a_component_stands_at_the_root():
+    assert shown(registered("aws:sns/topic:Topic", "alarms")).splitlines()[1] == "└── ● Topic alarms  id-1"
+
+
+def test_without_a_terminal_lines_are_whole():
+    long = registered("aws:sns/topic:Topic", "alarms", identifier="arn:" + "x" * 300)
+
+    assert "arn:" + "x" * 300 in shown(long, width=40)
+
+
+def test_without_unicode_it_is_drawn_in_ascii():
+    text = shown(NETWORK, VPC, CLOSE, encoding="ascii")
+
+    assert "* Vpc vpc" in text
+    assert "o PlacementGroup close" in text
+
+
+def test_on_a_terminal_the_whole_tree_stands_at_the_end():
+    text = shown(NETWORK, VPC, terminal=True)
+
+    assert "● Vpc vpc  vpc-1" in text
+    assert "stack test stands" in text
+
+
+def test_a_run_that_fails_is_shown_as_far_as_it_came():
+    file = io.StringIO()
+
+    def fail_after_the_first():
+        with Tree(Console(file=file), "test") as tree:
+            tree.listen(VPC)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_after_the_first()
+
+    assert "stack test stopped" in file.getvalue()
+    assert "Vpc gpu-fleet-test-vpc" in file.getvalue()
+
+
+def test_created_and_recorded_are_counted():
+    assert counts([NETWORK, VPC, CLOSE]) == (1, 1)
+
+
+def test_the_seconds_stand_still_after_the_end():
+    times = iter([10.0, 12.5])
+
+    with Tree(Console(file=io.StringIO()), "test", clock=lambda: next(times)) as tree:
+        pass
+
+    assert tree.seconds == 2.5
