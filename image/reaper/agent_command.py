@@ -183,7 +183,10 @@ def reporter(
     """What happens with each judgement: the file for people, the heartbeat for the sweep."""
 
     def report(judgement: Judgement) -> None:
-        activity_file.write(paths.activity_file(), judgement, instance_id, watch)
+        try:
+            activity_file.write(paths.activity_file(), judgement, instance_id, watch)
+        except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
+            LOG.warning("event=activity-file-failed reason=%r", str(error))
         acknowledged = going.acknowledged if going else None
         publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
 

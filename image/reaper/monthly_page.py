@@ -16,6 +16,7 @@ from image.reaper.times import format_span
 
 BAR = "#2a6f97"
 LINE = "#1b4332"
+THOUSANDS = "{x:,.0f}"
 MOST_BARS = 12  # more cannot be read; the rest is summed up
 
 PAGE = Template("""<!doctype html>
@@ -108,7 +109,7 @@ def daily_plot(summary: Summary) -> str:
     axes.plot(days, values, color=LINE, drawstyle="steps-post")
     axes.fill_between(days, values, step="post", color=LINE, alpha=0.15)
     axes.set_xlabel(f"day of {summary.month.name}")
-    axes.set_ylabel(summary.currency)
+    axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_ylim(bottom=0)
     return _svg(figure)
 
@@ -121,7 +122,8 @@ def bar_plot(title: str, amounts: Mapping[str, Decimal], currency: str) -> str:
     bars = axes.barh(names, [float(shown[name]) for name in names], color=BAR)
     axes.bar_label(bars, [f"{shown[name]:,.0f}" for name in names], padding=3)
     axes.margins(x=0.15)
-    axes.set_xlabel(currency)
+    axes.xaxis.set_major_formatter(THOUSANDS)
+    axes.locator_params(axis="x", nbins=5)
     return _svg(figure)
 
 

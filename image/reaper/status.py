@@ -130,6 +130,8 @@ def goes(decision: Decision, policy: Policy, now: datetime) -> str:
     if decision.reap_after is not None:
         left = decision.reap_after - now
         return f"in {format_span(left)}" if left > timedelta(0) else "after the next checks"
+    if decision.verdict in {Verdict.KEEP_UNKNOWN, Verdict.ALERT}:
+        return "not before it is known to be idle"
     pool = policy.pools.get(decision.instance.pool)
     if pool is None or decision.idle_s is None or decision.verdict is Verdict.KEEP_PROTECTED:
         return "never"

@@ -62,6 +62,11 @@ def test_a_machine_whose_time_has_come_goes_with_the_next_sweep(rules, verdict):
     assert goes(decision(verdict, reap_after=NOON), rules, NOON) == "with the next sweep"
 
 
+@pytest.mark.parametrize("verdict", [Verdict.KEEP_UNKNOWN, Verdict.ALERT])
+def test_a_machine_that_is_not_known_to_be_idle_has_no_time_to_go(rules, verdict):
+    assert goes(decision(verdict), rules, NOON) == "not before it is known to be idle"
+
+
 def test_a_held_machine_goes_not_before_its_hold_ends(rules):
     held = decision(Verdict.KEEP_HELD, tags={TAG_KEEP_UNTIL: "2026-11-22T12:00:00+00:00"})
 
