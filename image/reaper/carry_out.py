@@ -16,8 +16,9 @@ from image.reaper.policy import Policy
 from image.reaper.results import Done, Ended
 from image.reaper.store import Store
 
+# What was checked longer ago may be at work again; the next sweep checks anew.
+CHECK_LASTS = timedelta(minutes=2)
 TAG_BATCH = 500  # resources of one CreateTags or DeleteTags
-STEPS: dict[Verdict, str] = {Verdict.STOP: "stop", Verdict.TERMINATE: "terminate"}
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,14 @@ def _mark_batch(tools: Tools, found: Mark, decisions: Sequence[Decision], done: 
     done.marked += [decision for decision in decisions if decision.instance.id in marked]
 
 
-def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, done: Done) -> None:
+def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: datetime, done: Done) -> None:
     """Stop or terminate machines that were checked a moment ago.
 
     Args:
         tools: what it takes.
         decisions: verdicts STOP and TERMINATE only.
         fleet: as it was read for the check.
+        checked_at: the time of the check; what is not done soon after it is left to the next sweep.
         done: filled in.
     """
     grouped: dict[tuple[str | None, Verdict], list[Decision]] = defaultdict(list)
@@ -98,34 +100,60 @@ def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, done: Done) -
     for (group_name, verdict), members in grouped.items():
         size = END_BATCH if group_name is None else DETACH_BATCH
         for start in range(0, len(members), size):
-            _end_batch(tools, members[start : start + size], group_name, verdict, done)
+            batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS)
+            batch.end(members[start : start + size], done)
 
 
-def _end_batch(
-    tools: Tools, decisions: Sequence[Decision], group: str | None, verdict: Verdict, done: Done
-) -> None:
-    """Record, detach, end; whatever fails at one step goes no further."""
-    recorded = _record(tools, decisions, group, done)
-    ids = [decision.instance.id for decision in recorded]
-    failures: list[Failure] = []
-    if group is not None:
-        failures += bisect(ids, "detach", lambda some: tools.machines.detach(group, some))
-    detached = _without(ids, failures)
-    act = tools.machines.stop if verdict is Verdict.STOP else tools.machines.terminate
-    refused = bisect(detached, STEPS[verdict], act)
-    if group is not None and refused:
-        # A machine that will not go belongs back into its group, which would otherwise shrink for nothing.
-        back = [failure.instance_id for failure in refused]
-        failures += bisect(back, "attach", lambda some: tools.machines.attach(group, some))
-    failures += refused
-    done.failures += failures
-    gone = set(_without(detached, refused))
-    done.ended += [
-        Ended(decision, group, ledger.key_of(decision))
-        for decision in recorded
-        if decision.instance.id in gone
-    ]
-    _record_failures(tools, recorded, failures, done)
+@dataclass(frozen=True)
+class _Batch:
+    """Machines of one group, or of none, that go the same way.
+
+    Attributes:
+        tools: what it takes.
+        group: their scaling group.
+        verdict: STOP or TERMINATE.
+        until: nothing is begun after it.
+    """
+
+    tools: Tools
+    group: str | None
+    verdict: Verdict
+    until: datetime
+
+    def end(self, decisions: Sequence[Decision], done: Done) -> None:
+        """Record, detach, end; whatever fails at one step goes no further."""
+        recorded = _record(self.tools, decisions, self.group, done)
+        ids = [decision.instance.id for decision in recorded]
+        failures = bisect(ids, "detach", self._detach) if self.group is not None else []
+        detached = _without(ids, failures)
+        refused = bisect(detached, self.verdict.lower(), self._act)
+        if self.group is not None:
+            # A machine that will not go belongs back into its group, which would shrink for nothing.
+            failures += bisect([one.instance_id for one in refused], "attach", self._attach)
+        failures += refused
+        done.failures += failures
+        gone = set(_without(detached, refused))
+        done.ended += [
+            Ended(one, self.group, ledger.key_of(one)) for one in recorded if one.instance.id in gone
+        ]
+        _record_failures(self.tools, recorded, failures, done)
+
+    def _detach(self, ids: Sequence[str]) -> None:
+        self._refuse_late()
+        self.tools.machines.detach(self.group or "", ids)
+
+    def _attach(self, ids: Sequence[str]) -> None:
+        self.tools.machines.attach(self.group or "", ids)
+
+    def _act(self, ids: Sequence[str]) -> None:
+        self._refuse_late()
+        machines = self.tools.machines
+        act = machines.stop if self.verdict is Verdict.STOP else machines.terminate
+        act(ids)
+
+    def _refuse_late(self) -> None:
+        if self.tools.clock() > self.until:
+            raise DeadlineError("checked too long ago; left to the next sweep")
 
 
 def _record(tools: Tools, decisions: Sequence[Decision], group: str | None, done: Done) -> list[Decision]:

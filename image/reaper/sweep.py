@@ -160,7 +160,7 @@ class _Sweep:
             return
         ids = {one.instance.id: one.verdict for one in chosen}
         still = [one for one in decide(again).with_verdict(*ENDS) if ids.get(one.instance.id) is one.verdict]
-        carry_out.end(tools, still, again.fleet, self.done)
+        carry_out.end(tools, still, again.fleet, again.now, self.done)
 
     def _look_again(self, situation: Situation, chosen: tuple[Decision, ...]) -> Situation:
         """The situation with everything about the chosen machines read anew."""

@@ -1,0 +1,249 @@
+"""Owners, agents, clouds and clocks doing their worst, in any order hypothesis thinks of."""
+
+import contextlib
+from datetime import timedelta
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from image.reaper.assess import OLDEST_HEARTBEAT
+from image.reaper.errors import ReaperError
+from image.reaper.lease import KEY as LEASE_KEY
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
+from tests.reaper.oracle import SLOWEST_CALL, Rules, wrongs
+from tests.reaper.sweeping import policy, sweep_world
+from tests.reaper.world import Faults, World
+
+STACK = "test"
+IDLE_AFTER, GRACE, MIN_UPTIME = timedelta(hours=1), timedelta(minutes=20), timedelta(minutes=30)
+EVERY_MINUTES = 10
+RULES = Rules(STACK, IDLE_AFTER, GRACE, MIN_UPTIME)
+TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: "dev", "gpu-fleet:owner": "ada"}
+FOREIGN = [{TAG_MANAGED: "false"}, {TAG_STACK: "other"}, {TAG_PROTECTED: "always"}]
+POLICY = policy(
+    idle_after_hours=IDLE_AFTER.total_seconds() / 3600,
+    grace_minutes=int(GRACE.total_seconds() / 60),
+    min_uptime_minutes=int(MIN_UPTIME.total_seconds() / 60),
+)
+# Coverage is counted in whole quarter hours, the last of which must have ended and arrived.
+COVERED = IDLE_AFTER + timedelta(minutes=15) + OLDEST_HEARTBEAT
+
+machines = st.integers(min_value=0, max_value=7)
+chances = st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.6])
+
+
+class FaultMachine(RuleBasedStateMachine):
+    """At most eight machines, four in a group that keeps one; sweeps among everything that goes wrong."""
+
+    runs: ClassVar[int] = 0
+    steps: ClassVar[int] = 0
+    ends: ClassVar[int] = 0
+
+    @initialize(seed=st.integers(0, 2**16))
+    def stand_up(self, seed):
+        self.world = World(seed)
+        self.world.group("pool", min_size=1)
+        for _ in range(3):
+            self.world.join("pool", TAGS)
+        self.world.start(TAGS)
+        self.world.start(TAGS | FOREIGN[seed % 3])
+        self.world.pass_minutes(5)
+        FaultMachine.runs += 1
+
+    def pick(self, index):
+        """One of the machines that still run, or None."""
+        running = [one for one in self.world.machines.values() if one.state == "running"]
+        return running[index % len(running)] if running else None
+
+    @rule(index=machines)
+    def owner_begins_to_work(self, index):
+        if machine := self.pick(index):
+            machine.busy = True
+
+    @rule(index=machines)
+    def owner_leaves(self, index):
+        if machine := self.pick(index):
+            machine.busy = False
+
+    @rule()
+    def everybody_leaves(self):
+        for machine in self.world.machines.values():
+            machine.busy = False
+
+    @rule(tags=st.sampled_from([{}, {}, *FOREIGN]), grouped=st.booleans())
+    def someone_starts_a_machine(self, tags, grouped):
+        if len(self.world.machines) < 8:
+            if grouped:
+                self.world.join("pool", TAGS | tags)
+            else:
+                self.world.start(TAGS | tags)
+
+    @rule(index=machines, hours=st.integers(-1, 30))
+    def owner_holds(self, index, hours):
+        if machine := self.pick(index):
+            machine.tags[TAG_KEEP_UNTIL] = (self.world.now + timedelta(hours=hours)).isoformat()
+
+    @rule(index=machines, text=st.sampled_from(["", "tomorrow", "2026-03-02", "2026-03-02T10:00:00", "∞"]))
+    def owner_writes_a_malformed_hold(self, index, text):
+        if machine := self.pick(index):
+            machine.tags[TAG_KEEP_UNTIL] = text
+
+    @rule(index=machines)
+    def owner_releases(self, index):
+        if machine := self.pick(index):
+            machine.tags.pop(TAG_KEEP_UNTIL, None)
+
+    @rule(index=machines, how=st.sampled_from(["dead", "frozen", "blind"]))
+    def an_agent_fails(self, index, how):
+        if machine := self.pick(index):
+            machine.agent = how
+
+    @rule(index=machines)
+    def an_agent_restarts(self, index):
+        if machine := self.pick(index):
+            self.world.restart_agent(machine)
+
+    @rule(index=machines)
+    def an_operator_ends_a_machine(self, index):
+        if machine := self.pick(index):
+            machine.state = "terminated"
+
+    @rule(index=machines, terminable=st.booleans())
+    def termination_protection_changes(self, index, terminable):
+        if machine := self.pick(index):
+            machine.terminable = terminable
+
+    @rule(
+        throttled=chances,
+        denied=chances,
+        after_commit=chances,
+        partial=chances,
+        duplicated=chances,
+        deaf=chances,
+    )
+    def the_cloud_falters(self, **chances_of):
+        self.world.faults = Faults(**chances_of)
+
+    @rule()
+    def nobody_can_be_told(self):
+        self.world.faults = Faults(deaf=1.0)
+
+    @rule()
+    def the_cloud_recovers(self):
+        self.world.faults = Faults()
+
+    @rule(seconds=st.sampled_from([0.05, 1.0, 20.0, SLOWEST_CALL.total_seconds()]))
+    def calls_take_long(self, seconds):
+        self.world.faults.seconds_per_call = seconds
+
+    @rule(chance=st.sampled_from([0.02, 0.1]))
+    def owners_come_back_while_sweeps_run(self, chance):
+        self.world.faults.back_to_work = chance
+
+    @rule(minutes=st.integers(-10, 10))
+    def a_sweep_runs_by_a_wrong_clock(self, minutes):
+        self.world.skew = timedelta(minutes=minutes)
+        self.a_sweep_runs(None)
+        self.world.skew = timedelta(0)
+
+    @rule(page=st.sampled_from([1, 2, 1000]))
+    def pages_change(self, page):
+        self.world.page = page
+
+    @rule(minutes=st.sampled_from([1, 3, 10, 25, 60, 90]))
+    def time_passes(self, minutes):
+        self.world.pass_minutes(minutes)
+
+    @rule()
+    def another_sweep_takes_the_lease(self):
+        body = b'{"holder": "another", "expires": "2100-01-01T00:00:00+00:00"}'
+        self.world.objects[f"reaper/{LEASE_KEY}"] = (body, '"theirs"')
+
+    @rule()
+    def the_lease_is_freed(self):
+        self.world.objects.pop(f"reaper/{LEASE_KEY}", None)
+
+    @rule(minutes=st.sampled_from([None, None, 1, 5]))
+    def a_sweep_runs(self, minutes):
+        """With little time it is cut off half-way."""
+        allowed = timedelta(minutes=minutes) if minutes else None
+        try:
+            sweep_world(self.world, POLICY, deadline_after=allowed)
+        except ReaperError:
+            # It says so and exits with an error; that it did no harm is what the invariants hold.
+            return
+
+    @rule(sweeps=st.integers(6, 9))
+    def a_night_passes(self, sweeps):
+        """Long enough to be marked, and perhaps to go."""
+        self.everybody_leaves()
+        self.sweeps_run_on_schedule(sweeps)
+
+    @rule(index=machines, how=st.sampled_from(["dead", "frozen", "blind"]), minutes=st.integers(1, 30))
+    def work_begins_unseen(self, index, how, minutes):
+        """The agent fails at the very moment at which its machine is used again."""
+        if machine := self.pick(index):
+            machine.agent, machine.busy = how, True
+            self.world.pass_minutes(minutes)
+            self.a_sweep_runs(None)
+
+    @rule(sweeps=st.integers(1, 12))
+    def sweeps_run_on_schedule(self, sweeps):
+        for _ in range(sweeps):
+            self.a_sweep_runs(None)
+            self.world.pass_minutes(EVERY_MINUTES)
+
+    @rule()
+    def a_dry_run_changes_nothing(self):
+        before = [(one.state, dict(one.tags)) for one in self.world.machines.values()]
+        told, stored = len(self.world.messages), dict(self.world.objects)
+        with contextlib.suppress(ReaperError):  # as for a sweep: only what it left behind counts
+            sweep_world(self.world, POLICY, dry_run=True)
+        assert before == [(one.state, one.tags) for one in self.world.machines.values()]
+        assert (told, stored) == (len(self.world.messages), self.world.objects)
+
+    @invariant()
+    def every_end_was_right(self):
+        FaultMachine.steps += 1
+        if hasattr(self, "world"):
+            assert wrongs(self.world, RULES) == []
+
+    def teardown(self):
+        """When the faults stop, whoever is forgotten goes within one sweep of the earliest allowed time."""
+        if not hasattr(self, "world"):
+            return
+        self._recover()
+        eligible = self._eligible()
+        self._sweep_for(COVERED + GRACE + timedelta(minutes=3 * EVERY_MINUTES))
+        FaultMachine.ends += len(self.world.ends)
+        assert wrongs(self.world, RULES) == []
+        left = [one.id for one in eligible if one.state == "running"]
+        spared = [one for one in eligible if one.id in self.world.groups["pool"]["members"]]
+        assert len(left) <= min(1, len(spared)), "the group keeps one, all others must be gone"
+
+    def _recover(self):
+        self.world.faults, self.world.skew, self.world.page = Faults(), timedelta(0), 1000
+        self.world.objects.pop(f"reaper/{LEASE_KEY}", None)
+        for machine in self.world.machines.values():
+            machine.terminable, machine.busy = True, False
+            if machine.state == "running":
+                self.world.restart_agent(machine)
+
+    def _eligible(self):
+        return [
+            one
+            for one in self.world.machines.values()
+            if one.state == "running"
+            and one.tags[TAG_MANAGED] == "true"
+            and one.tags[TAG_STACK] == STACK
+            and TAG_PROTECTED not in one.tags
+            and TAG_KEEP_UNTIL not in one.tags
+        ]
+
+    def _sweep_for(self, span):
+        end = self.world.now + span
+        while self.world.now < end:
+            # everybody left at once, which a person has to confirm
+            sweep_world(self.world, POLICY, override_breaker=True)
+            self.world.pass_minutes(EVERY_MINUTES)

@@ -1,0 +1,237 @@
+"""The boto3 clients that a sweep uses, answering out of a ``World``."""
+# ruff: noqa: N803, PLR0917 - the argument names and their number are boto3's
+
+import bisect
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+from image.reaper.aws import TAG_GROUP
+from image.reaper.aws_session import Clients
+from tests.reaper.world import Machine, World, refusal
+
+
+def clients(world: World) -> Clients:
+    """The boto3 clients of a world."""
+    return Clients(_Ec2(world), _AutoScaling(world), _CloudWatch(world), _Sns(world), _S3(world))
+
+
+class _Client:
+    """Part of the world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def _find(self, ids: list[str], operation: str) -> list[Machine]:
+        missing = [key for key in ids if key not in self._world.machines]
+        if missing or any(self._world.machines[key].state == "terminated" for key in ids):
+            raise refusal("InvalidInstanceID.NotFound", operation)
+        return [self._world.machines[key] for key in ids]
+
+
+class _Ec2(_Client):
+    def describe_instances(self, Filters, MaxResults, NextToken="0"):
+        world = self._world
+        world.before("DescribeInstances")
+        wanted = [one for one in world.machines.values() if all(_matches(one, part) for part in Filters)]
+        start, size = int(NextToken), min(MaxResults, world.page)
+        page = {"Reservations": [{"Instances": [_describe(one)]} for one in wanted[start : start + size]]}
+        if world.chance(world.faults.duplicated):
+            page["Reservations"] *= 2
+        if start + size < len(wanted):
+            page["NextToken"] = str(start + size)
+        return world.answer("DescribeInstances", page)
+
+    def create_tags(self, Resources, Tags):
+        self._world.before("CreateTags")
+        for machine in self._find(Resources, "CreateTags"):
+            machine.tags |= {tag["Key"]: tag["Value"] for tag in Tags}
+        self._world.after("CreateTags")
+        return self._world.answer("CreateTags", {})
+
+    def delete_tags(self, Resources, Tags):
+        self._world.before("DeleteTags")
+        for machine in self._find(Resources, "DeleteTags"):
+            for tag in Tags:
+                machine.tags.pop(tag["Key"], None)
+        self._world.after("DeleteTags")
+        return self._world.answer("DeleteTags", {})
+
+    def stop_instances(self, InstanceIds):
+        return self._end("StopInstances", InstanceIds, "stopped")
+
+    def terminate_instances(self, InstanceIds):
+        return self._end("TerminateInstances", InstanceIds, "terminated")
+
+    def _end(self, operation, ids, how):
+        self._world.before(operation)
+        found = self._find(ids, operation)
+        for machine in found:
+            if not machine.terminable:
+                # those listed before it are gone already
+                raise refusal("OperationNotPermitted", operation)
+            self._world.gone(machine, how)
+        self._world.after(operation)
+        return self._world.answer(operation, {})
+
+
+class _AutoScaling(_Client):
+    def describe_auto_scaling_groups(self, MaxRecords, Filters=None, AutoScalingGroupNames=None):
+        self._world.before("DescribeAutoScalingGroups")
+        names = AutoScalingGroupNames or list(self._world.groups)
+        groups = [self._describe(name) for name in names if name in self._world.groups]
+        return self._world.answer("DescribeAutoScalingGroups", {"AutoScalingGroups": groups})
+
+    def _describe(self, name):
+        group = self._world.groups[name]
+        members = [
+            {"InstanceId": key, "LifecycleState": self._world.lifecycle.get(key, "InService")}
+            for key in group["members"]
+            if self._world.machines[key].state == "running"
+        ]
+        return {
+            "AutoScalingGroupName": name,
+            "MinSize": group["min"],
+            "DesiredCapacity": group["desired"],
+            "Instances": members,
+        }
+
+    def detach_instances(self, AutoScalingGroupName, InstanceIds, ShouldDecrementDesiredCapacity):
+        assert ShouldDecrementDesiredCapacity
+        self._world.before("DetachInstances")
+        group = self._world.groups[AutoScalingGroupName]
+        if not set(InstanceIds) <= set(group["members"]):
+            raise refusal("ValidationError", "DetachInstances")
+        if group["desired"] - len(InstanceIds) < group["min"]:
+            raise refusal("ValidationError", "DetachInstances")
+        group["desired"] -= len(InstanceIds)
+        group["members"] = [key for key in group["members"] if key not in InstanceIds]
+        for key in InstanceIds:
+            self._world.machines[key].tags.pop(TAG_GROUP, None)
+        self._world.after("DetachInstances")
+        return self._world.answer("DetachInstances", {})
+
+    def attach_instances(self, AutoScalingGroupName, InstanceIds):
+        self._world.before("AttachInstances")
+        group = self._world.groups[AutoScalingGroupName]
+        group["desired"] += len(InstanceIds)
+        group["members"] += InstanceIds
+        for key in InstanceIds:
+            self._world.machines[key].tags[TAG_GROUP] = AutoScalingGroupName
+        return self._world.answer("AttachInstances", {})
+
+
+class _CloudWatch(_Client):
+    def get_metric_data(self, MetricDataQueries, StartTime, EndTime, ScanBy, MaxDatapoints, NextToken=""):
+        world = self._world
+        world.before("GetMetricData")
+        if not NextToken and world.chance(world.faults.duplicated):
+            return world.answer("GetMetricData", {"MetricDataResults": [], "NextToken": "rest"})
+        cut = NextToken != "last" and world.chance(world.faults.partial)
+        results = [self._result(query, StartTime, EndTime, cut=cut) for query in MetricDataQueries]
+        if world.chance(world.faults.duplicated):
+            results *= 2
+        content = {"MetricDataResults": results}
+        # half of the partial answers never say where the rest is
+        if cut and world.chance(0.5):
+            content["NextToken"] = "last"
+        return world.answer("GetMetricData", content)
+
+    def _result(self, query, start, end, *, cut):
+        stat = query["MetricStat"]
+        (dimension,) = stat["Metric"]["Dimensions"]
+        points = self._minima(dimension["Value"], start, end, stat["Period"])
+        if cut:
+            points = points[::2]
+        return {
+            "Id": query["Id"],
+            "Timestamps": [at for at, _ in points],
+            "Values": [value for _, value in points],
+            "StatusCode": "PartialData" if cut else "Complete",
+        }
+
+    def _minima(self, key, start, end, period_s):
+        machine = self._world.machines.get(key)
+        if machine is None:
+            return []
+        low = bisect.bisect_left(machine.beats_at, start)
+        high = bisect.bisect_left(machine.beats_at, end)
+        minima: dict[int, float] = {}
+        for index in range(low, high):
+            slot = int(machine.beats_at[index].timestamp() // period_s)
+            value = machine.beats[index]
+            minima[slot] = min(value, minima.get(slot, value))
+        return [
+            (datetime.fromtimestamp(slot * period_s, UTC), value)
+            for slot, value in sorted(minima.items(), reverse=True)
+        ]
+
+    def describe_alarms(self, AlarmNames, StateValue):
+        self._world.before("DescribeAlarms")
+        firing = [{"AlarmName": name} for name in AlarmNames if name in self._world.alarms]
+        return self._world.answer("DescribeAlarms", {"MetricAlarms": firing})
+
+    def put_metric_data(self, Namespace, MetricData):
+        for one in MetricData:
+            self._world.published[one["MetricName"]] += one["Value"]
+        return self._world.answer("PutMetricData", {})
+
+
+class _Sns(_Client):
+    def publish(self, TopicArn, Subject, Message):
+        world = self._world
+        world.before("Publish")
+        if world.chance(world.faults.deaf):
+            raise refusal("InternalError", "Publish")
+        world.messages.append((world.now, Message))
+        if Subject.endswith("will go"):
+            for machine in world.machines.values():
+                if machine.id in Message:
+                    machine.told.append(world.now)
+        world.after("Publish")
+        return world.answer("Publish", {})
+
+
+class _S3(_Client):
+    def get_object(self, Bucket, Key):
+        self._world.before("GetObject")
+        if Key not in self._world.objects:
+            raise refusal("NoSuchKey", "GetObject")
+        body, version = self._world.objects[Key]
+        return self._world.answer("GetObject", {"Body": io.BytesIO(body), "ETag": version})
+
+    def put_object(self, Bucket, Key, Body, ContentType, IfNoneMatch=None, IfMatch=None):
+        world = self._world
+        world.before("PutObject")
+        there = world.objects.get(Key)
+        if (IfNoneMatch and there) or (IfMatch and (there is None or there[1] != IfMatch)):
+            raise refusal("PreconditionFailed", "PutObject")
+        version = f'"{len(world.calls)}-{world.now.timestamp()}"'
+        world.objects[Key] = (Body, version)
+        world.after("PutObject")
+        return world.answer("PutObject", {"ETag": version})
+
+
+def _matches(machine: Machine, part: dict[str, Any]) -> bool:
+    name, values = part["Name"], part["Values"]
+    if name.startswith("tag:"):
+        return machine.tags.get(name.removeprefix("tag:")) in values
+    if name == "instance-state-name":
+        return machine.state in values
+    assert name == "instance-id"
+    return machine.id in values
+
+
+def _describe(machine: Machine) -> dict[str, Any]:
+    described = {
+        "InstanceId": machine.id,
+        "InstanceType": "g5.xlarge",
+        "State": {"Name": machine.state},
+        "LaunchTime": machine.launched_at,
+        "Tags": [{"Key": key, "Value": value} for key, value in machine.tags.items()],
+    }
+    if machine.spot:
+        described["InstanceLifecycle"] = "spot"
+    if machine.stopped_at is not None:
+        described["StateTransitionReason"] = f"User initiated ({machine.stopped_at:%Y-%m-%d %H:%M:%S} GMT)"
+    return described
