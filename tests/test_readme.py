@@ -1,0 +1,120 @@
+"""Every command that a README shows works, run block by block as a reader would."""
+
+import os
+import re
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("stacks", "image", "training", "tests")
+READMES = [ROOT / "README.md", *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md")))]
+BLOCK = re.compile(r"^```(?:sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# .ci/run calls these on every change, on a clean checkout
+BY_CI = {"make rehearse", "make test", "make test-image", "make lint"}
+# a server stays until it is told to go
+SERVERS = {".venv/bin/moto_server -p 5000": "http://127.0.0.1:5000/moto-api/"}
+PATIENCE_S = 280
+
+
+def blocks() -> list[tuple[str, list[str]]]:
+    """(README and place, its commands) of every block, comments and empty lines left out."""
+    found = []
+    for path in READMES:
+        for number, text in enumerate(BLOCK.findall(path.read_text())):
+            joined = text.replace("\\\n", " ")
+            lines = [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+            found.append((f"{path.relative_to(ROOT)}[{number}]", lines))
+    return found
+
+
+BLOCKS = dict(blocks())
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The checkout as a reader has it, whose new files land elsewhere; with a `pulumi` that agrees to all."""
+    for entry in ROOT.iterdir():
+        if entry.name not in {"build", "data", "runs", ".git"}:
+            (tmp_path / entry.name).symlink_to(entry)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "pulumi").write_text("#!/bin/sh\nexit 0\n")
+    (programs / "pulumi").chmod(0o755)
+    return tmp_path
+
+
+def run(command: str, checkout: Path) -> None:
+    path = f"{checkout / 'programs'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=checkout,
+        env=os.environ | {"PATH": path, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def serve(command: str, url: str, checkout: Path) -> None:
+    """Start a server, see it answer, end it."""
+    process = subprocess.Popen(
+        command.split(), cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not _answers(url):
+            assert process.poll() is None, f"{command} ended with {process.returncode}"
+            assert time.monotonic() < deadline, f"{command} does not answer"
+            time.sleep(0.1)  # polls another process; its clock is not ours to inject
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def test_every_room_has_a_readme():
+    for room in ROOMS:
+        assert ROOT / room / "README.md" in READMES
+
+
+@pytest.mark.parametrize("place", BLOCKS)
+def test_the_commands_of_a_readme_work(place, checkout):
+    by_ci = (ROOT / ".ci" / "run").read_text()
+
+    for command in BLOCKS[place]:
+        if command in BY_CI:
+            assert f"\n{command}\n" in by_ci
+        elif command in SERVERS:
+            serve(command, SERVERS[command], checkout)
+        else:
+            run(command, checkout)
+
+
+def test_the_readme_names_every_package_that_is_pinned():
+    text = (ROOT / "README.md").read_text()
+    pins = [
+        re.split(r"[=\[<>~]", line)[0]
+        for path in (
+            "requirements.txt",
+            "training/requirements.txt",
+            "image/reaper/requirements.txt",
+            "tests/requirements.txt",
+        )
+        for line in (ROOT / path).read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+
+    assert [name for name in pins if name not in text] == []
