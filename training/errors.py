@@ -38,6 +38,10 @@ class OutOfMemoryError(TrainingError):
     """The device has no room for the step; the message names the knobs that help."""
 
 
+class PeerError(TrainingError):
+    """Another rank is gone or no longer answers."""
+
+
 class LaunchError(TrainingError):
     """The peers of this machine cannot be found, or torchrun cannot be started."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from training import instance
 
@@ -57,6 +57,7 @@ class Interruption:
         self._clock = clock
         self._notice: Notice = (Reason.NONE, "")
         self._signalled_at: float | None = None
+        self._before: dict[signal.Signals, Any] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="interruption", daemon=True)
 
@@ -70,7 +71,7 @@ class Interruption:
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            self._before[number] = signal.signal(number, self._on_signal)
         if self._sources:
             self._thread.start()
         return self
@@ -79,8 +80,8 @@ class Interruption:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed.set()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now = self._clock()

@@ -6,7 +6,7 @@ from itertools import islice
 
 from torch import Tensor
 
-from training import config, optimization, outcome, precision
+from training import config, models, optimization, outcome, precision
 from training.data.loader import Batch, CorruptionCounter
 from training.evaluation import Score, evaluate, mean_loss
 from training.interrupt import Interruption
@@ -14,10 +14,11 @@ from training.meter import Meter
 from training.outcome import Outcome
 from training.parallel import World
 from training.run import Run, fresh_state, opened
-from training.state import State, parameters_sha256
+from training.state import State, parameters_sha256, whole_weights
 from training.stop import Stop
 from training.watchdog import Watchdog
 
+MODEL_FOLDER = "model"
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +35,8 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
             stopped = train_steps(run, state, stop)
             run.checkpoints.save(state)
             score = None if stopped else measure(run, state, stop)
+            if score is not None:
+                export(run, state)
         run.checkpoints.flush()
         result = conclude(run, state, stop, score, resumed_from_step)
         where.on_first(lambda: outcome.write(run.directory, result))
@@ -53,6 +56,7 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
         return True
     while state.step < last_step:
         if stop.agreed():
+            meter.check(state.step)  # a diverged state is not worth saving
             return True
         factor = optimization.learning_rate_factor(state.step, last_step, settings.schedule)
         rate = optimization.set_learning_rate(state.optimizer, factor, settings.optimizer.learning_rate)
@@ -61,6 +65,7 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
         norm = take_step(run, state, batches, meter, corrupt, with_norm=logged)
         run.trace.after_step(state.step)
         if logged:
+            run.where.together(corrupt.check)
             run.writer.write(meter.report(state, run.epoch(state), rate, norm))
         if stop.take_save_request() or run.checkpoints.due_by_step(state.step):
             save(run, state, meter)
@@ -144,6 +149,12 @@ def measure(run: Run, state: State, stop: Stop) -> Score | None:
             }
         )
     return score
+
+
+def export(run: Run, state: State) -> None:
+    """Writes the finished model into the run's folder, where model.weights of another run finds it."""
+    weights = whole_weights(run.evaluated(state).module, run.where, state.spread.other_layers is not None)
+    run.where.on_first(lambda: models.save_weights(weights, run.directory / MODEL_FOLDER))
 
 
 def conclude(

@@ -204,12 +204,15 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         raise ModelError(f"model.weights = {str(folder)!r}: does not fit the model: {error}") from error
 
 
-def save_weights(model: nn.Module, folder: Path) -> None:
-    """Writes FOLDER/model.safetensors, which `model.weights` of a later run reads."""
-    from safetensors.torch import save_model  # noqa: PLC0415 - once per run
+def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
+    """Writes FOLDER/model.safetensors, which `model.weights` of a later run reads; raises ModelError."""
+    from safetensors.torch import save_file  # noqa: PLC0415 - once per run
 
-    folder.mkdir(parents=True, exist_ok=True)
-    save_model(model, str(folder / "model.safetensors"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(weights, folder / "model.safetensors")
+    except OSError as error:
+        raise ModelError(f"{folder}: the model cannot be written: {error}") from error
 
 
 def recompute_activations(model: nn.Module, name: str) -> None:

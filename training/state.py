@@ -104,6 +104,16 @@ def whole(tensor: Tensor) -> Tensor:
     return gathered.detach().cpu().contiguous()
 
 
+def whole_weights(model: nn.Module, where: World, by_depth: bool) -> dict[str, Tensor]:
+    """All parameters and buffers on the CPU, each with memory of its own; called by all ranks.
+
+    `by_depth` says that the ranks hold different layers, which are then brought together.
+    """
+    mine = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
+    parts = where.gather(mine) if by_depth else [mine]
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
 def parameters_sha256(model: nn.Module, where: World) -> str:
     """Hex SHA-256 over names and bytes of all parameters and buffers, in name order, wherever they lie.
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from training import config
-from training.errors import ConfigError, OutOfMemoryError, TrainingError
+from training.errors import ConfigError, OutOfMemoryError, PeerError, TrainingError
 from training.interrupt import Interruption, sources
 from training.loop import train as train_model
 from training.parallel import world

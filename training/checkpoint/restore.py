@@ -22,22 +22,35 @@ def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifes
     """
     damaged: set[int] = set()
     while True:
-        common = _common_steps(where, root, store) - damaged
+        here = where.together(lambda: _steps_here(where, root, store))
+        found = [steps for steps in where.gather(here) if steps is not None]
+        common = set.intersection(*found) - damaged
+        if not common and damaged:
+            raise CheckpointError(f"{root}: none of the checkpoints {sorted(damaged)} is whole")
+        if not common and any(found):
+            raise CheckpointError(
+                f"{root}: {len(found)} machines have no checkpoint in common; set checkpoint.uri, or a "
+                "run.directory on a file system that all of them share"
+            )
         if not common:
-            if damaged:
-                raise CheckpointError(f"{root}: none of the checkpoints {sorted(damaged)} is whole")
             return None
         step = max(common)
         if all(where.gather(where.local_rank != 0 or _bring(step, root, store))):
+            where.on_first(lambda: _set_aside(root, damaged))
             return local.read_manifest(root / local.folder_name(step))
         damaged.add(step)
 
 
-def _common_steps(where: World, root: Path, store: Store | None) -> set[int]:
-    mine = None
-    if where.local_rank == 0:
-        mine = set(local.steps(root)) | (set(store.steps()) if store else set())
-    return set.intersection(*(steps for steps in where.gather(mine) if steps is not None))
+def _set_aside(root: Path, damaged: set[int]) -> None:
+    for step in damaged & set(local.steps(root)):
+        local.set_aside(root / local.folder_name(step))
+
+
+def _steps_here(where: World, root: Path, store: Store | None) -> set[int] | None:
+    """The checkpoints within reach of this machine; None on all but one of its ranks."""
+    if where.local_rank != 0:
+        return None
+    return set(local.steps(root)) | (set(store.steps()) if store else set())
 
 
 def _bring(step: int, root: Path, store: Store | None) -> bool:
@@ -49,7 +62,6 @@ def _bring(step: int, root: Path, store: Store | None) -> bool:
             return True
     except CheckpointError as error:
         log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
-        local.set_aside(folder)
     if store is None:
         return False
     try:

@@ -132,18 +132,23 @@ def _leave_process_group(_worker: int) -> None:
 
 
 class CorruptionCounter:
-    """Counts corrupt samples of this rank and stops the run past the limit."""
+    """Counts the corrupt samples of this rank."""
 
     def __init__(self, limit: int) -> None:
         self.count = 0
         self._limit = limit
+        self._last = ""
 
     def add(self, corrupt: tuple[str, ...]) -> None:
-        """Names each sample in the log; raises DataError when the limit is passed."""
+        """Names each sample in the log."""
         for defect in corrupt:
             self.count += 1
+            self._last = defect
             log.warning("event=corrupt-sample count=%d limit=%d sample=%r", self.count, self._limit, defect)
+
+    def check(self) -> None:
+        """Raises DataError when the limit is passed."""
         if self.count > self._limit:
             raise DataError(
-                f"{self.count} corrupt samples, data.corrupt_limit allows {self._limit}; last: {corrupt[-1]}"
+                f"{self.count} corrupt samples, data.corrupt_limit allows {self._limit}; last: {self._last}"
             )

@@ -1,0 +1,231 @@
+"""What makes a checkpoint one: whole, verified, kept long enough, in a folder and in a bucket."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import torch
+
+from training import config
+from training.checkpoint import local, restore
+from training.checkpoint.saver import STATE, Saver, Snapshot
+from training.checkpoint.store import Store
+from training.errors import CheckpointError
+from training.parallel import World, world
+
+URI = "s3://checkpoints/runs/a"
+
+
+@pytest.fixture
+def alone() -> Iterator[World]:
+    """The world of one process."""
+    with world(config.Parallel()) as where:
+        yield where
+
+
+def save(root: Path, *steps: int, store: Store | None = None, keep: int = 9) -> None:
+    """Saves each of `steps`, and waits until it is where it belongs."""
+    for step in steps:
+        saver = Saver(root, store, keep)
+        saver.save(local.Manifest(step, "model", 1), {"weights": torch.full((1000,), float(step))})
+        saver.close()
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = [
+    (truncate, STATE, "bytes, the manifest says"),
+    (flip_a_bit, STATE, "SHA-256"),
+    (Path.unlink, STATE, "No such file"),
+    (truncate, local.MANIFEST, "cannot be read"),
+    (Path.unlink, local.MANIFEST, "No such file"),
+]
+
+
+@pytest.mark.parametrize(("damage", "file", "message"), DAMAGES)
+def test_damage_is_detected_and_named(
+    damage: Callable[[Path], Any], file: str, message: str, tmp_path: Path
+) -> None:
+    save(tmp_path, 5)
+
+    damage(tmp_path / "step-5" / file)
+
+    with pytest.raises(CheckpointError, match=message):
+        local.verify(tmp_path / "step-5")
+
+
+@pytest.mark.parametrize(("damage", "file", "message"), DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_aloud(
+    *, damage, file: str, message: str, alone: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 5, 10)
+    damage(tmp_path / "step-10" / file)
+
+    manifest = restore.newest_whole(alone, tmp_path, store=None)
+
+    assert manifest is not None
+    assert manifest.step == 5
+    assert "event=checkpoint-damaged step=10" in caplog.text
+    assert (tmp_path / "step-10.damaged").is_dir()
+
+
+def test_nothing_whole_is_an_error_and_not_a_fresh_start(alone: World, tmp_path: Path) -> None:
+    save(tmp_path, 5, 10)
+    for step in (5, 10):
+        truncate(tmp_path / f"step-{step}" / STATE)
+
+    for _ in range(2):  # a restart must not find an empty folder
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints \[5, 10\] is whole"):
+            restore.newest_whole(alone, tmp_path, store=None)
+
+
+def test_no_checkpoint_at_all_is_a_fresh_start(alone: World, tmp_path: Path) -> None:
+    assert restore.newest_whole(alone, tmp_path, store=None) is None
+
+
+def test_retention_counts_committed_checkpoints_only(tmp_path: Path) -> None:
+    (tmp_path / "step-3.tmp").mkdir()
+
+    save(tmp_path, 1, 2, 4, keep=2)
+
+    assert local.steps(tmp_path) == [2, 4]
+
+
+def test_retention_never_counts_on_later_checkpoints_that_were_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 5, 20, 30)
+
+    save(tmp_path, 10, keep=1)
+
+    assert local.steps(tmp_path) == [10, 20, 30]  # 20 and 30 were damaged, or the run would not be at 10
+
+
+def test_a_step_that_is_saved_again_replaces_the_first(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    truncate(tmp_path / "step-5" / STATE)
+
+    save(tmp_path, 5)
+
+    assert local.verify(tmp_path / "step-5").step == 5
+
+
+def test_a_copy_is_not_touched_by_what_the_training_does_next() -> None:
+    weights = torch.ones(4)
+    snapshot = Snapshot()
+
+    taken = snapshot.take({"weights": weights, "step": 3})
+    weights.zero_()
+
+    assert taken["weights"].tolist() == [1, 1, 1, 1]
+    assert taken["step"] == 3
+
+
+def test_the_copies_reuse_their_memory() -> None:
+    snapshot = Snapshot()
+
+    first = snapshot.take({"weights": torch.ones(4)})["weights"].data_ptr()
+    second = snapshot.take({"weights": torch.zeros(4)})["weights"].data_ptr()
+
+    assert first == second
+
+
+def test_a_full_disk_is_reported_by_the_next_save_and_at_the_end(tmp_path: Path) -> None:
+    root = tmp_path / "file"
+    root.write_text("not a folder")
+    saver = Saver(root, store=None, keep=1)
+    saver.save(local.Manifest(1, "model", 1), {})
+
+    with pytest.raises(CheckpointError, match="step 1 cannot be written"):
+        saver.save(local.Manifest(2, "model", 1), {})
+    with pytest.raises(CheckpointError, match="step 1 cannot be written"):
+        saver.close()
+
+
+def test_what_went_up_comes_down_on_another_machine(alone: World, bucket: str, tmp_path: Path) -> None:
+    save(tmp_path / "here", 5, store=Store(URI))
+
+    manifest = restore.newest_whole(alone, tmp_path / "there", Store(URI))
+
+    assert manifest == local.verify(tmp_path / "here/step-5") == local.verify(tmp_path / "there/step-5")
+
+
+def test_an_upload_without_its_manifest_is_no_checkpoint(bucket: str, tmp_path: Path) -> None:
+    save(tmp_path, 5, 10, store=Store(URI))
+
+    boto3.client("s3").delete_object(Bucket=bucket, Key="runs/a/step-10/manifest.json")
+
+    assert Store(URI).steps() == [5]
+
+
+def test_the_manifest_goes_up_last_and_goes_away_first(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, calls = Store(URI), []
+    store._client.meta.events.register(
+        "before-call.s3", lambda model, params, **_: calls.append((model.name, params["url_path"]))
+    )
+
+    save(tmp_path, 5, store=store, keep=1)
+    save(tmp_path, 10, store=store, keep=1)
+
+    puts = [path for name, path in calls if name in ("PutObject", "CompleteMultipartUpload")]
+    deletes = [path for name, path in calls if name == "DeleteObject"]
+    assert [Path(path).name for path in puts] == [STATE, local.MANIFEST] * 2
+    assert [Path(path).name for path in deletes] == [local.MANIFEST, STATE]
+    assert store.steps() == [10]
+
+
+def test_a_damaged_upload_falls_back_to_the_one_before(
+    alone: World, bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path / "here", 5, 10, store=Store(URI))
+    boto3.client("s3").put_object(Bucket=bucket, Key="runs/a/step-10/state.pt", Body=b"something else")
+
+    manifest = restore.newest_whole(alone, tmp_path / "there", Store(URI))
+
+    assert manifest is not None
+    assert manifest.step == 5
+    assert "event=checkpoint-damaged step=10" in caplog.text
+
+
+def test_a_damaged_local_copy_is_fetched_again(alone: World, bucket: str, tmp_path: Path) -> None:
+    save(tmp_path, 5, store=Store(URI))
+    flip_a_bit(tmp_path / "step-5" / STATE)
+
+    manifest = restore.newest_whole(alone, tmp_path, Store(URI))
+
+    assert manifest is not None
+    assert local.verify(tmp_path / "step-5").step == 5
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3://no-such-bucket/runs", "NoSuchBucket"),
+        ("gs://bucket/runs", "write s3://bucket/prefix"),
+        ("bucket/runs", "write s3://bucket/prefix"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(uri: str, message: str, bucket: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as raised:
+        Store(uri).check_writable()
+
+    assert uri in str(raised.value)
+
+
+def test_oss_is_asked_the_way_it_understands(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store("oss://bucket/runs", endpoint="https://oss-eu-central-1.example")
+    options = store._client.meta.config
+
+    assert options.s3["addressing_style"] == "virtual"
+    assert options.request_checksum_calculation == "when_required"
+    assert options.response_checksum_validation == "when_required"
