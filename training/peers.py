@@ -1,7 +1,7 @@
 """Which machines of a pool train together: the members in service of this machine's Auto Scaling group."""
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,60 +12,77 @@ from training.errors import LaunchError
 from training.identity import Identity, Machine
 
 IN_SERVICE = "InService"
+COMING = "Pending"  # the start of the states on the way in
+STATES_PER_CALL = 50  # of DescribeAutoScalingInstances
 
 
 def aws_peers(identity: Identity, machine: Machine) -> list[str]:
     """Private addresses of this machine's group, itself among them, lowest first.
 
-    One address when it belongs to no group. Raises LaunchError while members are still missing, when this
-    machine is on its way out, and when the calls are refused.
+    One address when it belongs to no group. Raises LaunchError while members are still on their way in, when
+    this machine is on its way out, and when the calls are refused. It asks what an instance may ask:
+    ec2:DescribeInstances and autoscaling:DescribeAutoScalingInstances.
     """
     with _explained(machine):
-        autoscaling = boto3.client("autoscaling", region_name=identity.region)
-        answer = autoscaling.describe_auto_scaling_instances(InstanceIds=[machine.instance_id])
-        if not answer["AutoScalingInstances"]:
+        own = _memberships(identity, [machine.instance_id])
+        if not own:
             return [machine.address]
-        name = answer["AutoScalingInstances"][0]["AutoScalingGroupName"]
-        group = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
-        members = members_in_service(group, machine)
-        return in_order(_addresses(identity, members))
+        addresses = _addresses(identity, own[0]["AutoScalingGroupName"])
+        members = _memberships(identity, [*addresses])
+        return in_order([addresses[instance_id] for instance_id in members_in_service(members, machine)])
 
 
-def members_in_service(group: dict[str, Any], machine: Machine) -> list[str]:
-    """Instance ids of the members of `group` (of DescribeAutoScalingGroups) that may take work.
+def _memberships(identity: Identity, instance_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Group and lifecycle state of each instance that is in a group."""
+    client = boto3.client("autoscaling", region_name=identity.region)
+    found = []
+    for start in range(0, len(instance_ids), STATES_PER_CALL):
+        part = list(instance_ids[start : start + STATES_PER_CALL])
+        found += client.describe_auto_scaling_instances(InstanceIds=part)["AutoScalingInstances"]
+    return found
 
-    Raises LaunchError when there are fewer than the group wants, or `machine` is not one of them.
+
+def _addresses(identity: Identity, group: str) -> dict[str, str]:
+    """Private addresses of the running instances of the pool in `group`, by instance id."""
+    wanted = {
+        "instance-state-name": "running",
+        "tag:aws:autoscaling:groupName": group,
+        "tag:gpu-fleet:stack": identity.stack,
+        "tag:gpu-fleet:pool": identity.pool,
+    }
+    filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
+    ec2 = boto3.client("ec2", region_name=identity.region)
+    pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
+    reservations = [reservation for page in pages for reservation in page["Reservations"]]
+    return {
+        instance["InstanceId"]: instance["PrivateIpAddress"]
+        for reservation in reservations
+        for instance in reservation["Instances"]
+    }
+
+
+def members_in_service(members: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
+    """Instance ids of those of `members` (of DescribeAutoScalingInstances) that may take work.
+
+    Raises LaunchError when one is still on its way in, or `machine` is not one of them.
     """
-    states = {member["InstanceId"]: member["LifecycleState"] for member in group["Instances"]}
-    name, mine = group["AutoScalingGroupName"], states.get(machine.instance_id)
+    states = {member["InstanceId"]: member["LifecycleState"] for member in members}
+    mine = states.get(machine.instance_id)
     if mine != IN_SERVICE:
         raise LaunchError(
-            f"{machine.instance_id} is {mine} in group {name}, not {IN_SERVICE}: nothing is started"
+            f"{machine.instance_id} is {mine} in its group, not {IN_SERVICE}: nothing is started"
         )
     ready = [instance_id for instance_id, state in states.items() if state == IN_SERVICE]
-    if len(ready) < group["DesiredCapacity"]:
+    coming = [instance_id for instance_id, state in states.items() if state.startswith(COMING)]
+    if coming:
         raise LaunchError(
-            f"group {name} has {len(ready)} of {group['DesiredCapacity']} machines {IN_SERVICE}; "
-            "wait for the others, or name the ones to use: --peers ADDRESS,ADDRESS"
+            f"{len(ready)} of {len(ready) + len(coming)} machines are {IN_SERVICE}; wait for "
+            f"{', '.join(coming)}, or name the machines to use: --peers ADDRESS,ADDRESS"
         )
     return ready
 
 
-def _addresses(identity: Identity, instance_ids: Sequence[str]) -> Iterator[str]:
-    """Private addresses of those of `instance_ids` that carry the tags of the pool and run."""
-    filters = [
-        {"Name": "instance-id", "Values": list(instance_ids)},
-        {"Name": "instance-state-name", "Values": ["running"]},
-        {"Name": "tag:gpu-fleet:stack", "Values": [identity.stack]},
-        {"Name": "tag:gpu-fleet:pool", "Values": [identity.pool]},
-    ]
-    ec2 = boto3.client("ec2", region_name=identity.region)
-    for page in ec2.get_paginator("describe_instances").paginate(Filters=filters):
-        for reservation in page["Reservations"]:
-            yield from (instance["PrivateIpAddress"] for instance in reservation["Instances"])
-
-
-def in_order(addresses: Iterator[str] | Sequence[str]) -> list[str]:
+def in_order(addresses: Sequence[str]) -> list[str]:
     """The addresses by number, not by text: 10.0.0.9 before 10.0.0.10. Raises LaunchError on a wrong one."""
     try:
         return sorted(set(addresses), key=ipaddress.ip_address)

@@ -174,6 +174,14 @@ def test_a_machine_of_no_fleet_trains_alone(config_file, monkeypatch, tmp_path):
     assert "--rdzv-endpoint" not in result.output
 
 
+def test_machines_of_another_pool_are_not_asked(pool, config_file):
+    other = members()[0]["InstanceId"]
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    ec2.create_tags(Resources=[other], Tags=[{"Key": "gpu-fleet:pool", "Value": "dev"}])
+
+    assert "--nnodes=2" in dry_run(config_file, "--nproc-per-node", "8").output
+
+
 def test_a_machine_without_a_group_trains_alone(pool, config_file):
     ec2 = boto3.client("ec2", region_name="us-east-1")
     lone = ec2.run_instances(ImageId="ami-12345678", InstanceType="p4d.24xlarge", MinCount=1, MaxCount=1)
@@ -182,17 +190,26 @@ def test_a_machine_without_a_group_trains_alone(pool, config_file):
     assert "--standalone" in dry_run(config_file, "--nproc-per-node", "8").output
 
 
+def test_a_machine_that_leaves_is_left_out(pool, config_file):
+    leaving = members()[0]["InstanceId"]
+    boto3.client("autoscaling", region_name="us-east-1").enter_standby(
+        AutoScalingGroupName="aws-dev-train", InstanceIds=[leaving], ShouldDecrementDesiredCapacity=True
+    )
+
+    result = dry_run(config_file, "--nproc-per-node", "8")
+
+    assert (
+        f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint={members()[1]['PrivateIpAddress']}" in result.output
+    )
+
+
 def test_a_missing_member_is_counted_instead_of_left_out():
     machine = Machine(instance_id="i-1", instance_type="p4d.24xlarge", address="10.0.0.1")
-    states = {"i-1": "InService", "i-2": "InService", "i-3": "Pending"}
-    group = {
-        "AutoScalingGroupName": "aws-dev-train",
-        "DesiredCapacity": 3,
-        "Instances": [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()],
-    }
+    states = {"i-1": "InService", "i-2": "InService", "i-3": "Pending:Wait"}
+    members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
 
-    with pytest.raises(LaunchError, match="2 of 3 machines InService"):
-        peers.members_in_service(group, machine)
+    with pytest.raises(LaunchError, match="2 of 3 machines are InService; wait for i-3"):
+        peers.members_in_service(members, machine)
 
 
 def test_a_machine_on_its_way_out_starts_nothing(pool, config_file):
@@ -205,7 +222,7 @@ def test_a_machine_on_its_way_out_starts_nothing(pool, config_file):
     result = dry_run(config_file, "--nproc-per-node", "8")
 
     assert result.exit_code == 1
-    assert "is Standby in group aws-dev-train" in result.output
+    assert "is Standby in its group, not InService" in result.output
 
 
 def test_chosen_peers_replace_the_pool(pool, config_file):
