@@ -9,7 +9,7 @@ from image.reaper import policy as policies
 from image.reaper.environment import connect
 from image.reaper.policy import Policy
 from image.reaper.results import Result
-from image.reaper.sweep import Options, sweep
+from image.reaper.sweep import Cloud, Options, sweep
 from tests.reaper.moto_fleet import policy_json, pool_policy
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients
@@ -24,17 +24,24 @@ def policy(pools: dict[str, Any] | None = None, top: dict[str, Any] | None = Non
     return policies.parse(json.dumps(content))
 
 
+def connect_world(
+    world: World, checked: Policy, *, deadline_after: timedelta | None = None, read_only: bool = False
+) -> Cloud:
+    """The cloud of a world."""
+    return connect(
+        checked,
+        world.clock,
+        deadline=world.clock() + deadline_after if deadline_after else None,
+        read_only=read_only,
+        environ=ENVIRON,
+        made=clients(world),
+    )
+
+
 def sweep_world(
     world: World, checked: Policy, *, deadline_after: timedelta | None = None, **options: Any
 ) -> Result:
     """Sweep a world once; errors as of ``sweep``."""
-    deadline = world.clock() + deadline_after if deadline_after else None
-    cloud = connect(
-        checked,
-        world.clock,
-        deadline=deadline,
-        read_only=options.get("dry_run", False),
-        environ=ENVIRON,
-        made=clients(world),
-    )
+    read_only = options.get("dry_run", False)
+    cloud = connect_world(world, checked, deadline_after=deadline_after, read_only=read_only)
     return sweep(cloud, checked, Options(clock=world.clock, holder=f"sweep {next(_holders)}", **options))

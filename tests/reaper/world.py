@@ -7,6 +7,7 @@ import email.utils
 import itertools
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -98,6 +99,7 @@ class World:
         self.faults = Faults()
         self.page = 1000
         self.calls: list[str] = []
+        self._surprises: dict[str, tuple[int, Callable[[], object]]] = {}
         self._random = random.Random(seed)
         self._numbers = itertools.count(1)
 
@@ -168,8 +170,18 @@ class World:
         date = email.utils.format_datetime(self.now.replace(microsecond=0), usegmt=True)
         return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
 
+    def on_call(self, operation: str, act: Callable[[], object], number: int = 2) -> None:
+        """Let something happen right before a call, by default the second of its kind from now on."""
+        self._surprises[operation] = (number, act)
+
     def before(self, operation: str) -> None:
         """Faults that keep a call from doing anything."""
+        if operation in self._surprises:
+            left, act = self._surprises.pop(operation)
+            if left > 1:
+                self._surprises[operation] = (left - 1, act)
+            else:
+                act()
         self._pass(timedelta(seconds=self.faults.seconds_per_call))
         for machine in self.machines.values():
             if self.chance(self.faults.back_to_work) and machine.state == "running":

@@ -1,0 +1,431 @@
+"""The twelve things that hold whatever a sweep finds (facts page of the reaper, "Invariants")."""
+
+import contextlib
+import json
+import math
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper.activity import summarise
+from image.reaper.decide import BREAKER_LEAST, decide
+from image.reaper.errors import CloudError, LeaseError
+from image.reaper.lease import Lease
+from image.reaper.metrics import CODE_UNKNOWN
+from image.reaper.model import ENDS, Fleet, Group, Plan, Verdict
+from image.reaper.store import Store
+from tests.reaper.situations import (
+    IDLE_AFTER,
+    MINUTES,
+    NOW,
+    POLICY,
+    History,
+    alone,
+    histories,
+    idle_history,
+    machine,
+)
+from tests.reaper.sweeping import connect_world, policy, sweep_world
+from tests.reaper.world import World
+
+FORGOTTEN = idle_history(161)  # idle when it was marked 40 minutes ago, and ever since
+
+
+def ends(plan: Plan) -> set[str]:
+    return {decision.instance.id for decision in plan.with_verdict(*ENDS)}
+
+
+def verdict(situation) -> Verdict:
+    (decision,) = decide(situation).decisions
+    return decision.verdict
+
+
+def test_a_forgotten_machine_goes():
+    """Without this the properties below would hold for a sweep that never ends anything."""
+    assert verdict(alone(machine(), FORGOTTEN.activity())) is Verdict.TERMINATE
+
+
+# 1: any busy signal in the window
+
+
+@given(history=histories(), busy=st.integers(1, int(IDLE_AFTER.total_seconds() / 60) - 1))
+def test_a_machine_that_worked_within_the_window_is_never_ended(history, busy):
+    activity = history.active_at(busy).activity()
+
+    assert ends(decide(alone(machine(), activity))) == set()
+
+
+# 2: nobody knows
+
+
+@given(history=histories(), covered=st.integers(0, 89), seed=st.integers(0, 99))
+def test_below_the_coverage_nothing_is_ended(history, covered, seed):
+    recent = [ago for ago in history.beats if ago <= 60]
+    lost = set(random.Random(seed).sample(recent, len(recent) * (100 - covered) // 100))
+
+    assert ends(decide(alone(machine(), history.without(lost).activity()))) == set()
+
+
+@given(history=histories(), silent=st.integers(5, MINUTES))
+def test_a_machine_whose_agent_fell_silent_is_unknown(history, silent):
+    activity = history.without(range(silent)).activity()
+
+    assert verdict(alone(machine(), activity)) in (Verdict.KEEP_UNKNOWN, Verdict.UNMARK)
+
+
+@given(ahead=st.integers(2, 19))
+def test_a_heartbeat_from_the_future_makes_a_machine_unknown(ahead):
+    activity = History({**FORGOTTEN.beats, -ahead: 9999.0}).activity()
+
+    assert verdict(alone(machine(), activity)) is Verdict.KEEP_UNKNOWN
+
+
+@given(value=st.one_of(st.just(CODE_UNKNOWN), st.floats(max_value=-0.001), st.just(math.nan)))
+def test_a_sensor_that_fails_makes_a_machine_unknown(value):
+    activity = History({**FORGOTTEN.beats, 1: value}).activity()
+
+    assert ends(decide(alone(machine(), activity))) == set()
+
+
+# 3: monotonic in evidence
+
+
+@given(history=histories(), lost=st.sets(st.integers(0, MINUTES)))
+def test_losing_heartbeats_never_adds_an_end(history, lost):
+    before = ends(decide(alone(machine(), history.activity())))
+    after = ends(decide(alone(machine(), history.without(lost).activity())))
+
+    assert after <= before
+
+
+@given(history=histories(), busy=st.integers(1, MINUTES))
+def test_more_activity_never_adds_an_end(history, busy):
+    before = ends(decide(alone(machine(), history.activity())))
+    after = ends(decide(alone(machine(), history.active_at(busy).activity())))
+
+    assert after <= before
+
+
+# 4: the launch time only protects
+
+
+@given(history=histories(), minutes=st.integers(-60, 10_000), younger=st.integers(0, 10_000))
+def test_a_younger_machine_is_never_ended_where_an_older_one_is_not(history, minutes, younger):
+    older = machine(launched_at=NOW - timedelta(minutes=minutes + younger))
+    young = machine(launched_at=NOW - timedelta(minutes=minutes))
+
+    assert ends(decide(alone(young, history.activity()))) <= ends(decide(alone(older, history.activity())))
+
+
+@given(uptime=st.integers(-60, 29))
+def test_a_machine_that_just_started_is_left_alone(uptime):
+    young = machine(launched_at=NOW - timedelta(minutes=uptime), marked_minutes_ago=None)
+
+    assert verdict(alone(young, FORGOTTEN.activity())) is Verdict.KEEP_YOUNG
+
+
+# 5: holds
+
+
+@given(history=histories(), hours=st.floats(0.01, 24 * 365), offset=st.integers(-12, 12))
+def test_a_hold_that_is_not_over_keeps_a_machine_in_any_time_zone(history, hours, offset):
+    until = (NOW + timedelta(hours=hours)).astimezone(ZoneInfo(f"Etc/GMT{offset:+d}"))
+    held = machine(tags={"gpu-fleet:keep-until": until.isoformat()})
+
+    assert ends(decide(alone(held, history.activity()))) == set()
+
+
+@given(history=histories(), text=st.text(max_size=30).filter(lambda text: not text.startswith("20")))
+def test_a_malformed_hold_protects_and_warns(history, text):
+    held = machine(tags={"gpu-fleet:keep-until": text}, marked_minutes_ago=None)
+
+    (decision,) = decide(alone(held, history.activity())).decisions
+
+    assert decision.verdict is Verdict.KEEP_HELD
+    assert decision.alert
+    assert "gpu-fleet:keep-until" in decision.reason
+
+
+def test_a_hold_that_is_over_keeps_nothing():
+    held = machine(tags={"gpu-fleet:keep-until": (NOW - timedelta(minutes=1)).isoformat()})
+
+    assert verdict(alone(held, FORGOTTEN.activity())) is Verdict.TERMINATE
+
+
+# 6: marked, told, waited, looked again
+
+
+@given(history=histories())
+def test_what_was_not_marked_earlier_is_not_ended(history):
+    assert ends(decide(alone(machine(marked_minutes_ago=None), history.activity()))) == set()
+
+
+@given(history=histories(), marked=st.integers(0, 29))
+def test_within_the_grace_time_nothing_is_ended(history, marked):
+    waiting = machine(marked_minutes_ago=marked, idle_since=NOW - timedelta(minutes=161))
+
+    assert ends(decide(alone(waiting, history.activity()))) == set()
+
+
+def test_a_machine_is_not_marked_when_its_owner_could_not_be_told():
+    world = forgotten_world(1)
+    world.faults.deaf = 1.0
+
+    result = sweep_world(world, WORLD_POLICY)
+
+    assert result.done.marked == []
+    assert [failure.step for failure in result.done.failures] == ["notify"]
+    assert all("gpu-fleet:reap-after" not in one.tags for one in world.machines.values())
+
+
+def test_a_machine_that_is_used_again_between_plan_and_act_is_spared():
+    world = forgotten_world(2)
+    sweep_world(world, WORLD_POLICY)
+    world.pass_minutes(21)
+    used = next(iter(world.machines.values()))
+    world.on_call("DescribeInstances", lambda: (setattr(used, "busy", True), world.pass_minutes(1)))
+
+    sweep_world(world, WORLD_POLICY)
+
+    assert [machine.id for _, machine, _ in world.ends] == [
+        one.id for one in world.machines.values() if one is not used
+    ]
+
+
+# 7: never many
+
+
+@given(
+    count=st.integers(1, 12),
+    most=st.integers(0, 12),
+    percent=st.integers(0, 100),
+    idle=st.lists(st.integers(161, 190), min_size=12, max_size=12),
+)
+def test_a_sweep_ends_no_more_than_allowed_and_the_longest_idle_first(count, most, percent, idle):
+    machines = [machine(f"i-{n:02}", idle_since=NOW - timedelta(minutes=idle[n])) for n in range(count)]
+    activity = {one.id: idle_history(idle[n]).activity() for n, one in enumerate(machines)}
+    bounded = replace(POLICY, max_actions=most, max_percent=percent)
+    situation = replace(alone(machines[0], FORGOTTEN.activity()), policy=bounded, activity=activity)
+
+    gone = ends(decide(replace(situation, fleet=Fleet(tuple(machines)))))
+
+    limit = min(most, math.ceil(percent * count / 100))
+    longest = sorted(range(count), key=lambda n: (-idle[n], machines[n].id))
+    assert gone == {machines[n].id for n in longest[:limit]}
+
+
+@given(idle=st.integers(0, 20), busy=st.integers(0, 20), marked=st.integers(0, 3))
+def test_more_than_half_of_a_fleet_newly_idle_trips_the_breaker_and_nothing_is_done(idle, busy, marked):
+    fresh = [machine(f"i-new{n}", marked_minutes_ago=None) for n in range(idle)]
+    old = [machine(f"i-old{n}", idle_since=NOW - timedelta(minutes=161)) for n in range(marked)]
+    working = [machine(f"i-busy{n}", marked_minutes_ago=None) for n in range(busy)]
+    activity = {one.id: FORGOTTEN.activity() for one in fresh + old}
+    activity |= {one.id: idle_history(0).activity() for one in working}
+    situation = replace(alone(machine(), FORGOTTEN.activity()), activity=activity)
+
+    plan = decide(replace(situation, fleet=Fleet(tuple(fresh + old + working))))
+
+    assert plan.breaker == (idle >= BREAKER_LEAST and idle > (idle + marked + busy) / 2)
+    if plan.breaker:
+        assert plan.with_verdict(Verdict.MARK, *ENDS) == ()
+        assert len(plan.with_verdict(Verdict.ALERT)) == idle
+
+
+def test_a_person_who_looked_may_override_the_breaker():
+    fresh = tuple(machine(f"i-{n}", marked_minutes_ago=None) for n in range(8))
+    activity = {one.id: FORGOTTEN.activity() for one in fresh}
+    situation = replace(alone(fresh[0], FORGOTTEN.activity()), fleet=Fleet(fresh), activity=activity)
+
+    plan = decide(replace(situation, override_breaker=True))
+
+    assert len(plan.with_verdict(Verdict.MARK)) == 8
+
+
+# 8, 9, 10, 12: whole sweeps in a small world
+
+WORLD_POLICY = policy(idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
+READS = ("Describe", "Get")
+
+
+def forgotten_world(count: int, grouped: int = 0, min_size: int = 0, seed: int = 0) -> World:
+    """Machines whose owners left 80 minutes ago, some of them in a group."""
+    world = World(seed)
+    world.group("pool", min_size)
+    tags = machine(marked_minutes_ago=None).tags
+    for number in range(count):
+        if number < grouped:
+            world.join("pool", tags)
+        else:
+            world.start(tags)
+    world.pass_minutes(5)
+    for one in world.machines.values():
+        one.busy = False
+    world.pass_minutes(80)
+    return world
+
+
+@given(count=st.integers(0, 6), grouped=st.integers(0, 6), marked=st.booleans())
+def test_a_dry_run_makes_no_changing_call_and_plans_the_same(count, grouped, marked):
+    world = forgotten_world(count, grouped)
+    if marked:
+        sweep_world(world, WORLD_POLICY, override_breaker=True)
+        world.pass_minutes(21)
+    world.calls.clear()
+
+    dry = sweep_world(world, WORLD_POLICY, dry_run=True)
+
+    assert [call for call in world.calls if not call.startswith(READS)] == []
+    assert dry.write_calls == 0
+    wet = sweep_world(world, WORLD_POLICY)
+    assert [one.verdict for one in dry.plan.decisions] == [one.verdict for one in wet.plan.decisions]
+
+
+@given(count=st.integers(1, 6), grouped=st.integers(0, 6))
+def test_a_second_sweep_at_the_same_moment_does_nothing_more(count, grouped):
+    world = forgotten_world(count, grouped)
+    sweep_world(world, WORLD_POLICY, override_breaker=True)
+    world.pass_minutes(21)
+    sweep_world(world, WORLD_POLICY)
+    before = (list(world.ends), len(world.messages))
+
+    again = sweep_world(world, WORLD_POLICY)
+
+    assert again.done.ended == []
+    assert (world.ends, len(world.messages)) == before
+
+
+def test_two_sweeps_at_once_keep_out_of_each_others_way():
+    world = forgotten_world(3)
+    cloud = connect_world(world, WORLD_POLICY)
+    assert isinstance(cloud.store, Store)
+    Lease(cloud.store, "the other", world.clock).acquire()
+
+    with pytest.raises(LeaseError, match=r"another sweep \(the other\) holds the lease until"):
+        sweep_world(world, WORLD_POLICY)
+
+
+@given(
+    count=st.integers(1, 6),
+    page=st.integers(1, 6),
+    offset=st.integers(-12, 12),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_plan_does_not_depend_on_order_pages_or_time_zone(count, page, offset, order):
+    plain, other = forgotten_world(count), forgotten_world(count)
+    other.page = page
+    shuffled = list(other.machines.items())
+    order.shuffle(shuffled)
+    other.machines = dict(shuffled)
+    zone = ZoneInfo(f"Etc/GMT{offset:+d}")
+
+    expected = sweep_world(plain, WORLD_POLICY, dry_run=True).plan
+    other_clock = other.clock
+    other.clock = lambda: other_clock().astimezone(zone)
+    found = sweep_world(other, WORLD_POLICY, dry_run=True).plan
+
+    assert [(one.instance.id, one.verdict) for one in found.decisions] == [
+        (one.instance.id, one.verdict) for one in expected.decisions
+    ]
+
+
+@given(
+    points=st.lists(st.tuples(st.integers(0, 200), st.floats(-2, 9000)), max_size=60), seed=st.integers(0, 9)
+)
+def test_a_summary_does_not_depend_on_order_or_repeats(points, seed):
+    dated = [(NOW.replace(second=0) - timedelta(minutes=ago), value) for ago, value in points]
+    shuffled = dated * 2
+    random.Random(seed).shuffle(shuffled)
+
+    assert summarise(dated, NOW, IDLE_AFTER, 60) == summarise(shuffled, NOW, IDLE_AFTER, 60)
+
+
+@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
+@given(minute=st.integers(0, 24 * 60 - 1))
+def test_the_hour_of_a_clock_change_ends_nothing_early(day, minute):
+    """Europe/Berlin skips an hour in March and repeats one in October."""
+    now = datetime.fromisoformat(day).replace(tzinfo=UTC) + timedelta(minutes=minute, seconds=20)
+    shift = now - NOW
+    waiting = machine(marked_minutes_ago=29, idle_since=NOW - timedelta(minutes=161))
+    tags = waiting.tags | {"gpu-fleet:reap-after": (now + timedelta(minutes=1)).isoformat()}
+    local = policy(idle_after_hours=2, top={"time_zone": "Europe/Berlin"})
+    activity = FORGOTTEN.activity()
+    moved = replace(
+        activity,
+        newest_at=activity.newest_at + shift,
+        last_active_at=activity.last_active_at + shift,
+    )
+    situation = alone(replace(waiting, tags=tags, launched_at=now - timedelta(days=1)), moved)
+
+    assert ends(decide(replace(situation, now=now, policy=local))) == set()
+
+
+# 11: only what is licensed, and members through their group
+
+
+@given(
+    history=histories(),
+    tags=st.sampled_from(
+        [{"gpu-fleet:managed": "false"}, {"gpu-fleet:stack": "other"}, {"gpu-fleet:protected": ""}]
+    ),
+)
+def test_a_machine_without_the_licence_is_never_touched(history, tags):
+    assert verdict(alone(machine(tags=tags), history.activity())) is Verdict.KEEP_PROTECTED
+
+
+@given(count=st.integers(1, 8), least=st.integers(0, 8), desired=st.integers(0, 8))
+def test_a_group_never_falls_below_its_minimum(count, least, desired):
+    members = tuple(machine(f"i-{n}") for n in range(count))
+    group = Group("pool", least, desired, {one.id: "InService" for one in members})
+    situation = replace(
+        alone(members[0], FORGOTTEN.activity()),
+        fleet=Fleet(members, (group,)),
+        activity={one.id: FORGOTTEN.activity() for one in members},
+    )
+
+    gone = ends(decide(situation))
+
+    assert len(gone) == max(0, min(desired, count) - least)
+
+
+def test_a_member_is_detached_before_it_is_ended():
+    world = forgotten_world(2, grouped=2, min_size=1)
+    sweep_world(world, WORLD_POLICY)
+    world.pass_minutes(21)
+    world.calls.clear()
+
+    result = sweep_world(world, WORLD_POLICY)
+
+    assert [one.group for one in result.done.ended] == ["pool"]
+    assert world.calls.index("DetachInstances") < world.calls.index("TerminateInstances")
+    assert world.groups["pool"]["desired"] == 1
+
+
+# 12: the books
+
+
+@given(count=st.integers(1, 6), throttled=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 50))
+def test_every_end_has_one_record_and_saves_something(count, throttled, seed):
+    world = forgotten_world(count, seed=seed)
+    sweep_world(world, WORLD_POLICY, override_breaker=True)
+    world.pass_minutes(21)
+    world.faults.throttled = throttled
+    for _ in range(3):
+        with contextlib.suppress(CloudError):  # throttled too much to list the fleet
+            sweep_world(world, WORLD_POLICY)
+        world.objects.pop("reaper/lease.json", None)
+
+    records = [
+        json.loads(body)
+        for key, (body, _) in world.objects.items()
+        if "/ledger/" in key and not key.endswith(".failed.json")
+    ]
+    recorded = sorted(record["instance_id"] for record in records)
+    assert {one.id for _, one, _ in world.ends} <= set(recorded)
+    assert len(recorded) == len(set(recorded))
+    assert all(Decimal(record["saved_per_month"]) > 0 for record in records)
