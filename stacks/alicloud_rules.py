@@ -52,6 +52,10 @@ def _of_aws(section: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("storage.kms_instance_id", storage.kms_instance_id, "is of Alibaba Cloud; leave it out")
     if budget is not None and budget.cny_per_usd is not None:
         yield Problem("budget.cny_per_usd", str(budget.cny_per_usd), "AWS prices are in USD; leave it out")
+    image: Image | None = section.get("image")
+    for key in ("base_id", "payload", "disk"):
+        if image is not None and (value := getattr(image, key)) is not None:
+            yield Problem(f"image.{key}", value, "is of Alibaba Cloud; leave it out")
     for index, pool in enumerate(section.get("pools", ())):
         if pool is None:
             continue
@@ -106,6 +110,9 @@ def _storage(storage: Storage) -> Iterator[Problem]:
 def _image(image: Image) -> Iterator[Problem]:
     if image.parameter is not None:
         yield Problem("image.parameter", image.parameter, "is of AWS; on Alibaba Cloud use image.id")
+    if (image.base_id is None) != (image.payload is None):
+        given = {"base_id": image.base_id, "payload": image.payload}
+        yield Problem("image", given, "a build needs both base_id and payload")
 
 
 def _currency(budget: Budget, pools: list[Pool]) -> Iterator[Problem]:

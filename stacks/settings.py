@@ -293,6 +293,7 @@ class Budget:
         scope: what is counted.
         recipients: e-mail addresses.
         thresholds: in rising order for each kind.
+        allow_overcommit: build the stack although its worst month would cost more than ``monthly``.
     """
 
     monthly: Positive = 5000
@@ -301,6 +302,7 @@ class Budget:
     scope: BudgetScope = BudgetScope.ACCOUNT
     recipients: tuple[Address, ...] = ()
     thresholds: tuple[Threshold, ...] = DEFAULT_THRESHOLDS
+    allow_overcommit: bool = False
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -341,12 +343,18 @@ class Image:
         parameter: an SSM parameter that holds the id; read anew at every launch.
         bundled: the image comes from this project's recipe, whose open kernel modules need Turing or newer.
         size_gib: its root disk; no pool's volume may be smaller.
+        base_id: the image that a build starts from (Alibaba Cloud); null for no build pipeline.
+        payload: the recipe that it runs, a tarball, by its path from the top of the checkout.
+        disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
     """
 
     id: str | None = None
     parameter: str | None = None
     bundled: bool = False
     size_gib: Positive = 100
+    base_id: str | None = None
+    payload: str | None = None
+    disk: str | None = None
 
 
 @dataclass(frozen=True, config=EXACT)

@@ -69,7 +69,7 @@ class Budget(pulumi.ComponentResource):
                 every_minutes=EVERY_MINUTES,
                 timeout_s=TIMEOUT_S,
                 environment={"GPU_FLEET_METER_FILE": METER_FILE},
-                statements=meter_statements(),
+                statements=_meter_statements(),
                 key_id=args.key_id,
                 key_arn=args.key_arn,
             ),
@@ -80,7 +80,7 @@ class Budget(pulumi.ComponentResource):
                 f"{name}-{threshold.kind}-{threshold.percent}",
                 stack,
                 metric=METRICS[threshold.kind],
-                above=str(amount(stack, threshold)),
+                above=str(_amount(stack, threshold)),
                 contact_group=self.contact_group,
                 parent=self,
             )
@@ -92,7 +92,7 @@ class Budget(pulumi.ComponentResource):
         contacts = [
             alicloud.cms.AlarmContact(
                 f"{naming.prefixed(stack.name)}-{address}",
-                alarm_contact_name=contact_name(stack, index),
+                alarm_contact_name=_contact_name(stack, index),
                 describe=f"gpu-fleet stack {stack.name}",
                 channels_mail=address,
                 lang="en",
@@ -110,18 +110,18 @@ class Budget(pulumi.ComponentResource):
         return group.alarm_contact_group_name
 
 
-def contact_name(stack: Stack, index: int) -> str:
+def _contact_name(stack: Stack, index: int) -> str:
     """A contact's name, cut to what CloudMonitor takes and kept apart by its number."""
     suffix = f"-{index + 1}"
     return naming.prefixed(stack.name)[: LONGEST_CONTACT_NAME - len(suffix)] + suffix
 
 
-def amount(stack: Stack, threshold: Threshold) -> Decimal:
+def _amount(stack: Stack, threshold: Threshold) -> Decimal:
     """A threshold in the budget's currency."""
     return Decimal(stack.budget.monthly) * threshold.percent / 100
 
 
-def meter_statements() -> list[policies.Statement]:
+def _meter_statements() -> list[policies.Statement]:
     """What the meter may do: look at machines and the bill, and say a number. RAM binds none of it."""
     return [
         policies.allow(["ecs:DescribeInstances", "ecs:DescribeDisks"], "*"),

@@ -51,7 +51,7 @@ class Endpoints(pulumi.ComponentResource):
                 endpoint_description=f"gpu-fleet {stack.name} {service}",
                 security_group_ids=[args.group_id],
                 zone_private_ip_address_count=1,
-                policy_document=own_buckets_only(stack),
+                policy_document=_own_buckets_only(stack),
                 tags=naming.tags(stack.name, stack.owner, Name=naming.prefixed(stack.name, service)),
                 opts=child,
             )
@@ -66,7 +66,7 @@ class Endpoints(pulumi.ComponentResource):
         self.register_outputs({})
 
 
-def own_buckets_only(stack: Stack) -> str:
+def _own_buckets_only(stack: Stack) -> str:
     """No way out for data through this endpoint but into the stack's own buckets."""
     buckets = f"acs:oss:*:{stack.account_id}:{naming.prefixed(stack.name)}-*"
     statement = {

@@ -90,11 +90,11 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> ali
         ]
         if pool.scratch_gib
         else [],
-        spot_strategy=spot_strategy(pool),
+        spot_strategy=_spot_strategy(pool),
         update_default_version_number=True,
         tags=machine_tags(stack, pool),
         template_tags=naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name),
-        user_data=user_data(args),
+        user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent),
     )
 
@@ -116,7 +116,7 @@ def scaling_configuration(
         instance_types=list(pool.types),
         instance_name=naming.prefixed(stack.name, pool.name),
         instance_description=f"gpu-fleet {stack.name} pool {pool.name}",
-        network_interfaces=[network_interface(pool, args.group_id)],
+        network_interfaces=network_interfaces(pool, args.group_id),
         role_name=args.role_name,
         http_endpoint="enabled",
         internet_max_bandwidth_out=0,
@@ -138,7 +138,7 @@ def scaling_configuration(
         ]
         if pool.scratch_gib
         else [],
-        spot_strategy=spot_strategy(pool),
+        spot_strategy=_spot_strategy(pool),
         spot_price_limits=[
             alicloud.ess.ScalingConfigurationSpotPriceLimitArgs(instance_type=kind, price_limit=limit)
             for kind, limit in spot_price_limits(pool).items()
@@ -146,7 +146,7 @@ def scaling_configuration(
         resource_pool_options_strategy="PrivatePoolOnly" if reserved else None,
         resource_pool_options_private_pool_ids=[pool.reservation_id] if pool.reservation_id else None,
         tags=machine_tags(stack, pool),
-        user_data=user_data(args),
+        user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent),
     )
 
@@ -169,18 +169,20 @@ def image_id(image: Image) -> str:
     return image.id
 
 
-def network_interface(
+def network_interfaces(
     pool: Pool, group_id: pulumi.Input[str]
-) -> alicloud.ess.ScalingConfigurationNetworkInterfaceArgs:
+) -> list[alicloud.ess.ScalingConfigurationNetworkInterfaceArgs]:
     """The primary interface, an eRDMA one where the pool asks for it. The security group stands inside."""
-    return alicloud.ess.ScalingConfigurationNetworkInterfaceArgs(
-        instance_type="Primary",
-        network_interface_traffic_mode="HighPerformance" if pool.erdma else "Standard",
-        security_group_ids=[group_id],
-    )
+    return [
+        alicloud.ess.ScalingConfigurationNetworkInterfaceArgs(
+            instance_type="Primary",
+            network_interface_traffic_mode="HighPerformance" if pool.erdma else "Standard",
+            security_group_ids=[group_id],
+        )
+    ]
 
 
-def spot_strategy(pool: Pool) -> str:
+def _spot_strategy(pool: Pool) -> str:
     """On demand, at the market's price, or up to a limit."""
     if pool.market is not Market.SPOT:
         return "NoSpot"
@@ -194,7 +196,7 @@ def spot_price_limits(pool: Pool) -> dict[str, float]:
     return dict.fromkeys(pool.types, float(pool.spot_price_limit))
 
 
-def user_data(args: LaunchArgs) -> pulumi.Output[str]:
+def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as both resources want it."""
     stack, pool = args.stack, args.pool
     checkpoints = f"oss://{bucket_name(stack, 'checkpoints')}/{pool.name}"

@@ -10,6 +10,7 @@ from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from stacks.alicloud.firewall import ENDPOINTS, Firewall, FirewallArgs
 from stacks.alicloud.fleet import Fleet, FleetArgs
+from stacks.alicloud.image import Image, ImageArgs
 from stacks.alicloud.keys import Keys, KeysArgs
 from stacks.alicloud.network import Network, NetworkArgs
 from stacks.alicloud.reaper import Reaper, ReaperArgs
@@ -36,6 +37,7 @@ def build(stack: Stack) -> dict[str, Any]:
         group = firewall.group_ids[ENDPOINTS]
         Endpoints(name, EndpointsArgs(stack, network.vpc_id, subnet_ids, group), own)
     storage = Storage(name, StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids), own)
+    image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
     budget = Budget(name, BudgetArgs(stack, keys.key_id, keys.key_arn), own)
 
     def fleet(pool: Pool) -> Fleet:
@@ -68,6 +70,8 @@ def build(stack: Stack) -> dict[str, Any]:
         "group_names": {pool: one.group_names for pool, one in fleets.items()},
         "group_ids": {pool: one.group_ids for pool, one in fleets.items()},
         "launch_template_ids": {pool: one.launch_template_id for pool, one in fleets.items()},
+        "image_pipeline_id": image.pipeline_id,
+        "imported_image_id": image.imported_id,
         "reaper_function_name": reaper.function_name,
         "meter_function_name": budget.function_name,
         "metric_namespace": naming.metric_namespace(stack.name),

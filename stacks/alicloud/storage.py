@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import naming
+from stacks import image_files, naming
 from stacks.alicloud import policies
 from stacks.alicloud.firewall import private_networks
 from stacks.settings import Stack
@@ -21,7 +21,7 @@ def bucket_name(stack: Stack, kind: str) -> str:
     return naming.prefixed(stack.name, kind, stack.account_id)
 
 
-def bucket_arn(stack: Stack, kind: str) -> str:
+def _bucket_arn(stack: Stack, kind: str) -> str:
     """A bucket for a policy; OSS names no region in it."""
     return f"acs:oss:*:{stack.account_id}:{bucket_name(stack, kind)}"
 
@@ -48,11 +48,13 @@ class Storage(pulumi.ComponentResource):
 
     Attributes:
         bucket_arns: kind (``data``, ``checkpoints``, ``records``) -> bucket.
+        bucket_names: the same by name, known once the bucket's policy stands.
         home_dns_name: where to mount homes from; empty without ``storage.home``.
         scratch_dns_name: where to mount CPFS from; empty without ``storage.scratch_gib``.
     """
 
     bucket_arns: dict[str, pulumi.Output[str]]
+    bucket_names: dict[str, pulumi.Output[str]]
     home_dns_name: pulumi.Output[str]
     scratch_dns_name: pulumi.Output[str]
 
@@ -62,6 +64,7 @@ class Storage(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.stack.protected)
         nothing = pulumi.Output.from_input("")
+        self.bucket_names = {}
         self.bucket_arns = {kind: self._bucket(kind) for kind in BUCKETS}
         self.home_dns_name = self._home() if args.stack.storage.home else nothing
         self.scratch_dns_name = self._scratch() if args.stack.storage.scratch_gib else nothing
@@ -84,7 +87,7 @@ class Storage(pulumi.ComponentResource):
                 sse_algorithm="KMS", kms_master_key_id=self._args.key_id
             ),
             versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
-            lifecycle_rules=lifecycle_rules(self._stack.storage.old_versions_days),
+            lifecycle_rules=_lifecycle_rules(self._stack.storage.old_versions_days),
             tags=self._tags(kind),
             opts=pulumi.ResourceOptions(
                 parent=self, protect=self._stack.protected, ignore_changes=["policy"]
@@ -97,10 +100,11 @@ class Storage(pulumi.ComponentResource):
         alicloud.oss.BucketHttpsConfig(
             name, bucket=bucket.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=self._child
         )
-        alicloud.oss.BucketPolicy(
-            name, bucket=bucket.id, policy=bucket_policy(self._stack, kind), opts=self._child
+        policy = alicloud.oss.BucketPolicy(
+            name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=self._child
         )
-        return bucket.id.apply(lambda _: bucket_arn(self._stack, kind))
+        self.bucket_names[kind] = pulumi.Output.all(bucket.bucket, policy.id).apply(lambda both: str(both[0]))
+        return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
 
     def _home(self) -> pulumi.Output[str]:
         """NAS: homes outlive every machine, so nobody's work hangs on one.
@@ -176,7 +180,7 @@ class Storage(pulumi.ComponentResource):
         return target.mount_target_domain
 
 
-def lifecycle_rules(old_versions_days: int) -> list[alicloud.oss.BucketLifecycleRuleArgs]:
+def _lifecycle_rules(old_versions_days: int) -> list[alicloud.oss.BucketLifecycleRuleArgs]:
     """What was overwritten or deleted goes after a while, and what was never finished sooner."""
     return [
         alicloud.oss.BucketLifecycleRuleArgs(
@@ -199,8 +203,18 @@ def lifecycle_rules(old_versions_days: int) -> list[alicloud.oss.BucketLifecycle
     ]
 
 
-def bucket_policy(stack: Stack, kind: str) -> pulumi.Output[str]:
-    """Refuse plain HTTP, whoever asks; the bucket's HTTPS settings refuse old TLS."""
-    arn = bucket_arn(stack, kind)
+def bucket_policy(args: StorageArgs, kind: str) -> pulumi.Output[str]:
+    """Refuse plain HTTP, whoever asks; the bucket's HTTPS settings refuse old TLS.
+
+    The builder of an image has no identity of its own, so the records bucket hands the recipe, and nothing
+    else, to whoever asks from inside the stack's network. OSS does not count that as public
+    (www.alibabacloud.com/help/en/oss/user-guide/block-public-access).
+    """
+    arn = _bucket_arn(args.stack, kind)
     insecure = {"Bool": {"acs:SecureTransport": ["false"]}}
-    return policies.document(policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"]))
+    statements = [policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"])]
+    if kind == "records" and args.stack.image.payload is not None:
+        recipe = image_files.read("image.payload", args.stack.image.payload).object_key
+        inside = {"StringEquals": {"acs:SourceVpc": [args.vpc_id]}}
+        statements.append(policies.allow(["oss:GetObject"], f"{arn}/{recipe}", inside, ["*"]))
+    return policies.document(*statements)

@@ -161,6 +161,15 @@ ALLOWED = {
         "!=",
     },
     ("alicloud:cms/alarmContact:AlarmContact", "lang"): {"en", "zh-cn"},
+    ("alicloud:ecs/ecsImageComponent:EcsImageComponent", "componentType"): {"Build", "Test"},
+    ("alicloud:ecs/ecsImageComponent:EcsImageComponent", "systemType"): {"Linux", "Windows"},
+    ("alicloud:ecs/ecsImagePipeline:EcsImagePipeline", "baseImageType"): {"IMAGE", "IMAGE_FAMILY"},
+    ("alicloud:ecs/imageImport:ImageImport", "diskDeviceMappings[].format"): {"RAW", "VHD", "qcow2"},
+    ("alicloud:ecs/imageImport:ImageImport", "architecture"): {"x86_64", "i386"},
+    ("alicloud:ecs/imageImport:ImageImport", "osType"): {"windows", "linux"},
+    ("alicloud:ecs/imageImport:ImageImport", "licenseType"): {"Auto", "Aliyun", "BYOL"},
+    ("alicloud:oss/bucketObject:BucketObject", "serverSideEncryption"): {"KMS", "AES256"},
+    ("alicloud:oss/bucketObject:BucketObject", "acl"): {"private", "public-read", "public-read-write"},
     ("alicloud:fc/v3Function:V3Function", "runtime"): {"python3.9", "python3.10", "python3.12"},
     ("alicloud:fc/v3Function:V3Function", "logConfig.logBeginRule"): {"None", "DefaultRegex"},
     ("alicloud:fc/v3Trigger:V3Trigger", "triggerType"): {"timer", "http", "oss", "log", "eventbridge"},
@@ -168,6 +177,8 @@ ALLOWED = {
 
 # (type, path) -> lowest and highest value, from the same sources.
 BETWEEN = {
+    ("alicloud:ecs/ecsImagePipeline:EcsImagePipeline", "systemDiskSize"): (20, 500),
+    ("alicloud:ecs/ecsImagePipeline:EcsImagePipeline", "internetMaxBandwidthOut"): (0, 100),
     ("alicloud:kms/key:Key", "pendingWindowInDays"): (7, 366),
     ("alicloud:ess/scalingGroup:ScalingGroup", "maxSize"): (0, 2000),
     ("alicloud:ess/scalingGroup:ScalingGroup", "desiredCapacity"): (0, 2000),
@@ -187,6 +198,7 @@ BETWEEN = {
 
 # type -> pairs that the provider refuses together (ConflictsWith), from the same sources.
 CONFLICTS = {
+    "alicloud:oss/bucketObject:BucketObject": [("source", "content")],
     "alicloud:vpc/snatEntry:SnatEntry": [("sourceVswitchId", "sourceCidr")],
     "alicloud:ecs/securityGroupRule:SecurityGroupRule": [("cidrIp", "sourceSecurityGroupId")],
     "alicloud:ess/scalingConfiguration:ScalingConfiguration": [
@@ -206,6 +218,8 @@ CONFLICTS = {
 
 # (type, key) -> a pattern the whole text must match, from the same sources.
 PATTERNS = {
+    ("alicloud:ecs/ecsImageComponent:EcsImageComponent", "imageComponentName"): r"[a-zA-Z][\w:.-]{1,127}",
+    ("alicloud:ecs/ecsImagePipeline:EcsImagePipeline", "name"): r"[a-zA-Z][\w:.-]{1,127}",
     ("alicloud:log/project:Project", "projectName"): r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]",
     ("alicloud:fc/v3Function:V3Function", "functionName"): r"[a-zA-Z_][0-9a-zA-Z_-]{0,127}",
     ("alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate", "launchTemplateName"): r"[a-zA-Z][\w:.-]{1,127}",

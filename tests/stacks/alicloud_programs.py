@@ -30,6 +30,13 @@ EVERYTHING = stack(
     },
     storage={"kms_instance_id": "kst-szh0000000000000000", "home": True, "scratch_gib": 3600},
     access={"ssh_from": {"office": "198.51.100.0/24"}},
+    # any two files stand for a payload and a baked disk
+    image={
+        "id": "m-wz90000000000000000",
+        "base_id": "ubuntu_24_04_x64_20G_alibase_20260101.vhd",
+        "payload": "image/packages.toml",
+        "disk": "image/versions.toml",
+    },
     pools=[pool(), CLUSTER, LIMITED],
 )
 

@@ -31,6 +31,8 @@ UNTAGGABLE = (
     "Alias",
     "BucketAcl",
     "BucketHttpsConfig",
+    "BucketObject",
+    "ImageImport",
     "BucketPolicy",
     "BucketPublicAccessBlock",
     "LifecycleHook",
@@ -176,11 +178,33 @@ def test_every_bucket_refuses_plain_http(found):
 
     assert len(policies) == 3
     for policy in policies:
-        (denial,) = statements(policy["policy"])
+        denial, *_ = statements(policy["policy"])
         assert denial["Effect"] == "Deny"
         assert denial["Principal"] == ["*"]
         assert denial["Condition"] == {"Bool": {"acs:SecureTransport": ["false"]}}
         assert denial["Resource"][1] == denial["Resource"][0] + "/*"
+
+
+def test_a_bucket_lets_nobody_in_but_the_builder_to_its_recipe_from_inside_the_network(everything):
+    allowed = [
+        one
+        for policy in inputs(everything, "alicloud:oss/bucketPolicy:BucketPolicy")
+        for one in statements(policy["policy"])
+        if one["Effect"] == "Allow"
+    ]
+
+    (vpc,) = everything.of_type("alicloud:vpc/network:Network")
+    (recipe,) = inputs(everything, "alicloud:oss/bucketObject:BucketObject", name="-payload")
+    (only,) = allowed
+    assert only["Action"] == ["oss:GetObject"]
+    assert only["Condition"] == {"StringEquals": {"acs:SourceVpc": [vpc.id]}}
+    assert only["Resource"][0].endswith(f"-records-1234567890123456/{recipe['key']}")
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_bucket_of_a_stack_without_a_build_lets_nobody_in(name):
+    for policy in inputs(shipped(name), "alicloud:oss/bucketPolicy:BucketPolicy"):
+        assert {one["Effect"] for one in statements(policy["policy"])} == {"Deny"}
 
 
 def test_a_bucket_does_not_fight_over_its_policy(found):

@@ -57,6 +57,10 @@ BAD_INPUTS = {
         {"image": {"parameter": "/aws/x"}},
         "image.parameter = '/aws/x': is of AWS; on Alibaba Cloud use image.id",
     ),
+    "a build without a recipe": (
+        {"image": {"id": "m-1", "base_id": "m-2"}},
+        "image = {'base_id': 'm-2', 'payload': None}: a build needs both base_id and payload",
+    ),
     "an emulator": (
         {"endpoint_url": "http://127.0.0.1:5000"},
         "endpoint_url = 'http://127.0.0.1:5000': no emulator of Alibaba Cloud is known",
@@ -134,6 +138,10 @@ def test_a_usd_budget_is_accepted_with_a_rate():
 
 
 KEYS_OF_ALIBABA = {
+    "a disk to import": (
+        {"image": {"id": "ami-1", "disk": "build/disk.qcow2"}},
+        "image.disk = 'build/disk.qcow2': is of Alibaba Cloud; leave it out",
+    ),
     "a KMS instance": ({"storage": {"kms_instance_id": "kst-1"}}, "storage.kms_instance_id = 'kst-1': is of"),
     "a rate": (
         {"budget": {"cny_per_usd": "7.1", "recipients": ["team@example.com"]}},

@@ -1,0 +1,148 @@
+"""What machines boot, made by the cloud: from the recipe's payload, or from a disk that was baked here."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_alicloud as alicloud
+
+from stacks import image_files, naming
+from stacks.alicloud.storage import bucket_name
+from stacks.settings import Stack
+
+# A build needs no GPU: the driver's modules are precompiled for the base image's kernel.
+BUILDER_TYPE = "ecs.c7.2xlarge"
+# Packages come from the internet; nothing on the builder listens.
+BUILDER_BANDWIDTH_MBPS = 100
+# www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-createimagecomponent
+LARGEST_COMPONENT_BYTES = 16_384
+
+
+@dataclass(frozen=True)
+class ImageArgs:
+    """What the image depends on.
+
+    Attributes:
+        stack: the settings.
+        subnet_ids: zone -> private vSwitch; the builder stands in the first zone.
+        records_bucket: where payload and disk lie; known once its policy lets the builder read.
+    """
+
+    stack: Stack
+    subnet_ids: dict[str, pulumi.Output[str]]
+    records_bucket: pulumi.Output[str]
+
+
+class Image(pulumi.ComponentResource):
+    """A build pipeline where the settings name a base, an imported image where they name a disk.
+
+    Attributes:
+        pipeline_id: to start a build; empty without ``image.base_id``.
+        imported_id: the imported image; empty without ``image.disk``.
+    """
+
+    pipeline_id: pulumi.Output[str]
+    imported_id: pulumi.Output[str]
+
+    def __init__(self, name: str, args: ImageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Image", name, None, opts)
+        self._name, self._args = name, args
+        self._child = pulumi.ResourceOptions(parent=self)
+        image, nothing = args.stack.image, pulumi.Output.from_input("")
+        self.pipeline_id = self.imported_id = nothing
+        if image.base_id is not None and image.payload is not None:
+            self.pipeline_id = self._pipeline(image.base_id, image_files.read("image.payload", image.payload))
+        if image.disk is not None:
+            self.imported_id = self._imported(image_files.read("image.disk", image.disk))
+        self.register_outputs({"pipeline_id": self.pipeline_id, "imported_id": self.imported_id})
+
+    def _object(self, label: str, file: image_files.ImageFile) -> alicloud.oss.BucketObject:
+        """Encrypted with OSS's own key: the builder has no identity that could use the stack's."""
+        return alicloud.oss.BucketObject(
+            f"{self._name}-{label}",
+            bucket=self._args.records_bucket,
+            key=file.object_key,
+            source=str(file.path),
+            server_side_encryption="AES256",
+            acl="private",
+            opts=self._child,
+        )
+
+    def _pipeline(self, base_id: str, payload: image_files.ImageFile) -> pulumi.Output[str]:
+        """The component is new for every payload: its name holds the hash, and its content cannot change."""
+        stack = self._args.stack
+        stored = self._object("payload", payload)
+        tags = naming.tags(stack.name, stack.owner)
+        component = alicloud.ecs.EcsImageComponent(
+            f"{self._name}-recipe",
+            image_component_name=naming.prefixed(stack.name, payload.sha256[:12]),
+            component_type="Build",
+            system_type="Linux",
+            content=component_content(stack, payload),
+            description=f"The recipe of gpu-fleet, sha256 {payload.sha256}",
+            tags=tags,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[stored]),
+        )
+        zone = stack.network.zones[0]
+        pipeline = alicloud.ecs.EcsImagePipeline(
+            f"{self._name}-pipeline",
+            name=naming.prefixed(stack.name, payload.sha256[:12]),
+            description=f"Builds what gpu-fleet stack {stack.name} boots",
+            image_name=naming.prefixed(stack.name),
+            base_image=base_id,
+            base_image_type="IMAGE",
+            build_content=pulumi.Output.concat("COMPONENT ", component.id),
+            instance_type=BUILDER_TYPE,
+            system_disk_size=stack.image.size_gib,
+            vswitch_id=self._args.subnet_ids[zone],
+            internet_max_bandwidth_out=BUILDER_BANDWIDTH_MBPS,
+            delete_instance_on_failure=True,
+            tags=tags,
+            opts=self._child,
+        )
+        return pipeline.id
+
+    def _imported(self, disk: image_files.ImageFile) -> pulumi.Output[str]:
+        stack = self._args.stack
+        stored = self._object("disk", disk)
+        imported = alicloud.ecs.ImageImport(
+            f"{self._name}-disk",
+            image_name=naming.prefixed(stack.name, disk.sha256[:12]),
+            description=f"Baked outside of the cloud, sha256 {disk.sha256}",
+            architecture="x86_64",
+            os_type="linux",
+            platform="Others Linux",
+            license_type="Auto",
+            disk_device_mappings=[
+                alicloud.ecs.ImageImportDiskDeviceMappingArgs(
+                    format="qcow2",
+                    oss_bucket=stored.bucket,
+                    oss_object=stored.key,
+                    disk_image_size=stack.image.size_gib,
+                )
+            ],
+            opts=self._child,
+        )
+        return imported.id
+
+
+def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
+    """The component: fetch the payload inside the network, check its hash, run it.
+
+    Raises:
+        ValueError: when it is larger than the cloud takes.
+    """
+    host = f"{bucket_name(stack, 'records')}.oss-{stack.region}-internal.aliyuncs.com"
+    folder = "/opt/gpu-fleet-recipe"
+    content = "\n".join(
+        (
+            f"RUN mkdir -p {folder}",
+            f"RUN curl -fsS --retry 5 -o {folder}.tar https://{host}/{payload.object_key}",
+            f"RUN echo '{payload.sha256}  {folder}.tar' | sha256sum -c -",
+            f"RUN tar -xf {folder}.tar -C {folder}",
+            f"RUN TARGET=alicloud {folder}/provision.sh",
+            f"RUN rm -rf {folder} {folder}.tar",
+        )
+    )
+    if len(content) > LARGEST_COMPONENT_BYTES:
+        raise ValueError(f"component of {len(content)} bytes; {LARGEST_COMPONENT_BYTES} allowed")
+    return content

@@ -1,0 +1,45 @@
+"""Files on this machine that a cloud makes an image of: the recipe's payload, or a baked disk."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from stacks.errors import StacksError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file with what it is known by.
+
+    Attributes:
+        path: where it lies.
+        sha256: of its content, in hexadecimal.
+    """
+
+    path: Path
+    sha256: str
+
+    @property
+    def object_key(self) -> str:
+        """Its place in the records bucket, named by its content: a build runs exactly what was made."""
+        return f"image/{self.sha256}{self.path.suffix}"
+
+
+def read(key: str, name: str) -> ImageFile:
+    """A file of the settings.
+
+    Args:
+        key: the settings' key that names it, say ``image.payload``.
+        name: its path, from the top of the checkout.
+
+    Raises:
+        StacksError: naming key and path when the file cannot be read.
+    """
+    path = ROOT / name
+    try:
+        with path.open("rb") as file:
+            return ImageFile(path, hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise StacksError(f"{key} = {name!r}: {path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,92 @@
+"""Images of Alibaba Cloud: built from the recipe's payload, or imported from a disk that was baked here."""
+
+import hashlib
+
+import pytest
+
+from stacks.errors import StacksError
+from stacks.image_files import ROOT
+from tests.stacks.alicloud_examples import stack
+from tests.stacks.alicloud_programs import STACKS, everything, inputs, register, shipped
+
+COMPONENT = "alicloud:ecs/ecsImageComponent:EcsImageComponent"
+PIPELINE = "alicloud:ecs/ecsImagePipeline:EcsImagePipeline"
+OBJECT = "alicloud:oss/bucketObject:BucketObject"
+
+
+def sha256(name):
+    return hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
+
+
+def test_a_recipe_is_stored_under_its_own_hash():
+    (stored,) = inputs(everything(), OBJECT, name="-payload")
+
+    assert stored["key"] == f"image/{sha256('image/packages.toml')}.toml"
+    assert stored["source"] == str(ROOT / "image/packages.toml")
+
+
+def test_a_build_checks_the_hash_before_it_runs_the_recipe():
+    (component,) = inputs(everything(), COMPONENT)
+    steps = component["content"].splitlines()
+
+    (checked,) = [
+        index for index, step in enumerate(steps) if f"echo '{sha256('image/packages.toml')}" in step
+    ]
+    (run,) = [index for index, step in enumerate(steps) if "TARGET=alicloud" in step]
+    assert checked < run
+    assert all(step.startswith("RUN ") for step in steps)
+
+
+def test_a_build_fetches_the_recipe_inside_the_network_by_tls():
+    (component,) = inputs(everything(), COMPONENT)
+
+    assert (
+        "https://gpu-fleet-test-records-1234567890123456.oss-cn-shenzhen-internal.aliyuncs.com/image/"
+        in (component["content"])
+    )
+
+
+def test_a_pipeline_builds_the_component_on_the_named_base_in_a_private_vswitch():
+    (pipeline,) = inputs(everything(), PIPELINE)
+    (component,) = everything().of_type(COMPONENT)
+
+    assert pipeline["buildContent"] == f"COMPONENT {component.id}"
+    assert pipeline["baseImage"] == "ubuntu_24_04_x64_20G_alibase_20260101.vhd"
+    private = {
+        one.id for one in everything().of_type("alicloud:vpc/switch:Switch") if "-private-" in one.name
+    }
+    assert pipeline["vswitchId"] in private
+    assert pipeline["deleteInstanceOnFailure"] is True
+
+
+def test_another_recipe_is_another_component():
+    def name(payload):
+        image = {"id": "m-1", "base_id": "m-2", "payload": payload}
+        return inputs(register(stack(image=image)), COMPONENT)[0]["imageComponentName"]
+
+    assert name("image/packages.toml") != name("image/versions.toml")
+
+
+def test_a_baked_disk_is_imported_through_the_records_bucket():
+    (imported,) = inputs(everything(), "alicloud:ecs/imageImport:ImageImport")
+
+    (mapping,) = imported["diskDeviceMappings"]
+    assert mapping["format"] == "qcow2"
+    assert mapping["ossBucket"] == "gpu-fleet-test-records-1234567890123456"
+    assert mapping["ossObject"] == f"image/{sha256('image/versions.toml')}.toml"
+    assert mapping["diskImageSize"] == 100
+
+
+def test_a_file_that_is_missing_is_named():
+    image = {"id": "m-1", "base_id": "m-2", "payload": "build/nonesuch.tar"}
+
+    with pytest.raises(
+        StacksError, match=r"image\.payload = 'build/nonesuch\.tar': .* cannot be read: No such"
+    ):
+        register(stack(image=image))
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_that_names_no_base_builds_nothing(name):
+    assert inputs(shipped(name), PIPELINE) == []
+    assert shipped(name).outputs["image_pipeline_id"] == ""

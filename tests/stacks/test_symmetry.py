@@ -1,0 +1,99 @@
+"""The two clouds room for room: whatever differs has a row with its reason in stacks/alicloud/README.md."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.stacks.alicloud_programs import STACKS as ALICLOUD_STACKS
+from tests.stacks.alicloud_programs import shipped
+
+STACKS = Path(__file__).parents[2] / "stacks"
+AWS, ALICLOUD = STACKS / "aws", STACKS / "alicloud"
+README = ALICLOUD / "README.md"
+ROW = re.compile(
+    r"^\| `(?P<where>[^`]+)` \| (?P<aws>[^|]+) \| (?P<alicloud>[^|]+) \| (?P<why>[^|]+) \|$", re.MULTILINE
+)
+
+
+def listed():
+    """Where -> why, from the table."""
+    return {row["where"]: row["why"].strip() for row in ROW.finditer(README.read_text())}
+
+
+def files(folder):
+    return {path.name for path in folder.glob("*.py")}
+
+
+def public(path):
+    """The public functions and classes of a module."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
+    return {name for name in names if not name.startswith("_")}
+
+
+def exported(folder):
+    """The names that ``build`` exports, read from its last line."""
+    tree = ast.parse((folder / "stack.py").read_text())
+    (build,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build"]
+    result = build.body[-1]
+    assert isinstance(result, ast.Return)
+    assert isinstance(result.value, ast.Dict)
+    return {key.value for key in result.value.keys}
+
+
+def test_the_table_is_read_and_every_row_has_a_reason():
+    assert len(listed()) > 10
+    assert all(listed().values())
+
+
+def test_both_clouds_have_the_same_files():
+    apart = files(AWS) ^ files(ALICLOUD)
+
+    assert sorted(apart - listed().keys()) == []
+
+
+@pytest.mark.parametrize("name", sorted(files(AWS) & files(ALICLOUD)))
+def test_a_file_has_the_same_public_functions_and_classes_on_both_clouds(name):
+    aws, alicloud = public(AWS / name), public(ALICLOUD / name)
+
+    apart = {f"{name}: {one}" for one in aws ^ alicloud}
+
+    assert sorted(apart - listed().keys()) == []
+
+
+def test_both_clouds_export_the_same_outputs():
+    apart = {f"output: {one}" for one in exported(AWS) ^ exported(ALICLOUD)}
+
+    assert sorted(apart - listed().keys()) == []
+
+
+@pytest.mark.parametrize("name", ALICLOUD_STACKS)
+def test_a_shipped_stack_exports_what_the_source_says(name):
+    assert shipped(name).outputs.keys() == exported(ALICLOUD)
+
+
+def test_components_carry_their_clouds_name_in_their_type():
+    tokens = {
+        (folder.name, found)
+        for folder in (AWS, ALICLOUD)
+        for path in folder.glob("*.py")
+        for found in re.findall(r'"gpu-fleet:(\w+):\w+"', path.read_text())
+    }
+
+    assert tokens == {("aws", "aws"), ("alicloud", "alicloud")}
+
+
+@pytest.mark.parametrize(
+    "constant",
+    ["CPU_OUT_PERCENT", "CPU_IN_PERCENT", "GPU_MEMORY_OUT_PERCENT", "COOLDOWN_OUT_S", "COOLDOWN_IN_S"],
+)
+def test_both_clouds_scale_by_the_same_numbers(constant):
+    def value(folder):
+        for node in ast.parse((folder / "scaling.py").read_text()).body:
+            if isinstance(node, ast.Assign) and node.targets[0].id == constant:
+                return ast.literal_eval(node.value)
+        raise AssertionError(f"{folder}/scaling.py has no {constant}")
+
+    assert value(AWS) == value(ALICLOUD)
