@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from image.reaper.judge import Judgement, Memory
+from image.reaper.paths import replace_text
 from image.reaper.times import format_time, parse_time
 
 # A restart that is shorter misses nothing that matters; after a longer one the machine may have been active.
@@ -38,9 +39,7 @@ def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> Non
         "unknown": judgement.unknown,
         "suspect_hung": judgement.hung,
     }
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    replace_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def read(path: Path) -> dict[str, Any] | None:

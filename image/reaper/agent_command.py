@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from image.reaper.times import parse_time
 
 LISTEN_EVERY_S = 5.0
 LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
+TYPE_PATHS = {"aws": "instance-type", "alicloud": "instance/instance-type"}  # below /latest/meta-data/
 # No housekeeping runs in one process tree: any CPU time or data beyond a timer's is its work.
 TREE_LIMITS = Limits(cpu_cores=0.02, disk_bytes_per_s=16 * 1024)
 
@@ -103,11 +105,13 @@ def run(options: Options) -> None:
     instance_id = options.instance_id or instance_id_of(metadata)
     LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, machine.pool, options.watch)
     tree = TreeCounters(options.watch_pid) if options.watch_pid else None
-    reacts = answers(machine, instance_id, options.keep_folder, lambda: trainers(tree.pids if tree else None))
-    publisher = Publisher(cloudwatch(machine.region), machine.metric_namespace, batched=options.is_rehearsal)
-    type_name = metadata.get("instance-type") if metadata and not tree else None
+    type_name = metadata.get(TYPE_PATHS[machine.cloud]) if metadata and not tree else None
+    publisher = publisher_for(machine, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
-    going = Going(metadata, reacts, clock.now) if metadata else None
+    going = None
+    if metadata and publisher:
+        running = partial(trainers, tree.pids if tree else None)
+        going = Going(metadata, answers(machine, instance_id, options.keep_folder, running), clock.now)
     agent = Agent(
         clock,
         watched_tree(tree, clock.real_s)
@@ -118,7 +122,8 @@ def run(options: Options) -> None:
         TREE_LIMITS if tree else Limits(),
     )
     watch_until_ended(agent, going, clock, options)
-    publisher.flush()
+    if publisher:
+        publisher.flush()
     LOG.info("event=end")
 
 
@@ -140,17 +145,25 @@ def loaded_machine() -> Machine:
     """What the stack says of this machine, with the run folder made.
 
     Raises:
-        ConfigurationError: the run folder cannot be made, or the cloud is not one that heartbeats go to.
+        ConfigurationError: the run folder cannot be made.
         InstanceFileError: as for ``instance_file.load``.
     """
     machine = instance_file.load(paths.instance_file())
-    if machine.cloud != "aws":
-        raise ConfigurationError(f"cloud = {machine.cloud!r}: heartbeats go to CloudWatch alone so far")
     try:
         paths.run_dir().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"GPU_FLEET_RUN_DIR={paths.run_dir()}: {error.strerror}") from error
     return machine
+
+
+def publisher_for(machine: Machine, *, batched: bool) -> Publisher | None:
+    """What sends heartbeats; None on a cloud without a sweep, where ``activity.json`` is all there is."""
+    if machine.cloud != "aws":
+        LOG.warning(
+            "event=no-sweep cloud=%s effect='no heartbeats, no drain, nothing is reaped'", machine.cloud
+        )
+        return None
+    return Publisher(cloudwatch(machine.region), machine.metric_namespace, batched=batched)
 
 
 def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
@@ -178,7 +191,7 @@ def instance_id_of(metadata: Metadata | None) -> str:
 
 
 def reporter(
-    machine: Machine, instance_id: str, watch: str, publisher: Publisher, going: Going | None
+    machine: Machine, instance_id: str, watch: str, publisher: Publisher | None, going: Going | None
 ) -> Callable[[Judgement], None]:
     """What happens with each judgement: the file for people, the heartbeat for the sweep."""
 
@@ -188,6 +201,7 @@ def reporter(
         except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
             LOG.warning("event=activity-file-failed reason=%r", str(error))
         acknowledged = going.acknowledged if going else None
-        publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
+        if publisher:
+            publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
 
     return report

@@ -10,6 +10,7 @@ from typing import Protocol
 from image.reaper.errors import CloudError
 from image.reaper.keep_folder import Saved
 from image.reaper.notices import Notice
+from image.reaper.paths import replace_text
 
 TRAINER_MAY_TAKE = timedelta(minutes=30)  # a checkpoint of some hundred GiB over the network
 SAVING_MAY_TAKE = timedelta(minutes=30)
@@ -75,7 +76,7 @@ class Drain:
             person to copy something.
         """
         LOG.warning("event=drain reason=%r ends_at=%s", self._notice.reason, self._notice.ends_at)
-        write_line(self._stop_file, self._notice.reason)
+        replace_text(self._stop_file, self._notice.reason.replace("\n", " ") + "\n")
         self._steps.tell(f"{self._notice.reason}. Jobs are being stopped, /scratch/keep is being saved.")
         self._wait_for_trainers()
         saved = self._save()
@@ -124,10 +125,3 @@ class Drain:
             getattr(self._steps.hook, action)()
         except CloudError as error:
             LOG.error("event=hook-failed action=%s reason=%r", action, str(error))
-
-
-def write_line(path: Path, line: str) -> None:
-    """Write a file of one line at once, so that nobody reads half of it."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(line.replace("\n", " ") + "\n", encoding="utf-8")
-    unfinished.replace(path)

@@ -14,6 +14,21 @@ def run_dir() -> Path:
     return Path(os.environ.get("GPU_FLEET_RUN_DIR", "/run/gpu-fleet"))
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file at once, so that nobody reads half of it.
+
+    Args:
+        path: of the file; its folder must be there.
+        text: all of it.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
 def activity_file() -> Path:
     """The agent's newest judgement."""
     return run_dir() / "activity.json"

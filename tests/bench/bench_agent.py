@@ -1,11 +1,10 @@
-"""What the agent costs a machine, beside what a shell loop of the usual tools costs.
+"""What the agent costs a machine, beside what a loop of psutil and boto3 costs.
 
 The agent runs as a process of its own on the wall's time, watching the whole machine; CPU time and memory are
 the kernel's own account of it. Its start (imports) is not counted: it comes once.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,18 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from moto.server import ThreadedMotoServer
 
-from tests.reaper.machine_file import MACHINE_FILE
+from stacks.rehearsal.metadata import metadata_service
+from tests.reaper.one_machine import one_machine
 
 MEASURED_S = 125.0  # two judgements and more
 GOAL_CPU_PERCENT = 0.5
 GOAL_RSS_MB = 60.0
 COMMAND = "python -m tests.bench.bench_agent"
-# The same look by hand: load, people, processes and counters every five seconds.
-PEER = (
-    "while :; do uptime; who; ps aux; cat /proc/stat /proc/diskstats /proc/net/dev; sleep 5; done > /dev/null"
-)
+# The same look as one writes it by hand: psutil's whole process table and counters every five seconds, boto3.
+PEER = """
+import time, boto3, psutil
+cloudwatch = boto3.client("cloudwatch", "us-east-1")
+while True:
+    wanted = ["name", "cmdline", "username", "cpu_percent", "terminal"]
+    processes = [one.info for one in psutil.process_iter(wanted)]
+    seen = psutil.cpu_percent(), psutil.disk_io_counters(), psutil.net_io_counters(), psutil.users()
+    cloudwatch.put_metric_data(Namespace="peer", MetricData=[{"MetricName": "Busy", "Value": seen[0]}])
+    time.sleep(5)
+"""
 
 
 def measure(seconds: float = MEASURED_S) -> dict[str, dict[str, Any]]:
@@ -39,7 +45,7 @@ def measure(seconds: float = MEASURED_S) -> dict[str, dict[str, Any]]:
     Returns:
         Entries for ``bench.json``.
     """
-    with agent() as watched, running(["bash", "-c", PEER]) as peer:
+    with cloud() as environment, agent(environment) as watched, peer_loop(environment) as peer:
         before = [cpu_s(process) for process in (watched, peer)]
         time.sleep(seconds)
         after = [cpu_s(process) for process in (watched, peer)]
@@ -52,7 +58,7 @@ def measure(seconds: float = MEASURED_S) -> dict[str, dict[str, Any]]:
 
 
 def entry(value: float, unit: str, peer: float, goal: float) -> dict[str, Any]:
-    """One figure beside its peer, a shell loop that reads the same counters."""
+    """One figure beside its peer, the loop above."""
     return {
         "value": round(value, 3),
         "unit": unit,
@@ -80,28 +86,29 @@ def running(command: list[str], environment: dict[str, str] | None = None) -> It
 
 
 @contextmanager
-def agent() -> Iterator[psutil.Process]:
+def cloud() -> Iterator[dict[str, str]]:
+    """The environment of a machine with a metadata service."""
+    with metadata_service() as metadata, tempfile.TemporaryDirectory() as folder:
+        metadata.answers["/latest/meta-data/instance-id"] = "i-bench"
+        with one_machine(Path(folder), metadata.endpoint) as environment:
+            yield environment
+
+
+@contextmanager
+def agent(environment: dict[str, str]) -> Iterator[psutil.Process]:
     """An agent on the wall's time that has published its first heartbeat."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with tempfile.TemporaryDirectory() as folder:
-        instance_file = Path(folder, "instance.toml")
-        instance_file.write_text(MACHINE_FILE)
-        environment = os.environ | {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "made-up",
-            "AWS_SECRET_ACCESS_KEY": "made-up",
-            "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
-            "GPU_FLEET_INSTANCE_FILE": str(instance_file),
-            "GPU_FLEET_RUN_DIR": folder,
-        }
-        command = [sys.executable, "-m", "image.reaper", "agent", "--instance-id", "i-bench"]
-        with running(command, environment) as process:
-            while not Path(folder, "activity.json").exists():
-                time.sleep(1)
-            yield process
-    server.stop()
+    with running([sys.executable, "-m", "image.reaper", "agent"], environment) as process:
+        while not Path(environment["GPU_FLEET_RUN_DIR"], "activity.json").exists():
+            time.sleep(1)
+        yield process
+
+
+@contextmanager
+def peer_loop(environment: dict[str, str]) -> Iterator[psutil.Process]:
+    """The loop of the peer, started and past its imports."""
+    with running([sys.executable, "-c", PEER], environment) as process:
+        time.sleep(10)
+        yield process
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """A real agent process on a fast clock, against a CloudWatch of moto."""
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from stacks.rehearsal.metadata import metadata_service
 from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.one_machine import client, one_machine
 
 HOURS = 26
 NAMESPACE = "GpuFleet/aws-dev"
@@ -20,19 +18,8 @@ NAMESPACE = "GpuFleet/aws-dev"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    instance_file = tmp_path_factory.mktemp("etc") / "instance.toml"
-    instance_file.write_text(MACHINE_FILE)
-    host, port = server.get_host_and_port()
-    yield os.environ | {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "made-up",
-        "AWS_SECRET_ACCESS_KEY": "made-up",
-        "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
-        "GPU_FLEET_INSTANCE_FILE": str(instance_file),
-    }
-    server.stop()
+    with one_machine(tmp_path_factory.mktemp("machine")) as made:
+        yield made
 
 
 @contextmanager
@@ -49,16 +36,6 @@ def run_agent(environment, run_dir, *arguments):
     command = [sys.executable, "-m", "image.reaper", "agent", *arguments]
     environment = environment | {"GPU_FLEET_RUN_DIR": str(run_dir)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
-
-def client(environment, service):
-    return boto3.client(
-        service,
-        "us-east-1",
-        endpoint_url=environment["AWS_ENDPOINT_URL"],
-        aws_access_key_id="made-up",
-        aws_secret_access_key="made-up",
-    )
 
 
 def heartbeats(environment, instance_id, start, metric="SecondsSinceActivity"):
@@ -174,6 +151,22 @@ def test_a_clock_start_without_a_zone_is_refused_with_what_is_allowed(environmen
 
     assert ended.returncode == 2
     assert "names no time zone; allowed: ISO 8601 with a zone" in " ".join(ended.stderr.split())
+
+
+def test_on_a_cloud_without_a_sweep_the_machine_s_own_file_is_kept(environment, tmp_path):
+    (tmp_path / "instance.toml").write_text(MACHINE_FILE.replace('cloud = "aws"', 'cloud = "alicloud"'))
+    elsewhere = environment | {
+        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": "http://127.0.0.1:9",
+    }
+    fast = ("--clock-speed", "1000", "--duration", "600")
+    with running("sleep", "600") as process:
+        watched = ("--instance-id", "i-far", "--watch-pid", str(process.pid))
+        ended = run_agent(elsewhere, tmp_path, *watched, *fast)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "event=no-sweep cloud=alicloud" in ended.stderr
+    assert json.loads((tmp_path / "activity.json").read_text())["state"] == "idle"
 
 
 def test_a_missing_instance_file_is_one_message(environment, tmp_path):

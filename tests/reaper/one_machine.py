@@ -1,0 +1,43 @@
+"""One machine of a fleet as its processes see it: files, environment, and a moto for the cloud."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+from tests.reaper.machine_file import MACHINE_FILE
+
+REGION = "us-east-1"
+NO_SERVICE = "http://127.0.0.1:9"
+
+
+@contextmanager
+def one_machine(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str, str]]:
+    """The environment of its processes.
+
+    Args:
+        folder: for its files.
+        metadata: where its metadata service is; by default nowhere.
+    """
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    (folder / "instance.toml").write_text(MACHINE_FILE)
+    host, port = server.get_host_and_port()
+    yield os.environ | {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "made-up",
+        "AWS_SECRET_ACCESS_KEY": "made-up",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata,
+        "GPU_FLEET_INSTANCE_FILE": str(folder / "instance.toml"),
+        "GPU_FLEET_RUN_DIR": str(folder / "run"),
+    }
+    server.stop()
+
+
+def client(environment: dict[str, str], service: str):
+    """A boto3 client of the machine's cloud."""
+    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
+    return boto3.client(service, REGION, endpoint_url=environment["AWS_ENDPOINT_URL"], **keys)
