@@ -42,7 +42,7 @@ def test_the_installed_sdk_knows_every_input_and_misses_none(resources):
     assert found == []
 
 
-@pytest.mark.parametrize(("where", "allowed"), ALLOWED.items(), ids=str)
+@pytest.mark.parametrize(("where", "allowed"), ALLOWED.items(), ids=map(str, ALLOWED))
 def test_a_value_is_one_that_the_provider_takes(resources, where, allowed):
     token, path = where
 
@@ -52,7 +52,7 @@ def test_a_value_is_one_that_the_provider_takes(resources, where, allowed):
     assert found <= allowed
 
 
-@pytest.mark.parametrize(("where", "bounds"), BETWEEN.items(), ids=str)
+@pytest.mark.parametrize(("where", "bounds"), BETWEEN.items(), ids=map(str, BETWEEN))
 def test_a_number_is_within_what_the_provider_takes(resources, where, bounds):
     (token, path), (low, high) = where, bounds
 
@@ -62,7 +62,7 @@ def test_a_number_is_within_what_the_provider_takes(resources, where, bounds):
     assert [value for value in found if not low <= value <= high] == []
 
 
-@pytest.mark.parametrize(("where", "pattern"), PATTERNS.items(), ids=str)
+@pytest.mark.parametrize(("where", "pattern"), PATTERNS.items(), ids=map(str, PATTERNS))
 def test_a_name_is_one_that_the_provider_takes(resources, where, pattern):
     token, key = where
 
@@ -72,7 +72,7 @@ def test_a_name_is_one_that_the_provider_takes(resources, where, pattern):
     assert [text for text in found if not re.fullmatch(pattern, text)] == []
 
 
-@pytest.mark.parametrize(("token", "pairs"), CONFLICTS.items(), ids=str)
+@pytest.mark.parametrize(("token", "pairs"), CONFLICTS.items(), ids=map(str, CONFLICTS))
 def test_inputs_that_the_provider_refuses_together_never_meet(resources, token, pairs):
     found = [one for one in resources if one.type == token]
 
