@@ -125,7 +125,7 @@ def _meter_statements() -> list[policies.Statement]:
     """What the meter may do: look at machines and the bill, and say a number. RAM binds none of it."""
     return [
         policies.allow(["ecs:DescribeInstances", "ecs:DescribeDisks"], "*"),
-        policies.allow(["bss:DescribeInstanceBill", "bss:QueryBillOverview"], "*"),
+        policies.allow(["bssapi:DescribeInstanceBill", "bssapi:QueryBillOverview"], "*"),
         policies.allow(["cms:PutCustomMetric"], "*"),
     ]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import naming
+from stacks import cost_notice, naming
 from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from stacks.alicloud.firewall import ENDPOINTS, Firewall, FirewallArgs
@@ -26,7 +26,11 @@ def build(stack: Stack) -> dict[str, Any]:
 
     Returns:
         What the next command needs, by plain names; nothing in it is secret.
+
+    Raises:
+        OvercommitError: the worst month passes the budget; nothing was declared.
     """
+    cost = cost_notice.announce(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
     keys = Keys(name, KeysArgs(stack), own)
@@ -76,11 +80,16 @@ def build(stack: Stack) -> dict[str, Any]:
         "meter_function_name": budget.function_name,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
+        "cost": cost,
     }
 
 
 def provider(stack: Stack) -> alicloud.Provider:
-    """The only provider: one region of one account. Credentials come from the environment."""
+    """The only provider: one region, with the credentials of the environment.
+
+    It cannot refuse another account before it acts: the account id goes into names and permissions, so that
+    what another account's credentials make has no permission to work.
+    """
     return alicloud.Provider(
         naming.prefixed(stack.name), region=stack.region, account_id=stack.account_id, protocol="HTTPS"
     )
