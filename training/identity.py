@@ -1,13 +1,14 @@
 """Who this machine is: its pool by instance.toml, its id, type and address by the metadata service."""
 
 import os
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from training import instance
 from training.errors import LaunchError
-from training.interrupt import AWS_METADATA, TOKEN_TTL_S, ask
+from training.interrupt import ALICLOUD_METADATA, AWS_METADATA, TOKEN_TTL_S, ask
 
 OK = 200  # HTTP
 
@@ -57,19 +58,58 @@ def read_identity() -> Identity | None:
         raise LaunchError(f"instance.toml: {key} = {item['input']!r}: {item['msg']}") from error
 
 
-def aws_machine() -> Machine:
-    """Asks IMDSv2 who this machine is; raises LaunchError when the service is silent.
+@dataclass(frozen=True)
+class Service:
+    """The metadata service of a cloud."""
 
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
-    """
-    base = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", AWS_METADATA).rstrip("/")
-    ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
-    proof = {"X-aws-ec2-metadata-token": _answer(f"{base}/latest/api/token", ttl, method="PUT")}
-    return Machine(
-        instance_id=_answer(f"{base}/latest/meta-data/instance-id", proof),
-        instance_type=_answer(f"{base}/latest/meta-data/instance-type", proof),
-        address=_answer(f"{base}/latest/meta-data/local-ipv4", proof),
-    )
+    variable: str  # of the environment, with another address than the usual one
+    address: str
+    token_header: str
+    type_path: str
+    address_path: str
+
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
+# https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
+SERVICES = {
+    "aws": Service(
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        AWS_METADATA,
+        "X-aws-ec2-metadata-token",
+        "instance-type",
+        "local-ipv4",
+    ),
+    "alicloud": Service(
+        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT",
+        ALICLOUD_METADATA,
+        "X-aliyun-ecs-metadata-token",
+        "instance/instance-type",
+        "private-ipv4",
+    ),
+}
+
+
+class Metadata:
+    """What the cloud tells this machine about itself; asked with a token, as both clouds want."""
+
+    def __init__(self, cloud: str) -> None:
+        """Raises LaunchError when the service is silent."""
+        self.service = SERVICES[cloud]
+        self._base = os.environ.get(self.service.variable, self.service.address).rstrip("/")
+        ttl = {f"{self.service.token_header}-ttl-seconds": str(TOKEN_TTL_S)}
+        self._proof = {self.service.token_header: _answer(f"{self._base}/latest/api/token", ttl, "PUT")}
+
+    def read(self, path: str) -> str:
+        """The text below /latest/meta-data/; raises LaunchError when there is none."""
+        return _answer(f"{self._base}/latest/meta-data/{path}", self._proof)
+
+    def machine(self) -> Machine:
+        """Id, type and address of this machine."""
+        return Machine(
+            instance_id=self.read("instance-id"),
+            instance_type=self.read(self.service.type_path),
+            address=self.read(self.service.address_path),
+        )
 
 
 def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str:

@@ -15,13 +15,15 @@ from types import FrameType
 import click
 
 from training import config, outcome
+from training.alicloud_peers import alicloud_peers
 from training.errors import LaunchError
-from training.identity import Expected, Identity, Machine, aws_machine, read_identity
+from training.identity import Expected, Identity, Machine, Metadata, read_identity
 from training.network import environment
 from training.peers import aws_peers, in_order
 
 PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
 SHUTDOWN_TIMEOUT_S = 90  # for the last save, of the two minutes that a spot notice gives
+FIND_PEERS = {"aws": aws_peers, "alicloud": alicloud_peers}
 log = logging.getLogger(__name__)
 
 
@@ -107,21 +109,17 @@ def launch(
 
 
 def _machine(identity: Identity | None) -> Machine | None:
-    return aws_machine() if identity is not None and identity.cloud == "aws" else None
+    return None if identity is None else Metadata(identity.cloud).machine()
 
 
 def _addresses(identity: Identity | None, machine: Machine | None, peers: str) -> Sequence[str]:
     """The addresses of the job, lowest first; none for this machine alone."""
-    if identity is None:
+    if identity is None or machine is None:
         if peers:
             raise LaunchError("--peers: needs a machine of a fleet, which has an instance.toml")
         return []
-    if machine is None:
-        raise LaunchError(
-            f"cloud = {identity.cloud!r}: peers are found on aws only; use --alone, or torchrun itself"
-        )
     if not peers:
-        return aws_peers(identity, machine)
+        return FIND_PEERS[identity.cloud](identity, machine)
     addresses = in_order(peers.split(","))
     if machine.address not in addresses:
         raise LaunchError(f"--peers = {peers!r}: this machine, {machine.address}, is not among them")

@@ -12,6 +12,7 @@ from training.errors import LaunchError
 from training.identity import Identity, Machine
 
 IN_SERVICE = "InService"
+TAKES_WORK = {IN_SERVICE, "Protected"}  # the second: in service and kept from scale-in, on Alibaba Cloud
 COMING = "Pending"  # the start of the states on the way in
 STATES_PER_CALL = 50  # of DescribeAutoScalingInstances
 
@@ -62,17 +63,17 @@ def _addresses(identity: Identity, group: str) -> dict[str, str]:
 
 
 def members_in_service(members: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
-    """Instance ids of those of `members` (of DescribeAutoScalingInstances) that may take work.
+    """Instance ids of those of `members` that may take work: each has InstanceId and LifecycleState.
 
     Raises LaunchError when one is still on its way in, or `machine` is not one of them.
     """
     states = {member["InstanceId"]: member["LifecycleState"] for member in members}
     mine = states.get(machine.instance_id)
-    if mine != IN_SERVICE:
+    if mine not in TAKES_WORK:
         raise LaunchError(
             f"{machine.instance_id} is {mine} in its group, not {IN_SERVICE}: nothing is started"
         )
-    ready = [instance_id for instance_id, state in states.items() if state == IN_SERVICE]
+    ready = [instance_id for instance_id, state in states.items() if state in TAKES_WORK]
     coming = [instance_id for instance_id, state in states.items() if state.startswith(COMING)]
     if coming:
         raise LaunchError(

@@ -1,0 +1,176 @@
+"""Launching on Alibaba Cloud, against a metadata service and a scaling API that answer as documented."""
+
+import http.server
+import json
+import threading
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from training import alicloud_peers, cli
+from training.alicloud_signature import Call, Credentials, signed_headers
+
+INSTANCE_FILE = """
+schema_version = 1
+cloud = "alicloud"
+region = "cn-shanghai"
+stack = "alicloud-dev"
+pool = "train"
+[expected."ecs.ebmgn8v.48xlarge"]
+gpus = 8
+erdma_interfaces = 2
+"""
+CONFIG = """
+[run]
+directory = "runs/first"
+steps = 10
+[model]
+name = "resnet_small"
+[data]
+path = "/nowhere"
+"""
+FACTS = {
+    "instance-id": "i-2",
+    "instance/instance-type": "ecs.ebmgn8v.48xlarge",
+    "private-ipv4": "10.0.0.10",
+    "ram/security-credentials/": "TrainRole",
+    "ram/security-credentials/TrainRole": json.dumps(
+        {"AccessKeyId": "STS.id", "AccessKeySecret": "secret", "SecurityToken": "token"}
+    ),
+}
+
+
+class Cloud(http.server.BaseHTTPRequestHandler):
+    """The metadata service, which wants its token, and DescribeScalingInstances in pages of two."""
+
+    members: list[dict] = []  # noqa: RUF012 - set anew by every test
+    queries: list[dict] = []  # noqa: RUF012 - as above
+
+    def do_PUT(self) -> None:
+        self.reply("the-token")
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/latest/meta-data/"):
+            if self.headers["X-aliyun-ecs-metadata-token"] != "the-token":
+                return self.send_error(403)
+            return self.reply(FACTS[self.path.removeprefix("/latest/meta-data/")])
+        return self.describe(
+            {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        )
+
+    def describe(self, query: dict) -> None:
+        self.queries.append({**query, "token": self.headers["x-acs-security-token"]})
+        if "STS.id" not in self.headers["Authorization"]:
+            return self.reply('{"Code": "Forbidden"}', status=403)
+        found = [
+            member
+            for member in self.members
+            if query.get("InstanceIds.1", member["InstanceId"]) == member["InstanceId"]
+        ]
+        start = 2 * (int(query["PageNumber"]) - 1)
+        return self.reply(
+            json.dumps({"ScalingInstances": found[start : start + 2], "TotalCount": len(found)})
+        )
+
+    def reply(self, text: str, status: int = 200) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_args: object) -> None:
+        """Keeps the test's output clean."""
+
+
+def member(number: int, address: str, state: str = "InService") -> dict:
+    return {
+        "InstanceId": f"i-{number}",
+        "ScalingGroupId": "asg-1",
+        "LifecycleState": state,
+        "PrivateIpAddress": address,
+    }
+
+
+@pytest.fixture
+def cloud(monkeypatch, tmp_path):
+    """A group of three, of which this machine is the second."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cloud)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    base = f"http://127.0.0.1:{server.server_port}"
+    (tmp_path / "instance.toml").write_text(INSTANCE_FILE)
+    (tmp_path / "config.toml").write_text(CONFIG)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", base)
+    monkeypatch.setattr(alicloud_peers, "ENDPOINT", base)
+    Cloud.members = [member(1, "10.0.0.11"), member(2, "10.0.0.10"), member(3, "10.0.0.9", "Protected")]
+    Cloud.queries = []
+    yield Cloud
+    server.shutdown()
+    server.server_close()
+
+
+def dry_run(tmp_path):
+    config_file = str(tmp_path / "config.toml")
+    return CliRunner().invoke(cli.main, ["launch", config_file, "--dry-run", "--nproc-per-node", "8"])
+
+
+def test_the_scaling_group_meets_at_its_lowest_address(cloud, tmp_path):
+    result = dry_run(tmp_path)
+
+    assert result.exit_code == 0, result.output
+    assert "--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.9:29400" in result.output
+    assert "--rdzv-id=alicloud-dev/train/first" in result.output
+
+
+def test_elastic_rdma_is_set_up(cloud, tmp_path):
+    assert "NCCL_IB_HCA=erdma" in dry_run(tmp_path).output
+
+
+def test_calls_carry_the_session_token_of_the_role(cloud, tmp_path):
+    dry_run(tmp_path)
+
+    assert {query["token"] for query in cloud.queries} == {"token"}
+
+
+def test_a_member_on_its_way_in_is_waited_for(cloud, tmp_path):
+    cloud.members.append(member(4, "10.0.0.12", "Pending:Wait"))
+
+    result = dry_run(tmp_path)
+
+    assert result.exit_code == 1
+    assert "3 of 4 machines are InService; wait for i-4" in result.output
+
+
+def test_a_machine_without_a_group_trains_alone(cloud, tmp_path):
+    cloud.members.clear()
+
+    assert "--standalone" in dry_run(tmp_path).output
+
+
+def test_a_refused_call_is_told(cloud, tmp_path, monkeypatch):
+    denied = json.dumps({"AccessKeyId": "other", "AccessKeySecret": "secret", "SecurityToken": "token"})
+    monkeypatch.setitem(FACTS, "ram/security-credentials/TrainRole", denied)
+
+    result = dry_run(tmp_path)
+
+    assert result.exit_code == 1
+    assert "peers cannot be found: 127.0.0.1" in result.output
+    assert "Forbidden" in result.output
+
+
+def test_the_signature_is_that_of_the_published_example():
+    """The fixed values of the documentation of signature method V3."""
+    parameters = {
+        "ImageId": "win2019_1809_x64_dtc_zh-cn_40G_alibase_20230811.vhd",
+        "RegionId": "cn-shanghai",
+    }
+    call = Call("ecs.cn-shanghai.aliyuncs.com", "RunInstances", "2014-05-26", parameters)
+    credentials = Credentials("YourAccessKeyId", "YourAccessKeySecret")
+
+    headers = signed_headers(
+        call, credentials, "2023-10-26T10:22:32Z", "3156853299f313e23d1673dc12e1703d", method="POST"
+    )
+
+    assert headers["Authorization"].endswith(
+        "Signature=06563a9e1b43f5dfe96b81484da74bceab24a1d853912eee15083a6f0f3283c0"
+    )
