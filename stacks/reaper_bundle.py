@@ -90,6 +90,7 @@ def _pool(stack: Stack, pool: Pool, scale_in_alarm: str | None) -> dict[str, Any
         "instance_store_scratch": scratch,
         "max_lifetime_hours": pool.max_lifetime_hours,
         "scale_in_alarm": scale_in_alarm,
+        "require_acknowledgement": True,
         "hourly_price": {name: _price(stack, name) for name in pool.types},
     }
 

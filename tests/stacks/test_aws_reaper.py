@@ -165,6 +165,7 @@ def test_the_policy_carries_what_people_wrote_and_the_catalogs_price():
     assert document["time_zone"] == "Europe/Berlin"
     assert (pool["idle_after_hours"], pool["grace_minutes"]) == (8, 15)
     assert pool["quiet_hours"] == [span]
+    assert pool["require_acknowledgement"] is True
     assert pool["hourly_price"] == {"g5.xlarge": "1.006"}
     assert pool["scale_in_alarm"] == alarm_name(stack, "dev", "cpu-low")
 
