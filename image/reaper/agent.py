@@ -13,8 +13,9 @@ from image.reaper.metrics import HEARTBEAT
 from image.reaper.sample import Sample
 
 SAMPLE_EVERY = timedelta(seconds=5)
-# A look stands for this much time at most: the counters span it, but the GPU's utilisation does not.
-GAP_BRIDGED = timedelta(minutes=2)
+# A look that is later misses too much: the GPU's utilisation is of its moment alone, and the mean of a
+# longer span hides a burst of CPU time.
+GAP_BRIDGED = timedelta(minutes=1)
 
 LOG = logging.getLogger(__name__)
 

@@ -76,7 +76,7 @@ class Drain:
             person to copy something.
         """
         LOG.warning("event=drain reason=%r ends_at=%s", self._notice.reason, self._notice.ends_at)
-        replace_text(self._stop_file, self._notice.reason.replace("\n", " ") + "\n")
+        self._stop_trainers()
         self._steps.tell(f"{self._notice.reason}. Jobs are being stopped, /scratch/keep is being saved.")
         self._wait_for_trainers()
         saved = self._save()
@@ -84,6 +84,12 @@ class Drain:
             self._ask_hook("complete")
         LOG.warning("event=drained saved=%s", saved)
         return saved
+
+    def _stop_trainers(self) -> None:
+        try:
+            replace_text(self._stop_file, self._notice.reason.replace("\n", " ") + "\n")
+        except OSError as error:  # a full disk must not keep /scratch/keep from being saved
+            LOG.error("event=no-stop-file reason=%r", str(error))
 
     def _wait_for_trainers(self) -> None:
         ends_at = self._notice.ends_at

@@ -4,6 +4,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-v2-how-it-
 https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
 """
 
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -74,8 +75,8 @@ class Metadata:
         )  # never through a proxy: link-local
         try:
             with opener.open(request, timeout=TIMEOUT_S) as answer:
-                return str(answer.read().decode())
+                return str(answer.read().decode(errors="replace"))
         except urllib.error.HTTPError:
             raise
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise CloudError(f"metadata service {self._base}: {error}") from error

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from image.reaper.agent import Agent, next_multiple
 from image.reaper.judge import Memory, State
 from image.reaper.sample import Rates
+from image.reaper.sensors.machine import Counters, RateSensor
 from tests.reaper.samples import NOON, sample
 
 BUSY, RESTING = Rates(cpu_cores=1.0), Rates()
@@ -109,6 +110,25 @@ def test_on_a_fast_clock_one_look_stands_for_all_samples_it_spans():
 
     assert len(outcomes) == 61
     assert len(look.looks) < 10
+
+
+@given(
+    start_s=st.integers(0, 1200),
+    length_s=st.integers(60, 600),
+    late_s=st.lists(st.floats(0, 55), max_size=60),
+)
+def test_a_minute_of_one_busy_core_is_never_taken_for_idleness(start_s, length_s, late_s):
+    clock = FakeClock(late_s=late_s)
+    end_s = start_s + length_s
+
+    def counters():
+        return Counters(min(max(0.0, clock.real_s() - start_s), length_s), 0.0, 0.0)
+
+    rates = RateSensor(counters, clock.real_s)
+    for outcome in judged(clock, Looking(lambda _at: rates.read()), minutes=40):
+        since_end_s = (outcome.at - NOON).total_seconds() - end_s
+        if since_end_s >= 0:
+            assert outcome.seconds_since_activity <= since_end_s + 120
 
 
 def test_only_a_change_of_state_is_logged(caplog):

@@ -87,6 +87,15 @@ def test_the_trainer_finds_the_reason_in_one_line(stop_file):
     assert [path.name for path in stop_file.parent.iterdir()] == ["stop"]
 
 
+def test_a_stop_file_that_cannot_be_written_keeps_nothing_from_being_saved(tmp_path, caplog):
+    world = World()
+
+    assert Drain(LEAVING, world.steps(), tmp_path / "gone/stop").run()
+
+    assert world.done() == ["tell", "save", "complete"]
+    assert "event=no-stop-file" in caplog.text
+
+
 def test_saving_waits_for_the_trainer_and_asks_for_time_every_minute(stop_file):
     world = World(trainer_ends_s=200)
 

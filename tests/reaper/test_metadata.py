@@ -1,5 +1,6 @@
 """The metadata service, with tokens that run out, on both clouds."""
 
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -87,6 +88,25 @@ def test_a_failing_service_is_named_with_its_answer(service, cloud):
 
     with pytest.raises(CloudError, match="metadata instance-id: HTTP 503"):
         Metadata(cloud).get("instance-id")
+
+
+def test_a_service_that_speaks_no_http_is_named(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{port}")
+        thread = threading.Thread(target=answer_nonsense, args=(listening,))
+        thread.start()
+
+        with pytest.raises(CloudError, match="metadata service"):
+            Metadata("aws").get("instance-id")
+        thread.join()
+
+
+def answer_nonsense(listening):
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(b"nonsense\r\n\r\n")
 
 
 def test_a_missing_service_is_named(monkeypatch):
