@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -153,9 +154,10 @@ def _variables(identity: Identity | None, machine: Machine | None) -> dict[str, 
 
 
 def _rendezvous_id(identity: Identity | None, settings: config.Config) -> str:
-    """The same on every machine, another for every run directory."""
+    """The same on every machine, another for every run directory; torchrun makes it a part of file names."""
     run_name = Path(settings.run.directory).name
-    return "/".join([identity.stack, identity.pool, run_name] if identity else [run_name])
+    parts = [identity.stack, identity.pool, run_name] if identity else [run_name]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join(parts))
 
 
 def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -> int:

@@ -3,6 +3,7 @@
 import http.server
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -139,7 +140,7 @@ def test_every_machine_of_the_pool_meets_at_the_lowest_address(pool, config_file
     lowest = members()[0]["PrivateIpAddress"]
     assert result.exit_code == 0, result.output
     assert f"--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint={lowest}:29400" in result.output
-    assert "--rdzv-id=aws-dev/train/first" in result.output
+    assert "--rdzv-id=aws-dev.train.first" in result.output
     assert "--nproc-per-node=8" in result.output
 
 
@@ -350,3 +351,21 @@ def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
     os.utime(earlier, (0, 0))
 
     assert launch.run([sys.executable, "-c", "raise SystemExit(1)"], {}, tmp_path) == 1
+
+
+def test_two_machines_meet_and_start_their_trainers(tmp_path):
+    """Real torchruns, on two addresses of loopback; what they start shows its help and is done."""
+    addresses = ("127.0.0.1", "127.0.0.2")
+    plans = [
+        launch.Plan(addresses, own, 1, "stack.pool.run", 0, arguments=("--help",), variables={})
+        for own in addresses
+    ]
+
+    machines = [
+        subprocess.Popen(plan.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for plan in plans
+    ]
+    said = [machine.communicate(timeout=120)[0] for machine in machines]
+
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert all("Train as CONFIG_FILE says" in text for text in said)

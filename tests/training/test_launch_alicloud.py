@@ -119,7 +119,7 @@ def test_the_scaling_group_meets_at_its_lowest_address(cloud, tmp_path):
 
     assert result.exit_code == 0, result.output
     assert "--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.9:29400" in result.output
-    assert "--rdzv-id=alicloud-dev/train/first" in result.output
+    assert "--rdzv-id=alicloud-dev.train.first" in result.output
 
 
 def test_elastic_rdma_is_set_up(cloud, tmp_path):
