@@ -3,11 +3,12 @@
 import pytest
 
 from tests.stacks import alicloud_programs as programs
-from tests.stacks.alicloud_programs import STACKS, inputs, shipped
+from tests.stacks.alicloud_programs import STACKS, inputs, shipped, statements
 
 GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
 RULE = "alicloud:ess/scalingRule:ScalingRule"
 ALARM = "alicloud:ess/alarm:Alarm"
+ENDS = {"ecs:StopInstance", "ecs:StopInstances", "ecs:DeleteInstance", "ecs:DeleteInstances"}
 
 
 @pytest.fixture(scope="module", params=[*STACKS, "everything"])
@@ -15,7 +16,7 @@ def found(request):
     return programs.everything() if request.param == "everything" else shipped(request.param)
 
 
-def test_no_group_may_take_machines_away_by_itself(found):
+def test_groups_never_choose_a_running_machine_when_they_shrink(found):
     suspended = {
         one["scalingGroupId"]
         for one in inputs(found, "alicloud:ess/suspendProcess:SuspendProcess")
@@ -41,17 +42,37 @@ def test_no_group_ends_an_on_demand_machine_for_a_cheaper_one(found):
     assert [one["capacityOptionsSpotAutoReplaceOnDemand"] for one in spot] == [False] * len(spot)
 
 
+def test_only_spot_groups_replace_machines_ahead_of_an_interruption(found):
+    for group in inputs(found, GROUP):
+        assert group.get("spotInstanceRemedy", False) is (group["multiAzPolicy"] == "COST_OPTIMIZED")
+
+
+def test_groups_judge_machines_by_their_own_health_alone(found):
+    assert {group["healthCheckType"] for group in inputs(found, GROUP)} == {"ECS"}
+
+
+def test_no_role_but_the_sweeps_may_end_machines(found):
+    allowed = {
+        policy.name
+        for policy in found.of_type("alicloud:ram/policy:Policy")
+        for one in statements(policy.inputs["policyDocument"])
+        if one["Effect"] == "Allow" and ENDS & set(one["Action"])
+    }
+
+    assert [name for name in allowed if not name.endswith("-reaper")] == []
+
+
 def test_a_later_update_leaves_the_size_to_the_sweep(found):
     assert all("desiredCapacity" in one.ignored_changes for one in found.of_type(GROUP))
 
 
-def test_no_rule_takes_machines_away(found):
+def test_no_policy_takes_machines_away(found):
     for rule in inputs(found, RULE):
         assert rule["adjustmentType"] == "QuantityChangeInCapacity"
         assert rule["adjustmentValue"] >= 0
 
 
-def test_an_alarm_for_little_load_asks_and_changes_nothing(found):
+def test_an_alarm_for_little_load_asks_and_does_not_act(found):
     asking = {rule.outputs["ari"] for rule in found.of_type(RULE) if rule.inputs["adjustmentValue"] == 0}
     low = [alarm for alarm in inputs(found, ALARM) if alarm["comparisonOperator"].startswith("<")]
 
@@ -68,7 +89,7 @@ def test_no_machine_is_born_with_a_time_to_die(found):
         assert "autoReleaseTime" not in template
 
 
-def test_a_machine_that_leaves_has_time_to_save(found):
+def test_every_group_waits_for_a_checkpoint_before_a_machine_goes(found):
     hooks = inputs(found, "alicloud:ess/lifecycleHook:LifecycleHook")
 
     assert {hook["scalingGroupId"] for hook in hooks} == {one.id for one in found.of_type(GROUP)}

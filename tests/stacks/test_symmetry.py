@@ -9,7 +9,8 @@ import pytest
 from tests.stacks.alicloud_programs import STACKS as ALICLOUD_STACKS
 from tests.stacks.alicloud_programs import shipped
 
-STACKS = Path(__file__).parents[2] / "stacks"
+TESTS = Path(__file__).parent
+STACKS = TESTS.parents[1] / "stacks"
 AWS, ALICLOUD = STACKS / "aws", STACKS / "alicloud"
 README = ALICLOUD / "README.md"
 ROW = re.compile(
@@ -67,6 +68,19 @@ def test_both_clouds_export_the_same_outputs():
     apart = {f"output: {one}" for one in exported(AWS) ^ exported(ALICLOUD)}
 
     assert sorted(apart - listed().keys()) == []
+
+
+@pytest.mark.parametrize("subject", ["security", "one_remover"])
+def test_what_is_asserted_of_aws_is_asserted_of_alibaba_cloud(subject):
+    """By the names of the tests, which say what they assert."""
+    aws, alicloud = (
+        {name for name in public(TESTS / f"test_{cloud}_{subject}.py") if name.startswith("test_")}
+        for cloud in ("aws", "alicloud")
+    )
+
+    lacking = {f"assertion: {name.removeprefix('test_')}" for name in aws - alicloud}
+
+    assert sorted(lacking - listed().keys()) == []
 
 
 @pytest.mark.parametrize("name", ALICLOUD_STACKS)
