@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from image.reaper.aws import Machines
+from image.reaper.aws_leftovers import Leftovers
 from image.reaper.aws_metrics import Heartbeats
 from image.reaper.aws_session import Clients, clients
 from image.reaper.calls import Calls
@@ -58,6 +59,7 @@ def connect(
         calls=calls,
         machines=Machines(aws, calls, policy.stack),
         heartbeats=Heartbeats(aws.cloudwatch, calls, policy.metric_namespace),
+        leftovers=Leftovers(aws.ec2, calls, policy.stack),
         notifier=Notifier(aws.sns, calls, topic) if topic else None,
         store=Store(aws.s3, calls, ledger) if ledger else None,
     )

@@ -10,12 +10,14 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from image.reaper.model import Decision
+from image.reaper.leftovers import Finding
+from image.reaper.model import TAG_POOL, Decision
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.times import format_time
 
 PREFIX = "ledger"
+LEFTOVERS_PREFIX = "leftovers"
 HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
 
 
@@ -66,3 +68,26 @@ def write(store: Store, key: str, record: Mapping[str, Any]) -> None:
 def write_failure(store: Store, key: str, error: str, now: datetime) -> None:
     """Note beside a record that its end failed. Raises CloudError."""
     store.create(f"{key}.failed.json", {"schema_version": 1, "at": format_time(now), "error": error})
+
+
+def leftover_key(finding: Finding) -> str:
+    """``leftovers/2026/11/07/vol-0123-20261107T120000Z-remove``, without its ending."""
+    moment = finding.unused_since
+    if moment is None:
+        raise ValueError(f"{finding.leftover.id} was never noted")
+    return f"{LEFTOVERS_PREFIX}/{moment:%Y/%m/%d}/{finding.leftover.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
+
+
+def leftover_record(finding: Finding, policy: Policy, now: datetime) -> dict[str, Any]:
+    """The ledger's record of a removed leftover."""
+    return {
+        "schema_version": 1,
+        "at": format_time(now),
+        "stack": policy.stack,
+        "region": policy.region,
+        "action": "remove",
+        "currency": policy.currency,
+        "pool": finding.leftover.tags.get(TAG_POOL, ""),
+        "saved_per_month": str(finding.monthly_price or Decimal(0)),
+        **finding.to_json(),
+    }

@@ -5,13 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from image.reaper import carry_out
+from image.reaper import carry_out, tidy
 from image.reaper.aws import Machines
+from image.reaper.aws_leftovers import Leftovers
 from image.reaper.aws_metrics import Heartbeats
 from image.reaper.calls import Calls, Failure
 from image.reaper.decide import Situation, decide
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
 from image.reaper.lease import Lease
+from image.reaper.leftovers import Finding
 from image.reaper.model import ENDS, Decision, Fleet, Plan
 from image.reaper.notify import Notifier, alert_text, due_alerts
 from image.reaper.observe import look_closely, observe
@@ -33,6 +35,7 @@ class Cloud:
         calls: counts every call of the others.
         machines: of the stack.
         heartbeats: of their agents.
+        leftovers: of the stack.
         notifier: tells people; None only in a dry run.
         store: holds lease and ledger; None only in a dry run.
     """
@@ -40,6 +43,7 @@ class Cloud:
     calls: Calls
     machines: Machines
     heartbeats: Heartbeats
+    leftovers: Leftovers
     notifier: Notifier | None = None
     store: Store | None = None
 
@@ -100,10 +104,12 @@ class _Sweep:
         self._policy = policy
         self._options = options
         self.done = Done()
+        self._findings = list[Finding]()
 
     def look_only(self) -> Result:
         """Plan, and change nothing."""
         situation = self._look()
+        self._look_for_leftovers(situation)
         return self._result(situation, decide(situation))
 
     def look_and_act(self, tools: carry_out.Tools, lease: Lease) -> Result:
@@ -116,6 +122,11 @@ class _Sweep:
             self._end(tools, lease, situation, plan)
         carry_out.mark(tools, plan, situation.now, self.done)
         self._alert(tools.notifier, lease, plan, situation.now)
+        if tidy.is_due(lease.memory.leftovers_at, situation.now):
+            self._look_for_leftovers(situation)
+            where = self._cloud.leftovers
+            self.done.failures += tidy.carry_out(tools, where, self._findings, situation.now)
+            lease.memory.leftovers_at = situation.now
         return self._result(situation, plan)
 
     def _look(self) -> Situation:
@@ -125,6 +136,13 @@ class _Sweep:
         activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
         self.done.failures += failures
         return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker)
+
+    def _look_for_leftovers(self, situation: Situation) -> None:
+        instances = situation.fleet.instances
+        try:
+            self._findings = tidy.look(self._cloud.leftovers, instances, self._policy, situation.now)
+        except (CloudError, DeadlineError) as error:
+            self.done.failures.append(Failure("*", "look for leftovers", str(error)))
 
     def _scale_in(self) -> frozenset[str]:
         """Pools whose scale-in alarm is firing; without an answer none."""
@@ -202,4 +220,5 @@ class _Sweep:
             done=self.done,
             read_calls=calls.read,
             write_calls=calls.write,
+            leftovers=[finding.to_json() for finding in self._findings],
         )

@@ -42,6 +42,14 @@ class _Ec2(_Client):
             page["NextToken"] = str(start + size)
         return world.answer("DescribeInstances", page)
 
+    def describe_volumes(self, Filters, MaxResults):
+        self._world.before("DescribeVolumes")
+        return self._world.answer("DescribeVolumes", {"Volumes": []})
+
+    def describe_addresses(self, Filters):
+        self._world.before("DescribeAddresses")
+        return self._world.answer("DescribeAddresses", {"Addresses": []})
+
     def create_tags(self, Resources, Tags):
         self._world.before("CreateTags")
         for machine in self._find(Resources, "CreateTags"):

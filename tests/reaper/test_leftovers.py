@@ -1,0 +1,150 @@
+"""Volumes, addresses and machines that nobody uses: told with their cost, removed only with care."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from moto import mock_aws
+
+from image.reaper.aws_leftovers import Leftovers
+from image.reaper.calls import Calls
+from image.reaper.leftovers import Kind, Leftover, Step, judge
+from image.reaper.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance
+from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client
+from tests.reaper.sweeping import policy
+
+REMOVING = policy(top={"leftovers": {"older_than_days": 14, "remove": True}})
+LISTING = policy(top={"leftovers": {"older_than_days": 14, "remove": False}})
+LONG_AGO = NOW - timedelta(days=15)
+
+
+def volume(noted=LONG_AGO, **tags) -> Leftover:
+    note = {TAG_IDLE_SINCE: noted.isoformat()} if noted else {}
+    return Leftover(Kind.VOLUME, "vol-1", TAGS | note | tags, size_gib=200, volume_type="gp3")
+
+
+def step(leftover, checked=REMOVING, snapshots=None) -> Step:
+    (finding,) = judge([leftover], snapshots or {}, checked, NOW)
+    return finding.step
+
+
+def test_a_volume_goes_when_it_is_long_unused_and_a_snapshot_holds_what_it_holds():
+    assert step(volume(), snapshots={"vol-1": NOW - timedelta(days=3)}) is Step.REMOVE
+
+
+@pytest.mark.parametrize(
+    ("leftover", "snapshots"),
+    [
+        (volume(), {}),
+        (volume(), {"vol-1": LONG_AGO - timedelta(days=1)}),
+        (volume(NOW - timedelta(days=13)), {"vol-1": NOW}),
+        (volume(**{TAG_PROTECTED: ""}), {"vol-1": NOW}),
+        (volume(**{"gpu-fleet:keep-until": "whenever"}), {"vol-1": NOW}),
+        (volume(**{"gpu-fleet:managed": "false"}), {"vol-1": NOW}),
+    ],
+    ids=["no snapshot", "old snapshot", "not long enough", "protected", "held", "not managed"],
+)
+def test_a_volume_stays_in_any_doubt(leftover, snapshots):
+    assert step(leftover, snapshots=snapshots) is Step.LIST
+
+
+def test_a_volume_seen_for_the_first_time_is_noted_whatever_its_age():
+    assert step(volume(noted=None), snapshots={"vol-1": NOW}) is Step.NOTE
+
+
+def test_a_policy_that_does_not_remove_lists_only():
+    assert step(volume(), LISTING, {"vol-1": NOW}) is Step.LIST
+
+
+def test_a_volume_in_use_again_is_forgotten():
+    used = Leftover(Kind.VOLUME, "vol-1", TAGS | {TAG_IDLE_SINCE: LONG_AGO.isoformat()}, in_use=True)
+
+    assert step(used) is Step.FORGET
+
+
+@given(noted=st.none() | st.integers(-400, 400), snapshot=st.none() | st.integers(-400, 400))
+def test_nothing_is_removed_without_its_time_and_a_snapshot_since(noted, snapshot):
+    at = None if noted is None else NOW - timedelta(days=noted)
+    snapshots = {} if snapshot is None else {"vol-1": NOW - timedelta(days=snapshot)}
+
+    removed = step(volume(at), snapshots=snapshots) is Step.REMOVE
+
+    assert removed == (noted is not None and noted >= 14 and snapshot is not None and snapshot <= noted)
+
+
+def test_what_a_leftover_costs_a_month_is_told_where_it_is_known():
+    (known,) = judge([volume()], {}, LISTING, NOW)
+    (elsewhere,) = judge([volume()], {}, policy(top={"region": "eu-central-1"}), NOW)
+
+    assert known.monthly_price == Decimal("16.00")
+    assert elsewhere.monthly_price is None
+
+
+@pytest.fixture
+def ec2(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with mock_aws():
+        yield client("ec2")
+
+
+def test_unattached_volumes_free_addresses_and_stopped_machines_are_found(ec2):
+    tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
+    made = ec2.create_volume(
+        AvailabilityZone=f"{REGION}a",
+        Size=100,
+        VolumeType="gp3",
+        TagSpecifications=[{"ResourceType": "volume", "Tags": tags}],
+    )
+    address = ec2.allocate_address(
+        Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}]
+    )
+    ec2.allocate_address(Domain="vpc")
+    started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=1, MaxCount=1)
+    stopped = Instance(
+        started["Instances"][0]["InstanceId"], "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW
+    )
+
+    found = Leftovers(ec2, Calls(lambda: NOW), STACK).find([stopped])
+
+    assert {(one.kind, one.id) for one in found} == {
+        (Kind.VOLUME, made["VolumeId"]),
+        (Kind.ADDRESS, address["AllocationId"]),
+        (Kind.MACHINE, stopped.id),
+    }
+    assert next(one for one in found if one.kind is Kind.MACHINE).size_gib > 0
+
+
+def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
+    """Otherwise its old note would shorten the wait the next time it is detached."""
+    tags = [
+        {"Key": key, "Value": value}
+        for key, value in (TAGS | {TAG_IDLE_SINCE: "2026-01-01T00:00:00Z"}).items()
+    ]
+    made = ec2.create_volume(
+        AvailabilityZone=f"{REGION}a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
+    )
+    started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=1, MaxCount=1)
+    machine = started["Instances"][0]["InstanceId"]
+    ec2.attach_volume(Device="/dev/sdf", InstanceId=machine, VolumeId=made["VolumeId"])
+
+    (found,) = Leftovers(ec2, Calls(lambda: NOW), STACK).find()
+
+    assert step(found) is Step.FORGET
+
+
+def test_removing_takes_the_volume_and_the_address_and_never_a_machine(ec2):
+    tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
+    made = ec2.create_volume(
+        AvailabilityZone=f"{REGION}a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
+    )
+    where = Leftovers(ec2, Calls(lambda: NOW), STACK)
+
+    where.remove(Leftover(Kind.VOLUME, made["VolumeId"]))
+
+    assert where.find() == []
+    with pytest.raises(ValueError, match="is no thing to remove here"):
+        where.remove(Leftover(Kind.MACHINE, "i-1"))
