@@ -39,7 +39,8 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
                 export(run, state)
         run.checkpoints.flush()
         result = conclude(run, state, stop, score, resumed_from_step)
-        where.on_first(lambda: outcome.write(run.directory, result))
+        # once per machine: each has a `launch` that looks for it, and may have a disk of its own
+        where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
         log.info("event=%s reason=%r step=%d metric=%s", result.outcome, result.reason, state.step, score)
         return result
 

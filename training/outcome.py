@@ -1,6 +1,8 @@
 """result.json: how a run ended and what came of it. It is also the marker that says why a run stopped."""
 
 import json
+import os
+import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,8 +31,9 @@ class Outcome:
 
 
 def write(directory: Path, outcome: Outcome) -> None:
-    """Writes result.json as a whole or not at all."""
-    staged = directory / f"{RESULT}.tmp"
+    """Writes result.json as a whole or not at all; several machines may do so in one shared folder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    staged = directory / f"{RESULT}.{platform.node()}-{os.getpid()}.tmp"
     write_bytes(staged, (json.dumps(asdict(outcome), indent=1) + "\n").encode())
     staged.replace(directory / RESULT)
     sync_folder(directory)

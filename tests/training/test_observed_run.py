@@ -1,7 +1,9 @@
 """A whole run as people watch it: its trace, its metrics, and what happens when a rank hangs."""
 
 import json
+import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,25 @@ def test_every_record_says_how_much_memory_was_used(table, tmp_path):
     used_gib = [record["memory_gib"] for record in records if record["kind"] == "train"]
     assert len(used_gib) == 4
     assert all(0.01 < used < 100 for used in used_gib)
+
+
+def test_every_machine_of_a_run_finds_its_result(table, tmp_path):
+    """Two ranks as if on two machines, each with a disk of its own."""
+    outcomes = run_ranks(machine_rank, 2, table)
+
+    for number, found in enumerate(outcomes):
+        result = json.loads((tmp_path / "run" / f"machine-{number}" / "result.json").read_text())
+        assert result == found
+    assert outcomes[0]["parameters_sha256"] == outcomes[1]["parameters_sha256"]
+
+
+def machine_rank(table: dict[str, Any]) -> dict[str, Any]:
+    """Trains on this rank as on a machine that holds nobody else."""
+    rank, os.environ["LOCAL_RANK"] = os.environ["RANK"], "0"
+    own = changed(table, run={"directory": f"{table['run']['directory']}/machine-{rank}"})
+    settings = config.from_table(own, "test")
+    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
+        return asdict(loop.train(settings, where, interruption))
 
 
 def test_a_rank_that_hangs_ends_by_itself_and_leaves_its_stack(table, tmp_path):
