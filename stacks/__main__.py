@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from stacks import stack_files
+from stacks import cost_command, stack_files
 from stacks.errors import StacksError
 
 ROOT = stack_files.FOLDER.parent
@@ -44,6 +44,9 @@ def check(name: str) -> None:
     stack = stack_files.settings_of(name)
     pools = ", ".join(f"{pool.name} (up to {pool.size.max} {pool.types[0]})" for pool in stack.pools)
     click.echo(f"{name}: sound; {stack.cloud} {stack.region}, pools {pools}")
+
+
+main.add_command(cost_command.cost)
 
 
 @main.command()

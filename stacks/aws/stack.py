@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from stacks import naming
+from stacks import cost_notice, naming
 from stacks.aws.budget import Budget, BudgetArgs
 from stacks.aws.endpoints import Endpoints, EndpointsArgs
 from stacks.aws.firewall import ENDPOINTS, Firewall, FirewallArgs
@@ -45,7 +45,11 @@ def build(stack: Stack) -> dict[str, Any]:
 
     Returns:
         What the next command needs, by plain names; nothing in it is secret.
+
+    Raises:
+        OvercommitError: the worst month passes the budget; nothing was declared.
     """
+    cost = cost_notice.announce(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
     keys = Keys(name, KeysArgs(stack), own)
@@ -93,6 +97,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "reaper_function_name": reaper.function_name,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
+        "cost": cost,
     }
 
 

@@ -15,7 +15,12 @@ def stack_file(**changes: Any) -> dict[str, Any]:
         "network": {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d", "cn-shenzhen-e"]},
         "storage": {"kms_instance_id": "kst-szh0000000000000000"},
         "pools": [pool()],
-        "budget": {"monthly": 40000, "currency": "CNY", "recipients": ["team@example.com"]},
+        "budget": {
+            "monthly": 40000,
+            "currency": "CNY",
+            "recipients": ["team@example.com"],
+            "allow_overcommit": True,
+        },
         "image": {"id": "m-wz90000000000000000"},
     }
     return content | changes

@@ -18,7 +18,7 @@ def stack_file(**changes: Any) -> dict[str, Any]:
         "account_id": "123456789012",
         "network": {"cidr": "10.0.0.0/16", "zones": ["us-east-1a", "us-east-1b"]},
         "pools": [pool()],
-        "budget": {"monthly": 5000, "recipients": ["team@example.com"]},
+        "budget": {"monthly": 5000, "recipients": ["team@example.com"], "allow_overcommit": True},
         "image": {"id": "ami-0123456789abcdef0"},
     }
     return content | changes

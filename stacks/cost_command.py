@@ -1,0 +1,35 @@
+"""``python -m stacks cost STACK``: what a stack costs, before there is one."""
+
+import datetime
+import sys
+
+import click
+from rich.console import Console
+
+from stacks import cost_view, stack_files
+from stacks.cost import hold_to_budget, warnings
+from stacks.cost_lines import Volumes, estimate
+
+PIPE_WIDTH = 140
+Gigabytes = click.IntRange(min=0)
+
+
+@click.command()
+@click.argument("name", metavar="STACK")
+@click.option("--bucket-gb", type=Gigabytes, default=100, show_default=True, help="GB in all buckets.")
+@click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
+@click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")
+@click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
+def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int) -> None:
+    """Show what a stack costs for an hour and a month, and what its budget leaves.
+
+    Ends with an error where the worst month passes the budget, as `pulumi up` would.
+    """
+    stack = stack_files.settings_of(name)
+    found = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console.print(cost_view.page(found, stack.budget.monthly))
+    today = datetime.datetime.now(datetime.UTC).date()
+    for warning in warnings(found, today):
+        click.echo(f"warning: {warning}", err=True)
+    hold_to_budget(found, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)

@@ -1,0 +1,338 @@
+"""What a stack costs: shipped stacks to the cent, and what must hold for any stack."""
+
+import datetime
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stacks import prices, stack_files
+from stacks.alicloud import endpoints as alicloud_endpoints
+from stacks.aws import endpoints as aws_endpoints
+from stacks.catalog import Cloud
+from stacks.cost import Cost, Kind, Level, OvercommitError, hold_to_budget, warnings
+from stacks.cost_lines import ENDPOINTS, Volumes, estimate
+from stacks.money import CurrencyError, Money
+from stacks.settings import Stack
+from stacks.settings_reader import from_mapping
+from tests.stacks import alicloud_examples
+from tests.stacks.examples import pool, stack, stack_file
+from tests.stacks.examples import stack_files as any_stack_file
+
+CENT = Decimal("0.01")
+TODAY = datetime.date(2026, 11, 21)
+
+# Worked by hand from prices.toml and catalog.toml, 730 hours a month, 100 GB of whatever grows.
+# stack -> (pool, kind) -> a month (now low, now high, min high, max low, max high); None is shared.
+BY_HAND = {
+    "aws-dev": {
+        # 3 x g5.xlarge 1.006 x 730; a volume is 200 GiB x 0.08 and 125 MB/s x 0.04, so 21.00
+        ("dev", "compute"): ("0.00", "0.00", "0.00", "2203.14", "2203.14"),
+        ("dev", "disks"): ("0.00", "0.00", "0.00", "63.00", "63.00"),
+        # 2 x 730 x from a tenth of g4dn.xlarge 0.526 to g5.xlarge 1.006
+        ("spot", "compute"): ("0.00", "0.00", "0.00", "76.80", "1468.76"),
+        ("spot", "disks"): ("0.00", "0.00", "0.00", "42.00", "42.00"),
+        # one gateway 0.045 x 730 = 32.85, its address 0.005 x 730 = 3.65, 100 GB x 0.045 = 4.50
+        (None, "nat"): ("41.00", "41.00", "41.00", "41.00", "41.00"),
+        # buckets 100 x 0.023, homes 100 x 0.30
+        (None, "storage"): ("32.30", "32.30", "32.30", "32.30", "32.30"),
+        (None, "logs"): ("50.00", "50.00", "50.00", "50.00", "50.00"),
+    },
+    "aws-prod": {
+        # 1 and 8 x 730 x from g6.2xlarge 0.9776 to g5.2xlarge 1.212
+        ("dev", "compute"): ("713.65", "884.76", "0.00", "5709.18", "7078.08"),
+        ("dev", "disks"): ("21.00", "21.00", "0.00", "168.00", "168.00"),
+        # p4d.24xlarge 21.957642 x 730 = 16029.07866; 2 in each of two zones at the worst, a tenth at best
+        ("train", "compute"): ("1602.91", "16029.08", "0.00", "6411.63", "64116.31"),
+        # 500 GiB x 0.08 and 5.00 of throughput
+        ("train", "disks"): ("45.00", "45.00", "0.00", "180.00", "180.00"),
+        (None, "nat"): ("77.50", "77.50", "77.50", "77.50", "77.50"),
+        # 12 services x 2 zones x 730 x 0.01
+        (None, "endpoints"): ("175.20", "175.20", "175.20", "175.20", "175.20"),
+        # 2.30, 30.00, and Lustre 2400 GiB x 0.145 = 348.00
+        (None, "storage"): ("380.30", "380.30", "380.30", "380.30", "380.30"),
+        (None, "logs"): ("50.00", "50.00", "50.00", "50.00", "50.00"),
+    },
+    "local": {
+        # 4, 1 and 6 x 730 x from g4dn.xlarge 0.526 to g5.xlarge 1.006
+        ("shared", "compute"): ("1535.92", "2937.52", "734.38", "2303.88", "4406.28"),
+        ("shared", "disks"): ("84.00", "84.00", "21.00", "126.00", "126.00"),
+        # 1 and 2 x 730 x from a tenth of g6.xlarge 0.8048 to g5.xlarge 1.006
+        ("spot", "compute"): ("58.75", "734.38", "0.00", "117.50", "1468.76"),
+        ("spot", "disks"): ("21.00", "21.00", "0.00", "42.00", "42.00"),
+        (None, "nat"): ("41.00", "41.00", "41.00", "41.00", "41.00"),
+        (None, "endpoints"): ("175.20", "175.20", "175.20", "175.20", "175.20"),
+        (None, "storage"): ("32.30", "32.30", "32.30", "32.30", "32.30"),
+        (None, "logs"): ("50.00", "50.00", "50.00", "50.00", "50.00"),
+    },
+    "alicloud-dev": {
+        # 2 x 730 x from gn7i-c8g1.2xlarge 9.5326 to gn7i-c16g1.4xlarge 10.0934
+        ("dev", "compute"): ("0.00", "0.00", "0.00", "13917.60", "14736.36"),
+        ("dev", "disks"): None,
+        ("spot", "compute"): ("0.00", "0.00", "0.00", "1391.76", "14736.36"),
+        ("spot", "disks"): None,
+        (None, "nat"): None,
+        # buckets 100 x 0.12; homes have no public price
+        (None, "storage"): ("12.00", "12.00", "12.00", "12.00", "12.00"),
+        (None, "logs"): None,
+    },
+    "alicloud-prod": {
+        # 1 and 4 x gn7e-c16g1.4xlarge 34.742 x 730
+        ("dev", "compute"): ("25361.66", "25361.66", "0.00", "101446.64", "101446.64"),
+        ("dev", "disks"): None,
+        # 277.933 x 730 = 202891.09: one on demand, at most one more on spot
+        ("train", "compute"): ("202891.09", "202891.09", "0.00", "223180.20", "405782.18"),
+        ("train", "disks"): None,
+        ("cluster", "compute"): None,
+        ("cluster", "disks"): None,
+        (None, "nat"): None,
+        # one service x 2 zones x 730 x 0.07
+        (None, "endpoints"): ("102.20", "102.20", "102.20", "102.20", "102.20"),
+        (None, "storage"): None,
+        (None, "logs"): None,
+    },
+}
+
+
+def cents(money: Money) -> str:
+    return str(money.amount.quantize(CENT))
+
+
+def shipped(name: str) -> Cost:
+    return estimate(stack_files.settings_of(name))
+
+
+def test_every_shipped_stack_is_worked_by_hand():
+    assert sorted(BY_HAND) == stack_files.names()
+
+
+@pytest.mark.parametrize("name", sorted(BY_HAND))
+def test_a_shipped_stack_costs_to_the_cent_what_the_hand_worked_table_says(name):
+    cost = shipped(name)
+    found = {}
+    for part in dict.fromkeys((line.pool, str(line.kind)) for line in cost.lines):
+        lines = [line for line in cost.lines if (line.pool, line.kind) == part]
+        now, least, most = (cost.month(level, lines) for level in (Level.NOW, Level.MIN, Level.MAX))
+        known = any(line.months is not None for line in lines)
+        amounts = (now.low, now.high, least.high, most.low, most.high)
+        found[part] = tuple(cents(amount) for amount in amounts) if known else None
+
+    assert found == BY_HAND[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "currency", "worst"),
+    [
+        ("aws-dev", "USD", "3900.20"),
+        ("aws-prod", "USD", "72225.39"),
+        ("local", "USD", "6341.54"),
+        ("alicloud-dev", "CNY", "29484.73"),
+        ("alicloud-prod", "CNY", "507331.02"),
+    ],
+)
+def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(name, currency, worst):
+    cost, budget = shipped(name), stack_files.settings_of(name).budget
+
+    hold_to_budget(cost, budget.monthly, allow_overcommit=False)
+
+    assert (cost.currency, cents(cost.worst_month)) == (currency, worst)
+    assert budget.allow_overcommit is False
+
+
+def test_an_hour_is_the_month_over_730_hours():
+    cost = shipped("aws-prod")
+
+    assert cents(cost.hour(Level.MAX).high) == "98.94"
+
+
+@given(any_stack_file())
+@settings(max_examples=25, deadline=None)
+def test_the_parts_add_up_to_the_whole(content):
+    cost = estimate(from_mapping("any", content))
+
+    for level in Level:
+        whole = cost.month(level)
+        pools = [cost.month(level, cost.of_pool(pool)) for pool in cost.pools]
+        kinds = [cost.month(level, cost.of_kind(kind)) for kind in Kind]
+        for parts in (pools, kinds):
+            assert sum(part.low.amount for part in parts) == whole.low.amount
+            assert sum(part.high.amount for part in parts) == whole.high.amount
+
+
+@given(any_stack_file())
+@settings(max_examples=25, deadline=None)
+def test_min_now_and_max_come_in_that_order_and_low_is_never_above_high(content):
+    cost = estimate(from_mapping("any", content))
+    least, now, most = (cost.month(level) for level in (Level.MIN, Level.NOW, Level.MAX))
+
+    assert least.low <= now.low <= most.low
+    assert least.high <= now.high <= most.high
+    assert all(span.low <= span.high for span in (least, now, most))
+
+
+@given(any_stack_file(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_nothing_that_grows_makes_a_stack_cheaper(content, data):
+    before = from_mapping("any", content)
+    after, volumes = grown(before, data)
+
+    for level in Level:
+        small, large = estimate(before).month(level), estimate(after, volumes).month(level)
+        assert small.low <= large.low
+        assert small.high <= large.high
+
+
+def grown(before: Stack, data: st.DataObject) -> tuple[Stack, Volumes]:
+    """The stack with one of its sizes larger."""
+    more = data.draw(st.integers(1, 50), label="more")
+    size = data.draw(st.sampled_from(["pool", "volume", "scratch", "zones", "stored"]), label="size")
+    first, *others = before.pools
+    if size == "pool":
+        larger = replace(first.size, min=first.size.min + more, desired=first.size.desired + more)
+        pools = (replace(first, size=replace(larger, max=first.size.max + more)), *others)
+        return replace(before, pools=pools), Volumes()
+    if size == "volume":
+        return replace(before, pools=(replace(first, volume_gib=first.volume_gib + more), *others)), Volumes()
+    if size == "scratch":
+        storage = replace(before.storage, home=True, scratch_gib=before.storage.scratch_gib + 2400)
+        return replace(before, storage=storage), Volumes()
+    if size == "zones":
+        zones = (*before.network.zones, "us-east-1z")
+        return replace(before, network=replace(before.network, zones=zones)), Volumes()
+    return before, Volumes(*(100 + more,) * 4)
+
+
+def test_two_currencies_have_no_sum_and_no_order():
+    dollars, yuan = Money(Decimal(1), "USD"), Money(Decimal(1), "CNY")
+
+    for operation in (
+        lambda: dollars + yuan,
+        lambda: dollars - yuan,
+        lambda: dollars <= yuan,
+        lambda: dollars < yuan,
+    ):
+        with pytest.raises(CurrencyError, match=r"1.00 USD and 1.00 CNY are of two currencies"):
+            operation()
+
+
+def test_prices_in_yuan_become_dollars_at_the_rate_of_the_budget():
+    budget = {"monthly": 90000, "currency": "USD", "cny_per_usd": "7.1", "recipients": ["a@b.org"]}
+    in_yuan = estimate(alicloud_examples.stack())
+    in_dollars = estimate(alicloud_examples.stack(budget=budget))
+
+    spans = [line.months[Level.MAX] for line in in_dollars.lines if line.months is not None]
+    assert {money.currency for span in spans for money in (span.low, span.high)} == {"USD"}
+    expected = in_yuan.worst_month.amount / Decimal("7.1")
+    assert cents(in_dollars.worst_month) == str(expected.quantize(CENT))
+
+
+def test_a_currency_without_a_rate_is_named():
+    settings_in_yuan = alicloud_examples.stack()
+    unknown = replace(settings_in_yuan, budget=replace(settings_in_yuan.budget, currency="EUR"))
+
+    with pytest.raises(CurrencyError, match=r"budget.currency = 'EUR': the price of ecs\.\S+ is in CNY"):
+        estimate(unknown)
+
+
+def test_a_limit_on_the_spot_price_bounds_the_worst_case():
+    free = {"market": "spot", "size": {"max": 10}}
+    bound = free | {"spot_price_limit": "2.5"}
+    without, within = (
+        estimate(alicloud_examples.stack(pools=[alicloud_examples.pool(**changes)]))
+        for changes in (free, bound)
+    )
+
+    assert within.month(Level.MAX, within.of_kind(Kind.COMPUTE)).high == Money(Decimal("18250.0"), "CNY")
+    assert within.worst_month < without.worst_month
+
+
+def test_machines_bought_on_demand_within_a_spot_pool_get_no_discount():
+    mixed = pool(market="spot", on_demand_base=2, size={"desired": 3, "max": 4})
+
+    found = estimate(stack(pools=[mixed]))
+
+    certain, revocable = found.of_kind(Kind.COMPUTE)
+    assert cents(certain.months[Level.NOW].low) == "1468.76"
+    assert cents(certain.months[Level.MAX].low) == "1468.76"
+    assert cents(revocable.months[Level.NOW].high) == "734.38"
+    assert cents(revocable.months[Level.NOW].low) == "73.44"
+
+
+def test_a_capacity_block_is_paid_beforehand_and_its_price_unknown():
+    block = pool(
+        market="capacity-block",
+        types=["p5.48xlarge"],
+        zones=["us-east-1a"],
+        reservation_id="cr-0123456789abcdef0",
+    )
+
+    (line,) = estimate(stack(pools=[block])).of_kind(Kind.COMPUTE)
+
+    assert line.months is None
+    assert line.unknown[0].source == "paid in full when the capacity block was bought"
+
+
+def test_an_unknown_price_is_warned_of_by_name():
+    (unknown, *_) = warnings(shipped("alicloud-prod"), TODAY)
+
+    assert "ecs.gn8v-8x.48xlarge" in unknown
+    assert unknown.endswith("the sums are at least that")
+
+
+def test_a_price_is_stale_after_180_days_and_not_on_the_last_of_them():
+    quote = prices.load(Cloud.AWS).quotes["home"]
+    last_day = quote.date + datetime.timedelta(days=180)
+
+    assert not quote.stale(last_day)
+    assert quote.stale(last_day + datetime.timedelta(days=1))
+
+
+def test_stale_prices_are_warned_of_in_one_sentence_with_the_oldest():
+    fresh = shipped("aws-dev")
+
+    assert warnings(fresh, datetime.date(2026, 1, 2)) == []
+    (sentence,) = warnings(fresh, TODAY)
+    assert "prices are older than 180 days, the oldest (disk) of 2026-01-01" in sentence
+
+
+def test_prices_of_another_region_are_said_to_be():
+    elsewhere = stack(region="eu-central-1", network={"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]})
+
+    assert "prices of us-east-1 stand in for those of eu-central-1" in warnings(estimate(elsewhere), TODAY)
+
+
+def test_a_worst_month_over_the_budget_is_refused_with_both_amounts_and_the_ways_out():
+    cost = estimate(stack(pools=[pool(types=["p5.48xlarge"], size={"max": 4})]))
+
+    with pytest.raises(OvercommitError) as refused:
+        hold_to_budget(cost, 5000, allow_overcommit=False)
+
+    message = str(refused.value)
+    assert "budget.monthly = 5,000.00 USD: the worst case of a month is 160,894.10 USD" in message
+    assert "of which dev 160,800.80 USD" in message
+    assert "budget.allow_overcommit: true" in message
+
+
+def test_the_budget_itself_is_not_too_much_and_a_cent_more_is():
+    cost = shipped("aws-dev")
+    exact = cost.worst_month.amount
+
+    hold_to_budget(cost, exact, allow_overcommit=False)
+    with pytest.raises(OvercommitError):
+        hold_to_budget(cost, exact - CENT, allow_overcommit=False)
+
+
+def test_overcommit_may_be_allowed():
+    hold_to_budget(shipped("aws-prod"), 1, allow_overcommit=True)
+
+
+def test_as_many_endpoints_are_counted_as_are_built():
+    assert ENDPOINTS[Cloud.AWS] == len(aws_endpoints.SERVICES)
+    assert ENDPOINTS[Cloud.ALICLOUD] == len(alicloud_endpoints.SERVICES)
+
+
+def test_no_shipped_file_says_what_the_examples_allow():
+    assert stack_file()["budget"]["allow_overcommit"]
+    assert not any(stack_files.settings_of(name).budget.allow_overcommit for name in stack_files.names())

@@ -1,0 +1,133 @@
+"""The cost as people meet it: the command, the line in a preview, the output, the refusal."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pulumi
+import pytest
+from click.testing import CliRunner
+
+from stacks import cost_view, stack_files
+from stacks.aws import stack as aws_stack
+from stacks.aws.stack import build
+from stacks.cost import OvercommitError
+from stacks.cost_command import cost as command
+from stacks.cost_lines import estimate
+from stacks.rehearsal import program
+from stacks.rehearsal.program import run_program
+from stacks.settings import Stack
+from tests.stacks.conftest import AnyType
+from tests.stacks.examples import pool, stack
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(command, arguments)
+
+
+@pytest.fixture
+def said(monkeypatch) -> list[str]:
+    """What a program logs."""
+    lines: list[str] = []
+    for level in ("info", "warn"):
+        monkeypatch.setattr(pulumi.log, level, lambda text, level=level: lines.append(f"{level}: {text}"))
+    return lines
+
+
+@pytest.fixture
+def outputs(monkeypatch) -> Callable[[Stack], dict[str, Any]]:
+    """Run the program for any settings and give what it exports."""
+    monkeypatch.setattr(program, "CREATORS", AnyType())
+
+    def exporting(settings: Stack) -> None:
+        for name, value in build(settings).items():
+            pulumi.export(name, value)
+
+    return lambda settings: run_program(settings.name, program=lambda: exporting(settings), config={}).outputs
+
+
+def dear(**budget: object):
+    recipients = {"monthly": 5000, "recipients": ["a@b.org"]}
+    return stack(pools=[pool(types=["p5.48xlarge"], size={"max": 4})], budget=recipients | budget)
+
+
+def test_the_command_shows_parts_sums_prices_and_what_the_budget_leaves():
+    done = run("aws-prod")
+
+    assert done.exit_code == 0
+    assert re.search(r"train .* spot p4d\.24xlarge .* 6,411\.63 to 64,116\.31", done.output)
+    assert re.search(
+        r"a month .* 3,065\.56 to 17,662\.84 .* 683\.00 .* 13,151\.82 to 72,225\.39", done.output
+    )
+    assert re.search(r"worst month +█+.* 72,225\.39 USD", done.output)
+    assert re.search(r"nat gateway +0\.045 USD +gateway and hour +2026-02-24 +cloudburn", done.output)
+    assert "47,774.61 USD under the" in done.output
+    assert "warning: 7 prices are older than 180 days" in done.stderr
+
+
+def test_the_bars_are_as_long_as_the_amounts():
+    done = run("aws-prod")
+
+    bars = {name: len(bar) for name, bar in re.findall(r"^ (\w+) +(█+)", done.output, re.MULTILINE)}
+
+    assert bars["budget"] == cost_view.BAR_WIDTH
+    assert bars["train"] == pytest.approx(cost_view.BAR_WIDTH * 64_296 / 120_000, abs=1)
+
+
+def test_an_unknown_price_reads_unknown_and_not_zero():
+    done = run("alicloud-prod")
+
+    assert re.search(r"cluster .* compute .* unknown .* unknown .* unknown", done.output)
+    assert "at worst 507,331.02 CNY a month and unknown prices" in done.output.replace("\n", " ")
+
+
+def test_more_data_costs_more():
+    done = run("aws-dev", "--bucket-gb", "10000")
+
+    assert re.search(r"storage .* bucket .* 230\.00", done.output)
+
+
+def test_a_stack_over_its_budget_is_shown_first_and_then_refused(monkeypatch):
+    monkeypatch.setattr(stack_files, "settings_of", lambda name: dear())
+
+    done = run("test")
+
+    assert "155,894.10 USD over the" in done.output
+    assert isinstance(done.exception, OvercommitError)
+
+
+def test_a_preview_says_the_cost_in_one_line(register, said):
+    register(stack())
+
+    (line,) = [text for text in said if text.startswith("info: cost of")]
+    assert line.startswith("info: cost of test: now 1.16 USD an hour, 848.68 USD a month; at worst ")
+    assert line.endswith("the budget")
+
+
+def test_a_preview_warns_of_stale_prices(register, said):
+    register(stack())
+
+    assert [text for text in said if text.startswith("warn: cost of test: ") and "180 days" in text]
+
+
+def test_the_cost_is_an_output_of_the_stack_as_plain_text(outputs):
+    found = outputs(stack())["cost"]
+
+    assert found == cost_view.output(estimate(stack()), 5000)
+    assert found["month"]["now"] == {"low": "848.68", "high": "848.68"}
+    assert found["currency"] == "USD"
+    assert found["unknown"] == []
+
+
+def test_nothing_is_declared_of_a_stack_whose_worst_month_passes_its_budget(register, monkeypatch):
+    declared: list[str] = []
+    monkeypatch.setattr(aws_stack, "provider", lambda settings: declared.append(settings.name))
+
+    with pytest.raises(OvercommitError, match=r"budget\.monthly = 5,000\.00 USD: the worst case of a month"):
+        register(dear())
+
+    assert declared == []
+
+
+def test_a_stack_over_its_budget_stands_where_its_file_allows_that(outputs):
+    assert outputs(dear(allow_overcommit=True))["cost"]["worst_month"] == "160894.10"
