@@ -1,8 +1,12 @@
 """A program under the rehearsal's monitor: what it registers, what it gets back, how it fails."""
 
+import gc
+import threading
+
 import pulumi
 import pulumi_aws as aws
 import pytest
+from pulumi.runtime import resource
 
 from stacks.rehearsal.errors import CreationError, RehearsalError, StackFileError, UnknownInvokeError
 from stacks.rehearsal.program import read_config, run_program
@@ -262,6 +266,16 @@ def test_a_run_after_a_refusal_is_sound(clients):
         run(lambda: aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24"))
 
     assert run(lambda: aws.sns.Topic("alarms")).created == 1
+
+
+def test_a_run_leaves_the_process_as_it_was(clients):
+    threads, trace = threading.active_count(), resource._get_stack_trace
+
+    run(lambda: aws.sns.Topic("alarms"))
+
+    assert gc.isenabled()
+    assert resource._get_stack_trace is trace
+    assert threading.active_count() == threads
 
 
 def test_configuration_reaches_the_program(clients):
