@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stacks import naming
 from stacks.rehearsal import processes
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.errors import RehearsalError
@@ -154,10 +153,19 @@ def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
             processes.finish(process, command, log, LONGEST_PHASE_S)
 
 
-def keep(clients: Clients, player: Player, until: datetime) -> None:
-    """Ask for a machine as a person at the console would: by its tags."""
-    wanted = {"keep-until": until.isoformat(timespec="seconds"), "keep-reason": "results on Monday"}
-    clients("ec2").create_tags(
-        Resources=[player.machine.id],
-        Tags=[{"Key": f"{naming.PROJECT}:{key}", "Value": value} for key, value in wanted.items()],
-    )
+def keep(player: Player, region: str, span: str) -> None:
+    """Ask for a machine as its people do.
+
+    Args:
+        player: the machine.
+        region: where it runs.
+        span: how long, ``8h`` say.
+
+    Raises:
+        ChildError: when the command fails.
+    """
+    command = [
+        *(sys.executable, "-m", "image.reaper", "keep", span, "--reason", "results on Monday"),
+        *("--instance-id", player.machine.id, "--region", region),
+    ]
+    processes.run(command, player.folder / "keep.log", player.environment())

@@ -26,7 +26,7 @@ from stacks.settings import Idle, Stack
 SLACK = timedelta(minutes=10)
 # How long the older machines had run before their agents were first heard.
 BEFORE = timedelta(hours=1)
-KEPT_FOR = timedelta(hours=8)
+KEPT_FOR = "8h"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _through_the_hours(
         old = player.part.share > 0
         machines.date_back(clients, player.machine.id, moments.begin - BEFORE if old else moments.mark)
         if player.part.kept:
-            keep(clients, player, moments.end + KEPT_FOR)
+            keep(player, clients.region, KEPT_FOR)
     first_hours = moments.mark - moments.begin
     live(
         [
@@ -137,9 +137,12 @@ def _through_the_hours(
 
 def table(players: Sequence[Player], reports: Sequence[sweeps.Report], gone: set[str]) -> Table:
     """Each machine's part, what the three sweeps said of it, and whether it is still there."""
-    view = Table(title="three sweeps over five machines", title_justify="left")
+    # without lines between the columns, three verdicts fit beside an id in 80 characters
+    view = Table(
+        title="three sweeps over five machines", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
     for heading in ("machine", "part", "dry run", "marking", "function", "end"):
-        view.add_column(heading, no_wrap=heading in ("machine", "part"))
+        view.add_column(heading, no_wrap=True)
     said = [
         {verdict["instance_id"]: verdict["verdict"] for verdict in report["verdicts"]} for report in reports
     ]

@@ -1,0 +1,144 @@
+"""The parts of the play that can be looked at without playing it."""
+
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import boto3
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacks.rehearsal import closing, machines
+from stacks.rehearsal.bucket_policies import conditions_left_out
+from stacks.rehearsal.cast import PARTS
+from stacks.rehearsal.clients import ClientPool, Clients
+from stacks.rehearsal.metadata import metadata_service
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.processes import ChildError, child, run
+from stacks.rehearsal.program import run_program
+from stacks.rehearsal.reaper_act import timeline
+from stacks.settings import Idle
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+TRAINER = {"resume_equal": True, "metric": 0.99, "baseline": 0.88, "baseline_name": "nearest centroid"}
+REAPER = {"reaped": 1, "false_kills": 0, "changed_by_dry_run": 0}
+
+
+@given(st.floats(0.1, 300), st.integers(0, 600))
+def test_a_machine_idle_from_the_first_heartbeat_is_due_when_the_function_runs(after_hours, grace_minutes):
+    moments = timeline(Idle(after_hours=after_hours, grace_minutes=grace_minutes), NOW)
+
+    assert moments.mark - moments.begin >= timedelta(hours=after_hours)
+    assert moments.end - moments.mark >= timedelta(minutes=grace_minutes)
+    assert moments.end == NOW
+
+
+def test_exactly_one_part_has_to_go():
+    assert [part.name for part in PARTS if part.goes] == ["idle"]
+
+
+def test_figures_without_a_fault_break_no_promise():
+    assert closing.broken_promises({"trainer": TRAINER, "reaper": REAPER}) == []
+
+
+@pytest.mark.parametrize(
+    ("act", "changes", "words"),
+    [
+        ("trainer", {"resume_equal": False}, "other weights than the undisturbed one"),
+        ("trainer", {"metric": 0.5}, "no better than nearest centroid"),
+        ("reaper", {"reaped": 0}, "the idle machine was not taken"),
+        ("reaper", {"false_kills": 2}, "2 machines were taken that had to stay"),
+        ("reaper", {"changed_by_dry_run": 1}, "the dry sweep changed 1 machines"),
+    ],
+)
+def test_a_figure_that_must_never_be_is_told(act, changes, words):
+    figures = {"trainer": dict(TRAINER), "reaper": dict(REAPER)}
+    figures[act] |= changes
+
+    (told,) = closing.broken_promises(figures)
+
+    assert words in told
+
+
+def test_the_figures_are_written_by_act_with_money_as_a_number(tmp_path):
+    target = tmp_path / "build" / "rehearsal.json"
+
+    closing.write(target, "local", {"reaper": {"saved_usd_per_month": Decimal("734.38")}}, 1.239)
+
+    assert '"saved_usd_per_month": 734.38' in target.read_text()
+    assert '"seconds": 1.24' in target.read_text()
+
+
+def test_a_child_that_fails_tells_its_last_words(tmp_path):
+    command = [sys.executable, "-c", "import sys; print('out of disk'); sys.exit(3)"]
+
+    with pytest.raises(ChildError, match=r"exit code 3(.|\n)*out of disk"):
+        run(command, tmp_path / "log")
+
+
+def test_a_child_takes_its_own_children_along_when_it_is_ended(tmp_path):
+    grandchild = (
+        "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    )
+
+    with child([sys.executable, "-c", grandchild], tmp_path / "log") as process:
+        while not (tmp_path / "log").read_text().endswith("\n"):
+            assert process.poll() is None
+        sleeper = psutil.Process(int((tmp_path / "log").read_text()))
+
+    assert process.returncode == -signal.SIGTERM
+    assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
+
+
+def ask(service, path: str, token: str | None) -> int:
+    header = [] if token is None else ["-H", f"X-aws-ec2-metadata-token: {token}"]
+    command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", *header, f"{service.endpoint}{path}"]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_the_metadata_service_wants_its_token_and_knows_a_notice_once_it_is_sent():
+    notice = "/latest/meta-data/spot/instance-action"
+    with metadata_service() as service:
+        before = ask(service, notice, service.token)
+        service.send_spot_notice(NOW)
+
+        assert ask(service, notice, None) == 401
+        assert (before, ask(service, notice, service.token)) == (404, 200)
+        assert '"2026-11-21T12:02:00Z"' in service.answers[notice]
+
+
+@pytest.fixture(scope="module")
+def local():
+    with moto_server("us-east-1"):
+        yield run_program("local")
+
+
+def test_conditional_refusals_of_a_bucket_policy_are_left_out_and_stay_written(local):
+    bucket = local.outputs["bucket_uris"]["data"].removeprefix("s3://")
+    s3 = boto3.client("s3")
+
+    with conditions_left_out():
+        s3.put_object(Bucket=bucket, Key="a", Body=b"b")
+
+    assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
+
+
+def test_a_machine_that_is_dated_back_says_so(local):
+    clients = Clients("us-east-1", ClientPool())
+    machine, *_ = machines.launched(clients, "local")
+
+    machines.date_back(clients, machine.id, NOW)
+
+    assert machines.pictures(clients, "local")[machine.id]["LaunchTime"] == NOW
+
+
+def test_the_instance_file_is_what_the_launch_template_holds(local):
+    clients = Clients("us-east-1", ClientPool())
+
+    text = machines.instance_file(clients, local.outputs["launch_template_ids"]["spot"])
+
+    assert 'pool = "spot"' in text
