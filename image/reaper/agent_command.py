@@ -18,8 +18,10 @@ from image.reaper.going import Going, answers
 from image.reaper.instance_file import Machine
 from image.reaper.judge import Judgement, Limits
 from image.reaper.metadata import Metadata
+from image.reaper.metrics import HEARTBEAT
 from image.reaper.publish import Publisher, cloudwatch, heartbeat
 from image.reaper.sensors.look import watched_tree, whole_machine
+from image.reaper.sensors.own_use import OwnUse
 from image.reaper.sensors.process_table import trainers
 from image.reaper.sensors.process_tree import TreeCounters
 from image.reaper.times import parse_time
@@ -108,15 +110,15 @@ def run(options: Options) -> None:
     type_name = metadata.get(TYPE_PATHS[machine.cloud]) if metadata and not tree else None
     publisher = publisher_for(machine, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
-    going = None
+    going, own = None, OwnUse()
     if metadata and publisher:
         running = partial(trainers, tree.pids if tree else None)
-        going = Going(metadata, answers(machine, instance_id, options.keep_folder, running), clock.now)
+        going = Going(metadata, answers(machine, instance_id, options.keep_folder, running, own), clock.now)
     agent = Agent(
         clock,
         watched_tree(tree, clock.real_s)
         if tree
-        else whole_machine(machine.gpus_expected(type_name), clock.real_s),
+        else whole_machine(machine.gpus_expected(type_name), own, clock.real_s),
         reporter(machine, instance_id, options.watch, publisher, going),
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
         TREE_LIMITS if tree else Limits(),
@@ -200,7 +202,7 @@ def reporter(
             activity_file.write(paths.activity_file(), judgement, instance_id, watch)
         except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
             LOG.warning("event=activity-file-failed reason=%r", str(error))
-        acknowledged = going.acknowledged if going else None
+        acknowledged = going.acknowledged_for(judgement.at - HEARTBEAT) if going else None
         if publisher:
             publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
 

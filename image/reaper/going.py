@@ -19,6 +19,7 @@ from image.reaper.keep_folder import Saved
 from image.reaper.lifecycle import Hook
 from image.reaper.metadata import Metadata
 from image.reaper.notices import Notice
+from image.reaper.sensors.own_use import OwnUse
 
 LOG = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Going:
         now: the agent's time.
 
     Attributes:
-        acknowledged: the mark's reap-after once everything is saved for it, else None.
+        acknowledged: (the mark's reap-after, when everything was saved for it), else None.
     """
 
     def __init__(self, metadata: Metadata, answers: Answers, now: Callable[[], datetime]) -> None:
@@ -60,7 +61,7 @@ class Going:
         self._told: datetime | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self.acknowledged: datetime | None = None
+        self.acknowledged: tuple[datetime, datetime] | None = None
 
     def start(self, every_s: float) -> None:
         """Listen in a thread that ends with the process.
@@ -70,6 +71,14 @@ class Going:
         """
         self._thread = threading.Thread(target=self._run, args=(every_s,), name="going", daemon=True)
         self._thread.start()
+
+    def acknowledged_for(self, minute_start: datetime) -> datetime | None:
+        """The mark's reap-after if everything was saved for it before a minute began.
+
+        The minute of the copy itself proves too little: the network is not looked at while the agent copies.
+        """
+        reap_after, saved_at = self.acknowledged or (None, None)
+        return reap_after if saved_at is not None and saved_at <= minute_start else None
 
     def close(self) -> None:
         """Ask no more; a drain that has begun is waited for."""
@@ -106,9 +115,10 @@ class Going:
         return False
 
     def _answer_mark(self, reap_after: datetime | None) -> None:
-        if reap_after is None or reap_after != self.acknowledged:
-            self.acknowledged = None
-        if reap_after is None or self.acknowledged is not None:
+        if self.acknowledged is not None and self.acknowledged[0] == reap_after:
+            return
+        self.acknowledged = None
+        if reap_after is None:
             return
         if reap_after != self._told:
             self._told = reap_after
@@ -126,11 +136,11 @@ class Going:
             LOG.error("event=not-acknowledged reason=%r", str(error))
             return
         LOG.info("event=acknowledged reap_after=%s files=%d", reap_after.isoformat(), saved.files)
-        self.acknowledged = reap_after
+        self.acknowledged = reap_after, self._now()
 
 
 def answers(
-    machine: Machine, instance_id: str, folder: Path, trainers: Callable[[], Sequence[str]]
+    machine: Machine, instance_id: str, folder: Path, trainers: Callable[[], Sequence[str]], own: OwnUse
 ) -> Answers:
     """The answers of a machine on AWS.
 
@@ -139,6 +149,7 @@ def answers(
         instance_id: its id.
         folder: what people keep.
         trainers: training processes that run now.
+        own: told of each copy.
 
     Raises:
         ConfigurationError: ``data_uri`` names no bucket.
@@ -146,7 +157,8 @@ def answers(
     to = keep_folder.place(machine.data_uri, machine.stack, instance_id)
 
     def save(progress: Callable[[], None] = lambda: None) -> Saved:
-        return keep_folder.save(folder, boto3.client("s3", region_name=machine.region), to, progress)
+        with own.copying():
+            return keep_folder.save(folder, boto3.client("s3", region_name=machine.region), to, progress)
 
     def hook(notice: Notice) -> Hook | None:
         if notice.ends_at is not None or not machine.lifecycle_hook:

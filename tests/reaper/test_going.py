@@ -98,7 +98,7 @@ def test_a_mark_is_told_to_people_once():
     heard.going.look()
 
     assert heard.events == ["This machine is idle and goes after 2026-11-21 13:00 UTC"]
-    assert heard.going.acknowledged is None
+    assert heard.going.acknowledged_for(heard.now) is None
 
 
 def test_a_mark_whose_time_has_come_is_acknowledged_once_everything_is_saved():
@@ -108,18 +108,25 @@ def test_a_mark_whose_time_has_come_is_acknowledged_once_everything_is_saved():
     heard.going.look()
 
     assert heard.events[1:] == ["saved"]
-    assert heard.going.acknowledged == NOON
+    assert heard.going.acknowledged_for(NOON) == NOON
+
+
+def test_the_minute_of_the_copy_itself_acknowledges_nothing():
+    heard = Heard(marked(NOON))
+    heard.going.look()
+
+    assert heard.going.acknowledged_for(NOON - timedelta(seconds=1)) is None
 
 
 def test_what_cannot_be_saved_is_not_acknowledged_and_tried_again():
     heard = Heard(marked(NOON), saving_fails=True)
     heard.going.look()
-    assert heard.going.acknowledged is None
+    assert heard.going.acknowledged_for(heard.now) is None
     heard.saving_fails = False
 
     heard.going.look()
 
-    assert heard.going.acknowledged == NOON
+    assert heard.going.acknowledged_for(NOON) == NOON
 
 
 def test_a_mark_taken_away_takes_the_acknowledgement_with_it():
@@ -130,7 +137,7 @@ def test_a_mark_taken_away_takes_the_acknowledgement_with_it():
 
     heard.going.look()
 
-    assert heard.going.acknowledged is None
+    assert heard.going.acknowledged_for(heard.now) is None
 
 
 def test_a_newer_mark_is_saved_for_anew():
@@ -139,13 +146,13 @@ def test_a_newer_mark_is_saved_for_anew():
     heard.going.look()
     metadata.answers[MARK] = format_time(NOON + timedelta(hours=2))
     heard.going.look()
-    assert heard.going.acknowledged is None
+    assert heard.going.acknowledged_for(heard.now) is None
     heard.now = NOON + timedelta(hours=2)
 
     heard.going.look()
 
     assert heard.events.count("saved") == 2
-    assert heard.going.acknowledged == NOON + timedelta(hours=2)
+    assert heard.going.acknowledged_for(heard.now) == heard.now
 
 
 def test_a_malformed_mark_is_no_mark():

@@ -16,6 +16,7 @@ from image.reaper.errors import ConfigurationError, SensorError
 from image.reaper.sample import Rates
 from image.reaper.sensors.look import Look
 from image.reaper.sensors.machine import Counters, MachineCounters, RateSensor
+from image.reaper.sensors.own_use import OwnUse
 from image.reaper.sensors.process_table import ProcessTable
 from image.reaper.sensors.process_tree import TreeCounters
 from tests.reaper.samples import NOON
@@ -89,23 +90,79 @@ def test_counters_that_cannot_be_read_are_a_failure_that_says_why():
         RateSensor(broken, time.monotonic).read()
 
 
-def test_the_machine_s_own_cpu_time_is_seen():
-    counters = MachineCounters()
+def test_cpu_time_of_any_process_is_seen():
+    counters = MachineCounters(OwnUse())
     before = counters()
+
+    subprocess.run(python("import time\nwhile time.process_time() < 0.3: pass"), check=True)
+
+    assert counters().cpu_s - before.cpu_s >= 0.25
+
+
+def test_the_agent_s_own_cpu_time_is_not():
+    own = OwnUse()
+    before = own.cpu_s()
 
     burn_cpu(0.2)
 
-    assert counters().cpu_s - before.cpu_s >= 0.15
+    assert own.cpu_s() - before >= 0.15
+
+
+def network_of(monkeypatch, own):
+    """Counters whose network bytes a test sets."""
+    bytes_sent = [0]
+    card = SimpleNamespace(bytes_recv=0, bytes_sent=0)
+
+    def read(**_options):
+        card.bytes_sent = bytes_sent[0]
+        return {"eth0": card, "lo": SimpleNamespace(bytes_recv=10**9, bytes_sent=10**9)}
+
+    monkeypatch.setattr(psutil, "net_io_counters", read)
+    counters = MachineCounters(own, Path("/nowhere"))
+
+    def after(more):
+        bytes_sent[0] += more
+        return counters().network_bytes
+
+    return after
+
+
+def test_the_loopback_is_no_network(monkeypatch):
+    after = network_of(monkeypatch, OwnUse())
+
+    assert [after(100), after(200)] == [100, 300]
+
+
+def test_while_the_agent_copies_the_network_tells_nothing(monkeypatch):
+    own = OwnUse()
+    after = network_of(monkeypatch, own)
+    quiet = after(100)
+    with own.copying():
+        copying = after(10**9)
+    ended = after(10**9)
+
+    assert (quiet, copying, ended) == (100, 100, 100)
+    assert after(50) == 150
+
+
+def test_a_copy_between_two_looks_is_not_missed(monkeypatch):
+    own = OwnUse()
+    after = network_of(monkeypatch, own)
+    after(100)
+    with own.copying():
+        pass
+
+    assert after(10**9) == 100
 
 
 def test_rdma_bytes_count_as_network(tmp_path):
     folder = tmp_path / "class/infiniband/efa_0/ports/1/hw_counters"
     folder.mkdir(parents=True)
-    plain = MachineCounters(tmp_path / "none")().network_bytes
+    plain = MachineCounters(OwnUse(), tmp_path / "none")().network_bytes
     for name, value in {"rx_bytes": 10**15, "rdma_write_bytes": 2 * 10**15, "lifespan": 12}.items():
         (folder / name).write_text(f"{value}\n")
 
-    assert MachineCounters(tmp_path)().network_bytes - plain == pytest.approx(3e15, rel=1e-6)
+    assert MachineCounters(OwnUse(), tmp_path)().network_bytes - plain == pytest.approx(3e15, rel=1e-6)
 
 
 def test_a_process_that_computes_in_a_child_is_busy():

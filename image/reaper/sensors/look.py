@@ -10,6 +10,7 @@ from image.reaper.errors import SensorError
 from image.reaper.gpu import GpuSensor
 from image.reaper.sample import Gpu, People, Rates, Sample
 from image.reaper.sensors.machine import MachineCounters, RateSensor
+from image.reaper.sensors.own_use import OwnUse
 from image.reaper.sensors.process_table import ProcessTable
 from image.reaper.sensors.process_tree import TreeCounters
 
@@ -69,15 +70,16 @@ def _read(name: str, read: Callable[[], Value], failures: list[str]) -> Value | 
         return None
 
 
-def whole_machine(gpus_expected: int, real_s: Callable[[], float]) -> Look:
+def whole_machine(gpus_expected: int, own: OwnUse, real_s: Callable[[], float]) -> Look:
     """Sensors for everything on this machine.
 
     Args:
         gpus_expected: fewer make the machine unknown.
+        own: what the agent uses.
         real_s: real seconds, monotonic.
     """
     gpus = GpuSensor(pynvml, gpus_expected, real_s)
-    return Look(RateSensor(MachineCounters(), real_s), gpus, ProcessTable(lambda: gpus.pids, real_s))
+    return Look(RateSensor(MachineCounters(own), real_s), gpus, ProcessTable(lambda: gpus.pids, real_s))
 
 
 def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Look:

@@ -8,6 +8,7 @@ import psutil
 
 from image.reaper.errors import SensorError
 from image.reaper.sample import Rates
+from image.reaper.sensors.own_use import OwnUse
 
 # Other block devices (md, dm, loop, zram) only pass on what these count, or never leave memory.
 PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
@@ -73,13 +74,20 @@ class RateSensor:
 
 
 class MachineCounters:
-    """Reads the whole machine's counters.
+    """Reads the whole machine's counters, less what the agent uses itself.
+
+    While the agent copies, the network is left out altogether: who sent which bytes is not known. CPU, disk,
+    GPU and people still tell of work then, and no mark is acknowledged before a minute without a copy.
 
     Args:
+        own: what the agent uses.
         sysfs: where sysfs is mounted.
     """
 
-    def __init__(self, sysfs: Path = Path("/sys")) -> None:
+    def __init__(self, own: OwnUse, sysfs: Path = Path("/sys")) -> None:
+        self._own = own
+        self._network_before = 0.0
+        self._network_left_out = 0.0
         # EFA has rx_bytes, tx_bytes and rdma_*_bytes here; eRDMA has hw_tx_bytes_cnt and hw_rx_bytes_cnt.
         self._rdma = tuple(sysfs.glob("class/infiniband/*/ports/*/hw_counters/*bytes*"))
 
@@ -91,10 +99,17 @@ class MachineCounters:
         """
         cpu = psutil.cpu_times()
         return Counters(
-            cpu_s=cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq,
-            disk_bytes=_disk_bytes(),
-            network_bytes=_network_bytes() + _sum_of_files(self._rdma),
+            cpu_s=cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq - self._own.cpu_s(),
+            disk_bytes=_disk_bytes() - self._own.disk_bytes(),
+            network_bytes=self._network(),
         )
+
+    def _network(self) -> float:
+        now = _network_bytes() + _sum_of_files(self._rdma)
+        if self._own.copied_since_asked():
+            self._network_left_out += now - self._network_before
+        self._network_before = now
+        return now - self._network_left_out
 
 
 def _disk_bytes() -> float:
