@@ -6,6 +6,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 STRUCTURED = ("network", "access", "storage", "pools", "budget", "reaper", "image")
+REQUIRED = tuple(
+    field.name
+    for field in fields(Stack)
+    if field.default is MISSING and field.default_factory is MISSING and field.name != "name"
+)
 
 
 def load() -> Stack:
@@ -83,14 +89,13 @@ def _shape(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     Returns the keys that parsed, a pool list reduced to its sound pools among them, and the problems found.
     """
     known = [key for key in _adapters() if key != "pools[]"]
-    required = TypeAdapter(Stack).json_schema()["required"]
     sound: dict[str, Any] = {}
     problems = [
         Problem(key, value, f"unknown key; {_nearest(key, known)}")
         for key, value in content.items()
         if key not in known
     ]
-    problems += [Problem(key, None, "required, and missing") for key in required if key not in content]
+    problems += [Problem(key, None, "required, and missing") for key in REQUIRED if key not in content]
     for key in (key for key in known if key in content):
         parsed, found = _parse(key, key, content[key])
         problems += found
