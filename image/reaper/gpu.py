@@ -17,10 +17,24 @@ MILLI = 1e-3
 SHORTEST_INTERVAL_S = 0.05  # NVML renews its energy counter every 20 to 100 ms
 
 
+SLOW_EVERY_S = 25.0  # twice in each judged minute
+
+
 @dataclass(frozen=True)
 class _Device:
     name: str
     handle: Any
+
+
+@dataclass(frozen=True)
+class _Slow:
+    """What changes slowly and costs most to ask for: half of NVML's calls, and the longer half."""
+
+    read_s: float
+    memory_used_gib: float
+    memory_total_gib: float
+    power_limit_w: float | None
+    pids: tuple[int, ...]
 
 
 class GpuSensor:
@@ -46,7 +60,7 @@ class GpuSensor:
         self._only_pids = only_pids
         self._devices: list[_Device] | None = None
         self._energy: dict[str, tuple[float, float]] = {}
-        self._power_w: dict[str, float] = {}
+        self._slow: dict[str, _Slow] = {}
         self.pids: frozenset[int] = frozenset()
 
     def read(self) -> tuple[Gpu, ...]:
@@ -92,19 +106,32 @@ class GpuSensor:
         """Begin anew at the next look: a driver that was reloaded answers only then."""
         self._devices = None
         self._energy.clear()
+        self._slow.clear()
         with contextlib.suppress(self._nvml.NVMLError):  # it may never have been open
             self._nvml.nvmlShutdown()
 
     def _gpu(self, device: _Device) -> Gpu:
         utilisation = self._ask(device, "nvmlDeviceGetUtilizationRates")
-        memory = self._must(device, "nvmlDeviceGetMemoryInfo")
-        limit_mw = self._ask(device, "nvmlDeviceGetEnforcedPowerLimit")
+        slow = self._slow.get(device.name)
+        if slow is None or self._real_s() - slow.read_s >= SLOW_EVERY_S:
+            slow = self._slow[device.name] = self._read_slow(device)
         return Gpu(
             name=device.name,
             utilisation_percent=None if utilisation is None else float(utilisation.gpu),
+            memory_used_gib=slow.memory_used_gib,
+            memory_total_gib=slow.memory_total_gib,
+            power_w=self._power(device),
+            power_limit_w=slow.power_limit_w,
+            pids=slow.pids,
+        )
+
+    def _read_slow(self, device: _Device) -> _Slow:
+        memory = self._must(device, "nvmlDeviceGetMemoryInfo")
+        limit_mw = self._ask(device, "nvmlDeviceGetEnforcedPowerLimit")
+        return _Slow(
+            read_s=self._real_s(),
             memory_used_gib=memory.used / GIB,
             memory_total_gib=memory.total / GIB,
-            power_w=self._power(device),
             power_limit_w=None if limit_mw is None else limit_mw * MILLI,
             pids=tuple(sorted(self._processes(device))),
         )
@@ -115,9 +142,8 @@ class GpuSensor:
         if energy_mj is not None:
             before_s, before_mj = self._energy.setdefault(device.name, (now_s, energy_mj))
             if now_s - before_s >= SHORTEST_INTERVAL_S and energy_mj >= before_mj:
-                self._power_w[device.name] = (energy_mj - before_mj) * MILLI / (now_s - before_s)
                 self._energy[device.name] = (now_s, energy_mj)
-                return self._power_w[device.name]
+                return float((energy_mj - before_mj) * MILLI / (now_s - before_s))
             if energy_mj < before_mj:  # the counter begins at 0 when the driver is reloaded
                 self._energy[device.name] = (now_s, energy_mj)
         power_mw = self._ask(device, "nvmlDeviceGetPowerUsage")

@@ -7,6 +7,7 @@ remote session) nor AWS Session Manager is in it.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from image.reaper.sample import Session
 
@@ -21,20 +22,16 @@ class Process:
 
     Attributes:
         pid: its id.
-        name: of the program.
-        command: its arguments, the program first.
-        user: whose it is.
+        command: its arguments, the program first; empty for a thread of the kernel.
     """
 
     pid: int
-    name: str
     command: tuple[str, ...]
-    user: str
 
-
-def shown(process: Process) -> str:
-    """A process for people."""
-    return f"{process.name} ({process.pid}, {process.user})"
+    @property
+    def name(self) -> str:
+        """The program, without its folder."""
+        return PurePath(self.command[0]).name if self.command else ""
 
 
 def terminal_user(process: Process) -> tuple[str, str] | None:
@@ -52,7 +49,7 @@ def sessions(processes: Sequence[Process]) -> Iterator[Session]:
         found = SSHD.match(" ".join(process.command))
         if found and found["terminal"] == "notty":
             yield Session("ssh", f"{found['user']} without a terminal ({process.pid})")
-        elif process.name == SESSION_MANAGER or process.name == SESSION_MANAGER[:15]:  # the kernel cuts names
+        elif process.name == SESSION_MANAGER:
             yield Session("session-manager", _session_id(process))
 
 

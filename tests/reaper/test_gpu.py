@@ -63,6 +63,18 @@ def test_a_gpu_is_read_with_its_units(sensor_of):
     assert gpu.pids == (42,)
 
 
+def test_processes_are_asked_for_twice_a_minute(sensor_of, seconds):
+    nvml = FakeNvml()
+    sensor = sensor_of(nvml)
+    sensor.read()
+    nvml.gpus[0].pids = [42]
+
+    seconds.now = 20.0
+    assert sensor.read()[0].pids == ()
+    seconds.now = 25.0
+    assert sensor.read()[0].pids == (42,)
+
+
 def test_power_is_the_mean_of_the_energy_counter_between_two_looks(sensor_of, seconds):
     nvml = FakeNvml()
     sensor = sensor_of(nvml)

@@ -9,7 +9,7 @@ import psutil
 
 from image.reaper.errors import SensorError
 from image.reaper.sample import People, Session
-from image.reaper.sessions import Process, sessions, shown, terminal_user
+from image.reaper.sessions import Process, sessions, terminal_user
 from image.reaper.watch_list import is_jupyter_kernel, is_trainer, is_watched
 
 # A Python process that only waits (an open notebook with a CUDA context) needs under 0.5 % of a core.
@@ -61,7 +61,7 @@ class ProcessTable:
         terminals |= dict(filter(None, map(terminal_user, processes)))
         return People(
             sessions=tuple(self._terminal_sessions(terminals)) + tuple(sessions(processes)),
-            watched=tuple(shown(process) for process in processes if is_watched(process.command)),
+            watched=tuple(_shown(process) for process in processes if is_watched(process.command)),
             working=tuple(self._working(processes)),
         )
 
@@ -85,7 +85,7 @@ class ProcessTable:
                 continue
             self._before[process.pid] = progress
             if process.pid in before and _got_on(before[process.pid], progress):
-                yield shown(process)
+                yield _shown(process)
 
     def _progress(self, pid: int) -> Progress | None:
         try:
@@ -107,7 +107,7 @@ def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
     """
     chosen = among() if among is not None else None
     found = [process for process in _processes() if is_trainer(process.command)]
-    return [shown(process) for process in found if chosen is None or process.pid in chosen]
+    return [_shown(process) for process in found if chosen is None or process.pid in chosen]
 
 
 def _got_on(before: Progress, now: Progress) -> bool:
@@ -122,6 +122,16 @@ def _got_on(before: Progress, now: Progress) -> bool:
 
 
 def _processes() -> Iterator[Process]:
-    for process in psutil.process_iter(["name", "cmdline", "username"]):
-        info = process.info
-        yield Process(process.pid, info["name"] or "", tuple(info["cmdline"] or ()), info["username"] or "?")
+    # The command line alone: with name and user, thousands of processes would cost three times as much.
+    for process in psutil.process_iter(["cmdline"]):
+        if process.info["cmdline"]:
+            yield Process(process.pid, tuple(process.info["cmdline"]))
+
+
+def _shown(process: Process) -> str:
+    """A process for people: name, id and whose it is."""
+    try:
+        user = psutil.Process(process.pid).username()
+    except psutil.Error:  # it ended meanwhile
+        user = "?"
+    return f"{process.name} ({process.pid}, {user})"
