@@ -88,7 +88,7 @@ class Average(Section):
     name: Literal["none", "ema", "swa"] = "none"
     decay: Fraction = 0.999  # ema
     start_step: Count = 0  # swa
-    batch_norm_batches: Count = 50  # training batches that set the averaged batch-norm statistics
+    batch_norm_batches: Count = 50  # training batches that set the batch-norm statistics; 0: the model's
 
 
 class Precision(Section):

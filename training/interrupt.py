@@ -146,11 +146,10 @@ class AwsNotice:
     def __call__(self) -> Notice | None:
         action = self._read("spot/instance-action")
         if action is not None:
-            notice = json.loads(action)
-            return Reason.SPOT_NOTICE, f"spot {notice.get('action')} at {notice.get('time')}"
+            return Reason.SPOT_NOTICE, f"spot {_field(action, 'action')} at {_field(action, 'time')}"
         advice = self._read("events/recommendations/rebalance")
         if advice is not None:
-            return Reason.REBALANCE, f"rebalance recommended at {json.loads(advice).get('noticeTime')}"
+            return Reason.REBALANCE, f"rebalance recommended at {_field(advice, 'noticeTime')}"
         return None
 
     def _read(self, path: str) -> str | None:
@@ -164,6 +163,14 @@ class AwsNotice:
                 return None
             answer = ask(url, {"X-aws-ec2-metadata-token": self._token})
         return answer[1] if answer[0] == 200 else None  # noqa: PLR2004 - HTTP
+
+
+def _field(text: str, name: str) -> str:
+    """One field of a JSON object for people; a notice counts however it is worded."""
+    try:
+        return str(json.loads(text)[name])
+    except (ValueError, KeyError, TypeError):
+        return repr(text)
 
 
 class AlicloudNotice:

@@ -66,6 +66,8 @@ class Run:
 
     def settle_batch_norm(self, average: AveragedModel) -> None:
         """Sets the batch-norm statistics of averaged weights, from the same batches on every rank."""
+        if self.settings.average.batch_norm_batches == 0:
+            return
         alone = replace(self.share, rank=0, world=1)
         order = SampleOrder(len(self.training), self.settings.run.seed)
         count = self.settings.average.batch_norm_batches

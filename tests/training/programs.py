@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +51,9 @@ class Program:
 
 
 @contextmanager
-def started(*arguments: object, environment: Mapping[str, str] | None = None) -> Iterator[Program]:
+def started(
+    *arguments: object, environment: Mapping[str, str] | None = None, limit_s: float = 120.0
+) -> Iterator[Program]:
     """`python -m ARGUMENTS` in a process group of its own, which is gone after the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", *(str(argument) for argument in arguments)],
@@ -62,9 +64,8 @@ def started(*arguments: object, environment: Mapping[str, str] | None = None) ->
         env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         start_new_session=True,
     )
-    guard = threading.Timer(
-        120, lambda: os.killpg(process.pid, signal.SIGKILL)
-    )  # a hang must not take CI along
+    # a hang ends as a failure, and takes nothing else along
+    guard = threading.Timer(limit_s, lambda: os.killpg(process.pid, signal.SIGKILL))
     guard.start()
     try:
         yield Program(process)
@@ -81,8 +82,12 @@ def started(*arguments: object, environment: Mapping[str, str] | None = None) ->
 
 
 def torchrun(
-    *arguments: object, ranks: int = 2, max_restarts: int = 0, environment: Mapping[str, str] | None = None
-):
+    *arguments: object,
+    ranks: int = 2,
+    max_restarts: int = 0,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = 120.0,
+) -> AbstractContextManager[Program]:
     """`torchrun -m training train ARGUMENTS` on this machine, on a free port."""
     return started(
         "torch.distributed.run",
@@ -94,4 +99,5 @@ def torchrun(
         "train",
         *arguments,
         environment=environment,
+        limit_s=limit_s,
     )

@@ -132,6 +132,11 @@ class Checkpoints:
         name, size = self._settings.model.name, self._where.size
         return local.Manifest(state.step, name, size, layout=self._layout, config=described)
 
+    def wait(self) -> None:
+        """Waits until the last save is on this machine's disk; raises CheckpointError."""
+        if self._saver is not None:
+            self._saver.wait()
+
     def flush(self) -> None:
         """Waits, on every rank, until the last save is durable where it belongs; raises CheckpointError."""
         self._where.on_first(self._close)

@@ -1,0 +1,208 @@
+"""The trainer against what one would write or take instead, each pair measured in one run, on this CPU."""
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from tests.training.programs import DIGITS, torchrun
+from tests.training.ranks import run_ranks
+from training import config, loop
+from training.checkpoint.manager import Checkpoints
+from training.cli import main as training_command
+from training.data.loader import Share, training_slices
+from training.data.order import SampleOrder
+from training.evaluation import mean_loss
+from training.interrupt import Interruption
+from training.parallel import world
+from training.run import fresh_state, opened
+from training.spread import Whole
+from training.state import State
+from training.stop import Stop
+
+COMMAND = "python -m tests.bench.bench_trainer"
+STEPS_A_BLOCK = 30
+BLOCKS = 10
+SAVES = 7
+MEGABYTE = 10**6
+SAMPLES = 10**7  # a large data set: ImageNet-22k has 1.4e7 pictures
+POSITION = 10**9 + SAMPLES // 2  # in the middle of an epoch, after a billion samples
+
+
+def entry(value: float, unit: str, peer: float, goal: str) -> dict[str, Any]:
+    """One figure beside its peer."""
+    return {
+        "value": round(value, 4),
+        "unit": unit,
+        "peer": round(peer, 4),
+        "ratio": round(value / peer, 6),
+        "goal": goal,
+        "command": COMMAND,
+    }
+
+
+def prepared_digits(folder: Path) -> Path:
+    """The digits as a data set."""
+    done = CliRunner().invoke(training_command, ["prepare", "digits", str(folder)])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def loop_overhead(data: Path, folder: Path) -> dict[str, Any]:
+    """Time of a step of the whole loop against a bare DDP loop of the same model on the same batches."""
+    pairs = run_ranks(measure_loops, 2, str(data), str(folder))[0]
+    ratios = sorted(whole / bare for whole, bare in pairs)
+    whole, bare = (statistics.median(column) * 1e6 for column in zip(*pairs, strict=True))
+    found = entry(whole, "us per step", bare, goal="ratio <= 1.02")
+    return {"trainer_loop_overhead": {**found, "ratio": round(statistics.median(ratios), 4)}}
+
+
+def measure_loops(data: str, folder: str) -> list[tuple[float, float]]:
+    """Seconds per step of trainer and bare loop in alternating blocks, on this rank of two."""
+    settings = config.load(
+        DIGITS, ["--data.path", data, "--run.directory", folder, "--checkpoint.every_steps", "0"]
+    )
+    with world(settings.parallel) as where, opened(settings, where) as run:
+        state, bare = fresh_state(run), fresh_state(run)
+        stop = Stop(where, Interruption([], 1.0), run.checkpoints.due_by_time, lambda: None)
+        called = bare_model(bare)
+        found = []
+        for number in range(BLOCKS + 1):
+            until = config.Run(
+                **{**settings.run.model_dump(), "epochs": 0.0, "steps": state.step + STEPS_A_BLOCK}
+            )
+            block = replace(run, settings=settings.model_copy(update={"run": until}))
+            begin = time.perf_counter()
+            loop.train_steps(block, state, stop)
+            middle = time.perf_counter()
+            bare_steps(called, bare.optimizer, islice(run.batches(bare), STEPS_A_BLOCK))
+            bare.position += STEPS_A_BLOCK * settings.run.batch_size
+            end = time.perf_counter()
+            if number > 0:  # the first block warms both up
+                found.append(((middle - begin) / STEPS_A_BLOCK, (end - middle) / STEPS_A_BLOCK))
+        return found
+
+
+def bare_model(state: State) -> nn.Module:
+    """The DistributedDataParallel inside, with the same options for both."""
+    assert isinstance(state.spread, Whole)
+    called = state.spread._called
+    assert isinstance(called, DistributedDataParallel)
+    return called.train()
+
+
+def bare_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any]) -> None:
+    """What a page of PyTorch does: no metrics, no stop, no checkpoints."""
+    for batch in batches:
+        loss = mean_loss(model(batch.inputs), batch.targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def checkpoint_stall(folder: Path) -> dict[str, Any]:
+    """How long the training stands still for a save of 200 MB, against DCP's async_save of the same state."""
+    ours, theirs = run_ranks(measure_saves, 1, str(folder))[0]
+    found = entry(statistics.median(ours) * 1e3, "ms", statistics.median(theirs) * 1e3, goal="ratio <= 0.25")
+    return {"checkpoint_stall_200mb": found}
+
+
+def measure_saves(folder: str) -> tuple[list[float], list[float]]:
+    """Seconds of standstill of the trainer's saves and of DCP's, one after the other, without the first."""
+    table = {
+        "run": {"directory": folder, "steps": 1},
+        "model": {"name": "layers"},
+        "data": {"path": folder},
+        "checkpoint": {"keep": 1},
+    }
+    settings = config.from_table(table, "bench")
+    model = nn.Sequential(*(nn.Linear(1000, 1000, bias=False) for _ in range(50)))
+    assert sum(p.numel() * p.element_size() for p in model.parameters()) == 200 * MEGABYTE
+    with world(settings.parallel) as where:
+        state = State(
+            model=model,
+            spread=Whole(model, model, settings, where.device),
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            scaler=torch.amp.GradScaler("cpu", enabled=False),
+            average=None,
+            utilisation=None,
+        )
+        checkpoints = Checkpoints(settings, where, samples=1)
+        ours, theirs = [], []
+        for step in range(1, SAVES + 1):
+            state.step = step
+            begin = time.perf_counter()
+            checkpoints.save(state)
+            ours.append(time.perf_counter() - begin)
+            checkpoints.wait()
+            begin = time.perf_counter()
+            future: Any = dcp.async_save(
+                {"model": model.state_dict()},
+                checkpoint_id=f"{folder}/dcp-{step}",
+                process_group=where.saving,
+            )
+            theirs.append(time.perf_counter() - begin)
+            future.result()
+            shutil.rmtree(f"{folder}/dcp-{step}")
+        checkpoints.flush()
+    return ours[1:], theirs[1:]
+
+
+def resume_position() -> dict[str, Any]:
+    """Time to the first indices of a run that resumes at sample 10^9, against skipping in a sampler."""
+    share = Share(rank=1, world=2, batch_size=256, accumulation=1)
+    begin = time.perf_counter()
+    part = next(training_slices(SampleOrder(SAMPLES, seed=1), share, POSITION))
+    ours = time.perf_counter() - begin
+    assert len(part.indices) == share.micro_batch
+
+    begin = time.perf_counter()
+    sampler = DistributedSampler(TensorDataset(torch.empty(SAMPLES, 0)), num_replicas=2, rank=1, seed=1)
+    sampler.set_epoch(POSITION // SAMPLES)
+    first = next(islice(sampler, POSITION % SAMPLES // 2, None))
+    theirs = time.perf_counter() - begin
+    assert 0 <= first < SAMPLES
+    return {"resume_position_ms": entry(ours * 1e3, "ms", theirs * 1e3, goal="< 50 ms")}
+
+
+def digits_accuracy(data: Path, folder: Path) -> dict[str, Any]:
+    """Accuracy of the example run on held-out digits, against the nearest centroid."""
+    with torchrun(DIGITS, "--data.path", data, "--run.directory", folder) as program:
+        assert program.finish() == 0, program.said
+    result = json.loads((folder / "result.json").read_text())
+    found = entry(result["metric"], "held-out accuracy", result["baseline"], goal="> 0.97")
+    return {"digits_accuracy": found}
+
+
+def main() -> None:
+    """Prints all entries as one JSON object."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = prepared_digits(folder / "digits")
+        entries = {
+            **loop_overhead(data, folder / "loops"),
+            **checkpoint_stall(folder / "saves"),
+            **resume_position(),
+            **digits_accuracy(data, folder / "accuracy"),
+        }
+    sys.stdout.write(json.dumps(entries, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

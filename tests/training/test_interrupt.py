@@ -1,0 +1,167 @@
+"""What makes a run stop, and who may say so."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from stacks.rehearsal.metadata import metadata_service
+from training import interrupt
+from training.errors import ConfigError
+from training.interrupt import AlicloudNotice, AwsNotice, Interruption, Reason, sources, stop_file
+
+REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+
+
+@contextmanager
+def alicloud_metadata(answers: dict[str, str]) -> Iterator[str]:
+    """A metadata service of Alibaba Cloud, which asks for no token; its base URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = answers.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write((body or "").encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_no_notice_is_no_reason() -> None:
+    with metadata_service() as metadata:
+        assert AwsNotice(metadata.endpoint)() is None
+
+
+def test_a_spot_notice_is_read_with_a_token() -> None:
+    with metadata_service() as metadata:
+        metadata.send_spot_notice()
+
+        reason, detail = AwsNotice(metadata.endpoint)() or (None, "")
+
+    assert reason is Reason.SPOT_NOTICE
+    assert detail.startswith("spot terminate at 20")
+
+
+def test_a_notice_counts_however_it_is_worded() -> None:
+    with metadata_service() as metadata:
+        metadata.answers["/latest/meta-data/spot/instance-action"] = "soon"
+
+        assert AwsNotice(metadata.endpoint)() == (Reason.SPOT_NOTICE, "spot 'soon' at 'soon'")
+
+
+def test_a_token_that_has_run_out_is_renewed() -> None:
+    with metadata_service() as metadata:
+        notice = AwsNotice(metadata.endpoint)
+        assert notice() is None
+        metadata.token = "another"
+        metadata.send_spot_notice()
+
+        assert (notice() or (None,))[0] is Reason.SPOT_NOTICE
+
+
+def test_a_rebalance_recommendation_is_a_reason_of_its_own() -> None:
+    with metadata_service() as metadata:
+        metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-21T08:00:00Z"})
+
+        notice = AwsNotice(metadata.endpoint)()
+
+    assert notice == (Reason.REBALANCE, "rebalance recommended at 2026-11-21T08:00:00Z")
+
+
+def test_a_preemptible_instance_of_alibaba_cloud_is_told_too() -> None:
+    path = "/latest/meta-data/instance/spot/termination-time"
+    with alicloud_metadata({path: "2026-11-21T08:05:00Z"}) as endpoint:
+        assert AlicloudNotice(endpoint)() == (Reason.SPOT_NOTICE, "spot release at 2026-11-21T08:05:00Z")
+    with alicloud_metadata({}) as endpoint:
+        assert AlicloudNotice(endpoint)() is None
+
+
+def test_a_silent_metadata_service_is_no_reason() -> None:
+    assert AwsNotice("http://127.0.0.1:1")() is None
+
+
+def test_the_line_in_the_stop_file_is_the_detail(tmp_path: Path) -> None:
+    (tmp_path / "stop").write_text("idle for 24 h\n")
+
+    assert stop_file(tmp_path / "stop") == (Reason.STOP_FILE, "idle for 24 h")
+    assert stop_file(tmp_path / "none") is None
+
+
+def test_a_machine_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path) -> None:
+    asked = sources()
+
+    (no_fleet / "stop").write_text("enough")
+
+    assert [source() for source in asked] == [(Reason.STOP_FILE, "enough")]
+
+
+@pytest.mark.parametrize(("cloud", "kind"), [("aws", AwsNotice), ("alicloud", AlicloudNotice)])
+def test_a_machine_of_the_fleet_asks_the_metadata_of_its_cloud(
+    cloud: str, kind: type, no_fleet: Path
+) -> None:
+    Path(os.environ["GPU_FLEET_INSTANCE_FILE"]).write_text(f'cloud = "{cloud}"\n')
+
+    assert [type(source) for source in sources()[1:]] == [kind]
+
+
+def test_a_broken_instance_file_is_named(no_fleet: Path) -> None:
+    Path(os.environ["GPU_FLEET_INSTANCE_FILE"]).write_text("cloud = ")
+
+    with pytest.raises(ConfigError, match=r"no-instance\.toml: cannot be read"):
+        sources()
+
+
+def test_the_first_reason_stays() -> None:
+    told = iter([None, (Reason.REBALANCE, "first"), (Reason.SPOT_NOTICE, "second")])
+    interruption = Interruption([lambda: next(told)], poll_s=1.0)
+
+    for _ in range(3):
+        interruption.look()
+
+    assert (interruption.reason, interruption.detail) == (Reason.REBALANCE, "first")
+
+
+def test_a_signal_is_noted_and_the_old_handler_comes_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    with Interruption([], poll_s=1.0) as interruption:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert interruption.reason is Reason.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_same_key_press_delivered_twice_is_one_signal() -> None:
+    with Interruption([], poll_s=1.0, clock=lambda: 100.0) as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert interruption.reason is Reason.SIGINT
+
+
+def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, ended = [100.0], []
+    with Interruption([], poll_s=1.0, clock=lambda: now[0]):
+        os.kill(os.getpid(), signal.SIGTERM)
+        now[0] += interrupt.SAME_SIGNAL_S
+        monkeypatch.setattr(interrupt.os, "kill", lambda *_: ended.append(signal.getsignal(signal.SIGTERM)))
+        signal.raise_signal(signal.SIGTERM)
+
+    assert ended == [signal.SIG_DFL]  # sent again with nobody to catch it

@@ -1,0 +1,272 @@
+"""From gradients to weights: the rate of every step, averages, number formats, what they cost in memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.training.examples import (
+    changed,
+    few_digits,
+    gpt_table,
+    losses,
+    resnet_table,
+    train_rank,
+    write_tokens,
+)
+from training import config, models, optimization, precision
+from training.errors import ModelError
+from training.metrics.writers import read_json_lines
+
+STEPS = 1000
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture(scope="module")
+def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return few_digits(digits, tmp_path_factory.mktemp("few"), count=128)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def factor(step: int, **schedule: Any) -> float:
+    return optimization.learning_rate_factor(step, STEPS, config.Schedule(**schedule))
+
+
+@given(
+    name=st.sampled_from(["constant", "cosine", "linear", "step"]),
+    warmup=st.integers(0, 500),
+    final=st.floats(0, 1),
+    step=st.integers(0, STEPS),
+)
+def test_a_rate_never_leaves_its_bounds(name: Any, warmup: int, final: float, step: int) -> None:
+    assert 0 <= factor(step, name=name, warmup_steps=warmup, final_fraction=final) <= 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"name": "constant"}, {0: 1, 999: 1}),
+        ({"name": "constant", "warmup_steps": 4}, {0: 0.25, 1: 0.5, 3: 1, 4: 1}),
+        ({"name": "linear", "final_fraction": 0.2}, {0: 1, 500: 0.6, 1000: 0.2}),
+        ({"name": "cosine"}, {0: 1, 500: 0.5, 1000: 0}),
+        (
+            {"name": "cosine", "warmup_steps": 100, "final_fraction": 0.1},
+            {99: 1, 100: 1, 550: 0.55, 1000: 0.1},
+        ),
+        ({"name": "step", "step_every": 300, "step_factor": 0.1}, {299: 1, 300: 0.1, 600: 0.01}),
+    ],
+)
+def test_the_rate_of_chosen_steps(schedule: dict[str, Any], expected: dict[int, float]) -> None:
+    assert {step: factor(step, **schedule) for step in expected} == pytest.approx(expected)
+
+
+def test_weight_decay_spares_biases_and_norms() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+
+    decayed, spared = optimization.build_optimizer(model, config.Optimizer()).param_groups
+
+    assert [tuple(p.shape) for p in decayed["params"]] == [(4, 4)]
+    assert decayed["weight_decay"] > spared["weight_decay"] == 0
+    assert len(spared["params"]) == 3
+
+
+def test_an_exponential_average_follows_the_weights_at_its_rate() -> None:
+    model, settings = nn.Linear(1, 1, bias=False), config.Average(name="ema", decay=0.9)
+    nn.init.constant_(model.weight, 1.0)
+    average = optimization.build_average(model, settings)
+    optimization.update_average(average, model, settings, step=1)  # the first one is taken as it is
+
+    nn.init.constant_(model.weight, 2.0)
+    optimization.update_average(average, model, settings, step=2)
+
+    assert average is not None
+    assert average.module.weight.item() == pytest.approx(0.9 * 1 + 0.1 * 2)
+
+
+def test_a_stochastic_average_is_the_mean_from_its_first_step_on() -> None:
+    model, settings = nn.Linear(1, 1, bias=False), config.Average(name="swa", start_step=2)
+    average = optimization.build_average(model, settings)
+
+    for step, value in ((1, 100.0), (2, 1.0), (3, 2.0), (4, 6.0)):
+        nn.init.constant_(model.weight, value)
+        optimization.update_average(average, model, settings, step)
+
+    assert average is not None
+    assert average.module.weight.item() == pytest.approx(3.0)
+
+
+def test_averaged_weights_are_measured_with_batch_norm_of_their_own(pictures: Path, tmp_path: Path) -> None:
+    table = changed(
+        resnet_table(pictures, tmp_path, steps=40),
+        run={"batch_size": 32, "accumulation": 1},
+        model={"options": {"widths": [8, 16]}},
+        data={"augmentation": "none"},
+        optimizer={"learning_rate": 0.05},
+    )
+    swa = {"name": "swa", "start_step": 20, "batch_norm_batches": 4}
+
+    plain = train_rank(changed(table, run={"directory": str(tmp_path / "plain")}))
+    averaged = train_rank(changed(table, run={"directory": str(tmp_path / "averaged")}, average=swa))
+
+    assert averaged["parameters_sha256"] == plain["parameters_sha256"]  # averaging disturbs no step
+    assert evaluated(tmp_path / "averaged") != evaluated(tmp_path / "plain")
+    assert averaged["metric"] > 0.9  # with the statistics of other weights it would be chance: 0.1
+
+
+def evaluated(directory: Path) -> list[float]:
+    """The losses on the held-out data."""
+    records = read_json_lines(directory / "metrics.jsonl")
+    return [float(record["loss"]) for record in records if record["kind"] == "evaluation"]
+
+
+def test_clipping_scales_all_gradients_to_the_limit() -> None:
+    model = nn.Linear(2, 1)
+    model.weight.grad, model.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
+
+    norm = precision.clip(model, limit=1.0)
+
+    assert norm.item() == pytest.approx(5.0)
+    assert model.weight.grad.tolist() == [[pytest.approx(0.6), 0.0]]
+    assert model.bias.grad.tolist() == [pytest.approx(0.8)]
+
+
+def test_a_limit_of_zero_only_measures() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.grad = torch.tensor([[7.0]])
+
+    assert precision.clip(model, limit=0.0).item() == 7.0
+    assert model.weight.grad.item() == 7.0
+
+
+def test_accumulation_takes_the_step_of_the_whole_batch(tokens: Path, tmp_path: Path) -> None:
+    whole = changed(gpt_table(tokens, tmp_path / "whole"), run={"accumulation": 1})
+    parts = changed(gpt_table(tokens, tmp_path / "parts"), run={"accumulation": 4})
+
+    train_rank(whole)
+    train_rank(parts)
+
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"activation_checkpointing": True}, 1e-6),
+        ({"dtype": "tf32"}, 1e-6),  # no effect on a CPU, and no error
+        ({"dtype": "bf16"}, 0.02),  # 8 bits of mantissa
+    ],
+    ids=["activation checkpointing", "tf32", "bf16"],
+)
+def test_memory_savings_learn_the_same(
+    options: dict[str, Any], tolerance: float, tokens: Path, tmp_path: Path
+) -> None:
+    table = gpt_table(tokens, tmp_path / "plain")
+    saving = changed(table, run={"directory": str(tmp_path / "saving")}, precision=options)
+
+    train_rank(table)
+    train_rank(saving)
+
+    assert losses(tmp_path / "saving") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+
+
+def test_channels_last_learns_the_same(pictures: Path, tmp_path: Path) -> None:
+    table = changed(resnet_table(pictures, tmp_path / "plain", steps=4), model={"options": {"widths": [8]}})
+    last = changed(table, run={"directory": str(tmp_path / "last")}, precision={"channels_last": True})
+
+    train_rank(table)
+    train_rank(last)
+
+    assert losses(tmp_path / "last") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+
+
+def test_a_finished_model_is_where_another_run_starts(tokens: Path, tmp_path: Path) -> None:
+    table = gpt_table(tokens, tmp_path / "first", steps=20)
+    first = train_rank(table)
+    again = changed(
+        table,
+        run={"directory": str(tmp_path / "second"), "steps": 1},
+        model={"weights": str(tmp_path / "first/model")},
+        optimizer={"learning_rate": 1e-9},
+    )
+
+    second = train_rank(again)
+
+    assert second["metric"] == pytest.approx(first["metric"], rel=1e-3)
+
+
+def test_weights_of_another_shape_are_refused_by_name(tokens: Path, tmp_path: Path) -> None:
+    models.save_weights({"network.lm_head.weight": torch.zeros(2, 2)}, tmp_path)
+    small = {"hidden_size": 8, "layers": 1, "heads": 1, "intermediate_size": 8}
+
+    with pytest.raises(ModelError, match="does not fit the model"):
+        models.build("gpt", small, models.Facts(vocabulary=4, sequence_length=4), "tokens", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "inputs", "shape"),
+    [
+        ("resnet50", {}, torch.zeros(1, 3, 32, 32, dtype=torch.uint8), (1, 5)),
+        ("resnet_small", {"widths": [4, 8]}, torch.zeros(2, 3, 8, 8, dtype=torch.uint8), (2, 5)),
+        (
+            "bert",
+            {"hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 8},
+            torch.tensor([[3, 4, 0]]),
+            (1, 5),
+        ),
+        (
+            "gpt",
+            {"hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 8},
+            torch.tensor([[3, 4, 5]]),
+            (1, 3, 11),
+        ),
+        ("gpt2", {"hidden_size": 8, "layers": 1, "heads": 2}, torch.tensor([[3, 4, 5]]), (1, 3, 11)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_model_gives_logits(name: str, options: dict[str, Any], inputs, shape) -> None:
+    facts = models.Facts(classes=5, vocabulary=11, sequence_length=3)
+    model = models.build(name, options, facts, models.REGISTRY[name].data[0]).eval()
+
+    with torch.no_grad():
+        logits = model(inputs)
+
+    assert tuple(logits.shape) == shape
+    assert models.blocks(model, name)
+
+
+def test_bert_takes_no_notice_of_padding() -> None:
+    options = {"hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 8}
+    model = models.build("bert", options, models.Facts(classes=2, vocabulary=9), "text").eval()
+
+    with torch.no_grad():
+        short, padded = model(torch.tensor([[3, 4]])), model(torch.tensor([[3, 4, 0, 0]]))
+
+    assert torch.allclose(short, padded, atol=1e-6)
+
+
+def test_the_defaults_are_the_published_models() -> None:
+    with torch.device("meta"):
+        facts = models.Facts(classes=1000, vocabulary=50257, sequence_length=1024)
+        counts = {
+            name: sum(p.numel() for p in models.REGISTRY[name].build(facts).parameters())
+            for name in ("resnet50", "gpt2")
+        }
+
+    # He et al., 2015 by torchvision: 25,557,032; GPT-2 small by Radford et al.: 124,439,808
+    assert counts == {"resnet50": 25_557_032, "gpt2": 124_439_808}
