@@ -16,11 +16,12 @@ from types import FrameType
 import click
 
 from training import config, outcome
-from training.alicloud_peers import alicloud_peers
 from training.errors import LaunchError
-from training.identity import Expected, Identity, Machine, Metadata, read_identity
-from training.network import environment
-from training.peers import aws_peers, in_order
+from training.pool.alicloud_peers import alicloud_peers
+from training.pool.aws_peers import aws_peers
+from training.pool.identity import Expected, Identity, Machine, Metadata, read_identity
+from training.pool.members import in_order
+from training.pool.network import environment
 
 PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
 SHUTDOWN_TIMEOUT_S = 90  # for the last save, of the two minutes that a spot notice gives

@@ -19,10 +19,10 @@ prepare = LazyGroup(
     help="Turn raw files into a data set in OUT_DIR: train/, val/ and dataset.json.",
     table={
         "digits": "training.prepare:digits",
-        "index": "training.prepare_shards:index",
-        "shards": "training.prepare_shards:shards",
-        "text": "training.prepare_text:text",
-        "tokens": "training.prepare_tokens:tokens",
+        "index": "training.preparation.shards:index",
+        "shards": "training.preparation.shards:shards",
+        "text": "training.preparation.text:text",
+        "tokens": "training.preparation.tokens:tokens",
     },
 )
 

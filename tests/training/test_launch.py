@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner
 from moto import mock_aws
 
-from training import cli, launch, peers
+from training import cli, launch
 from training.errors import LaunchError
-from training.identity import Expected, Machine, read_identity
-from training.network import environment
+from training.pool.identity import Expected, Machine, read_identity
+from training.pool.members import in_order, members_in_service
+from training.pool.network import environment
 
 INSTANCE_FILE = """
 schema_version = 1
@@ -121,7 +122,7 @@ def members() -> list[dict]:
     """The instances of the pool, lowest address first."""
     reservations = boto3.client("ec2", region_name="us-east-1").describe_instances()["Reservations"]
     found = [instance for reservation in reservations for instance in reservation["Instances"]]
-    order = peers.in_order([instance["PrivateIpAddress"] for instance in found])
+    order = in_order([instance["PrivateIpAddress"] for instance in found])
     return sorted(found, key=lambda instance: order.index(instance["PrivateIpAddress"]))
 
 
@@ -210,7 +211,7 @@ def test_a_missing_member_is_counted_instead_of_left_out():
     members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
 
     with pytest.raises(LaunchError, match="2 of 3 machines are InService; wait for i-3"):
-        peers.members_in_service(members, machine)
+        members_in_service(members, machine)
 
 
 def test_a_machine_on_its_way_out_starts_nothing(pool, config_file):
@@ -251,7 +252,7 @@ def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, mo
 
 
 def test_addresses_are_ordered_by_number():
-    assert peers.in_order(["10.0.0.10", "10.0.0.9"]) == ["10.0.0.9", "10.0.0.10"]
+    assert in_order(["10.0.0.10", "10.0.0.9"]) == ["10.0.0.9", "10.0.0.10"]
 
 
 def test_a_silent_metadata_service_is_named(instance_file, config_file, monkeypatch):

@@ -166,7 +166,7 @@ def test_reader_processes_get_no_copy_of_the_tokens(tmp_path):
 
 def test_the_description_is_written_last(tmp_path, monkeypatch):
     out = tmp_path / "data"
-    monkeypatch.setattr("training.prepare_tokens.write_description", lambda *_: None)
+    monkeypatch.setattr("training.preparation.tokens.write_description", lambda *_: None)
 
     prepare(write_texts(tmp_path / "texts"), out)
 

@@ -13,7 +13,7 @@ Sources:
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from training.identity import Expected
+from training.pool.identity import Expected
 
 # The EFA provider of libfabric and nothing else: a pool that declares EFA must not fall back to TCP unseen.
 # Huge pages off: reader processes fork, and a fork fails where the huge pages have run out.

@@ -15,9 +15,9 @@ from training.data.dataset import Description, describe, write_description
 from training.data.images import SUFFIXES
 from training.data.shards import INDEX, INDEX_DTYPE, index_shard, shard_files
 from training.errors import DataError
+from training.preparation.progress import progress
+from training.preparation.skipped import Skipped, corrupt_limit_option
 from training.prepare import make_folder
-from training.progress import progress
-from training.skipped import Skipped, corrupt_limit_option
 
 SPLITS = ("train", "val")
 SHUFFLE_SEED = 0  # the same pictures always make the same shards

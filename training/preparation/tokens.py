@@ -13,9 +13,9 @@ from training.data.dataset import Description, write_description
 from training.data.encoding import Encoding, byte_encoding, file_encoding
 from training.data.tokens import FILE, dtype_of
 from training.errors import DataError
+from training.preparation.progress import progress
+from training.preparation.skipped import Skipped, corrupt_limit_option
 from training.prepare import make_folder
-from training.progress import progress
-from training.skipped import Skipped, corrupt_limit_option
 
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 NOT_TEXT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}

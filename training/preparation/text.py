@@ -13,9 +13,9 @@ from training.data.encoding import Encoding, byte_encoding, file_encoding
 from training.data.text import CLASSES, STARTS, TOKENS
 from training.data.tokens import dtype_of
 from training.errors import DataError, suggestion
+from training.preparation.progress import progress
+from training.preparation.skipped import Skipped, corrupt_limit_option
 from training.prepare import make_folder
-from training.progress import progress
-from training.skipped import Skipped, corrupt_limit_option
 
 VALIDATION_EVERY = 10  # every tenth row is held out
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from training.alicloud_signature import Call, Credentials, signed_headers
 from training.errors import LaunchError
-from training.identity import Identity, Machine, Metadata
-from training.peers import in_order, members_in_service
+from training.pool.alicloud_signature import Call, Credentials, signed_headers
+from training.pool.identity import Identity, Machine, Metadata
+from training.pool.members import in_order, members_in_service
 
 ENDPOINT = "https://ess.{region}.aliyuncs.com"
 VERSION = "2022-02-22"
@@ -22,8 +22,8 @@ TIMEOUT_S = 20.0
 def alicloud_peers(identity: Identity, machine: Machine) -> list[str]:
     """Private addresses of this machine's scaling group, itself among them, lowest first.
 
-    One address when it belongs to no group. Raises LaunchError as training.peers.aws_peers does. It asks what
-    an instance may ask: ess:DescribeScalingInstances, with the credentials of its role.
+    One address when it belongs to no group. Raises LaunchError as its sister for AWS does. It asks what an
+    instance may ask: ess:DescribeScalingInstances, with the credentials of its role.
     """
     metadata = Metadata("alicloud")
     role = metadata.read("ram/security-credentials/").splitlines()[0]

@@ -11,6 +11,7 @@ from training.errors import LaunchError
 from training.interrupt import ALICLOUD_METADATA, AWS_METADATA, TOKEN_TTL_S, ask
 
 OK = 200  # HTTP
+ATTEMPTS = 5  # of a second each: the service may be slow on a machine that has just started
 
 
 class Expected(BaseModel):
@@ -113,7 +114,10 @@ class Metadata:
 
 
 def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str:
-    status, text = ask(url, headers, method)
+    for _ in range(ATTEMPTS):
+        status, text = ask(url, headers, method)
+        if status:
+            break
     if status != OK:
         said = f"answers {status}" if status else "does not answer"
         raise LaunchError(f"{url}: the metadata service {said}; --alone needs no peers and does not ask")

@@ -1,0 +1,1 @@
+"""The `prepare` commands, one module for each kind of data."""
