@@ -68,28 +68,53 @@ class ScheduledFunction(pulumi.ComponentResource):
         self, name: str, args: ScheduledFunctionArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         super().__init__("gpu-fleet:alicloud:ScheduledFunction", name, None, opts)
-        child = pulumi.ResourceOptions(parent=self)
-        stack = args.stack
+        self._name, self._args = name, args
+        self._child = pulumi.ResourceOptions(parent=self)
         log = LogStore(
-            f"{name}-log", LogStoreArgs(stack, args.label, args.key_id, args.key_arn, LOG_DAYS), child
+            f"{name}-log",
+            LogStoreArgs(args.stack, args.label, args.key_id, args.key_arn, LOG_DAYS),
+            self._child,
         )
-        own_log = policies.allow(
-            ["log:PostLogStoreLogs"],
-            pulumi.Output.concat(
-                f"acs:log:{stack.region}:{stack.account_id}:project/", log.project_name, "/logstore/*"
-            ),
+        role, attachment = self._role(log)
+        function = self._function(log, role, attachment)
+        alicloud.fc.V3ConcurrencyConfig(
+            name, function_name=function.function_name, reserved_concurrency=1, opts=self._child
         )
-        role, attachment = role_with_policy(
+        alicloud.fc.V3Trigger(
             name,
+            function_name=function.function_name,
+            trigger_name=name,
+            trigger_type="timer",
+            qualifier="LATEST",
+            trigger_config=timer(args.every_minutes),
+            description=args.purpose,
+            opts=self._child,
+        )
+        self.function_name = function.function_name
+        self.register_outputs({"function_name": function.function_name})
+
+    def _role(self, log: LogStore) -> tuple[alicloud.ram.Role, alicloud.ram.RolePolicyAttachment]:
+        stack = self._args.stack
+        project = f"acs:log:{stack.region}:{stack.account_id}:project/"
+        own_log = pulumi.Output.concat(project, log.project_name, "/logstore/*")
+        return role_with_policy(
+            self._name,
             stack,
             service="fc.aliyuncs.com",
-            policy_document=policies.document(*args.statements, own_log),
-            purpose=args.purpose,
+            policy_document=policies.document(
+                *self._args.statements, policies.allow(["log:PostLogStoreLogs"], own_log)
+            ),
+            purpose=self._args.purpose,
             parent=self,
         )
-        function = alicloud.fc.V3Function(
-            name,
-            function_name=name,
+
+    def _function(
+        self, log: LogStore, role: alicloud.ram.Role, attachment: alicloud.ram.RolePolicyAttachment
+    ) -> alicloud.fc.V3Function:
+        args = self._args
+        return alicloud.fc.V3Function(
+            self._name,
+            function_name=self._name,
             description=args.purpose,
             runtime=RUNTIME,
             handler=args.handler,
@@ -109,24 +134,9 @@ class ScheduledFunction(pulumi.ComponentResource):
                 enable_instance_metrics=True,
                 enable_request_metrics=True,
             ),
-            tags=naming.tags(stack.name, stack.owner),
+            tags=naming.tags(args.stack.name, args.stack.owner),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[attachment]),
         )
-        alicloud.fc.V3ConcurrencyConfig(
-            name, function_name=function.function_name, reserved_concurrency=1, opts=child
-        )
-        alicloud.fc.V3Trigger(
-            name,
-            function_name=function.function_name,
-            trigger_name=name,
-            trigger_type="timer",
-            qualifier="LATEST",
-            trigger_config=timer(args.every_minutes),
-            description=args.purpose,
-            opts=child,
-        )
-        self.function_name = function.function_name
-        self.register_outputs({"function_name": function.function_name})
 
 
 def timer(every_minutes: int) -> str:
