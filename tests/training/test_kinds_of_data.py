@@ -1,0 +1,90 @@
+"""Every kind of data trains: from the raw files over `prepare` to a finished run, on two ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.training.examples import changed, gpt_table, resnet_table, train_on
+from training import cli
+from training.data.shards import shard_files
+
+
+def prepare(*arguments: str) -> None:
+    result = CliRunner().invoke(cli.main, ["prepare", *arguments])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.fixture
+def weather(tmp_path: Path) -> Path:
+    """A table of sentences of two classes."""
+    rows = [f"the {word} came on day {n},{label}" for n in range(40) for word, label in PAIRS]
+    (tmp_path / "weather.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    return tmp_path / "weather.csv"
+
+
+PAIRS = (("sun", "warm"), ("snow", "cold"))
+TINY_BERT = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32, "dropout": 0.0}
+
+
+def test_labelled_texts_train_a_classifier(weather, tmp_path):
+    prepare("text", str(weather), str(tmp_path / "data"))
+    table = changed(gpt_table(tmp_path / "data", tmp_path / "run", steps=3), data={"sequence_length": 32}) | {
+        "model": {"name": "bert", "options": TINY_BERT}
+    }
+
+    outcome = train_on(2, table)
+
+    assert outcome["outcome"] == "finished"
+    assert outcome["metric_name"] == "accuracy"
+    assert outcome["baseline_name"] == "naive Bayes accuracy"
+
+
+@pytest.fixture
+def shards(digits: Path, tmp_path: Path) -> Path:
+    """The digits in four shards for training and one for validation."""
+    prepare("shards", str(digits), str(tmp_path / "shards"), "--samples", "400")
+    return tmp_path / "shards"
+
+
+def shards_table(shards: Path, tmp_path: Path, **data: Any) -> dict[str, Any]:
+    return changed(resnet_table(shards, tmp_path / "run", steps=3), data=data)
+
+
+def test_shards_train_as_their_folder_does(digits, shards, tmp_path):
+    """The order of the samples differs, their number and the kind of the metric do not."""
+    outcome = train_on(2, shards_table(shards, tmp_path, workers=1))
+
+    assert outcome["outcome"] == "finished"
+    assert outcome["epoch"] == pytest.approx(3 * 128 / 1437, abs=1e-4)
+    assert outcome["baseline_name"] == "nearest centroid accuracy"
+
+
+def damage(shards: Path) -> None:
+    """Overwrites the pictures of every shard for training, and leaves the index as it was."""
+    for file in shard_files(shards / "train"):
+        content = bytearray(file.read_bytes())
+        for start in range(600, len(content), 4096):
+            content[start] ^= 0xFF
+        file.write_bytes(content)
+
+
+def test_too_many_corrupt_samples_end_the_run_by_name(shards, tmp_path):
+    damage(shards)
+
+    with pytest.raises(
+        AssertionError, match=r"corrupt samples, data.corrupt_limit allows 0; last: .*\.tar byte"
+    ):
+        train_on(2, shards_table(shards, tmp_path, corrupt_limit=0))
+
+
+def test_a_few_corrupt_samples_are_left_out(shards, tmp_path):
+    damage(shards)
+
+    assert train_on(2, shards_table(shards, tmp_path, corrupt_limit=1000))["outcome"] == "finished"
+
+
+def test_fewer_shards_than_readers_are_refused_before_the_first_step(shards, tmp_path):
+    with pytest.raises(AssertionError, match="4 shards are fewer than 2 ranks x 3"):
+        train_on(2, shards_table(shards, tmp_path, workers=3))
