@@ -26,7 +26,7 @@ def allow(
     statement: Statement = {
         "Effect": "Allow",
         "Action": list(actions),
-        "Resource": resources if isinstance(resources, list) else [resources],
+        "Resource": list(resources) if isinstance(resources, list | tuple) else [resources],
     }
     if principal is not None:
         statement["Principal"] = list(principal)
