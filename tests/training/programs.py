@@ -52,7 +52,7 @@ class Program:
 
 @contextmanager
 def started(
-    *arguments: object, environment: Mapping[str, str] | None = None, limit_s: float = 120.0
+    *arguments: object, environment: Mapping[str, str] | None = None, limit_s: float = 240.0
 ) -> Iterator[Program]:
     """`python -m ARGUMENTS` in a process group of its own, which is gone after the block."""
     process = subprocess.Popen(
@@ -86,7 +86,7 @@ def torchrun(
     ranks: int = 2,
     max_restarts: int = 0,
     environment: Mapping[str, str] | None = None,
-    limit_s: float = 120.0,
+    limit_s: float = 240.0,
 ) -> AbstractContextManager[Program]:
     """`torchrun -m training train ARGUMENTS` on this machine, on a free port."""
     return started(

@@ -43,7 +43,9 @@ def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight: Path) -
     assert losses[-1] < losses[0] / 4
 
 
-def test_a_spot_notice_costs_no_step(straight: Path, digits: Path, bucket: str, tmp_path: Path) -> None:
+def test_neither_a_spot_notice_nor_a_killed_rank_costs_a_bit(
+    straight: Path, digits: Path, bucket: str, tmp_path: Path
+) -> None:
     arguments = (DIGITS, "--data.path", digits, "--checkpoint.uri", f"s3://{bucket}/runs/digits")
     often = ("--interrupt.poll_s", 0.05, "--checkpoint.every_steps", 20)
 
@@ -60,13 +62,18 @@ def test_a_spot_notice_costs_no_step(straight: Path, digits: Path, bucket: str, 
         program.wait_for("event=upload step=20")
         metadata.send_spot_notice()
         assert program.finish() == 0, program.said
-    with torchrun(*arguments, "--run.directory", tmp_path / "elsewhere") as program:
+    with torchrun(*arguments, *often, "--run.directory", tmp_path / "elsewhere", max_restarts=1) as program:
+        program.wait_for("event=resumed")
+        program.wait_for("event=checkpoint step=")
+        os.kill(program.worker(rank=1), signal.SIGKILL)
+        restarted = program.wait_for("event=resumed")
         assert program.finish() == 0, program.said
 
     stopped, resumed = result_of(tmp_path / "interrupted"), result_of(tmp_path / "elsewhere")
     assert (stopped["outcome"], stopped["reason"]) == ("stopped", "spot-notice")
     assert "spot terminate at" in stopped["detail"]
-    assert resumed["resumed_from_step"] == stopped["step"] < resumed["step"]
+    assert f"step={resumed['resumed_from_step']} " in restarted
+    assert stopped["step"] < resumed["resumed_from_step"] < resumed["step"]
     assert resumed["parameters_sha256"] == result_of(straight)["parameters_sha256"]
     keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket=bucket)["Contents"]]
     assert f"runs/digits/step-{resumed['step']}/manifest.json" in keys
