@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("image.reaper.sweep_command:sweep", "Mark idle machines, end those whose time has come."),
     "agent": ("image.reaper.agent_command:command", "Watch this machine and publish heartbeats."),
     "status": ("image.reaper.status:status", "Who has what, how idle, when it would go, what it costs."),
+    "explain": ("image.reaper.explain:explain", "Why a machine goes or stays, and its heartbeats."),
     "keep": ("image.reaper.keep:keep", "Keep a machine for some hours or days, used or not."),
     "release": ("image.reaper.keep:release", "Keep a machine no longer."),
     "report": ("image.reaper.report_command:report", "What a month saved, as a page with plots."),

@@ -100,7 +100,7 @@ def show(console: Console, result: Result, policy: Policy) -> None:
         console.print(told, style="red", markup=False)
     idle = [one for one in result.plan.decisions if one.verdict in {Verdict.MARK, Verdict.WAIT, *ENDS}]
     cost = sum((one.hourly_price or Decimal(0) for one in idle), Decimal(0))
-    console.print(f"{len(made)} machines, {len(idle)} idle at {cost} {policy.currency} an hour")
+    console.print(f"{len(idle)} of {len(made)} machines idle, at {cost} {policy.currency} an hour")
 
 
 def row(decision: Decision, policy: Policy, now: datetime) -> Row:

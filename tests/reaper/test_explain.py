@@ -1,0 +1,121 @@
+"""Why a machine is kept or goes, with the heartbeats as a picture."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper import timeline
+from image.reaper.cli import main
+from image.reaper.metrics import CODE_HUNG, CODE_UNKNOWN
+from image.reaper.timeline import MOST_CELLS, PERIODS_S, Cell
+from tests.reaper.fake_aws import fake_aws
+from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
+from tests.reaper.samples import NOON
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, Cell.SILENT),
+        (CODE_UNKNOWN, Cell.UNKNOWN),
+        (CODE_HUNG, Cell.HUNG),
+        (0.0, Cell.ACTIVE),
+        (59.0, Cell.ACTIVE),
+        (60.0, Cell.IDLE),
+        (86_400.0, Cell.IDLE),
+    ],
+)
+def test_a_period_is_shown_by_its_smallest_value(value, shown):
+    assert timeline.cell(value) is shown
+
+
+def test_a_row_has_half_a_day_at_most_and_ends_with_the_present():
+    start = NOON - timedelta(hours=13)
+    points = [(start, 0.0), (NOON, 46_800.0)]
+
+    first, second = timeline.rows(points, start, NOON, 1800)
+
+    assert (first.start, second.start) == (start, NOON - timedelta(hours=1))
+    assert first.cells == (Cell.ACTIVE, *[Cell.SILENT] * 23)
+    assert second.cells == (Cell.SILENT, Cell.SILENT, Cell.IDLE)
+
+
+def test_of_repeated_points_the_one_that_speaks_for_the_machine_counts():
+    (row,) = timeline.rows([(NOON, 7200.0), (NOON, 0.0)], NOON, NOON, 900)
+
+    assert row.cells == (Cell.ACTIVE,)
+
+
+@given(
+    st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001 - zone given
+    st.floats(0.05, 336),
+)
+def test_every_window_fits_the_picture_and_is_shown_whole(now, hours):
+    window = timedelta(hours=hours)
+    period = timeline.period_s(window)
+    start = timeline.start_of(now, window, period)
+
+    cells = timeline.counts(timeline.rows([], start, now, period))
+
+    assert period in PERIODS_S
+    assert start <= now - window < start + timedelta(seconds=period)
+    assert cells[Cell.SILENT] == (now - start) // timedelta(seconds=period) + 1 <= MOST_CELLS + 2
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    with fake_aws():
+        made = MotoFleet()
+        idle, silent = made.start(2)
+        made.heartbeats([idle], idle_hours=2.5)
+        yield idle, silent
+
+
+@pytest.fixture
+def explain(fleet, tmp_path):
+    path = str(write_policy(tmp_path / "policy.json"))
+    return lambda machine: CliRunner().invoke(
+        main, ["explain", machine, "--policy", path, "--now", NOW.isoformat()]
+    )
+
+
+def test_an_idle_machine_is_explained_with_its_heartbeats(explain, fleet):
+    idle, _ = fleet
+
+    result = explain(idle)
+
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith(f"{idle}: dev g5.xlarge, ada, 1.006 USD an hour, up since ")
+    assert lines[1].startswith("verdict: MARK: idle for 2.5 h")
+    assert "pool dev: marked after 2.0 h idle with 90 % of the heartbeats, terminate 30 min later" in lines
+    picture = "".join(line[len("  2026-11-21 12:00 ") :] for line in lines if line.startswith("  20"))
+    assert picture.strip().strip("█") in {
+        "·" * 10,
+        "·" * 11,
+    }  # two hours and a half, a quarter of an hour each
+    assert "█ active" in lines[-1]
+
+
+def test_a_silent_machine_shows_that_it_is_silent(explain, fleet):
+    _, silent = fleet
+
+    result = explain(silent)
+
+    assert "verdict: KEEP-unknown: no heartbeat in the whole window: does the agent run?" in result.output
+    assert "blank no heartbeat" in result.output
+
+
+def test_a_mistyped_machine_is_answered_with_the_nearest(explain, fleet):
+    idle, _ = fleet
+
+    result = explain(idle[:-1])
+
+    assert result.exit_code == 1
+    assert (
+        f"{idle[:-1]}: no machine that this stack manages and that is there (nearest: {idle})"
+        in result.output
+    )
