@@ -9,6 +9,8 @@ command install -d -m 0755 /etc/apt/apt.conf.d /etc/apt/preferences.d
 lay etc/apt etc/dpkg
 apt-get update --quiet
 install_group base
+# without it "localhost" is a question to the network
+lay etc/hosts
 if [ "$TARGET" = oci ]; then
     exit 0
 fi

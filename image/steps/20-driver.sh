@@ -31,6 +31,4 @@ mapfile -t odd < <(
 [ ${#odd[@]} -eq 0 ] || fail "NVIDIA packages of another version than $version: ${odd[*]}"
 
 # a kernel that arrives later must not compile modules on a machine that is booting
-if [ -f /lib/systemd/system/dkms.service ]; then
-    systemctl mask --quiet dkms.service
-fi
+systemctl mask --quiet dkms.service

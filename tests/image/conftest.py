@@ -45,27 +45,21 @@ def disk(files, baked):
 
 @pytest.fixture(scope="session")
 def inside(root):
-    """Runs a command inside the root file system; what it writes to /tmp, /run and /scratch is forgotten."""
+    """Runs a command inside the root file system; what it writes to /tmp and /run is forgotten."""
+    kinds = {"proc": "proc", "run": "tmpfs", "tmp": "tmpfs", "dev/shm": "tmpfs"}
+    mounts = "".join(f"mount -t {kind} {kind} {root}/{place}; " for place, kind in kinds.items())
+    own = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "bash", "-e", "-c"]
 
     def run(command, timeout_s=300):
-        mounts = " && ".join(
-            f"mount -t {kind} {kind} {root}/{place}"
-            for place, kind in {
-                "proc": "proc",
-                "run": "tmpfs",
-                "tmp": "tmpfs",
-                "dev/shm": "tmpfs",
-                "scratch": "tmpfs",
-            }.items()
-        )
-        script = f'{mounts} && exec chroot {root} /bin/bash -c "$0"'
-        return subprocess.run(
-            ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "bash", "-c", script, command],
+        done = subprocess.run(
+            [*own, f'{mounts} exec chroot {root} /bin/bash -e -c "$0"', command],
             capture_output=True,
             text=True,
             check=False,
             timeout=timeout_s,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LC_ALL": "C.UTF-8"},
         )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
 
     return run

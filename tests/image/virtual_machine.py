@@ -1,0 +1,169 @@
+"""A virtual machine on the baked disk, driven through a root shell on its second serial port."""
+
+import base64
+import re
+import secrets
+import select
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# The shell is asked for on the kernel's command line; the image itself has no such door.
+CONSOLE = "console=ttyS0 systemd.debug_shell=ttyS1"
+# The machine's network leads nowhere but to the services a test names: service -> its address in there.
+NETWORK = "user,id=network,restrict=on"
+SERVICE_ADDRESSES = ("10.0.2.100", "10.0.2.101")
+MEMORY_MIB = 3072
+SCRATCH_DISKS = 2
+# EC2's own controllers call themselves so; QEMU lets a test choose the serial, at most 20 characters.
+SCRATCH_SERIAL = "Instance_Storage_{}"
+
+
+class MachineError(AssertionError):
+    """The machine did not do what was asked in time; carries the end of its console."""
+
+
+@dataclass
+class VirtualMachine:
+    """One boot of a disk; changes go to an overlay that is thrown away.
+
+    Attributes:
+        disk: folder with ``disk.raw``, ``vmlinuz`` and ``initrd.img``.
+        folder: where seed, overlay and console log go.
+        user_data: for cloud-init's NoCloud source.
+        services: environment variable -> port on this machine's loopback. Each service on the virtual
+            machine finds the variable set to a URL that leads to that port.
+    """
+
+    disk: Path
+    folder: Path
+    user_data: str
+    services: dict[str, int]
+    environment: dict[str, str] = field(default_factory=dict)
+    _process: subprocess.Popen | None = field(default=None, init=False)
+    _shell: socket.socket | None = field(default=None, init=False)
+    _unread: bytes = field(default=b"", init=False)
+
+    def __enter__(self) -> "VirtualMachine":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._process = subprocess.Popen(
+            self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shell is not None:
+            self._shell.close()
+        self._process.kill()
+        self._process.communicate()
+
+    def connect(self, timeout_s: float) -> None:
+        """Wait for the root shell."""
+        self._shell = socket.socket(socket.AF_UNIX)
+        until = time.monotonic() + timeout_s
+        while not (self.folder / "shell").exists():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise MachineError(f"QEMU: {self._process.communicate(timeout=5)[1].decode()}")
+            select.select([], [], [], 0.1)
+        self._shell.connect(str(self.folder / "shell"))
+        self._read_until(b"# ", until)
+        # no echo, no prompt, no colours: what comes back is what a command said
+        self._shell.sendall(b"stty -echo cols 4000; PS1= PS2=; export TERM=dumb PAGER=cat SYSTEMD_COLORS=0\n")
+        self.run("true", timeout_s=max(1.0, until - time.monotonic()))
+
+    def run(self, command: str, timeout_s: float = 60) -> str:
+        """What a command printed; a status other than 0 is an error."""
+        status, output = self.attempt(command, timeout_s)
+        if status != 0:
+            raise MachineError(f"{command!r} exited with {status}:\n{output}")
+        return output
+
+    def attempt(self, command: str, timeout_s: float = 60) -> tuple[int, str]:
+        """Status and output of a command."""
+        mark = secrets.token_hex(8)
+        line = f"{{ {command}\n}} 2>&1; printf '\\n%s %d\\n' {mark[:8]}''{mark[8:]} $?\n"
+        self._shell.sendall(line.encode())
+        seen = self._read_until(mark.encode() + b" ", time.monotonic() + timeout_s)
+        status = self._read_until(b"\n", time.monotonic() + 10)
+        output = seen.replace(b"\r\n", b"\n").decode(errors="replace").rsplit(mark, 1)[0]
+        return int(status), output.removesuffix("\n").removeprefix("\n")
+
+    def write(self, path: str, text: str) -> None:
+        """Make a file."""
+        encoded = base64.b64encode(text.encode()).decode()
+        self.run(f"mkdir -p $(dirname {path}) && echo {encoded} | base64 --decode > {path}")
+
+    def wait_for(self, unit: str, pattern: str, timeout_s: float) -> str:
+        """The first line of a unit's journal that matches an extended regular expression."""
+        follow = f"journalctl --unit={unit} --follow --lines=all --output=cat"
+        return self.run(
+            f"timeout {timeout_s:.0f} {follow} | grep --max-count=1 -E '{pattern}'", timeout_s + 10
+        )
+
+    def console(self) -> str:
+        """Everything the kernel and systemd said on the first serial port."""
+        file = self.folder / "console.log"
+        return re.sub(r"\x1b\[[0-9;]*m", "", file.read_text(errors="replace")) if file.exists() else ""
+
+    def _read_until(self, end: bytes, until: float) -> bytes:
+        """Everything up to and with ``end``; what came after it is kept for the next reader."""
+        while end not in self._unread:
+            ready, _, _ = select.select([self._shell], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                tail = "\n".join(self.console().splitlines()[-30:])
+                raise MachineError(
+                    f"no answer in time; the shell said {self._unread[-2000:]!r}; console:\n{tail}"
+                )
+            piece = self._shell.recv(65536)
+            if not piece:
+                raise MachineError(f"the machine ended; console:\n{self.console()[-3000:]}")
+            self._unread += piece
+        seen, end, self._unread = self._unread.partition(end)
+        return seen + end
+
+    def _command(self) -> list[str]:
+        network = NETWORK
+        environment = dict(self.environment)
+        for address, (variable, port) in zip(SERVICE_ADDRESSES, self.services.items(), strict=False):
+            network += f",guestfwd=tcp:{address}:80-cmd:socat - TCP4\\:127.0.0.1\\:{port}"
+            environment[variable] = f"http://{address}"
+        variables = [f"systemd.setenv={name}={value}" for name, value in environment.items()]
+        command = [
+            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
+            *("-m", str(MEMORY_MIB), "-nodefaults", "-no-user-config", "-display", "none"),
+            *("-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.img")),
+            *("-append", " ".join([f"root=/dev/vda rw {CONSOLE}", *variables])),
+            *("-drive", f"file={self._overlay()},if=virtio,format=qcow2,cache=unsafe"),
+            *("-drive", f"file={self._seed()},if=virtio,format=raw,readonly=on"),
+            *("-netdev", network, "-device", "virtio-net-pci,netdev=network"),
+            *("-device", "virtio-rng-pci"),
+            *("-serial", f"file:{self.folder / 'console.log'}"),
+            *("-serial", f"unix:{self.folder / 'shell'},server=on,wait=off"),
+        ]
+        for index in range(SCRATCH_DISKS):
+            name = f"scratch{index}"
+            with (self.folder / name).open("wb") as file:
+                file.truncate(2 * 2**30)
+            command += ["-drive", f"file={self.folder / name},if=none,id={name},format=raw,cache=unsafe"]
+            command += ["-device", f"nvme,drive={name},serial={SCRATCH_SERIAL.format(index)}"]
+        return command
+
+    def _overlay(self) -> Path:
+        overlay = self.folder / "overlay.qcow2"
+        base = ["-b", str(self.disk / "disk.raw"), "-F", "raw"]
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, str(overlay)], check=True)
+        return overlay
+
+    def _seed(self) -> Path:
+        files = {"user-data": self.user_data, "meta-data": "instance-id: i-seed\nlocal-hostname: machine\n"}
+        for name, content in files.items():
+            (self.folder / name).write_text(content)
+        seed = self.folder / "seed.iso"
+        subprocess.run(
+            ["genisoimage", "-quiet", "-output", seed.name, "-volid", "CIDATA", "-joliet", "-rock", *files],
+            cwd=self.folder,
+            check=True,
+        )
+        return seed
