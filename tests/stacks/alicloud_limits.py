@@ -5,10 +5,6 @@ github.com/aliyun/terraform-provider-alicloud at 81c43b6 (2026-08-21), and where
 reference in ``website/docs/r/<resource>.html.markdown`` beside it.
 """
 
-# The docstring of the SDK spells what the provider calls ScaleIn as SCALE_IN: the generator rewrote an enum.
-# github.com/aliyun/terraform-provider-alicloud, alicloud/resource_alicloud_ess_suspend_process.go
-MISDOCUMENTED = "alicloud:ess/suspendProcess:SuspendProcess"
-
 # (type, path) -> what the provider takes; a path's [] is any index.
 ALLOWED = {
     ("alicloud:vpc/network:Network", "dnsHostnameStatus"): {"ENABLED", "DISABLED"},
