@@ -1,5 +1,6 @@
 """Bake locally: ``python -m image.build rootfs|qemu|oci``. A result is kept under the hash of its inputs."""
 
+import hashlib
 import json
 import shutil
 import sys
@@ -20,6 +21,7 @@ from image.errors import ImageError
 OUTPUT = payload.PROJECT / "build" / "image"
 KEY_DIGITS = 16
 REPORT = "report.json"
+CLOUD_BASES = {"aws": "ubuntu-24.04", "alicloud": "ubuntu-24.04"}
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,21 @@ def oci_archive(files: payload.Files, output: Path, listener: bake.Listener) -> 
         return archive.stat().st_size, made.seconds | {"archive": time.perf_counter() - started}
 
     return kept("oci", files, output, make, listener)
+
+
+def cloud_payload(output: Path, target: str) -> Path:
+    """Write the payload for a cloud.
+
+    Raises:
+        LockError: something of the cloud's base is unlocked.
+        PayloadError: the recipe is incomplete.
+    """
+    lock.of_base(lock.load(), CLOUD_BASES[target])
+    content = payload.tarball(payload.assemble())
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / f"payload-{hashlib.sha256(content).hexdigest()}.tar"
+    file.write_bytes(content)
+    return file
 
 
 def inputs() -> payload.Files:
@@ -175,6 +192,17 @@ def qemu_command(output: Path, disk_format: str) -> None:
 def oci_command(output: Path) -> None:
     """The trainer's container as an OCI archive."""
     _show(lambda listener: oci_archive(inputs(), output, listener))
+
+
+@main.command("payload")
+@_output_option
+@click.option("--target", type=click.Choice(tuple(CLOUD_BASES)), required=True)
+def payload_command(output: Path, target: str) -> None:
+    """The tarball that a cloud's builder fetches, checks and runs; its name is its hash."""
+    try:
+        click.echo(cloud_payload(output, target))
+    except ImageError as error:
+        sys.exit(f"error: {error}")
 
 
 def _show(make: Callable[[bake.Listener], Report]) -> None:

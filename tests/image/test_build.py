@@ -1,5 +1,6 @@
 """Baking: what stops it is one message, and what is unfinished does not stay."""
 
+import hashlib
 import json
 import shutil
 
@@ -106,3 +107,21 @@ def test_the_seconds_of_each_step_are_read_from_its_log(tmp_path):
     seconds = bake.run_steps(["bash", "-c", script], tmp_path / "log", heard.append)
 
     assert (seconds, heard) == ({"10-base": 3.0}, ["10-base"])
+
+
+def test_a_cloud_gets_no_payload_while_something_is_unlocked(tmp_path):
+    said = CliRunner().invoke(build.main, ["payload", "--target", "aws", "--output", str(tmp_path)])
+
+    assert said.exit_code == 1
+    assert "efa-installer.ubuntu-24.04.sha256" in said.output
+    assert "= 'unlocked'" in said.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_clouds_payload_is_named_for_its_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(build.lock, "of_base", lambda artefacts, base: artefacts)
+
+    file = build.cloud_payload(tmp_path, "aws")
+
+    assert file.name == f"payload-{hashlib.sha256(file.read_bytes()).hexdigest()}.tar"
+    assert build.cloud_payload(tmp_path, "aws") == file

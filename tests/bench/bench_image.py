@@ -1,0 +1,124 @@
+"""What the recipe costs beside an image made by hand: the same Debian packages by one mmdebstrap call.
+
+Both are baked with the same packages in the cache, packed by the same code and booted under the same emulated
+machine. The hand-made image has no virtual environment, so its size and time are a floor, not a rival.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from image import bake, build, build_requirements, disk, lock, payload
+from tests.image.virtual_machine import VirtualMachine
+
+GOAL_BAKE_S = 240.0
+GOAL_SIZE_GIB = 3.5
+GOAL_BOOT_S = 60.0
+BOOT_TIMEOUT_S = 600.0
+COMMAND = "python -m tests.bench.bench_image"
+GROUPS = ("machine", "kernel", "driver", "scratch", "mounts", "hardening", "exporters")
+INSTANCE_FILE = """schema_version = 1
+cloud = "aws"
+region = "us-east-1"
+stack = "bench"
+pool = "bench"
+data_uri = ""
+metric_namespace = "GpuFleet/bench"
+lifecycle_hook = ""
+home_file_system = ""
+idle = {after_hours = 1.0, grace_minutes = 1}
+expected = {"p4d.24xlarge" = {gpus = 8, gpu_memory_gib = 40, efa_interfaces = 4}}
+"""
+USER_DATA = "#cloud-config\n" + json.dumps(
+    {"write_files": [{"path": "/etc/gpu-fleet/instance.toml", "content": INSTANCE_FILE}]}
+)
+
+
+def measure() -> dict[str, dict[str, Any]]:
+    """Bake and boot both; the entries for ``bench.json``."""
+    reason = build_requirements.hindrance()
+    if reason is not None:
+        sys.exit(f"error: no bake here: {reason}")
+    files = build.inputs()
+    build.rootfs(files, build.OUTPUT, tell)  # warms the cache of packages and wheels
+    with tempfile.TemporaryDirectory(dir=build.OUTPUT) as place:
+        folder = Path(place)
+        ours = bake.bake("qemu", files, folder / "rootfs", build.OUTPUT / "cache", tell)
+        ours_s = sum(ours.seconds.values())
+        peer_s = made_by_hand(files, folder / "peer")
+        boots = [
+            boot(ours.root, folder / "boot", "gpu-ready", "ExecMainExit"),
+            boot(folder / "peer", folder / "boot-peer", "multi-user.target", "ActiveEnter"),
+        ]
+        sizes = [bake.size_bytes(root) / 2**30 for root in (ours.root, folder / "peer")]
+    return {
+        "image_bake_s": entry(ours_s, "s", peer_s, GOAL_BAKE_S),
+        "image_size_gib": entry(sizes[0], "GiB", sizes[1], GOAL_SIZE_GIB),
+        "image_boot_to_gate_s": entry(boots[0], "s", boots[1], GOAL_BOOT_S),
+    }
+
+
+def made_by_hand(files: payload.Files, root: Path) -> float:
+    """Seconds for a root file system with the same Debian packages and nothing else."""
+    rows = [line.split("\t") for line in files[f"packages/{bake.BASE}.tsv"].decode().splitlines()]
+    versions = {one.name: one.version for one in lock.load() if one.base == bake.BASE}
+    pins = root.with_name("pins")
+    driver = versions["nvidia-driver"]
+    pins.write_text(
+        f"Package: *nvidia* libcuda1\nPin: version {driver.split('-')[0]}*\nPin-Priority: 1001\n\n"
+        f"Package: linux-image-cloud-amd64 linux-headers-cloud-amd64\nPin: version {versions['kernel']}\n"
+        "Pin-Priority: 1001\n"
+    )
+    names = ",".join(name for group, name in rows if group in GROUPS)
+    cache = build.OUTPUT / "cache" / "apt"
+    started = time.perf_counter()
+    subprocess.run(
+        [
+            *("mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", f"--include={names}"),
+            "--components=main contrib non-free non-free-firmware",
+            '--setup-hook=mkdir -p "$1/etc/apt/preferences.d" "$1/var/cache/apt/archives"',
+            f'--setup-hook=cp {pins} "$1/etc/apt/preferences.d/pins"',
+            f'--setup-hook=cp {cache}/*.deb "$1/var/cache/apt/archives/"',
+            *(versions["archive"], str(root)),
+        ],
+        check=True,
+        stdout=sys.stderr,
+    )
+    return time.perf_counter() - started
+
+
+def boot(root: Path, folder: Path, unit: str, event: str) -> float:
+    """Seconds from the kernel's start to an event of a unit, under emulation."""
+    folder.mkdir()
+    disk.make(root, folder, bake.size_bytes(root))
+    with VirtualMachine(folder, folder / "run", USER_DATA, {}) as machine:
+        machine.connect(BOOT_TIMEOUT_S)
+        # ends when every job of the boot has ended, well or badly
+        machine.attempt("systemctl is-system-running --wait", BOOT_TIMEOUT_S)
+        stamp = machine.run(f"systemctl show {unit} --value --property={event}TimestampMonotonic")
+    return int(stamp) / 1e6
+
+
+def entry(value: float, unit: str, peer: float, goal: float) -> dict[str, Any]:
+    """One figure beside that of the image made by hand; the goal is of the value alone."""
+    return {
+        "value": round(value, 2),
+        "unit": unit,
+        "peer": round(peer, 2),
+        "ratio": round(value / peer, 3),
+        "goal": f"<= {goal:g} {unit}",
+        "command": COMMAND,
+    }
+
+
+def tell(part: str) -> None:
+    """Progress, on the error stream: the output is for figures."""
+    sys.stderr.write(f"event=bake part={part}\n")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure(), indent=2) + "\n")
