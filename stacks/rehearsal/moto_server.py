@@ -111,7 +111,7 @@ def moto_server(region: str, seed: int = IDENTIFIER_SEED) -> Iterator[str]:
 
     Args:
         region: becomes AWS_REGION and AWS_DEFAULT_REGION.
-        seed: of moto's identifiers, so that two rehearsals of one program give the same ids.
+        seed: of moto's identifiers, so that the same calls in the same order give the same ids.
 
     Yields:
         the endpoint's URL. The environment, the port and the threads are given back at the end.

@@ -124,8 +124,8 @@ def run_program(
     """Run a program to its last resource.
 
     Callable again and again in one process: each run has a context, an event loop and a worker of its own,
-    and leaves none behind. One worker, because moto answers from this process anyway, and because one worker
-    creates in the same order every time.
+    and leaves none behind. One worker, because moto answers from this process anyway. What a resource depends
+    on is made before it; beyond that the SDK's order is not the same from run to run.
 
     Args:
         stack_name: say ``aws-dev``.

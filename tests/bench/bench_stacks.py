@@ -23,8 +23,8 @@ from stacks.rehearsal.program import Rehearsed, run_program
 STACK, REGION = "aws-prod", "us-east-1"
 ROUNDS = 5
 COMMAND = "python -m tests.bench.bench_stacks"
-GOAL_RATIO = 1.3
-GOAL_SECONDS = 3.0
+GOAL_RATIO = 1.3  # of the whole program, the Pulumi SDK's own work among it, to the loop
+GOAL_SECONDS = 3.0  # for the whole program
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def stack_seconds() -> dict[str, dict[str, Any]]:
         "stack_program_seconds": {
             "value": round(statistics.median(with_monitor), 3),
             "unit": "s",
-            "peer": round(statistics.median(bare), 3),
-            "ratio": round(value / peer, 3),
+            "peer": None,
+            "ratio": None,
             "goal": GOAL_SECONDS,
             "command": COMMAND,
         },
