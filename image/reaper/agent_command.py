@@ -19,12 +19,12 @@ from image.reaper.instance_file import Machine
 from image.reaper.judge import Judgement, Limits
 from image.reaper.metadata import Metadata
 from image.reaper.metrics import HEARTBEAT
+from image.reaper.options import IsoTime
 from image.reaper.publish import Publisher, cloudwatch, heartbeat
 from image.reaper.sensors.look import watched_tree, whole_machine
 from image.reaper.sensors.own_use import OwnUse
 from image.reaper.sensors.process_table import trainers
 from image.reaper.sensors.process_tree import TreeCounters
-from image.reaper.times import parse_time
 
 LISTEN_EVERY_S = 5.0
 LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
@@ -57,16 +57,6 @@ class Options:
         return f"process tree of {self.watch_pid}" if self.watch_pid else "the whole machine"
 
 
-def checked_time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
-    """Check ``--clock-start``."""
-    try:
-        return parse_time(value) if value is not None else None
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{error}; allowed: ISO 8601 with a zone, 2026-11-21T08:00:00+00:00 say"
-        ) from error
-
-
 @click.command(name="agent")
 @click.option("--instance-id", metavar="ID", help="This machine's id; by default the metadata service tells.")
 @click.option(
@@ -82,9 +72,7 @@ def checked_time(_context: click.Context, _parameter: click.Parameter, value: st
 @click.option(
     "--duration", type=click.FloatRange(min=1), help="End after so many seconds of the agent's clock."
 )
-@click.option(
-    "--clock-start", callback=checked_time, metavar="ISO", help="Rehearsal: what the clock shows first."
-)
+@click.option("--clock-start", type=IsoTime(), help="Rehearsal: what the clock shows first.")
 @click.option("--clock-speed", type=click.FloatRange(min=1), default=1.0, help="Rehearsal: how fast it runs.")
 def command(**options: Any) -> None:
     """Watch this machine: look every 5 s, judge every minute, publish a heartbeat.

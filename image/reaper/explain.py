@@ -18,11 +18,11 @@ from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.marks import mark_of
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
+from image.reaper.options import now_option, policy_option
 from image.reaper.policy import Policy
 from image.reaper.results import Result
 from image.reaper.status import WIDTH, row
 from image.reaper.sweep import Cloud, Options, sweep
-from image.reaper.sweep_command import IsoTime
 from image.reaper.timeline import LEGEND, Cell, Row
 from image.reaper.times import format_span, format_time
 
@@ -32,13 +32,8 @@ SHORTEST_WINDOW = timedelta(hours=24)
 
 @click.command()
 @click.argument("instance_id")
-@click.option(
-    "--policy",
-    "policy_path",
-    type=click.Path(path_type=Path),
-    help="The stack's policy; default: policy.json.",
-)
-@click.option("--now", type=IsoTime(), help="Explain it as of this time instead of the present.")
+@policy_option
+@now_option
 def explain(instance_id: str, policy_path: Path | None, now: datetime | None) -> None:
     """Say what a sweep would do with a machine, and show the heartbeats that tell it so.
 

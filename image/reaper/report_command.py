@@ -18,6 +18,7 @@ from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.ledger import PREFIX
 from image.reaper.monthly import End, Month, end_of, month_of, parse_month, summarise
 from image.reaper.monthly_page import page
+from image.reaper.options import policy_option
 
 FAILED = ".failed.json"  # beside the record of an end that did not come about
 
@@ -27,12 +28,7 @@ FAILED = ".failed.json"  # beside the record of an end that did not come about
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="By default saved-MONTH.html."
 )
-@click.option(
-    "--policy",
-    "policy_path",
-    type=click.Path(path_type=Path),
-    help="The stack's policy; default: policy.json.",
-)
+@policy_option
 @click.option("--ledger", metavar="URI", help=f"Where the ledger lies; by default {LEDGER_URI}.")
 def report(month_text: str | None, output: Path | None, policy_path: Path | None, ledger: str | None) -> None:
     """Write what the reaper saved in a month, by pool and owner, as a page with plots."""

@@ -19,10 +19,10 @@ from image.reaper.environment import connect, policy_file
 from image.reaper.errors import ConfigurationError
 from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Verdict
+from image.reaper.options import now_option, policy_option
 from image.reaper.policy import Policy
 from image.reaper.results import Result
 from image.reaper.sweep import Options, sweep
-from image.reaper.sweep_command import IsoTime
 from image.reaper.times import format_span
 
 WIDTH = 150  # of a table that goes into a file or a pipe
@@ -61,13 +61,8 @@ class Row:
 
 
 @click.command()
-@click.option(
-    "--policy",
-    "policy_path",
-    type=click.Path(path_type=Path),
-    help="The stack's policy; default: policy.json.",
-)
-@click.option("--now", type=IsoTime(), help="Show it as of this time instead of the present.")
+@policy_option
+@now_option
 @click.option("--here", is_flag=True, help="Only what this machine's own agent says.")
 def status(policy_path: Path | None, now: datetime | None, *, here: bool) -> None:
     """Show every machine of the stack; on a machine without a policy, that machine.

@@ -15,36 +15,20 @@ from image.reaper import policy as policies
 from image.reaper.environment import connect, policy_file
 from image.reaper.handler import publish
 from image.reaper.model import ENDS, Verdict
+from image.reaper.options import now_option, policy_option
 from image.reaper.results import Result
 from image.reaper.sweep import Options
 from image.reaper.sweep import sweep as sweep_once
-from image.reaper.times import format_span, parse_time
+from image.reaper.times import format_span
 
 EXIT_FAILED = 1
 STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", Verdict.KEEP_UNKNOWN: "red"}
 
 
-class IsoTime(click.ParamType[datetime]):
-    """A time with its zone."""
-
-    name = "ISO"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Parse it, or fail naming what is allowed."""
-        if isinstance(value, datetime):
-            return value
-        try:
-            return parse_time(str(value))
-        except ValueError:
-            self.fail(f"{value!r}; allowed: ISO 8601 with a zone, say 2026-11-21T18:00:00+01:00", param, ctx)
-
-
 @click.command()
-@click.option(
-    "--policy", "policy_path", type=click.Path(path_type=Path), help="The policy; default: policy.json."
-)
+@policy_option
 @click.option("--dry-run", is_flag=True, help="Decide and report, change nothing.")
-@click.option("--now", type=IsoTime(), help="Decide as of this time instead of the present.")
+@now_option
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here as JSON."
 )

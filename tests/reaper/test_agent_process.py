@@ -150,7 +150,7 @@ def test_a_clock_start_without_a_zone_is_refused_with_what_is_allowed(environmen
     ended = run_agent(environment, tmp_path, "--clock-start", "2026-11-21T08:00:00")
 
     assert ended.returncode == 2
-    assert "names no time zone; allowed: ISO 8601 with a zone" in " ".join(ended.stderr.split())
+    assert "'2026-11-21T08:00:00'; allowed: ISO 8601 with a zone" in " ".join(ended.stderr.split())
 
 
 def test_on_a_cloud_without_a_sweep_the_machine_s_own_file_is_kept(environment, tmp_path):
