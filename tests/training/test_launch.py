@@ -1,6 +1,7 @@
 """Launching: who trains together, with which command, in which environment, and what the exit status says."""
 
 import http.server
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from moto import mock_aws
 
+from tests.training.programs import DIGITS, started
 from training import cli, launch
 from training.errors import LaunchError
 from training.pool.identity import Expected, Machine, read_identity
@@ -370,3 +372,27 @@ def test_two_machines_meet_and_start_their_trainers(tmp_path):
 
     assert [machine.returncode for machine in machines] == [0, 0], said
     assert all("Train as CONFIG_FILE says" in text for text in said)
+
+
+def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
+    run = tmp_path / "run"
+    overrides = (
+        "--data.path",
+        digits,
+        "--run.directory",
+        run,
+        "--run.epochs",
+        500,
+        "--checkpoint.every_steps",
+        5,
+    )
+
+    with started("training", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *overrides) as program:
+        program.wait_for("event=checkpoint step=")
+        program.process.send_signal(signal.SIGTERM)
+        status = program.finish()
+
+    result = json.loads((run / "result.json").read_text())
+    assert status == 0, program.said
+    assert (result["outcome"], result["reason"]) == ("stopped", "sigterm")
+    assert (run / "checkpoints" / f"step-{result['step']}" / "manifest.json").exists()
