@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+import training.run
 from tests.training.examples import changed, gpt_table, train_on, write_tokens
 from tests.training.ranks import run_ranks
 from training import config, loop
 from training.data.tokens import TokenFile
 from training.interrupt import Interruption
+from training.metrics.flops import Utilisation
 from training.metrics.writers import read_json_lines
 from training.parallel import world
 
@@ -39,6 +41,21 @@ def test_every_record_says_how_much_memory_was_used(table, tmp_path):
     used_gib = [record["memory_gib"] for record in records if record["kind"] == "train"]
     assert len(used_gib) == 4
     assert all(0.01 < used < 100 for used in used_gib)
+
+
+def test_records_say_what_part_of_a_known_peak_is_reached(table, tmp_path):
+    run_ranks(peak_rank, 1, table)
+
+    records = [r for r in read_json_lines(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
+    assert all(record["mfu"] == pytest.approx(record["samples_per_s"] * 3e6 / 1e9) for record in records)
+
+
+def peak_rank(table: dict[str, Any]) -> None:
+    """Trains on this rank as on a device of 1 GFLOP/s, with 3 MFLOP a sample."""
+    training.run.utilisation_of = lambda _run, _model: Utilisation(3e6, 1e9)
+    settings = config.from_table(table, "test")
+    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
+        loop.train(settings, where, interruption)
 
 
 def test_every_machine_of_a_run_finds_its_result(table, tmp_path):
