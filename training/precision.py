@@ -1,6 +1,6 @@
 """Number formats: autocast, the gradient scaler, clipping."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -23,7 +23,7 @@ def set_matrix_format(settings: config.Precision) -> None:
 def autocast(settings: config.Precision, device: torch.device) -> AbstractContextManager[None]:
     """The context of a forward pass."""
     dtype = DTYPES.get(settings.dtype)
-    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def scaler(settings: config.Precision, device: torch.device) -> torch.amp.GradScaler:
