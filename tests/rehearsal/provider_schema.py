@@ -7,6 +7,7 @@ are missing, values of another type, and texts outside the list that the documen
 import collections.abc
 import importlib
 import inspect
+import json
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from pulumi._types import input_type_types, is_input_type
 from stacks.rehearsal import sdk
 from stacks.rehearsal.records import Registration
 
+PROVIDERS = "pulumi:providers:"
 # Documented lists that are not what the provider takes: (type, path) -> what it takes, and where that stands.
 DOCUMENTED_WRONGLY = {
     ("aws:sns/topicSubscription:TopicSubscription", "protocol"): "the next sentence adds email and http(s)",
@@ -43,22 +45,43 @@ _VALID_VALUES = re.compile(
 
 
 def problems(registration: Registration) -> list[str]:
-    """What the provider would refuse of a registration; empty for components and providers.
+    """What the provider would refuse of a registration; empty for components.
 
     Args:
         registration: with inputs in the provider's camelCase names.
     """
-    if registration.outcome == "grouped":
+    given = registration.inputs
+    if registration.type.startswith(PROVIDERS):
+        arguments = provider_arguments_class(registration.type)
+        given = _decoded(arguments, given)
+    elif registration.outcome == "grouped":
         return []
-    arguments = arguments_class(registration.type)
-    if arguments is None:
-        return [f"{registration.type}: the SDK has no such resource type"]
+    else:
+        found = arguments_class(registration.type)
+        if found is None:
+            return [f"{registration.type}: the SDK has no such resource type"]
+        arguments = found
     place = f"{registration.type} {registration.name!r}"
     return [
         f"{place}: {problem}"
-        for path, problem in _of_structure(arguments, registration.inputs, "")
+        for path, problem in _of_structure(arguments, given, "")
         if (registration.type, path) not in DOCUMENTED_WRONGLY
     ]
+
+
+def provider_arguments_class(type_token: str) -> type:
+    """The class of a provider's own settings, say ``pulumi_aws.ProviderArgs``."""
+    found: type = importlib.import_module(f"pulumi_{type_token.removeprefix(PROVIDERS)}").ProviderArgs
+    return found
+
+
+def _decoded(arguments: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A provider's settings cross the wire as JSON texts, all but those that are texts anyway."""
+    kinds = input_type_types(arguments)
+    return {
+        key: value if str in alternatives(kinds.get(key, str)) else json.loads(value)
+        for key, value in given.items()
+    }
 
 
 def arguments_class(type_token: str) -> type | None:

@@ -82,5 +82,16 @@ def test_a_type_the_sdk_lacks_is_named():
     assert found("aws:ec2/nothing:Nothing") == ["aws:ec2/nothing:Nothing: the SDK has no such resource type"]
 
 
+def test_the_settings_of_a_provider_are_checked():
+    provider = registered("pulumi:providers:aws", "it", outcome=Outcome.GROUPED)
+    provider.inputs.update(
+        {"region": "us-east-1", "skipMetadataApiCheck": "true", "endpoints": '[{"lamda": "http://here"}]'}
+    )
+
+    (problem,) = problems(provider)
+
+    assert problem == "pulumi:providers:aws 'it': endpoints[0].lamda is unknown; did you mean lambda?"
+
+
 def test_components_are_not_checked():
     assert problems(registered("gpu-fleet:aws:Network", "it", outcome=Outcome.GROUPED)) == []

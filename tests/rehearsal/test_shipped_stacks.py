@@ -1,5 +1,6 @@
 """The shipped stacks, each run whole under the rehearsal's monitor."""
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +16,14 @@ from stacks.rehearsal.records import Outcome
 from tests.rehearsal.provider_schema import problems
 
 REGION = "us-east-1"
+# Modules of the SDK whose resources belong to a service of another name.
+ENDPOINTS = {
+    "cloudwatch/logGroup": "logs",
+    "cloudwatch/eventRule": "events",
+    "cloudwatch/eventTarget": "events",
+    "vpc/securityGroupEgressRule": "ec2",
+    "vpc/securityGroupIngressRule": "ec2",
+}
 STACKS = stack_names()
 AWS_STACKS = tuple(name for name in STACKS if read_config(name)["gpu-fleet:cloud"] == "aws")
 
@@ -76,6 +85,14 @@ def test_only_what_moto_lacks_is_recorded(stack):
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_input_is_one_the_provider_knows(stack):
     assert [problem for one in rehearsed(stack).registrations for problem in problems(one)] == []
+
+
+def test_the_emulator_of_the_local_stack_answers_for_every_service_it_uses():
+    (provider,) = rehearsed("local").of_type("pulumi:providers:aws")
+
+    modules = {one.type.split(":")[1] for one in rehearsed("local").resources}
+    used = {ENDPOINTS.get(module, module.partition("/")[0]) for module in modules}
+    assert used - json.loads(provider.inputs["endpoints"])[0].keys() == set()
 
 
 @pytest.mark.parametrize("stack", STACKS)
