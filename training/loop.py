@@ -33,6 +33,7 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
         with Watchdog(where.rank, settings.parallel.timeout_s, run.directory, lambda: state.step) as watchdog:
             stop = Stop(where, interruption, run.checkpoints.due_by_time, watchdog.beat)
             stopped = train_steps(run, state, stop)
+            watchdog.rest()
             run.checkpoints.save(state)
             score = None if stopped else measure(run, state, stop)
             if score is not None:

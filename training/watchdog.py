@@ -6,6 +6,7 @@ Python gets through; so a thread looks, writes down the stacks of all threads, a
 
 import faulthandler
 import logging
+import math
 import os
 import sys
 import threading
@@ -57,6 +58,10 @@ class Watchdog:
     def beat(self) -> None:
         """The run moves. Call it from the thread that created the watchdog."""
         self._beaten_at = self._clock()
+
+    def rest(self) -> None:
+        """What follows may take its time, such as the last save; until the next beat nobody looks."""
+        self._beaten_at = math.inf
 
     def look(self) -> None:
         """Ends the process when the last beat is too long ago."""

@@ -53,6 +53,19 @@ def test_a_run_that_hangs_is_ended_with_a_failure(watchdog, clock, ended):
     assert EXIT_STATUS != 0
 
 
+def test_a_run_that_rests_is_not_watched_until_it_moves_again(watchdog, clock, ended):
+    watchdog.rest()
+    clock.now_s += 1000
+    watchdog.look()
+    assert ended == []
+
+    watchdog.beat()
+    clock.now_s += 60
+    watchdog.look()
+
+    assert ended == [EXIT_STATUS]
+
+
 def test_rank_step_and_seconds_are_named(watchdog, clock, caplog):
     watchdog.beat()
     clock.now_s += 61
