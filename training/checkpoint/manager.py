@@ -44,6 +44,8 @@ class Checkpoints:
         uri = location(settings)
         self._store = where.together(lambda: Store(uri, settings.checkpoint.endpoint)) if uri else None
         where.on_first(self._check_writable)
+        if settings.parallel.strategy != "ddp":
+            self._check_shared()
         self._saver = Saver(self._root, self._store, settings.checkpoint.keep) if where.leads else None
         self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
         self._written: Callable[[], object] | None = None  # waits for the parts of this rank
@@ -63,6 +65,20 @@ class Checkpoints:
             ) from error
         if self._store is not None:
             self._store.check_writable()
+
+    def _check_shared(self) -> None:
+        """Raises CheckpointError where the parts of a sharded checkpoint would not come together."""
+        mark = self._root / "shared-check"
+        self._where.on_first(mark.touch)
+        self._where.together(lambda: self._look_for(mark))
+        self._where.on_first(mark.unlink)
+
+    def _look_for(self, mark: Path) -> None:
+        if not mark.exists():
+            raise CheckpointError(
+                f"run.directory: {self._root} is not the same folder on all machines, as strategy "
+                f"{self._settings.parallel.strategy!r} needs; use a shared file system, or ddp"
+            )
 
     def restore(self, state: State) -> int | None:
         """Puts the newest whole checkpoint into `state` and returns its step; None when there is none."""

@@ -1,0 +1,99 @@
+"""Ranks on two machines with disks of their own, and what they agree on."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.examples import changed, gpt_table, train_rank, write_tokens
+from tests.training.ranks import run_ranks
+from tests.training.test_checkpoint import save
+from training import config
+from training.checkpoint import local, restore
+from training.checkpoint.store import Store
+from training.errors import CheckpointError, DataError
+from training.parallel import Agreement, world
+
+URI = "s3://checkpoints/runs/a"
+
+
+def on_own_machine(root: Path) -> Path:
+    """Makes this rank the first of a machine of its own, with a disk of its own."""
+    os.environ["LOCAL_RANK"] = "0"
+    disk = root / os.environ["RANK"]
+    disk.mkdir(parents=True, exist_ok=True)
+    return disk
+
+
+def newest(root: Path, steps: dict[str, list[int]], uri: str) -> int | str | None:
+    """The step that this rank would resume from, with `steps` on the disks of the ranks, or the error."""
+    disk = on_own_machine(root)
+    save(disk, *steps[os.environ["RANK"]])
+    with world(config.Parallel()) as where:
+        try:
+            found = restore.newest_whole(where, disk, Store(uri) if uri else None)
+        except CheckpointError as error:
+            return str(error)
+    return found.step if found else None
+
+
+def test_two_machines_resume_from_what_both_have(tmp_path: Path) -> None:
+    assert run_ranks(newest, 2, tmp_path, {"0": [5, 10], "1": [5]}, "") == [5, 5]
+
+
+def test_two_machines_with_nothing_in_common_do_not_start_afresh(tmp_path: Path) -> None:
+    said = run_ranks(newest, 2, tmp_path, {"0": [5], "1": []}, "")
+
+    assert all("2 machines have no checkpoint in common; set checkpoint.uri" in str(text) for text in said)
+
+
+def test_a_new_machine_fetches_what_the_other_uploaded(bucket: str, tmp_path: Path) -> None:
+    save(tmp_path / "0", 5, store=Store(URI))
+
+    assert run_ranks(newest, 2, tmp_path, {"0": [10], "1": []}, URI) == [5, 5]
+    assert local.verify(tmp_path / "1/step-5").step == 5
+
+
+def train_on_own_disk(table: dict[str, Any], root: Path) -> str:
+    disk = on_own_machine(root)
+    try:
+        train_rank(changed(table, run={"directory": str(disk)}))
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_a_sharded_run_needs_a_folder_that_machines_share(tmp_path: Path) -> None:
+    table = changed(gpt_table(write_tokens(tmp_path / "tokens"), tmp_path), parallel={"strategy": "fsdp"})
+
+    said = run_ranks(train_on_own_disk, 2, table, tmp_path)
+
+    assert all("is not the same folder on all machines" in text for text in said)
+
+
+def agreed_values(values: list[list[int]]) -> list[int]:
+    """What this rank learns by handing in its row of `values`."""
+    with world(config.Parallel()) as where:
+        agreement = Agreement(where)
+        return [agreement.exchange(value) for value in values[where.rank]] + [agreement.settle()]
+
+
+def test_all_ranks_learn_the_largest_value_one_call_later() -> None:
+    assert run_ranks(agreed_values, 2, [[0, 0, 5, 0], [0, 3, 2, 0]]) == [[0, 0, 3, 5, 0]] * 2
+
+
+def failed_together() -> tuple[str, bool]:
+    """The error that this rank sees when rank 1 alone fails."""
+
+    def fail_on_rank_1() -> None:
+        if os.environ["RANK"] == "1":
+            raise DataError("no such file")
+
+    with world(config.Parallel()) as where, pytest.raises(DataError) as raised:
+        where.together(fail_on_rank_1)
+    return str(raised.value), raised.value.shared
+
+
+def test_what_fails_on_one_rank_fails_on_all_by_the_same_name() -> None:
+    assert run_ranks(failed_together, 2) == [("rank 1: no such file", True)] * 2
