@@ -1,6 +1,8 @@
 """A whole run as people watch it: its trace, its metrics, and what happens when a rank hangs."""
 
+import itertools
 import json
+import math
 import os
 import threading
 from dataclasses import asdict
@@ -75,6 +77,21 @@ def machine_rank(table: dict[str, Any]) -> dict[str, Any]:
     settings = config.from_table(own, "test")
     with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
         return asdict(loop.train(settings, where, interruption))
+
+
+def test_a_loss_that_is_no_number_ends_all_ranks_with_rank_and_step(table):
+    with pytest.raises(AssertionError, match="DivergenceError: the loss of rank 1 is nan at step 3"):
+        run_ranks(diverging_rank, 2, table)
+
+
+def diverging_rank(table: dict[str, Any]) -> None:
+    """Trains on this rank; the loss of rank 1 is no number from the third step (of two micro-batches) on."""
+    real, calls = loop.mean_loss, itertools.count(1)
+    if os.environ["RANK"] == "1":
+        loop.mean_loss = lambda *tensors: real(*tensors) * (math.nan if next(calls) > 4 else 1)
+    settings = config.from_table(table, "test")
+    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
+        loop.train(settings, where, interruption)
 
 
 def test_a_rank_that_hangs_ends_by_itself_and_leaves_its_stack(table, tmp_path):
