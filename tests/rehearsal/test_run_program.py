@@ -1,14 +1,12 @@
-"""A program under the rehearsal's monitor: what it registers, what it gets back, how it fails."""
+"""A program under the rehearsal's monitor: what it registers and what it gets back."""
 
 import gc
 import threading
 
 import pulumi
 import pulumi_aws as aws
-import pytest
 from pulumi.runtime import resource
 
-from stacks.rehearsal.errors import CreationError, RehearsalError, StackFileError, UnknownInvokeError
 from stacks.rehearsal.program import read_config, run_program
 from stacks.rehearsal.records import Outcome
 
@@ -189,64 +187,6 @@ def test_a_secret_input_makes_a_secret_output(clients):
     assert seen == {"value": True, "arn": False}
 
 
-def test_a_refusal_names_the_resource_and_motos_words(clients):
-    def program():
-        aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24")
-
-    with pytest.raises(CreationError) as refusal:
-        run(program)
-
-    assert str(refusal.value) == (
-        "aws:ec2/subnet:Subnet 'lost' was refused: CreateSubnet: InvalidVpcID.NotFound: "
-        "VpcID vpc-missing does not exist."
-    )
-
-
-def test_what_boto3_itself_refuses_is_refused(clients):
-    with pytest.raises(
-        CreationError, match=r"aws:s3/bucket:Bucket 'data' was refused: .*Invalid bucket name"
-    ):
-        run(lambda: aws.s3.Bucket("data", bucket="not a name"))
-
-
-def test_what_moto_stumbles_over_is_a_refusal(clients):
-    def program():
-        nowhere = aws.Provider("nowhere", region="xx-nowhere-1")
-        aws.ec2.Vpc("lost", cidr_block="10.0.0.0/16", opts=pulumi.ResourceOptions(provider=nowhere))
-
-    with pytest.raises(CreationError, match=r"aws:ec2/vpc:Vpc 'lost' was refused: .*xx-nowhere-1"):
-        run(program)
-
-
-def test_a_missing_input_is_named(clients):
-    def program():
-        aws.s3.BucketVersioning(
-            "versions", bucket="mine", versioning_configuration={"mfa_delete": "Disabled"}
-        )
-
-    with pytest.raises(CreationError, match=r"BucketVersioning 'versions' was refused: .* has 'status'"):
-        run(program)
-
-
-def test_nothing_that_depends_on_a_refused_resource_is_made(clients):
-    def program():
-        lost = aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24")
-        aws.sns.Topic("alarms", display_name=lost.id)
-
-    with pytest.raises(CreationError):
-        run(program)
-
-    assert clients("sns").list_topics()["Topics"] == []
-
-
-def test_an_error_of_the_program_itself_comes_out_as_it_is(clients):
-    def program():
-        raise pulumi.RunError("the settings are wrong")
-
-    with pytest.raises(pulumi.RunError, match="the settings are wrong"):
-        run(program)
-
-
 def test_two_runs_in_one_process_know_nothing_of_each_other(clients):
     def first():
         pulumi.export("first", aws.sns.Topic("first").name)
@@ -261,21 +201,14 @@ def test_two_runs_in_one_process_know_nothing_of_each_other(clients):
     assert list(rehearsed.outputs) == ["second"]
 
 
-def test_a_run_after_a_refusal_is_sound(clients):
-    with pytest.raises(CreationError):
-        run(lambda: aws.ec2.Subnet("lost", vpc_id="vpc-missing", cidr_block="10.0.0.0/24"))
-
-    assert run(lambda: aws.sns.Topic("alarms")).created == 1
-
-
 def test_a_run_leaves_the_process_as_it_was(clients):
-    threads, trace = threading.active_count(), resource._get_stack_trace
+    trace = resource._get_stack_trace
 
     run(lambda: aws.sns.Topic("alarms"))
 
     assert gc.isenabled()
     assert resource._get_stack_trace is trace
-    assert threading.active_count() == threads
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("rehearsal")] == []
 
 
 def test_configuration_reaches_the_program(clients):
@@ -287,35 +220,6 @@ def test_configuration_reaches_the_program(clients):
     rehearsed = run_program("mine", program=program, config={"gpu-fleet:pools": '[{"name": "dev"}]'})
 
     assert rehearsed.outputs == {"pools": [{"name": "dev"}], "stack": "mine"}
-
-
-def test_an_unknown_provider_function_is_refused_with_those_that_are_known(clients):
-    def program():
-        pulumi.export("zone", aws.route53.get_zone_output(name="example.com").zone_id)
-
-    with pytest.raises(UnknownInvokeError, match=r"aws:route53/getZone:getZone.*aws:ssm/getParameter"):
-        run(program)
-
-
-def test_a_cloud_is_never_reached(monkeypatch):
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-
-    with pytest.raises(RehearsalError, match="AWS_ENDPOINT_URL = '': must be a moto server"):
-        run(lambda: aws.sns.Topic("alarms"))
-
-
-def test_a_missing_stack_file_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(StackFileError, match=r"Pulumi\.nowhere\.yaml"):
-        read_config("nowhere")
-
-
-@pytest.mark.parametrize("content", ["config: [1]", "- list", "config: {a: ["])
-def test_a_stack_file_that_is_none_is_refused(tmp_path, content):
-    path = tmp_path / "Pulumi.bad.yaml"
-    path.write_text(content)
-
-    with pytest.raises(StackFileError, match=str(path)):
-        read_config("bad", path)
 
 
 def test_structures_of_a_stack_file_become_json(tmp_path):
