@@ -120,15 +120,15 @@ def run(options: Options) -> None:
 def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: Options) -> None:
     """Run the loop, and beside it the thread that listens for word that the machine goes."""
     stop_on_terminate()
-    if going is not None:
-        going.start(LISTEN_EVERY_FAST_S if options.is_rehearsal else LISTEN_EVERY_S)
     try:
+        LOG.info("event=watching from=%s", clock.start.isoformat())
+        if going is not None:
+            going.start(LISTEN_EVERY_FAST_S if options.is_rehearsal else LISTEN_EVERY_S)
         agent.run(clock.start + timedelta(seconds=options.duration) if options.duration else None)
+        if going is not None:
+            going.close()
     except KeyboardInterrupt:
         LOG.info("event=stopped-by-signal")
-        return
-    if going is not None:
-        going.close()
 
 
 def loaded_machine() -> Machine:

@@ -153,6 +153,19 @@ def test_a_clock_start_without_a_zone_is_refused_with_what_is_allowed(environmen
     assert "'2026-11-21T08:00:00'; allowed: ISO 8601 with a zone" in " ".join(ended.stderr.split())
 
 
+def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment, tmp_path):
+    command = [sys.executable, "-m", "image.reaper", "agent", "--instance-id", "i-stop"]
+    told = environment | {"GPU_FLEET_RUN_DIR": str(tmp_path)}
+    with subprocess.Popen(command, env=told, stderr=subprocess.PIPE, text=True) as process:
+        while "event=watching" not in process.stderr.readline():
+            assert process.poll() is None
+        process.terminate()
+        told = process.stderr.read()
+
+    assert process.returncode == 0
+    assert "event=stopped-by-signal" in told
+
+
 def test_on_a_cloud_without_a_sweep_the_machine_s_own_file_is_kept(environment, tmp_path):
     (tmp_path / "instance.toml").write_text(MACHINE_FILE.replace('cloud = "aws"', 'cloud = "alicloud"'))
     elsewhere = environment | {
