@@ -5,12 +5,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from image.reaper.errors import CloudError, DeadlineError
 
+Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
 # After as many tries as botocore makes (see ``aws_session``) these say nothing about the ids of the call.
@@ -154,9 +155,9 @@ def bisect(ids: Sequence[str], step: str, act: Callable[[Sequence[str]], object]
     return []
 
 
-def batches(ids: Sequence[str], size: int) -> list[Sequence[str]]:
+def batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     """Consecutive parts of at most ``size``."""
-    return [ids[start : start + size] for start in range(0, len(ids), size)]
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _name(method: Callable[..., Any]) -> str:

@@ -8,6 +8,7 @@ from image.reaper.activity import (
     FINE_PERIOD_S,
     FINE_WINDOW,
     LOOK_AHEAD,
+    MAX_QUERIES,
     coarse_period_s,
     combine,
     may_be_idle,
@@ -15,7 +16,7 @@ from image.reaper.activity import (
     window_start,
 )
 from image.reaper.aws_metrics import Answer, Heartbeats, Query, Span
-from image.reaper.calls import Failure
+from image.reaper.calls import Failure, batches
 from image.reaper.marks import is_marked
 from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Activity, Instance
@@ -48,17 +49,22 @@ def observe(
     coarse: dict[str, Activity] = {}
     failures: list[Failure] = []
     for period_s, members in _by_period(running, policy).items():
-        found, failed = _coarse(heartbeats, members, policy, now, period_s)
-        coarse |= found
-        failures += failed
+        # One answer at a time: all points of thousands of machines would fill the memory.
+        for batch in batches(members, MAX_QUERIES):
+            found, failed = _coarse(heartbeats, batch, policy, now, period_s)
+            coarse |= found
+            failures += failed
     suspects = [
         one
         for one in running
         if is_marked(one)
         or may_be_idle(coarse[one.id], shortest_idle_time(one, policy.pools[one.pool], now, scale_in))
     ]
-    close, failed = look_closely(heartbeats, suspects, coarse, policy, now)
-    return coarse | close, failures + failed
+    for batch in batches(suspects, MAX_QUERIES):
+        found, failed = look_closely(heartbeats, batch, coarse, policy, now)
+        coarse |= found
+        failures += failed
+    return coarse, failures
 
 
 def look_closely(

@@ -1,0 +1,225 @@
+"""The sweep beside Cloud Custodian on one fleet in one run: calls, wrong verdicts, time, faults.
+
+Cloud Custodian is installed from PyPI into ``build/c7n``. Both ask the same server (``reaper_cloud``): 20 ms
+away, with the token buckets of a real account. Both plan only, so that both ask for the same work.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from rich.console import Console
+
+from image.reaper.metrics import namespace
+from tests.bench.reaper_cloud import STACK
+from tests.reaper.custodian_cases import CASES
+from tests.reaper.fault_machine import FaultMachine
+from tests.reaper.moto_fleet import policy_json, pool_policy
+
+ROOT = Path(__file__).resolve().parents[2]
+CUSTODIAN_FOLDER = ROOT / "build" / "c7n"
+CUSTODIAN = CUSTODIAN_FOLDER / "bin" / "custodian"
+CUSTODIAN_VERSION = "0.9.53"
+COMMAND = "python -m tests.bench.bench_reaper"
+SIZES = (200, 1000, 3000)
+LARGE = 10_000
+CASE_SIZES = {"just-booted": 1, "agent-dead": 1, "denied": 100, "vanished": 80, "limit-nought": 3}
+MACHINE_RUNS = int(os.environ.get("GPU_FLEET_BENCH_RUNS", "2000"))
+MACHINE_STEPS = 50
+
+Entries = dict[str, dict[str, Any]]
+
+
+def measure() -> Entries:
+    """Everything, in one run."""
+    say = Console(stderr=True).print
+    install_custodian()
+    found: Entries = {}
+    for count in SIZES:
+        say(f"{count} machines, this sweep and Cloud Custodian")
+        found |= calls(count)
+    say(f"{LARGE} machines")
+    found |= large()
+    say("wrong verdicts")
+    found |= wrong_verdicts()
+    say(f"{MACHINE_RUNS} runs of {MACHINE_STEPS} steps under every fault")
+    return found | false_kills()
+
+
+def install_custodian() -> None:
+    """Cloud Custodian in an environment of its own, once."""
+    if not CUSTODIAN.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(CUSTODIAN_FOLDER)], check=True)
+        pip = [str(CUSTODIAN_FOLDER / "bin" / "pip"), "install", "--quiet", f"c7n=={CUSTODIAN_VERSION}"]
+        subprocess.run(pip, check=True, stdout=sys.stderr)
+
+
+class Server:
+    """A running ``reaper_cloud``."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("AWS_")},
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "bench",
+            "AWS_SECRET_ACCESS_KEY": "bench",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def asked(self) -> dict[str, Any]:
+        """``calls`` by name since the last time, and machines ``ended``."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(self._endpoint) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+
+@contextmanager
+def cloud(count: int, case: str = "") -> Iterator[Server]:
+    """A fleet for as long as the block lasts."""
+    command = [sys.executable, "-m", "tests.bench.reaper_cloud", str(count), case]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Server(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def sweep(server: Server) -> tuple[int, float, float]:
+    """One dry sweep in a process of its own: calls it made, seconds, and MB of memory at most."""
+    with TemporaryDirectory() as folder:
+        policy = Path(folder, "policy.json")
+        pools = {"dev": pool_policy(idle_after_hours=24)}
+        content = policy_json(stack=STACK, metric_namespace=namespace(STACK), pools=pools)
+        policy.write_text(json.dumps(content), encoding="utf-8")
+        command = [sys.executable, "-m", "image.reaper", "sweep", "--policy", str(policy), "--dry-run"]
+        started = time.perf_counter()
+        subprocess.run(command, cwd=ROOT, env=server.environment, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - started
+    memory_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6
+    return sum(server.asked()["calls"].values()), seconds, memory_mb
+
+
+def custodian(server: Server, *flags: str, limit: int | None = None) -> tuple[int, int, float]:
+    """One run of Cloud Custodian: its exit code, how many machines it matched, seconds."""
+    with TemporaryDirectory() as folder:
+        policy: dict[str, Any] = {
+            "name": "idle",
+            "resource": "ec2",
+            "filters": [
+                {"tag:gpu-fleet:managed": "true"},
+                {"State.Name": "running"},
+                {
+                    "type": "metrics",
+                    "name": "CPUUtilization",
+                    "days": 1,
+                    "period": 86_400,
+                    "value": 5,
+                    "op": "less-than",
+                },
+            ],
+            "actions": ["terminate"],
+        }
+        if limit is not None:
+            policy["max-resources"] = limit
+        file = Path(folder, "policy.json")
+        file.write_text(json.dumps({"policies": [policy]}), encoding="utf-8")
+        command = [str(CUSTODIAN), "run", "-s", folder, "--cache-period", "0", "--region", "us-east-1"]
+        started = time.perf_counter()
+        done = subprocess.run(
+            [*command, *flags, str(file)], env=server.environment, check=False, capture_output=True
+        )
+        seconds = time.perf_counter() - started
+        matched = Path(folder, "idle", "resources.json")
+        return done.returncode, len(json.loads(matched.read_text())) if matched.exists() else 0, seconds
+
+
+def calls(count: int) -> Entries:
+    """Read calls of both for a fleet of this size."""
+    with cloud(count) as server:
+        own, own_s, _ = sweep(server)
+        _, matched, peer_s = custodian(server, "--dryrun")
+        peer = sum(server.asked()["calls"].values())
+    assert matched == count // 10, "both must find the same idle machines"
+    goal = f"<= {8 + count // 150} (8 + N/150)"
+    return {
+        f"reaper_calls_{count}": entry(own, "read calls", peer, goal),
+        f"reaper_sweep_{count}_s": entry(round(own_s, 2), "s", round(peer_s, 2), "faster"),
+    }
+
+
+def large() -> Entries:
+    """A sweep over ten thousand machines; Cloud Custodian would make as many calls."""
+    with cloud(LARGE) as server:
+        made, seconds, memory_mb = sweep(server)
+    return {
+        "reaper_sweep_10000_s": entry(round(seconds, 1), "s", None, "< 60"),
+        "reaper_sweep_10000_calls": entry(made, "read calls", None, "<= 60"),
+        "reaper_sweep_10000_mb": entry(round(memory_mb), "MB", None, "< 512"),
+    }
+
+
+def wrong_verdicts() -> Entries:
+    """The five cases of the facts page, put to both."""
+    own = [wrong for case in CASES.values() for wrong in case()]
+    peer = sum(custodian_is_wrong(case, count) for case, count in CASE_SIZES.items())
+    return {"reaper_wrong_verdicts": entry(len(own), "of 5 cases", peer, "0")}
+
+
+def custodian_is_wrong(case: str, count: int) -> bool:
+    """Whether Cloud Custodian gets a case wrong."""
+    with cloud(count, case) as server:
+        limit = 0 if case == "limit-nought" else None
+        code, matched, _ = custodian(server, limit=limit)
+        ended = server.asked()["ended"]
+    wrong = {
+        "just-booted": ended > 0,
+        "agent-dead": ended > 0,
+        # machines were left out, and nobody is told
+        "denied": code == 0 and matched < count,
+        "vanished": ended < count - 1,
+        "limit-nought": ended > 0,
+    }
+    return wrong[case]
+
+
+def false_kills() -> Entries:
+    """The state machine of the tests with many more runs; a false kill would raise."""
+    run_state_machine_as_test(
+        FaultMachine,
+        settings=settings(
+            max_examples=MACHINE_RUNS,
+            stateful_step_count=MACHINE_STEPS,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate, Phase.shrink],
+            deadline=None,
+            database=None,
+        ),
+    )
+    run = f"of {FaultMachine.ends} ends in {FaultMachine.runs} runs, {FaultMachine.steps} steps"
+    return {"reaper_false_kills": entry(0, run, None, "0")}
+
+
+def entry(value: float, unit: str, peer: float | None, goal: str) -> dict[str, Any]:
+    """One figure beside Cloud Custodian's, where it has one."""
+    ratio = round(value / peer, 5) if peer else None
+    return {"value": value, "unit": unit, "peer": peer, "ratio": ratio, "goal": goal, "command": COMMAND}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure(), indent=2) + "\n")

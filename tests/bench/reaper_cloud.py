@@ -1,0 +1,252 @@
+"""A large fleet on loopback, behind 20 ms of distance and the token buckets of a real account.
+
+Answers the few read calls that a sweep and Cloud Custodian make, in the formats of EC2 and CloudWatch. moto
+would be measured instead of them: it takes minutes to list three thousand machines.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+from urllib.parse import parse_qs
+
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+
+STACK = "bench"
+DISTANCE_S = 0.02
+# (size, refill a second): docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html, and the default
+# quotas of transactions a second for CloudWatch.
+BUCKETS = {
+    "DescribeInstances": (100, 20),
+    "Describe": (100, 20),
+    "GetMetricData": (50, 50),
+    "GetMetricStatistics": (400, 400),
+}
+TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
+IDLE_EVERY = 10  # one machine of ten is idle
+IDLE_FOR_S = 30 * 3600
+UP_FOR = timedelta(hours=72)
+JUST_BOOTED = timedelta(minutes=10)
+PERIOD_S = 300
+DEAD_FOR_S = 2 * 3600
+DENIED_ONE_OF = 50
+DEFAULT_PAGE = 1000
+EC2_XMLNS = "http://ec2.amazonaws.com/doc/2016-11-15/"
+AUTOSCALING_XMLNS = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
+
+
+class Bucket:
+    """A token bucket; safe for several threads."""
+
+    def __init__(self, size: float, refill_per_s: float) -> None:
+        self._size, self._refill_per_s = size, refill_per_s
+        self._tokens, self._at = size, time.monotonic()
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Take one token, if there is one."""
+        with self._lock:
+            now = time.monotonic()
+            self._tokens = min(self._size, self._tokens + (now - self._at) * self._refill_per_s)
+            self._at = now
+            if self._tokens < 1:
+                return False
+            self._tokens -= 1
+            return True
+
+
+class RefusedError(Exception):
+    """An answer with an error code."""
+
+
+class Account:
+    """The machines and what is known of them.
+
+    Args:
+        count: how many machines run.
+        case: one of ``tests.reaper.custodian_cases``, as far as the cloud plays a part in it; else empty.
+
+    Attributes:
+        ended: machines that were terminated.
+    """
+
+    def __init__(self, count: int, case: str = "") -> None:
+        self._began_s = time.time()
+        self._case = case
+        self._statistics_asked = 0
+        self.ended = 0
+        launched = datetime.now(UTC) - (JUST_BOOTED if case == "just-booted" else UP_FOR)
+        self._machines = [_machine_xml(index, launched) for index in range(count)]
+        self._idle = {_id(index): bool(case) or index % IDLE_EVERY == 0 for index in range(count)}
+
+    def describe_instances(self, ask: dict[str, Any]) -> str:
+        """One page."""
+        start, size = int(ask.get("NextToken", 0)), int(ask.get("MaxResults", DEFAULT_PAGE))
+        page = "".join(self._machines[start : start + size])
+        more = f"<nextToken>{start + size}</nextToken>" if start + size < len(self._machines) else ""
+        body = f"<reservationSet>{page}</reservationSet>{more}"
+        return f'<DescribeInstancesResponse xmlns="{EC2_XMLNS}">{body}</DescribeInstancesResponse>'
+
+    def get_metric_data(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """Every point of every query; the newest first."""
+        return {"MetricDataResults": [self._series(query, ask) for query in ask["MetricDataQueries"]]}
+
+    def _series(self, query: dict[str, Any], ask: dict[str, Any]) -> dict[str, Any]:
+        stat = query["MetricStat"]
+        (dimension,) = stat["Metric"]["Dimensions"]
+        asked = stat["Metric"]["MetricName"] == METRIC_SECONDS_SINCE_ACTIVITY
+        idle, period = asked and self._idle[dimension["Value"]], int(stat["Period"])
+        last = min(float(ask["EndTime"]), time.time())
+        slots = list(range(int(last // period) * period, int(float(ask["StartTime"])) - 1, -period))
+        idle_at = self._began_s - IDLE_FOR_S
+        values = [max(0.0, slot - idle_at) if idle else 3.0 for slot in slots]
+        return {"Id": query["Id"], "Timestamps": slots, "Values": values, "StatusCode": "Complete"}
+
+    def get_metric_statistics(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """The CPU, as a policy without an agent looks at it.
+
+        Raises:
+            RefusedError: one of fifty, in the case of denied calls.
+        """
+        self._statistics_asked += 1
+        if self._case == "denied" and self._statistics_asked % DENIED_ONE_OF == 0:
+            raise RefusedError("AccessDenied")
+        machine = next(one["Value"] for one in ask["Dimensions"] if one["Name"] == "InstanceId")
+        value = 0.5 if self._idle.get(machine, False) else 60.0
+        # The last word of an agent that died two hours ago, or the only one of a machine that just booted.
+        age_s = DEAD_FOR_S if self._case == "agent-dead" else PERIOD_S
+        point = {"Timestamp": time.time() - age_s, "Average": value, "Unit": "Percent"}
+        return {"Label": ask["MetricName"], "Datapoints": [point]}
+
+    def terminate_instances(self, ask: dict[str, Any]) -> str:
+        """All or nothing.
+
+        Raises:
+            RefusedError: the first machine vanished, in that case.
+        """
+        ids = [value for key, value in ask.items() if key.startswith("InstanceId.")]
+        if self._case == "vanished" and _id(0) in ids:
+            raise RefusedError("InvalidInstanceID.NotFound")
+        self.ended += len(ids)
+        return f'<TerminateInstancesResponse xmlns="{EC2_XMLNS}"><instancesSet/></TerminateInstancesResponse>'
+
+
+def _id(index: int) -> str:
+    return f"i-{index:017x}"
+
+
+def _machine_xml(index: int, launched: datetime) -> str:
+    tags = "".join(f"<item><key>{key}</key><value>{value}</value></item>" for key, value in TAGS.items())
+    return (
+        f"<item><reservationId>r-{index:017x}</reservationId><ownerId>123456789012</ownerId><instancesSet><item>"
+        f"<instanceId>{_id(index)}</instanceId><imageId>ami-1</imageId><instanceType>g5.xlarge</instanceType>"
+        "<instanceState><code>16</code><name>running</name></instanceState>"
+        f"<launchTime>{launched:%Y-%m-%dT%H:%M:%S.000Z}</launchTime><tagSet>{tags}</tagSet>"
+        "</item></instancesSet></item>"
+    )
+
+
+# Nothing but machines: no groups, volumes or addresses; and who asks.
+NOTHING = {
+    "DescribeAutoScalingGroups": f'<DescribeAutoScalingGroupsResponse xmlns="{AUTOSCALING_XMLNS}">'
+    "<DescribeAutoScalingGroupsResult><AutoScalingGroups/></DescribeAutoScalingGroupsResult>"
+    "</DescribeAutoScalingGroupsResponse>",
+    "DescribeVolumes": f'<DescribeVolumesResponse xmlns="{EC2_XMLNS}"><volumeSet/></DescribeVolumesResponse>',
+    "DescribeAddresses": f'<DescribeAddressesResponse xmlns="{EC2_XMLNS}"><addressesSet/>'
+    "</DescribeAddressesResponse>",
+    "GetCallerIdentity": '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+    "<GetCallerIdentityResult><Account>123456789012</Account></GetCallerIdentityResult>"
+    "</GetCallerIdentityResponse>",
+}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    account: ClassVar[Account]
+    buckets: ClassVar[dict[str, Bucket]]
+    calls: ClassVar[Counter[str]]
+    lock: ClassVar[threading.Lock]
+
+    def do_GET(self) -> None:
+        """Say what was asked since the last time."""
+        with self.lock:
+            body = json.dumps({"ended": self.account.ended, "calls": self.calls})
+            self.calls.clear()
+        self._send(200, body, "application/json")
+
+    def do_POST(self) -> None:
+        """Count, wait, refuse or answer."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        name, ask = self._asked(body)
+        with self.lock:
+            self.calls[name] += 1
+        time.sleep(DISTANCE_S)
+        bucket = next((found for prefix, found in self.buckets.items() if name.startswith(prefix)), None)
+        if bucket is not None and not bucket.take():
+            with self.lock:
+                self.calls["throttled"] += 1
+            code = "<Error><Code>RequestLimitExceeded</Code><Message>slower</Message></Error>"
+            self._send(503, f"<Response><Errors>{code}</Errors></Response>", "text/xml")
+            return
+        self._answer(name, ask)
+
+    def _asked(self, body: bytes) -> tuple[str, dict[str, Any]]:
+        if target := self.headers.get("X-Amz-Target"):
+            return target.rpartition(".")[2], json.loads(body or b"{}")
+        fields = {key: values[0] for key, values in parse_qs(body.decode()).items()}
+        return fields["Action"], fields
+
+    def _answer(self, name: str, ask: dict[str, Any]) -> None:
+        as_json = {
+            "GetMetricData": self.account.get_metric_data,
+            "GetMetricStatistics": self.account.get_metric_statistics,
+            "DescribeAlarms": lambda _: {"MetricAlarms": [], "CompositeAlarms": []},
+        }
+        as_xml = {
+            "DescribeInstances": self.account.describe_instances,
+            "TerminateInstances": self.account.terminate_instances,
+            **{key: lambda _, body=body: body for key, body in NOTHING.items()},
+        }
+        try:
+            if name in as_json:
+                self._send(200, json.dumps(as_json[name](ask)), "application/x-amz-json-1.0")
+            elif name in as_xml:
+                self._send(200, as_xml[name](ask), "text/xml")
+            else:
+                raise RefusedError(f"Unknown{name}")
+        except RefusedError as refused:
+            error = json.dumps({"__type": str(refused), "message": "no"})
+            as_text = f"<Response><Errors><Error><Code>{refused}</Code></Error></Errors></Response>"
+            self._send(400, error if name in as_json else as_text, "text/xml")
+
+    def _send(self, status: int, body: str, kind: str) -> None:
+        content = body.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
+        """Say nothing."""
+
+
+def main(count: int, case: str = "") -> None:
+    """Serve until killed; the first line on stdout is the address."""
+    _Handler.account = Account(count, case)
+    _Handler.buckets = {name: Bucket(*numbers) for name, numbers in BUCKETS.items()}
+    _Handler.calls, _Handler.lock = Counter(), threading.Lock()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    sys.stdout.write(f"http://127.0.0.1:{server.server_port}\n")
+    sys.stdout.flush()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,105 @@
+"""The five verdicts that Cloud Custodian 0.9.53 gets wrong (facts page of the reaper), put to this sweep.
+
+Each case plays in a ``World`` and gives the wrongs it saw, in words: none is right.
+"""
+
+from collections.abc import Callable
+
+from image.reaper.activity import MAX_QUERIES
+from image.reaper.model import ENDS, TAG_MANAGED, TAG_POOL, TAG_STACK, Verdict
+from image.reaper.policy import Policy
+from tests.reaper.sweeping import policy, sweep_world
+from tests.reaper.world import World, refusal
+
+TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev"}
+POLICY = policy(idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
+
+
+def forgotten(count: int) -> World:
+    """Machines whose owners left 80 minutes ago."""
+    world = World()
+    for _ in range(count):
+        world.start(TAGS)
+    world.pass_minutes(1)
+    for machine in world.machines.values():
+        machine.busy = False
+    world.pass_minutes(80)
+    return world
+
+
+def marked(count: int, checked: Policy = POLICY) -> World:
+    """The same, marked, their grace over."""
+    world = forgotten(count)
+    sweep_world(world, checked, override_breaker=True)
+    world.pass_minutes(21)
+    return world
+
+
+def just_booted() -> list[str]:
+    """A machine with one heartbeat of a window that it has not lived through."""
+    world = World()
+    machine = world.start(TAGS)
+    machine.busy = False
+    world.pass_minutes(1)
+    (decision,) = sweep_world(world, POLICY).plan.decisions
+    return [] if decision.verdict is Verdict.KEEP_YOUNG else [f"just booted: {decision.verdict}"]
+
+
+def agent_dead() -> list[str]:
+    """A machine last seen idle, whose agent died two hours ago."""
+    world = marked(1)
+    (machine,) = world.machines.values()
+    machine.agent = "dead"
+    world.pass_minutes(120)
+    result = sweep_world(world, POLICY)
+    (decision,) = result.plan.decisions
+    right = decision.verdict is Verdict.KEEP_UNKNOWN and decision.alert and not world.ends
+    return [] if right else [f"agent dead for two hours: {decision.verdict}"]
+
+
+def one_batch_denied() -> list[str]:
+    """One call in a few is denied: the others count, and the failure shows."""
+    world = forgotten(MAX_QUERIES + 100)
+
+    def deny() -> None:
+        raise refusal("AccessDenied", "GetMetricData")
+
+    world.on_call("GetMetricData", deny, number=1)
+    result = sweep_world(world, POLICY, override_breaker=True)
+    wrong = []
+    if len(result.done.marked) != 100:
+        wrong.append(f"{len(result.done.marked)} of 100 machines marked that were read")
+    if len(result.plan.with_verdict(Verdict.KEEP_UNKNOWN)) != MAX_QUERIES:
+        wrong.append("machines that nothing is known of are not unknown")
+    if not result.failed:
+        wrong.append("a denied call is no failure")
+    return wrong
+
+
+def one_machine_vanished() -> list[str]:
+    """One of 80 machines vanishes right before it is ended: the other 79 go, and one failure is told."""
+    world = marked(80)
+    vanishing = next(iter(world.machines))
+    world.on_call("TerminateInstances", lambda: world.machines.pop(vanishing), number=1)
+    result = sweep_world(world, POLICY)
+    failed = {failure.instance_id for failure in result.done.failures}
+    right = len(world.ends) == 79 and failed == {vanishing} and result.failed
+    return [] if right else [f"one vanished: {len(world.ends)} of 79 ended, failed {failed or 'none'}"]
+
+
+def no_action_allowed() -> list[str]:
+    """A limit of nought means none."""
+    world = marked(3, policy(idle_after_hours=1, grace_minutes=20, top={"max_actions": 0}))
+    none = policy(idle_after_hours=1, grace_minutes=20, top={"max_actions": 0})
+    result = sweep_world(world, none)
+    ended = len(world.ends) + len(result.plan.with_verdict(*ENDS))
+    return [] if ended == 0 else [f"a limit of 0: {ended} ended"]
+
+
+CASES: dict[str, Callable[[], list[str]]] = {
+    "just-booted": just_booted,
+    "agent-dead": agent_dead,
+    "denied": one_batch_denied,
+    "vanished": one_machine_vanished,
+    "limit-nought": no_action_allowed,
+}
