@@ -94,9 +94,10 @@ def _is_there(copy: tuple[int, float] | None, status: os.stat_result) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Regular files; links to folders are not followed, or a link to / would copy the machine."""
+    """Regular files. Links are not followed: anybody may put one there, and the agent reads as root."""
     for parent, _, names in os.walk(folder):
-        yield from (path for name in names if (path := Path(parent, name)).is_file())
+        paths = (Path(parent, name) for name in names)
+        yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
 
 def _listed(s3: Any, to: Place) -> dict[str, tuple[int, float]]:

@@ -55,8 +55,9 @@ def test_a_missing_folder_has_nothing_to_save(s3, tmp_path):
     assert save(tmp_path / "none", s3, PLACE) == Saved(0, 0, 0)
 
 
-def test_a_link_to_a_folder_is_not_followed(s3, folder):
-    (folder / "everything").symlink_to("/etc")
+@pytest.mark.parametrize("target", ["/etc", "/etc/passwd"])
+def test_a_link_that_anybody_may_put_there_is_not_followed_by_root(s3, folder, target):
+    (folder / "everything").symlink_to(target)
 
     assert save(folder, s3, PLACE).files == 2
 
