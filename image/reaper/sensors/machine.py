@@ -65,7 +65,7 @@ class RateSensor:
             return self._rates
         try:
             counters = self._count()
-        except (OSError, psutil.Error, ValueError) as error:
+        except (OSError, psutil.Error, ValueError, NotImplementedError) as error:
             raise SensorError(f"counters of CPU, disk and network: {error}") from error
         if self._before is not None:
             self._rates = rates_between(self._before, counters, now_s - self._before_s)
