@@ -64,13 +64,17 @@ def idle_history(idle_minutes: int, minutes: int = MINUTES) -> History:
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """Any idle time, with some heartbeats lost, and perhaps a code that says unknown."""
+    """Any idle time, with some heartbeats lost, and perhaps minutes that a sensor failed in.
+
+    After such a minute the agent counts anew, as it does after work.
+    """
     history = idle_history(draw(st.integers(0, MINUTES)))
     chance, seed = draw(st.sampled_from([0.0, 0.02, 0.2])), draw(st.integers(0, 1000))
     dice = random.Random(seed)
     lost = {ago for ago in history.beats if dice.random() < chance}
-    unknown = {ago: -1.0 for ago in history.beats if dice.random() < chance / 10}
-    return History({**history.without(lost).beats, **unknown})
+    for ago in [ago for ago in history.beats if dice.random() < chance / 10]:
+        history = History({**history.active_at(ago).beats, ago: -1.0})
+    return history.without(lost)
 
 
 def machine(name: str = "i-1", marked_minutes_ago: int | None = 40, **changes: Any) -> Instance:

@@ -64,9 +64,10 @@ def test_a_machine_that_worked_within_the_window_is_never_ended(history, busy):
 # 2: nobody knows
 
 
-@given(history=histories(), covered=st.integers(0, 89), seed=st.integers(0, 99))
+@given(history=histories(), covered=st.integers(0, 85), seed=st.integers(0, 99))
 def test_below_the_coverage_nothing_is_ended(history, covered, seed):
-    recent = [ago for ago in history.beats if ago <= 60]
+    # the newest minutes are not counted yet
+    recent = [ago for ago in history.beats if 3 < ago <= 60]
     lost = set(random.Random(seed).sample(recent, len(recent) * (100 - covered) // 100))
 
     assert ends(decide(alone(machine(), history.without(lost).activity()))) == set()
