@@ -386,6 +386,11 @@ class Stack:
     reaper: Reaper = Reaper()
     image: Image = Image()
 
+    @property
+    def emulated(self) -> bool:
+        """Whether an emulator stands for the cloud; what moto lacks is then left out."""
+        return self.endpoint_url is not None
+
     def zones_of(self, pool: Pool) -> tuple[str, ...]:
         """The zones a pool uses, in the network's order of preference."""
         return tuple(zone for zone in self.network.zones if not pool.zones or zone in pool.zones)

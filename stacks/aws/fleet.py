@@ -68,7 +68,7 @@ def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
 
 
 def _may_place(stack: Stack, pool: Pool) -> bool:
-    return pool.reservation_id is None and stack.endpoint_url is None
+    return pool.reservation_id is None and not stack.emulated
 
 
 @dataclass(frozen=True)

@@ -148,12 +148,13 @@ class Storage(pulumi.ComponentResource):
         aws.efs.FileSystemPolicy(
             f"{self._name}-home", file_system_id=files.id, policy=home_policy(files.arn), opts=self._child
         )
-        aws.efs.BackupPolicy(
-            f"{self._name}-home",
-            file_system_id=files.id,
-            backup_policy={"status": "ENABLED"},
-            opts=self._child,
-        )
+        if not self._args.stack.emulated:  # moto 5.2.5 knows no PutBackupPolicy
+            aws.efs.BackupPolicy(
+                f"{self._name}-home",
+                file_system_id=files.id,
+                backup_policy={"status": "ENABLED"},
+                opts=self._child,
+            )
         for zone, subnet_id in self._args.subnet_ids.items():
             aws.efs.MountTarget(
                 f"{self._name}-home-{zone}",

@@ -101,7 +101,8 @@ def tail(log: Path, lines: int = 15) -> str:
 def ended_like_by_keyboard() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C for the length of a block, so that every ``finally`` runs.
 
-    Only the main thread may set signal handlers; elsewhere (tests) this does nothing.
+    SIGINT too is set: a shell that starts a command in the background has it ignored, and Python leaves that
+    so. Only the main thread may set signal handlers; elsewhere (tests) this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,8 +111,9 @@ def ended_like_by_keyboard() -> Iterator[None]:
     def interrupt(number: int, _: object) -> None:
         raise KeyboardInterrupt(f"signal {number}")
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

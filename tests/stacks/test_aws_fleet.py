@@ -176,7 +176,7 @@ def test_the_groups_of_a_pool_hold_its_size_once(content):
 
 
 @given(content=stack_files())
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_valid_settings_build(register, content):
     rehearsed = register(from_mapping("test", content))
 
