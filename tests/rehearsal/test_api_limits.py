@@ -9,7 +9,7 @@ from stacks.rehearsal.program import run_program
 from tests.rehearsal.api_limits import violations
 from tests.rehearsal.test_shipped_stacks import AWS_STACKS, REGION
 
-# stacks/aws/firewall.py describes a rule with an apostrophe, which EC2 refuses: reported, to be reworded there.
+# stacks/aws/firewall.py describes a rule with an apostrophe, which EC2 refuses: to be reworded there.
 REPORTED = "the network's resolver"
 
 
