@@ -108,7 +108,7 @@ class Parallel(Section):
     pipeline: Positive = 1  # ranks that share the depth of the model
     powersgd_rank: Count = 0  # ddp: rank of the gradient compression; 0: off
     sync_batch_norm: bool = False
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0  # of a collective; the watchdog speaks at the same time
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0  # of a collective; the watchdog speaks a little sooner
 
     @model_validator(mode="after")
     def one_strategy(self) -> Self:

@@ -16,7 +16,7 @@ from training.parallel import World
 from training.run import Run, fresh_state, opened
 from training.state import State, parameters_sha256, whole_weights
 from training.stop import Stop
-from training.watchdog import Watchdog
+from training.watchdog import SOONER, Watchdog
 
 MODEL_FOLDER = "model"
 log = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
     with opened(settings, where) as run:
         state = fresh_state(run)
         resumed_from_step = run.checkpoints.restore(state)
-        with Watchdog(where.rank, settings.parallel.timeout_s, run.directory, lambda: state.step) as watchdog:
+        limit_s = SOONER * settings.parallel.timeout_s
+        with Watchdog(where.rank, limit_s, run.directory, lambda: state.step) as watchdog:
             stop = Stop(where, interruption, run.checkpoints.due_by_time, watchdog.beat)
             stopped = train_steps(run, state, stop)
             watchdog.rest()

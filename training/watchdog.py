@@ -17,7 +17,10 @@ from types import TracebackType
 from typing import Self
 
 EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: another try may go well
-LOOKS_PER_LIMIT = 10
+LOOKS_PER_LIMIT = 20
+SOONER = (
+    0.8  # of the timeout of a collective: a collective that fails first would name neither step nor place
+)
 log = logging.getLogger(__name__)
 
 
@@ -70,7 +73,7 @@ class Watchdog:
             return
         file = self._directory / f"stacks-rank-{self._rank}.txt"
         log.critical(
-            "event=stalled rank=%d step=%d silent_s=%.0f limit_s=%.0f at=%r stacks=%s",
+            "event=stalled rank=%d step=%d silent_s=%.1f limit_s=%.1f at=%r stacks=%s",
             self._rank,
             self._step(),
             silent_s,

@@ -94,20 +94,24 @@ def diverging_rank(table: dict[str, Any]) -> None:
         loop.train(settings, where, interruption)
 
 
-def test_a_rank_that_hangs_ends_by_itself_and_leaves_its_stack(table, tmp_path):
-    with pytest.raises(AssertionError, match="ended without a word"):
-        run_ranks(hang_rank, 1, changed(table, parallel={"timeout_s": 1.0}))
+def test_a_rank_that_hangs_and_those_that_wait_for_it_end_and_leave_their_stacks(table, tmp_path):
+    with pytest.raises(AssertionError, match="rank 0 of 2:\nended without a word"):
+        run_ranks(hang_rank, 2, changed(table, parallel={"timeout_s": 3.0}))
 
-    assert "hang" in (tmp_path / "run" / "stacks-rank-0.txt").read_text()
+    waiting, hanging = ((tmp_path / "run" / f"stacks-rank-{rank}.txt").read_text() for rank in (0, 1))
+    assert "in never_read" in hanging
+    assert "in accumulate" in waiting
+    assert "in never_read" not in waiting
 
 
 def hang_rank(table: dict[str, Any]) -> None:
-    """Trains on this rank until its data never comes."""
+    """Trains on this rank; the data of rank 1 never comes."""
 
-    def hang(*_arguments: object) -> None:
+    def never_read(*_arguments: object) -> None:
         threading.Event().wait()
 
-    TokenFile.sample = hang
+    if os.environ["RANK"] == "1":
+        TokenFile.sample = never_read
     settings = config.from_table(table, "test")
     with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
         loop.train(settings, where, interruption)

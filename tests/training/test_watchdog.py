@@ -73,7 +73,7 @@ def test_rank_step_and_seconds_are_named(watchdog, clock, caplog):
     with caplog.at_level(logging.CRITICAL):
         watchdog.look()
 
-    assert "event=stalled rank=3 step=7 silent_s=61 limit_s=60" in caplog.text
+    assert "event=stalled rank=3 step=7 silent_s=61.0 limit_s=60.0" in caplog.text
 
 
 def test_the_stacks_of_all_threads_are_kept(watchdog, clock, tmp_path):
