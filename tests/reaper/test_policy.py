@@ -1,0 +1,126 @@
+"""A wrong policy is one message with every wrong key; nothing is swept by it."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper import policy as policies
+from image.reaper.cli import main
+from image.reaper.errors import PolicyError
+from tests.reaper.moto_fleet import policy_json, pool_policy
+
+
+def refusal(**changes) -> str:
+    with pytest.raises(PolicyError) as caught:
+        policies.parse(json.dumps(policy_json(**changes)))
+    return str(caught.value)
+
+
+def problem_of(content) -> str | None:
+    """What is wrong with a policy, if anything."""
+    try:
+        policies.parse(json.dumps(content))
+    except PolicyError as error:
+        return str(error)
+    return None
+
+
+def test_a_sound_policy_is_read_as_it_is_written():
+    parsed = policies.parse(json.dumps(policy_json(time_zone="Europe/Berlin")))
+
+    assert parsed.time_zone.key == "Europe/Berlin"
+    assert str(parsed.pools["dev"].hourly_price["g5.xlarge"]) == "1.006"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"time_zone": "Europe/Berlon"}, "time_zone = 'Europe/Berlon'; allowed: an IANA time zone"),
+        ({"time_zone": "Europe/Berlon"}, "(nearest: Europe/Berlin)"),
+        ({"max_percent": 101}, "max_percent = 101; allowed: a whole number from 0 to 100"),
+        ({"max_actions": -1}, "max_actions = -1; allowed: a whole number from 0 to 100000"),
+        ({"max_actions": True}, "max_actions = True; allowed: a whole number"),
+        ({"schema_version": 2}, "schema_version = 2; allowed: 1"),
+        ({"cloud": "gcp"}, "cloud = 'gcp'; allowed: aws, alicloud"),
+        ({"dry_rum": True}, "dry_rum is unknown (nearest: dry_run)"),
+        ({"pools": []}, "pools = []; allowed: an object"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_value_and_what_is_allowed(changes, message):
+    assert message in refusal(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"idle_after_hours": 0}, "pools.dev.idle_after_hours = 0; allowed: a number from 0.05 to 336"),
+        ({"action": "kill"}, "pools.dev.action = 'kill'; allowed: stop, terminate"),
+        ({"action": "stop"}, "allowed: terminate, because instance_store_scratch is true"),
+        (
+            {"action": "stop", "market": "spot", "instance_store_scratch": False},
+            "allowed: terminate, because market is spot",
+        ),
+        ({"quiet_hours": [{"start": "7pm", "end": "07:00"}]}, "quiet_hours[0].start = '7pm'; allowed: HH:MM"),
+        (
+            {"hourly_price": {"g5.xlarge": 1.006}},
+            "hourly_price.g5.xlarge = 1.006; allowed: a price as a text",
+        ),
+        ({"max_lifetime_hours": 12}, "max_lifetime_hours = 12; allowed: a whole number from 24"),
+        ({"scale_in_alarm": ""}, "scale_in_alarm = ''; allowed: a text that is not empty"),
+        ({"require_acknowledgement": "yes"}, "require_acknowledgement = 'yes'; allowed: true or false"),
+    ],
+)
+def test_a_wrong_key_of_a_pool_is_named_with_its_path(changes, message):
+    assert message in refusal(pools={"dev": pool_policy(**changes)})
+
+
+def test_every_problem_of_a_file_is_told_at_once():
+    message = refusal(max_percent=101, time_zone="Mars", pools={"dev": pool_policy(coverage_percent=0)})
+
+    assert len(message.splitlines()) == 3
+
+
+def test_text_that_is_no_json_is_refused():
+    with pytest.raises(PolicyError, match="not JSON"):
+        policies.parse("{")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
+def test_no_json_at_all_makes_a_policy_or_a_traceback(content):
+    with pytest.raises(PolicyError):
+        policies.parse(json.dumps(content))
+
+
+@given(key=st.sampled_from(sorted(policy_json())), value=st.none() | st.integers() | st.text() | st.just({}))
+def test_any_value_of_any_key_is_taken_or_refused_in_words(key, value):
+    message = problem_of(policy_json(**{key: value}))
+
+    assert message is None or key in message
+
+
+def test_a_person_sees_one_message_and_no_traceback(tmp_path):
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps(policy_json(max_percent=101)))
+
+    shown = CliRunner().invoke(main, ["sweep", "--policy", str(path)])
+
+    assert shown.exit_code == 1
+    assert shown.output.startswith("error: ")
+    assert "max_percent = 101" in shown.output
+    assert "Traceback" not in shown.output
+
+
+def test_a_policy_that_is_not_there_is_told(tmp_path):
+    shown = CliRunner().invoke(main, ["sweep", "--policy", str(tmp_path / "none.json")])
+
+    assert (shown.exit_code, "No such file" in shown.output) == (1, True)
+
+
+def test_a_malformed_time_is_told_with_what_is_allowed(tmp_path):
+    shown = CliRunner().invoke(main, ["sweep", "--now", "2026-11-21T18:00"])
+
+    assert shown.exit_code == 2
+    assert "ISO 8601 with a zone" in shown.output

@@ -1,0 +1,265 @@
+"""What becomes of one machine, case by case: the parts of a policy that the invariants do not reach."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from image.reaper.decide import decide
+from image.reaper.model import Fleet, Group, Verdict
+from image.reaper.times import is_quiet
+from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, alone, idle_history, machine
+from tests.reaper.sweeping import policy
+
+FORGOTTEN = idle_history(161).activity()
+
+
+def decision(situation):
+    (found,) = decide(situation).decisions
+    return found
+
+
+def with_pool(**changes):
+    return policy(**{"idle_after_hours": 2, "grace_minutes": 30, "max_lifetime_hours": None} | changes)
+
+
+# stop, then terminate
+
+STOPPING = with_pool(action="stop", instance_store_scratch=False, terminate_stopped_after_days=7)
+STOPPED_AT = NOW - timedelta(days=8)
+
+
+def stopped(**changes):
+    return machine(**{"state": "stopped", "stopped_at": STOPPED_AT, "marked_minutes_ago": None} | changes)
+
+
+def test_a_machine_of_a_stopping_pool_is_stopped():
+    assert decision(alone(machine(), FORGOTTEN, policy=STOPPING)).verdict is Verdict.STOP
+
+
+def test_a_spot_machine_is_never_stopped_and_somebody_is_told():
+    found = decision(alone(machine(spot=True), FORGOTTEN, policy=STOPPING))
+
+    assert (found.verdict, found.alert) == (Verdict.KEEP_PROTECTED, True)
+
+
+def test_a_stopped_machine_is_marked_again_before_it_is_terminated():
+    """The mark that led to the stop was no notice of the end of its disk."""
+    first_mark = {
+        "gpu-fleet:idle-since": (STOPPED_AT - timedelta(hours=3)).isoformat(),
+        "gpu-fleet:reap-after": (STOPPED_AT - timedelta(minutes=5)).isoformat(),
+    }
+
+    found = decision(alone(stopped(tags=first_mark), FORGOTTEN, policy=STOPPING))
+
+    assert found.verdict is Verdict.MARK
+    assert found.idle_since == STOPPED_AT
+
+
+def test_a_stopped_machine_goes_when_its_own_mark_is_due():
+    second_mark = {
+        "gpu-fleet:idle-since": STOPPED_AT.isoformat(),
+        "gpu-fleet:reap-after": (NOW - timedelta(minutes=5)).isoformat(),
+    }
+
+    found = decision(alone(stopped(tags=second_mark), FORGOTTEN, policy=STOPPING))
+
+    assert found.verdict is Verdict.TERMINATE
+
+
+@pytest.mark.parametrize(
+    ("changes", "checked"),
+    [
+        ({"stopped_at": NOW - timedelta(days=6)}, STOPPING),
+        ({"stopped_at": None}, STOPPING),
+        ({}, with_pool(action="stop", instance_store_scratch=False)),
+        ({"tags": {"gpu-fleet:keep-until": (NOW + timedelta(days=1)).isoformat()}}, STOPPING),
+        ({"tags": {"gpu-fleet:managed": "false"}}, STOPPING),
+    ],
+    ids=["not long enough", "nobody knows since when", "no second stage", "held", "not managed"],
+)
+def test_a_stopped_machine_stays_otherwise(changes, checked):
+    assert decision(alone(stopped(**changes), FORGOTTEN, policy=checked)).verdict.startswith("KEEP")
+
+
+# quiet hours
+
+NIGHT = [{"start": "19:00", "end": "07:00"}]
+
+
+@pytest.mark.parametrize(
+    ("moment", "quiet"),
+    [
+        ("2026-07-01T17:30:00+00:00", True),  # 19:30 in Berlin, in summer
+        ("2026-07-01T16:30:00+00:00", False),
+        ("2026-12-01T18:30:00+00:00", True),  # 19:30 in Berlin, in winter
+        ("2026-12-01T17:30:00+00:00", False),
+        ("2026-12-02T05:59:00+00:00", True),
+        ("2026-12-02T06:00:00+00:00", False),  # the end is not quiet any more
+    ],
+)
+def test_quiet_hours_follow_the_clock_on_the_wall(moment, quiet):
+    checked = policy(quiet_hours=NIGHT, top={"time_zone": "Europe/Berlin"})
+
+    spans = checked.pools["dev"].quiet_hours
+
+    assert is_quiet(datetime.fromisoformat(moment), spans, checked.time_zone, weekends=False) is quiet
+
+
+def test_a_weekend_is_quiet_where_people_live():
+    late_friday_in_utc = datetime(2026, 11, 20, 23, 30, tzinfo=UTC)
+    berlin, utc = policy(top={"time_zone": "Europe/Berlin"}), policy()
+
+    assert is_quiet(late_friday_in_utc, (), berlin.time_zone, weekends=True)
+    assert not is_quiet(late_friday_in_utc, (), utc.time_zone, weekends=True)
+
+
+@pytest.mark.parametrize("marked", [None, 40])
+def test_nothing_is_marked_or_ended_in_quiet_hours(marked):
+    all_day = with_pool(quiet_hours=[{"start": "00:00", "end": "00:00"}])
+
+    found = decision(alone(machine(marked_minutes_ago=marked), FORGOTTEN, policy=all_day))
+
+    assert found.verdict is Verdict.WAIT
+    assert "quiet hours" in found.reason
+
+
+# requests
+
+
+def fleet_of(idle_minutes, **changes):
+    machines = tuple(machine(f"i-{n}", marked_minutes_ago=None) for n in range(len(idle_minutes)))
+    activity = {
+        one.id: idle_history(idle).activity() for one, idle in zip(machines, idle_minutes, strict=True)
+    }
+    situation = replace(alone(machines[0], FORGOTTEN), fleet=Fleet(machines), activity=activity)
+    return {one.instance.id: one.verdict for one in decide(replace(situation, **changes)).decisions}
+
+
+def test_low_load_takes_the_longest_idle_machine_and_only_one():
+    found = fleet_of([0, 40, 60], scale_in=frozenset({"dev"}))
+
+    assert found == {"i-0": Verdict.KEEP_BUSY, "i-1": Verdict.KEEP_BUSY, "i-2": Verdict.MARK}
+
+
+def test_low_load_takes_no_machine_at_work():
+    assert set(fleet_of([0, 5, 20], scale_in=frozenset({"dev"})).values()) == {Verdict.KEEP_BUSY}
+
+
+def test_low_load_waits_while_another_machine_is_leaving():
+    found = fleet_of([161, 60], scale_in=frozenset({"dev"}))
+
+    assert found == {"i-0": Verdict.MARK, "i-1": Verdict.KEEP_BUSY}
+
+
+def test_without_low_load_a_short_idle_time_is_no_reason():
+    assert set(fleet_of([40, 60]).values()) == {Verdict.KEEP_BUSY}
+
+
+def test_a_machine_that_was_asked_for_is_unmarked_when_load_returns():
+    asked = machine(marked_minutes_ago=10, idle_since=NOW - timedelta(minutes=60))
+
+    assert decision(alone(asked, idle_history(60).activity())).verdict is Verdict.UNMARK
+
+
+OLD = {"launched_at": NOW - timedelta(days=8)}
+LIFETIME = with_pool(max_lifetime_hours=168)
+
+
+def test_an_old_machine_at_work_is_left_and_its_owner_asked():
+    found = decision(
+        alone(machine(marked_minutes_ago=None, **OLD), idle_history(5).activity(), policy=LIFETIME)
+    )
+
+    assert (found.verdict, found.alert) == (Verdict.KEEP_BUSY, True)
+    assert "past its lifetime of 168 h" in found.reason
+
+
+def test_an_old_machine_goes_by_the_shorter_idle_time():
+    unmarked = machine(marked_minutes_ago=None, **OLD)
+
+    assert decision(alone(unmarked, idle_history(40).activity(), policy=LIFETIME)).verdict is Verdict.MARK
+
+
+# saved files
+
+CAREFUL = with_pool(require_acknowledgement=True)
+
+
+def test_no_machine_goes_before_its_agent_says_that_files_are_saved():
+    found = decision(alone(machine(), FORGOTTEN, policy=CAREFUL))
+
+    assert found.verdict is Verdict.WAIT
+    assert "/scratch/keep" in found.reason
+
+
+def test_a_machine_goes_when_its_agent_acknowledged_this_very_mark():
+    marked = machine()
+    reap_after = datetime.fromisoformat(marked.tags["gpu-fleet:reap-after"])
+    saved = replace(FORGOTTEN, acknowledged=reap_after.timestamp())
+    another = replace(FORGOTTEN, acknowledged=reap_after.timestamp() - 3600)
+
+    assert decision(alone(marked, saved, policy=CAREFUL)).verdict is Verdict.TERMINATE
+    assert decision(alone(marked, another, policy=CAREFUL)).verdict is Verdict.WAIT
+
+
+# what is told
+
+
+def test_a_hung_gpu_is_told_and_never_ended():
+    hung = replace(FORGOTTEN, newest_value=-2.0)
+
+    found = decision(alone(machine(marked_minutes_ago=None), hung))
+
+    assert (found.verdict, found.alert) == (Verdict.ALERT, True)
+    assert "SUSPECT-HUNG" in found.reason
+
+
+def test_an_agent_that_repeats_itself_is_not_believed():
+    frozen = replace(FORGOTTEN, contradictory=True)
+
+    assert decision(alone(machine(), frozen)).verdict is Verdict.KEEP_UNKNOWN
+
+
+def test_a_machine_of_an_unknown_pool_is_left_and_told():
+    stray = machine(tags={"gpu-fleet:pool": "gone"})
+
+    found = decision(alone(stray, FORGOTTEN))
+
+    assert (found.verdict, found.alert) == (Verdict.KEEP_PROTECTED, True)
+
+
+@pytest.mark.parametrize("state", ["Standby", "Terminating:Wait", "Pending"])
+def test_a_member_in_another_state_than_service_is_left_to_its_group(state):
+    group = Group("pool", 0, 1, {"i-1": state})
+
+    assert decision(alone(machine(), FORGOTTEN, groups=(group,))).verdict is Verdict.KEEP_PROTECTED
+
+
+def test_a_pool_keeps_its_minimum():
+    least = with_pool(min_size=1)
+
+    assert (
+        decision(alone(machine(marked_minutes_ago=None), FORGOTTEN, policy=least)).verdict
+        is Verdict.KEEP_FLOOR
+    )
+    assert decision(alone(machine(), FORGOTTEN, policy=least)).verdict is Verdict.UNMARK
+
+
+def test_a_hold_beyond_fourteen_days_holds_and_is_told():
+    far = machine(tags={"gpu-fleet:keep-until": "2099-01-01T00:00:00Z"}, marked_minutes_ago=None)
+
+    found = decision(alone(far, FORGOTTEN))
+
+    assert (found.verdict, found.alert) == (Verdict.KEEP_HELD, True)
+    assert "at most 14 days ahead" in found.reason
+
+
+def test_the_time_left_is_told():
+    waiting = machine(marked_minutes_ago=10, idle_since=NOW - timedelta(minutes=161))
+
+    assert decision(alone(waiting, FORGOTTEN)).reason == "idle for 2.7 h; goes in 20 min unless used"
+
+
+def test_the_policy_of_these_tests_is_the_one_they_name():
+    assert timedelta(hours=POLICY.pools["dev"].idle_after_hours) == IDLE_AFTER
