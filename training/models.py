@@ -163,8 +163,9 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
             raise ModelError(f"model.options.{key}: unknown for {name}{suggestion(key, known)}")
     try:
         model = entry.build(_input_facts(name, facts), **options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"model.options = {options}: {name} cannot be built: {error}") from error
+    except Exception as error:  # the definitions of others raise what they like
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ModelError(f"model.options = {options}: {name} cannot be built: {reason}") from error
     if weights:
         load_weights(model, Path(weights))
     return model

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+import torch
 from click.testing import CliRunner
 
 from stacks.rehearsal.moto_server import moto_server
@@ -20,6 +21,12 @@ def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.delenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", raising=False)
     monkeypatch.delenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", raising=False)
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Small models gain nothing from more, and threads that wait for a busy core lose a lot."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

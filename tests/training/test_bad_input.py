@@ -86,6 +86,10 @@ def directory_under_a_file(table: dict[str, Any], folder: Path) -> dict[str, Any
             section("model", options={"widths": ["a"]}),
             "model.options = {'widths': ['a']}: resnet_small cannot be",
         ),
+        (
+            section("model", options={"dropout": 7.0}),
+            "model.options = {'dropout': 7.0}: resnet_small cannot be",
+        ),
         (section("model", name="gpt"), "model.name = 'gpt': takes tokens, the data is images"),
         (
             section("model", weights="/nowhere"),

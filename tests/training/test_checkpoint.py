@@ -229,3 +229,17 @@ def test_oss_is_asked_the_way_it_understands(monkeypatch: pytest.MonkeyPatch) ->
     assert options.s3["addressing_style"] == "virtual"
     assert options.request_checksum_calculation == "when_required"
     assert options.response_checksum_validation == "when_required"
+
+
+def test_an_upload_that_failed_is_told_at_the_end(
+    bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store("s3://gone/runs")
+    saver = Saver(tmp_path, store, keep=1)
+    saver.save(local.Manifest(1, "model", 1), {})
+
+    with pytest.raises(CheckpointError, match="s3://gone/runs: cannot take step 1"):
+        saver.close()
+
+    assert "event=upload-failed step=1" in caplog.text
+    assert local.verify(tmp_path / "step-1").step == 1

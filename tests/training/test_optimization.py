@@ -1,6 +1,5 @@
 """From gradients to weights: the rate of every step, averages, number formats, what they cost in memory."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=128)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def factor(step: int, **schedule: Any) -> float:

@@ -1,0 +1,158 @@
+"""When a run stops, saves, refuses to go on: at one step on all ranks, and never on top of a broken state."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.examples import (
+    CountingInterruption,
+    changed,
+    few_digits,
+    gpt_table,
+    resnet_table,
+    train_on,
+    train_rank,
+    write_tokens,
+)
+from tests.training.test_bad_input import tried_alone
+from training import config
+from training.checkpoint.manager import Checkpoints, location
+from training.errors import CheckpointError, DivergenceError
+from training.interrupt import Interruption, Reason
+from training.parallel import World, world
+from training.stop import Stop
+
+WIDER = {"hidden_size": 32, "layers": 2, "heads": 4, "intermediate_size": 96}
+
+
+@pytest.fixture
+def alone() -> Iterator[World]:
+    with world(config.Parallel()) as where:
+        yield where
+
+
+@pytest.fixture(scope="module")
+def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return few_digits(digits, tmp_path_factory.mktemp("few"), count=256)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+def test_a_reason_is_agreed_on_one_call_later(alone: World) -> None:
+    stop = Stop(alone, CountingInterruption(stop_at=1), save_due=lambda: False, moved=lambda: None)
+
+    assert [stop.agreed() for _ in range(4)] == [False, False, True, True]
+    assert stop.reason is Reason.STOP_FILE
+
+
+def test_a_save_is_asked_for_once_until_it_is_taken(alone: World) -> None:
+    stop = Stop(alone, Interruption([], 1.0), save_due=lambda: True, moved=lambda: None)
+
+    taken = []
+    for _ in range(6):
+        assert not stop.agreed()
+        taken.append(stop.take_save_request())
+
+    assert taken == [False, True, False, True, False, True]  # asked, agreed one call later, asked again
+
+
+def test_a_stop_during_the_evaluation_is_taken_at_once(pictures: Path, tmp_path: Path) -> None:
+    table = resnet_table(pictures, tmp_path, steps=2)
+
+    stopped = train_on(2, table, stop_at=4)
+    measured = train_on(2, table)
+
+    assert (stopped["outcome"], stopped["step"], stopped["metric"]) == ("stopped", 2, None)
+    assert (measured["outcome"], measured["resumed_from_step"]) == ("finished", 2)
+    assert measured["parameters_sha256"] == stopped["parameters_sha256"]
+
+
+def test_the_stop_file_stops_a_run_and_says_why(pictures: Path, no_fleet: Path, tmp_path: Path) -> None:
+    (no_fleet / "stop").write_text("idle for 24 h\n")
+
+    status, _ = tried_alone(resnet_table(pictures, tmp_path / "run", steps=1000), tmp_path)
+
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert status == 0
+    assert (result["outcome"], result["reason"]) == ("stopped", "stop-file")
+    assert result["detail"] == "rank 0: idle for 24 h"
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tokens: Path, tmp_path: Path) -> None:
+    table = changed(
+        gpt_table(tokens, tmp_path, steps=50),
+        optimizer={"learning_rate": 1e30, "clip_norm": 0.0},
+        run={"log_every_steps": 50},
+        checkpoint={"every_steps": 10},
+    )
+
+    with pytest.raises(DivergenceError, match=r"the loss of rank 0 is nan at step 10; lower optimizer"):
+        train_rank(table)
+
+    assert list((tmp_path / "checkpoints").glob("step-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"name": "gpt2", "options": {}}}, "is of the model 'gpt', not of 'gpt2'"),
+        ({"model": {"options": WIDER}}, "does not fit the configuration"),
+        ({"run": {"seed": 5}}, "use the same data and run.seed"),
+        ({"parallel": {"strategy": "fsdp"}}, "is whole, this strategy needs a sharded one"),
+    ],
+    ids=["model", "size", "seed", "layout"],
+)
+def test_a_checkpoint_of_something_else_is_refused(
+    change: dict[str, Any], message: str, tokens: Path, tmp_path: Path
+) -> None:
+    table = gpt_table(tokens, tmp_path, steps=1)
+    train_rank(table)
+
+    with pytest.raises(CheckpointError, match=message):
+        train_rank(changed(table, **change))
+
+
+def test_without_resume_a_run_begins_at_the_first_step(tokens: Path, tmp_path: Path) -> None:
+    table = gpt_table(tokens, tmp_path, steps=1)
+    train_rank(table)
+
+    assert train_rank(changed(table, checkpoint={"resume": False}))["resumed_from_step"] is None
+
+
+def test_a_checkpoint_is_due_by_time(alone: World, tmp_path: Path) -> None:
+    now = [0.0]
+    settings = config.from_table(
+        changed(gpt_table(tmp_path, tmp_path / "run"), checkpoint={"every_s": 60.0}), "test"
+    )
+    checkpoints = Checkpoints(settings, alone, samples=1, clock=lambda: now[0])
+
+    now[0] = 59.0
+    early = checkpoints.due_by_time()
+    now[0] = 60.0
+
+    assert (early, checkpoints.due_by_time()) == (False, True)
+    checkpoints.flush()
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("", "s3://bucket/dev/my-run"),  # from the machine, and one folder for each run
+        ("s3://elsewhere/x", "s3://elsewhere/x"),
+        ("none", ""),
+    ],
+)
+def test_checkpoints_go_where_the_configuration_or_else_the_machine_says(
+    uri: str, expected: str, no_fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(no_fleet / "instance.toml"))
+    (no_fleet / "instance.toml").write_text('checkpoint_uri = "s3://bucket/dev"\n')
+    table = changed(gpt_table(tmp_path, tmp_path / "my-run"), checkpoint={"uri": uri})
+
+    assert location(config.from_table(table, "test")) == expected
