@@ -8,8 +8,7 @@ import pytest
 from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.moto_server import moto_server
-
-REGION = "us-east-1"
+from tests.rehearsal.examples import REGION, TRUST
 
 
 @pytest.fixture
@@ -53,12 +52,3 @@ def group_id(create, vpc_id) -> str:
 def role(create) -> dict[str, Any]:
     """A role that services may take."""
     return create("aws:iam/role:Role", assumeRolePolicy=TRUST)[1]
-
-
-TRUST = (
-    '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole",'
-    ' "Principal": {"Service": "ec2.amazonaws.com"}}]}'
-)
-READ_ONLY = (
-    '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}'
-)

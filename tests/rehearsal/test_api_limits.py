@@ -7,7 +7,7 @@ from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
 from tests.rehearsal.api_limits import violations
-from tests.rehearsal.test_shipped_stacks import AWS_STACKS, REGION
+from tests.rehearsal.examples import AWS_STACKS, REGION
 
 # stacks/aws/firewall.py describes a rule with an apostrophe, which EC2 refuses: to be reworded there.
 REPORTED = "the network's resolver"

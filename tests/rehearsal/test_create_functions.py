@@ -10,8 +10,7 @@ import pulumi
 import pytest
 
 from stacks.rehearsal.archives import zip_bytes
-from tests.rehearsal.conftest import TRUST
-from tests.rehearsal.test_create_network import TAGS
+from tests.rehearsal.examples import TAGS, TRUST
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.rehearsal.conftest import REGION
-from tests.rehearsal.test_create_network import as_map
+from tests.rehearsal.examples import REGION, as_map
 
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 GROUP = "aws:autoscaling/group:Group"

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from tests.rehearsal.test_create_network import TAGS, as_map
+from tests.rehearsal.examples import TAGS, as_map
 
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 

@@ -1,12 +1,6 @@
 """What the network creators leave in moto, read with boto3."""
 
-from tests.rehearsal.conftest import REGION
-
-TAGS = {"Name": "mine", "gpu-fleet:stack": "test"}
-
-
-def as_map(pairs):
-    return {pair["Key"]: pair["Value"] for pair in pairs}
+from tests.rehearsal.examples import REGION, TAGS, as_map
 
 
 def test_a_vpc_has_its_cidr_tags_and_dns(clients, create):

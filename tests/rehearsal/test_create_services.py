@@ -2,8 +2,7 @@
 
 import json
 
-from tests.rehearsal.conftest import READ_ONLY, TRUST
-from tests.rehearsal.test_create_network import TAGS, as_map
+from tests.rehearsal.examples import READ_ONLY, TAGS, TRUST, as_map
 
 
 def test_a_role_trusts_whom_it_should_and_has_its_policies(clients, create):

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from stacks.rehearsal.aws_resources import s3
-from tests.rehearsal.conftest import REGION
-from tests.rehearsal.test_create_network import TAGS, as_map
+from tests.rehearsal.examples import REGION, TAGS, as_map
 
 KEY_POLICY = json.dumps(
     {

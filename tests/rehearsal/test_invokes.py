@@ -9,7 +9,7 @@ import pytest
 from stacks.rehearsal.errors import UnknownInvokeError
 from stacks.rehearsal.invokes import answer
 from stacks.rehearsal.program import run_program
-from tests.rehearsal.conftest import REGION
+from tests.rehearsal.examples import REGION
 
 
 def told(clients, function, **arguments):

@@ -3,8 +3,8 @@
 import pytest
 
 from stacks.rehearsal.records import Outcome
+from tests.rehearsal.examples import registered
 from tests.rehearsal.provider_schema import problems
-from tests.rehearsal.test_tree import registered
 
 SUBNET = "aws:ec2/subnet:Subnet"
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"

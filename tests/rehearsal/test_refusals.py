@@ -6,7 +6,7 @@ import pytest
 
 from stacks.rehearsal.errors import CreationError, RehearsalError, StackFileError, UnknownInvokeError
 from stacks.rehearsal.program import read_config
-from tests.rehearsal.test_run_program import run
+from tests.rehearsal.examples import run
 
 
 def test_a_refusal_names_the_resource_and_motos_words(clients):

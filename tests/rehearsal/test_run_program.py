@@ -9,12 +9,7 @@ from pulumi.runtime import resource
 
 from stacks.rehearsal.program import read_config, run_program
 from stacks.rehearsal.records import Outcome
-
-CONFIG = {"gpu-fleet:region": "us-east-1"}
-
-
-def run(program, **options):
-    return run_program("test", program=program, config=CONFIG, **options)
+from tests.rehearsal.examples import run
 
 
 def only(rehearsed, type_token):

@@ -10,12 +10,12 @@ import pytest
 
 from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.moto_server import moto_server
-from stacks.rehearsal.program import Rehearsed, read_config, run_program, stack_names
+from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.rehearsal.recorded import LACKING
 from stacks.rehearsal.records import Outcome
+from tests.rehearsal.examples import AWS_STACKS, REGION, STACKS
 from tests.rehearsal.provider_schema import problems
 
-REGION = "us-east-1"
 # Modules of the SDK whose resources belong to a service of another name.
 ENDPOINTS = {
     "cloudwatch/logGroup": "logs",
@@ -24,8 +24,6 @@ ENDPOINTS = {
     "vpc/securityGroupEgressRule": "ec2",
     "vpc/securityGroupIngressRule": "ec2",
 }
-STACKS = stack_names()
-AWS_STACKS = tuple(name for name in STACKS if read_config(name)["gpu-fleet:cloud"] == "aws")
 
 
 @dataclass(frozen=True)

@@ -5,29 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from stacks.rehearsal.records import Outcome, Registration
+from stacks.rehearsal.records import Outcome
 from stacks.rehearsal.tree import FOLD_ABOVE, Tree, counts
-
-ROOT = "urn:pulumi:test::gpu-fleet::pulumi:pulumi:Stack::gpu-fleet-test"
-
-
-def registered(type_token, name, parent=ROOT, outcome=Outcome.CREATED, identifier="id-1"):
-    return Registration(
-        type=type_token,
-        name=name,
-        urn=f"{parent}/{type_token}/{name}",
-        parent=parent,
-        inputs={},
-        outputs={},
-        id=identifier,
-        outcome=outcome,
-        protected=False,
-        dependencies=(),
-        ignored_changes=(),
-        provider="",
-        seconds=0.25,
-    )
-
+from tests.rehearsal.examples import registered
 
 NETWORK = registered("gpu-fleet:aws:Network", "gpu-fleet-test", outcome=Outcome.GROUPED)
 VPC = registered("aws:ec2/vpc:Vpc", "gpu-fleet-test-vpc", NETWORK.urn, identifier="vpc-1")
