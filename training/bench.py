@@ -48,10 +48,14 @@ class StepTimes:
     samples_per_step: int = 0
 
     @property
+    def ratios(self) -> list[float]:
+        """The bare step over the trainer's step, turn by turn: 1 is no overhead."""
+        return [bare / trainer for bare, trainer in zip(self.bare_s, self.trainer_s, strict=True)]
+
+    @property
     def ratio(self) -> float:
-        """The bare step over the trainer's step, in the median over the turns: 1 is no overhead."""
-        turns = zip(self.bare_s, self.trainer_s, strict=True)
-        return statistics.median(bare / trainer for bare, trainer in turns)
+        """The median of the ratios."""
+        return statistics.median(self.ratios)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -207,7 +211,8 @@ def show(times: StepTimes, bandwidths: dict[int, float], where: World) -> None:
     for heading in ("measured", "trainer", "bare loop", "ratio"):
         table.add_column(heading, justify="left" if heading == "measured" else "right")
     trainer_s, bare_s = statistics.median(times.trainer_s), statistics.median(times.bare_s)
-    table.add_row("step, ms", f"{trainer_s * 1e3:.2f}", f"{bare_s * 1e3:.2f}", f"{times.ratio:.4f}")
+    spread = f"{times.ratio:.4f} ({min(times.ratios):.3f} to {max(times.ratios):.3f})"
+    table.add_row("step, ms", f"{trainer_s * 1e3:.2f}", f"{bare_s * 1e3:.2f}", spread)
     rates = [times.samples_per_step / seconds for seconds in (trainer_s, bare_s)]
     table.add_row("samples per second", *(f"{rate:,.1f}" for rate in rates), "")
     if times.utilisation is not None:

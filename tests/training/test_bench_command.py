@@ -74,12 +74,12 @@ def test_the_ratio_is_the_median_of_the_turns():
 
 
 def test_the_table_names_what_was_measured(capsys):
-    times = StepTimes(trainer_s=[0.010], bare_s=[0.009], samples_per_step=64)
+    times = StepTimes(trainer_s=[0.010, 0.010, 0.010], bare_s=[0.008, 0.009, 0.011], samples_per_step=64)
     where = type("World", (), {"size": 2, "device": torch.device("cpu")})()
 
     bench.show(times, {16: 1.25}, where)
 
     shown = capsys.readouterr().out
-    assert "0.9000" in shown
+    assert "0.9000 (0.800 to 1.100)" in shown
     assert "6,400.0" in shown
     assert "all-reduce of 16 MiB, GB/s on the bus" in shown
