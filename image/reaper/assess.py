@@ -17,7 +17,10 @@ from image.reaper.times import format_span, format_time
 
 # Heartbeat, alignment to its period, and two minutes until the cloud shows it.
 OLDEST_HEARTBEAT = timedelta(minutes=4)
-CLOCK_TOLERANCE = timedelta(seconds=60)
+# A sweep over thousands of machines takes this long to read what arrives meanwhile.
+NEWEST_HEARTBEAT = timedelta(minutes=2)
+# Between a heartbeat's own arithmetic and the cloud's time of receipt.
+JITTER = timedelta(seconds=60)
 KEPT_MARKS = frozenset({Verdict.KEEP_UNKNOWN, Verdict.KEEP_PROTECTED})
 
 
@@ -87,7 +90,7 @@ def _fresh(case: Case) -> Decision | None:
     if case.activity is None or case.activity.newest_at is None:
         return _answered(case)
     age = case.now - case.activity.newest_at
-    if age < -CLOCK_TOLERANCE:
+    if age < -NEWEST_HEARTBEAT:
         return _unknown(case, f"newest heartbeat lies {format_span(age)} in the future: wrong clock")
     if age > OLDEST_HEARTBEAT + timedelta(seconds=case.activity.period_s) - HEARTBEAT:
         return _unknown(case, f"newest heartbeat is {format_span(age)} old: does the agent run?")
@@ -116,7 +119,7 @@ def _busy(case: Case) -> Decision | None:
             Verdict.KEEP_BUSY, f"idle for {format_span(idle)}, forgotten after {format_span(case.idle_after)}"
         )
     # Every heartbeat counts, not only the newest: two agents on one machine may disagree.
-    if active is not None and active > case.now - case.idle_after + CLOCK_TOLERANCE:
+    if active is not None and active > case.now - case.idle_after + JITTER:
         return case.decide(
             Verdict.KEEP_BUSY, f"an earlier heartbeat told of activity at {format_time(active)}"
         )

@@ -130,9 +130,9 @@ class _Sweep:
         return self._result(situation, plan)
 
     def _look(self) -> Situation:
-        now = self._options.clock()
         fleet = self._cloud.machines.fleet()
         scale_in = self._scale_in()
+        now = self._options.clock()
         activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
         self.done.failures += failures
         return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker)

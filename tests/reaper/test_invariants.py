@@ -80,7 +80,7 @@ def test_a_machine_whose_agent_fell_silent_is_unknown(history, silent):
     assert verdict(alone(machine(), activity)) in (Verdict.KEEP_UNKNOWN, Verdict.UNMARK)
 
 
-@given(ahead=st.integers(2, 19))
+@given(ahead=st.integers(3, 19))
 def test_a_heartbeat_from_the_future_makes_a_machine_unknown(ahead):
     activity = History({**FORGOTTEN.beats, -ahead: 9999.0}).activity()
 

@@ -1,0 +1,180 @@
+"""Acting when things go wrong half-way: what fails, fails alone, and shows."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from image.reaper.calls import bisect
+from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
+from image.reaper.lease import KEY as LEASE_KEY
+from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
+from tests.reaper.sweeping import connect_world, sweep_world
+from tests.reaper.world import World, refusal
+
+
+def marked_group(count: int) -> World:
+    """Members of one group, marked, their grace over."""
+    world = World()
+    world.group("pool", min_size=0)
+    for _ in range(count):
+        world.join("pool", TAGS)
+    world.pass_minutes(1)
+    for machine in world.machines.values():
+        machine.busy = False
+    world.pass_minutes(80)
+    sweep_world(world, POLICY, override_breaker=True)
+    world.pass_minutes(21)
+    return world
+
+
+def steps_failed(result) -> list[str]:
+    return [failure.step for failure in result.done.failures]
+
+
+def test_a_member_that_will_not_go_is_put_back_into_its_group():
+    world = marked_group(2)
+    stubborn, other = world.machines.values()
+    stubborn.terminable = False
+
+    result = sweep_world(world, POLICY)
+
+    assert [machine.id for _, machine, _ in world.ends] == [other.id]
+    assert world.groups["pool"]["members"] == [stubborn.id]
+    assert world.groups["pool"]["desired"] == 1
+    assert [failure.instance_id for failure in result.done.failures] == [stubborn.id]
+
+
+def test_a_failed_end_is_noted_beside_its_record():
+    world = marked(1)
+    (machine,) = world.machines.values()
+    machine.terminable = False
+
+    sweep_world(world, POLICY)
+
+    noted = [json.loads(body) for key, (body, _) in world.objects.items() if key.endswith(".failed.json")]
+    assert [("OperationNotPermitted" in one["error"]) for one in noted] == [True]
+
+
+def test_a_machine_without_a_record_is_not_ended():
+    world = marked(1)
+
+    def deny():
+        raise refusal("AccessDenied", "PutObject")
+
+    # the lease, its renewal, then the record
+    world.on_call("PutObject", deny, number=3)
+
+    result = sweep_world(world, POLICY)
+
+    assert world.ends == []
+    assert "record" in steps_failed(result)
+
+
+def test_a_lease_that_is_lost_half_way_ends_nothing():
+    world = marked(2)
+
+    def steal():
+        world.objects[f"reaper/{LEASE_KEY}"] = (b'{"holder": "another"}', '"theirs"')
+
+    # the second list is the fresh check; the renewal of the lease comes after it
+    world.on_call("DescribeInstances", steal)
+
+    result = sweep_world(world, POLICY)
+
+    assert world.ends == []
+    assert steps_failed(result).count("check again") == 2
+
+
+def test_a_sweep_that_runs_out_of_time_stops_at_a_safe_place_and_says_so():
+    world = marked(3)
+    world.faults.seconds_per_call = 20
+
+    with pytest.raises(DeadlineError, match="no time left"):
+        sweep_world(world, POLICY, deadline_after=timedelta(seconds=30))
+
+    assert world.ends == []
+
+
+def test_what_was_checked_too_long_ago_is_left_to_the_next_sweep():
+    world = marked(4)
+    world.faults.seconds_per_call = 50
+
+    result = sweep_world(world, POLICY)
+
+    assert world.ends == []
+    assert "checked too long ago" in result.done.failures[-1].error
+    world.faults.seconds_per_call = 0.05
+    world.pass_minutes(10)
+    sweep_world(world, POLICY)
+    assert len(world.ends) == 4
+
+
+def test_a_sweep_with_a_wrong_clock_acts_on_nothing():
+    world = marked(1)
+    world.skew = timedelta(minutes=3)
+
+    with pytest.raises(ConfigurationError, match=r"clock differs from the cloud's by 18. s"):
+        sweep_world(world, POLICY)
+
+    assert world.ends == []
+
+
+def test_without_a_list_of_the_fleet_nothing_is_done():
+    world = marked(1)
+    world.faults.throttled = 1.0
+
+    with pytest.raises(CloudError):
+        sweep_world(world, POLICY)
+
+    assert world.ends == []
+
+
+def test_people_are_told_of_one_silent_agent_once_a_day():
+    world = forgotten(1)
+    (machine,) = world.machines.values()
+    machine.agent = "dead"
+    world.pass_minutes(30)
+
+    for _ in range(4):
+        sweep_world(world, POLICY)
+        world.pass_minutes(10)
+
+    assert [text for _, text in world.messages if "does the agent run" in text] != []
+    assert len(world.messages) == 1
+
+
+def test_bisecting_finds_the_bad_ones_and_does_the_rest():
+    bad, done = {3, 7}, []
+
+    def act(ids):
+        if bad & set(ids):
+            raise CloudError("no", "InvalidInstanceID.NotFound")
+        done.extend(ids)
+
+    failures = bisect(list(range(10)), "end", act)
+
+    assert {failure.instance_id for failure in failures} == bad
+    assert sorted(done) == [0, 1, 2, 4, 5, 6, 8, 9]
+
+
+def test_throttling_is_not_bisected():
+    """Twice as many calls would not help."""
+    calls = []
+
+    def act(ids):
+        calls.append(ids)
+        raise CloudError("slower", "RequestLimitExceeded")
+
+    bisect(list(range(8)), "end", act)
+
+    assert len(calls) == 1
+
+
+def test_calls_are_counted_apart():
+    world = forgotten(1)
+    cloud = connect_world(world, POLICY)
+    cloud.machines.fleet()
+    cloud.machines.tag(list(world.machines), {"a": "b"})
+
+    assert (cloud.calls.read, cloud.calls.write) == (2, 1)
