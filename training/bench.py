@@ -218,5 +218,5 @@ def show(times: StepTimes, bandwidths: dict[int, float], where: World) -> None:
     if times.utilisation is not None:
         table.add_row("model FLOPs utilisation", *(f"{times.utilisation.of(rate):.1%}" for rate in rates), "")
     for size_mib, bandwidth in bandwidths.items():
-        table.add_row(f"all-reduce of {size_mib} MiB, GB/s on the bus", f"{bandwidth:.2f}", "", "")
+        table.add_row(f"all-reduce {size_mib} MiB, GB/s", f"{bandwidth:.2f}", "", "")
     Console().print(table)

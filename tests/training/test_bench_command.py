@@ -82,4 +82,4 @@ def test_the_table_names_what_was_measured(capsys):
     shown = capsys.readouterr().out
     assert "0.9000 (0.800 to 1.100)" in shown
     assert "6,400.0" in shown
-    assert "all-reduce of 16 MiB, GB/s on the bus" in shown
+    assert "all-reduce 16 MiB, GB/s" in shown
