@@ -1,0 +1,68 @@
+"""The CrossGuard pack: ``pulumi preview --policy-pack stacks/policy`` starts it in an environment of its own.
+
+Which rules refuse and which only warn depends on the stack, whose name the engine gives in ``PULUMI_STACK``.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+# The engine starts this folder as a program, so the project's own packages are not on the path yet.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+# an environment of its own (requirements.txt), which the checker of this one does not see
+from pulumi_policy import (  # type: ignore[import-not-found]
+    EnforcementLevel,
+    PolicyPack,
+    ReportViolation,
+    ResourceValidationArgs,
+    ResourceValidationPolicy,
+    Severity,
+    StackValidationArgs,
+    StackValidationPolicy,
+)
+
+from stacks.policy.model import Profile, Resource, Rule
+from stacks.policy.rules import RULES, is_mandatory, profile_of
+
+STACK_VARIABLE = "PULUMI_STACK"
+
+
+def policy(rule: Rule, profile: Profile) -> object:
+    """A rule as CrossGuard takes it."""
+    common = {
+        "name": rule.name,
+        "description": rule.reason,
+        "remediation_steps": rule.remedy,
+        "severity": Severity(str(rule.severity)),
+        "enforcement_level": EnforcementLevel.MANDATORY
+        if is_mandatory(rule, profile)
+        else EnforcementLevel.ADVISORY,
+    }
+    each, whole = rule.each, rule.whole
+    if each is not None:
+
+        def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
+            for finding in each(Resource(args.resource_type, args.name, args.props)):
+                report(f"{finding}; {rule.remedy}")
+
+        return ResourceValidationPolicy(validate=validate, **common)
+
+    def validate_stack(args: StackValidationArgs, report: ReportViolation) -> None:
+        found = [(Resource(one.resource_type, one.name, one.props), one.urn) for one in args.resources]
+        urns = {id(resource): urn for resource, urn in found}
+        assert whole is not None
+        for resource, finding in whole([resource for resource, _ in found], profile):
+            report(f"{finding}; {rule.remedy}", None if resource is None else urns[id(resource)])
+
+    return StackValidationPolicy(validate=validate_stack, **common)
+
+
+def main() -> None:
+    """Serve the rules to the engine until it has no more questions."""
+    profile = profile_of(os.environ.get(STACK_VARIABLE, ""))
+    PolicyPack("gpu-fleet", [policy(rule, profile) for rule in RULES])
+
+
+if __name__ == "__main__":
+    main()

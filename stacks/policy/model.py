@@ -1,0 +1,124 @@
+"""What a rule is, and what it looks at: declared resources as plain data."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+TAG_PREFIX = "gpu-fleet:"
+
+
+class Severity(StrEnum):
+    """How bad it is when the rule is broken; the names are CrossGuard's."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A resource as declared.
+
+    Attributes:
+        type: the provider's token, say ``aws:kms/key:Key``.
+        name: the logical name.
+        inputs: the provider's camelCase keys.
+    """
+
+    type: str
+    name: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    def tags(self) -> dict[str, str]:
+        """Its tags, whether the type has them as a mapping or as a list of keys and values."""
+        found = self.inputs.get("tags") or {}
+        if isinstance(found, Mapping):
+            return {str(key): str(value) for key, value in found.items()}
+        return {str(tag["key"]): str(tag["value"]) for tag in found}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one stack is held to beyond the common rules.
+
+    Attributes:
+        regions: patterns of the regions it may be in.
+        advisory: rules that only warn.
+    """
+
+    regions: tuple[str, ...]
+    advisory: frozenset[str] = frozenset()
+
+
+# What is wrong, in a few words.
+Finding = str
+ResourceCheck = Callable[[Resource], Iterator[Finding]]
+# The resource at fault (None: something is missing altogether) and what is wrong.
+StackCheck = Callable[[Sequence[Resource], Profile], Iterator[tuple[Resource | None, Finding]]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that must hold.
+
+    Attributes:
+        name: lower case and dashes; unique.
+        reason: why it must hold.
+        remedy: what to do about a violation.
+        severity: how bad a violation is.
+        each: looks at one resource; refuses it before it is made.
+        whole: looks at all resources together; refuses the preview.
+        advisory: warns on every stack, and refuses on none.
+    """
+
+    name: str
+    reason: str
+    remedy: str
+    severity: Severity
+    each: ResourceCheck | None = None
+    whole: StackCheck | None = None
+    advisory: bool = False
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule.
+
+    Attributes:
+        rule: which.
+        resource: the one at fault; None where something is missing altogether.
+        finding: what is wrong with it.
+        mandatory: whether the stack is refused.
+    """
+
+    rule: Rule
+    resource: Resource | None
+    finding: Finding
+    mandatory: bool
+
+    def __str__(self) -> str:
+        where = "the stack" if self.resource is None else f"{self.resource.type} {self.resource.name}"
+        return f"{self.rule.name} ({self.rule.severity}): {where}: {self.finding}; {self.rule.remedy}"
+
+
+def items(value: Any) -> list[Any]:
+    """A list as it is, nothing as an empty one, and any other value as the only item."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def is_on(value: Any) -> bool:
+    """Whether a flag is set; launch templates have theirs as text."""
+    return value is True or str(value).lower() == "true"
+
+
+def statements(document: Any) -> list[Mapping[str, Any]]:
+    """The statements of a policy document, given as JSON text or as a mapping; none of an empty one."""
+    if not document:
+        return []
+    content = json.loads(document) if isinstance(document, str) else document
+    return [statement for statement in items(content.get("Statement")) if isinstance(statement, Mapping)]
