@@ -26,6 +26,9 @@ OWN_GROUP_ACTIONS = (
     "autoscaling:SetInstanceHealth",
 )
 
+# What people set on a machine by `gpu-reaper keep`; every other tag is the stack's or the sweep's.
+KEEP_TAGS = (f"{naming.PROJECT}:keep-until", f"{naming.PROJECT}:keep-reason")
+
 
 @dataclass(frozen=True)
 class IdentityArgs:
@@ -105,5 +108,19 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         policies.allow("Logs", ["logs:CreateLogStream", "logs:PutLogEvents"], logs),
         policies.allow(
             "OwnGroups", OWN_GROUP_ACTIONS, f"{groups}{naming.prefixed(stack.name, args.pool.name)}*"
+        ),
+        policies.allow(
+            "KeepOrRelease",
+            ["ec2:CreateTags", "ec2:DeleteTags"],
+            f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/*",
+            {
+                "StringEquals": {
+                    f"ec2:ResourceTag/{naming.PROJECT}:stack": stack.name,
+                    f"ec2:ResourceTag/{naming.PROJECT}:pool": args.pool.name,
+                },
+                "ForAllValues:StringEquals": {"aws:TagKeys": list(KEEP_TAGS)},
+                # a condition over all values holds where there are none
+                "Null": {"aws:TagKeys": "false"},
+            },
         ),
     )

@@ -79,6 +79,15 @@ def test_production_stands_up_with_its_p4d_groups(tmp_path):
     assert "p4d.24xlarge" in done.stdout
 
 
+def test_a_stack_of_alibaba_cloud_is_recorded_whole(tmp_path):
+    done = run("alicloud-dev", "--folder", str(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "rehearsal.json").read_text())
+    assert figures["resources"]["created"] == 0
+    assert figures["resources"]["recorded"] > 100
+
+
 def test_a_wrong_name_is_answered_with_the_stacks_there_are():
     done = run("prodd")
 

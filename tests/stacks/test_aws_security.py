@@ -246,6 +246,24 @@ def test_no_role_may_do_everything_or_anything_to_everything(shipped):
     assert wide == []
 
 
+def test_a_machine_may_change_no_tag_but_its_keep_tags(shipped):
+    tagging = [
+        part
+        for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
+        if one.name.endswith("-instance")
+        for part in statements(one.inputs["policy"])
+        if "ec2:CreateTags" in part["Action"]
+    ]
+
+    assert len(tagging) == len(shipped.settings.pools)
+    for part in tagging:
+        assert part["Condition"]["ForAllValues:StringEquals"]["aws:TagKeys"] == [
+            "gpu-fleet:keep-until",
+            "gpu-fleet:keep-reason",
+        ]
+        assert part["Condition"]["StringEquals"]["ec2:ResourceTag/gpu-fleet:stack"] == shipped.settings.name
+
+
 def test_exports_hold_no_secret(shipped):
     assert SECRET.search(json.dumps(shipped.rehearsed.outputs)) is None
 
