@@ -5,13 +5,12 @@ Pure but for reading the modules; nothing here imports them: the bundle is data 
 
 import ast
 from collections.abc import Mapping
-from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stacks import catalog, naming
-from stacks.settings import Pool, Stack
+from stacks.settings import Market, Pool, Stack
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "image.reaper"
@@ -93,13 +92,19 @@ def _pool(stack: Stack, pool: Pool, scale_in_alarm: str | None) -> dict[str, Any
         "max_lifetime_hours": pool.max_lifetime_hours,
         "scale_in_alarm": scale_in_alarm,
         "require_acknowledgement": True,
-        "hourly_price": {name: _price(stack, name) for name in pool.types},
+        "hourly_price": {name: _price(stack, pool, name) for name in pool.types},
     }
 
 
-def _price(stack: Stack, name: str) -> str | None:
-    """The list price as text; null where it is unknown in the stack's region or currency."""
+def _price(stack: Stack, pool: Pool, name: str) -> str | None:
+    """What an hour less would save, as text; null where nobody knows.
+
+    The list price holds for its region, its currency and on demand: spot prices change by the hour, and what
+    was reserved is paid for whether it runs or not.
+    """
     price = catalog.load().get(name).price
-    if price is None or price.currency != stack.budget.currency or price.region != stack.region:
+    if price is None or pool.market is not Market.ON_DEMAND:
         return None
-    return str(Decimal(price.amount_per_hour))
+    if price.currency != stack.budget.currency or price.region != stack.region:
+        return None
+    return str(price.amount_per_hour)

@@ -119,3 +119,19 @@ def test_machines_of_other_stacks_and_unmanaged_ones_are_never_listed(fleet, swe
     _, report = sweep(NOW)
 
     assert report["verdicts"] == []
+
+
+def test_a_machine_that_will_not_go_fails_the_sweep_visibly_and_the_others_go(fleet, sweep):
+    stubborn, other = fleet.start(2)
+    fleet.ec2.modify_instance_attribute(InstanceId=stubborn, DisableApiTermination={"Value": True})
+    fleet.heartbeats([stubborn, other], idle_hours=2.5)
+    sweep(NOW)
+    fleet.heartbeats([stubborn, other], idle_hours=2.5, until=AFTER_GRACE)
+
+    result, report = sweep(AFTER_GRACE)
+
+    assert result.exit_code == 1
+    assert [one["instance_id"] for one in report["failed"]] == [stubborn]
+    assert "OperationNotPermitted" in report["failed"][0]["error"]
+    assert (fleet.state(stubborn), fleet.state(other)) == ("running", "terminated")
+    assert f"failed: {stubborn}" in result.output

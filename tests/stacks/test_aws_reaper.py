@@ -177,6 +177,17 @@ def test_a_price_of_another_region_is_not_claimed():
     assert policy_document(stack)["pools"]["dev"]["hourly_price"] == {"g5.xlarge": None}
 
 
+def test_only_an_hour_on_demand_has_a_known_price():
+    pools = [examples.pool(), examples.pool(name="cheap", market="spot")]
+
+    prices = {
+        name: pool["hourly_price"]
+        for name, pool in policy_document(examples.stack(pools=pools))["pools"].items()
+    }
+
+    assert prices == {"dev": {"g5.xlarge": "1.006"}, "cheap": {"g5.xlarge": None}}
+
+
 def test_the_archive_is_the_same_for_the_same_settings():
     assert zip_bytes(bundle(examples.stack())) == zip_bytes(bundle(examples.stack()))
 
