@@ -186,6 +186,8 @@ class World:
         for machine in self.machines.values():
             if self.chance(self.faults.back_to_work) and machine.state == "running":
                 machine.busy, machine.active_at = True, self.now
+                if machine.agent == "alive":  # it looks every five seconds
+                    machine.seen_active_at = self.now
         if self._random.random() < self.faults.throttled:
             raise refusal("RequestLimitExceeded", operation)
         if self._random.random() < self.faults.denied:
