@@ -1,0 +1,1 @@
+"""What to pick: the memory and arithmetic that a training run needs, and what finishes it for least."""

@@ -1,0 +1,156 @@
+"""``python -m stacks.advise --params 7e9 --batch 32 --seq 2048``: what a run needs, and what to run it on."""
+
+import sys
+from decimal import Decimal
+from typing import get_args
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stacks.advise.plan import GIB, Plan, break_even_hours, facts, plans
+from stacks.advise.work import LAYOUTS, TOKENS_PER_PARAMETER, Precision, Work, memory, shape_of, state_bytes
+from stacks.money import Money
+
+PIPE_WIDTH = 140
+EIGHT = 8
+
+
+class Amount(click.ParamType[float]):
+    """A number of at least 1, as 7e9 or 7000000000."""
+
+    name = "number"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse what is no number, and what is less than 1."""
+        try:
+            number = float(str(value))
+        except ValueError:
+            number = float("nan")
+        if not 1 <= number < float("inf"):
+            self.fail(f"{value!r} must be a number of at least 1, such as 7e9", param, ctx)
+        return number
+
+
+@click.command()
+@click.option("--params", type=Amount(), required=True, help="Parameters of the model.")
+@click.option("--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True)
+@click.option("--batch", type=click.IntRange(min=1), required=True, help="Sequences of an optimizer step.")
+@click.option("--seq", type=click.IntRange(min=1), required=True, help="Tokens of a sequence.")
+@click.option(
+    "--tokens", type=Amount(), help=f"Tokens in all; by default {TOKENS_PER_PARAMETER} a parameter."
+)
+@click.option("--layers", type=click.IntRange(min=1), help="Of the model; by default from its size.")
+@click.option("--width", type=click.IntRange(min=1), help="Of a layer; by default from its size.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="It must be done by then.")
+@click.option("--budget", type=Amount(), help="Most to pay, in --currency.")
+@click.option("--currency", type=click.Choice(["USD", "CNY"]), default="USD", show_default=True)
+@click.option(
+    "--reserved-discount",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="What a reservation takes off the price, 0 to 1.",
+)
+def main(
+    *,
+    params: float,
+    precision: Precision,
+    batch: int,
+    seq: int,
+    tokens: float | None,
+    layers: int | None,
+    width: int | None,
+    days: float | None,
+    budget: float | None,
+    currency: str,
+    reserved_discount: float | None,
+) -> None:
+    """Say what a training run needs, and rank the machines that finish it by what they cost."""
+    depth, breadth = shape_of(params)
+    total = tokens or TOKENS_PER_PARAMETER * params
+    work = Work(params, precision, batch, seq, total, layers or depth, width or breadth)
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console.print(needs(work))
+    most = None if budget is None else Money(Decimal(budget), currency)
+    found = plans(work, days)
+    if not found:
+        hurry = "" if days is None else f" and finishes in {days:g} days"
+        raise click.ClickException(
+            f"--params = {params:g}: nothing known holds it{hurry}; allow more --days or fewer --tokens"
+        )
+    console.print(ranking(found, most))
+    if most is not None and not any(affordable(plan, most) in ("yes", "on spot") for plan in found):
+        raise click.ClickException(f"--budget = {most}: nothing finishes for that; see the ranking")
+    if reserved_discount is not None:
+        hours = break_even_hours(Decimal(str(reserved_discount)))
+        console.print(
+            f"a reservation {reserved_discount:.0%} below the price pays from {hours:.0f} hours a month"
+        )
+
+
+def affordable(plan: Plan, most: Money | None) -> str:
+    """Whether a plan stays within the budget; empty where its currency or its price leaves that open."""
+    if (
+        most is None
+        or plan.on_demand is None
+        or plan.spot is None
+        or plan.on_demand.currency != most.currency
+    ):
+        return ""
+    if plan.on_demand <= most:
+        return "yes"
+    return "on spot" if plan.spot <= most else "no"
+
+
+def needs(work: Work) -> RenderableType:
+    """What the run needs, whatever it runs on."""
+    table = Table(title="memory of a GPU, GiB", title_justify="left")
+    for heading in ("spread over 8 GPUs", "weights", "gradients", "optimizer", "activations", "in all"):
+        table.add_column(heading, justify="left" if heading.startswith("spread") else "right")
+    for layout in LAYOUTS:
+        held = memory(work, layout, EIGHT)
+        parts = (held.weights, held.gradients, held.optimizer, held.activations, held.total)
+        table.add_row(str(layout), *(f"{part / GIB:,.1f}" for part in parts))
+    return Group(
+        Text(
+            f"{work.parameters:.3g} parameters ({work.layers} layers of {work.width}), "
+            f"{work.tokens:.3g} tokens: {work.flops:.3g} operations, "
+            f"{state_bytes(work.parameters) / GIB:,.1f} GiB of state"
+        ),
+        table,
+    )
+
+
+def ranking(found: list[Plan], most: Money | None) -> Table:
+    """The plans, one table over both clouds; amounts of two currencies are never compared."""
+    share = facts()["utilisation"]["decoder"]
+    table = Table(title=f"cheapest first within a currency, at {share:.0%} of the peak", title_justify="left")
+    for heading in (
+        "type",
+        "cloud",
+        "machines",
+        "GPUs",
+        "spread",
+        "GiB/GPU",
+        "hours",
+        "on demand",
+        "spot from",
+    ):
+        table.add_column(heading, justify="left" if heading in ("type", "cloud", "spread") else "right")
+    for plan in found:
+        table.add_row(
+            plan.kind.name,
+            str(plan.machines),
+            f"{plan.gpus} x {plan.kind.gpu_model}",
+            str(plan.layout),
+            f"{plan.memory.total / GIB:,.1f}",
+            f"{plan.hours:,.1f}",
+            "unknown" if plan.on_demand is None else str(plan.on_demand),
+            "unknown" if plan.spot is None else str(plan.spot),
+            affordable(plan, most),
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

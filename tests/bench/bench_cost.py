@@ -1,0 +1,57 @@
+"""``python -m tests.bench.bench_cost``: the time a stack's cost takes, and how well the advice holds."""
+
+import json
+import timeit
+from typing import Any
+
+import yaml
+
+from stacks import stack_files
+from stacks.advise.work import state_bytes
+from stacks.cost_lines import estimate
+from stacks.policy.rules import RULES
+from tests.stacks.measured_models import MODELS, measured
+from tests.stacks.published_runs import PUBLISHED
+from tests.stacks.test_policy import BREAKS
+
+COMMAND = "python -m tests.bench.bench_cost"
+STACK = "aws-prod"
+RUNS = 50
+MS = 1000
+
+
+def measure() -> dict[str, Any]:
+    """All entries of this bench."""
+    stack, text = stack_files.settings_of(STACK), stack_files.path_of(STACK).read_text()
+    cost_ms = timeit.timeit(lambda: estimate(stack), number=RUNS) / RUNS * MS
+    # what any tool does first with the same file
+    parse_ms = timeit.timeit(lambda: yaml.safe_load(text), number=RUNS) / RUNS * MS
+    states = [measured(name) for name in MODELS]
+    memory_error = max(abs(state_bytes(count) / found - 1) for count, found in states)
+    time_error = max(abs(run.error) for run in PUBLISHED)
+    proven = {one[0] for one in BREAKS}
+    return {
+        "cost_of_stack_ms": entry(cost_ms, "ms", parse_ms, "< the parsing of its file"),
+        "advise_memory_error": entry(memory_error, "of the measured bytes", 0.10, "< 0.10"),
+        "advise_time_error": entry(time_error, "of the published time", 0.25, "< 0.25"),
+        "policy_rules": entry(len(RULES), "rules", None, ">= 12"),
+        "policy_rules_proven": entry(len(proven), "rules", len(RULES), "all but the advisory one"),
+    }
+
+
+def entry(value: float, unit: str, peer: float | None, goal: str) -> dict[str, Any]:
+    """One figure; its peer is what it is held against."""
+    ratio = round(value / peer, 3) if peer else None
+    peer = None if peer is None else round(peer, 3)
+    return {
+        "value": round(value, 4),
+        "unit": unit,
+        "peer": peer,
+        "ratio": ratio,
+        "goal": goal,
+        "command": COMMAND,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=2))  # noqa: T201 - the result is what the command is for

@@ -1,0 +1,31 @@
+"""Small models trained for one step on the CPU, and what they really keep in memory."""
+
+import torch
+from torch import nn
+
+MODELS = {
+    "perceptron": lambda: (
+        nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)),
+        torch.randn(4, 256),
+    ),
+    "encoder": lambda: (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), 3),
+        torch.randn(2, 16, 128),
+    ),
+    "convolution": lambda: (
+        nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.Flatten()),
+        torch.randn(2, 3, 12, 12),
+    ),
+}
+
+
+def measured(name: str) -> tuple[int, int]:
+    """Trains one step with AdamW; gives the number of parameters, and the bytes of all state that stays."""
+    model, sample = MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(sample).square().mean().backward()
+    optimizer.step()
+    tensors = [*model.parameters(), *(one.grad for one in model.parameters()), *model.buffers()]
+    tensors += [value for state in optimizer.state.values() for value in state.values()]
+    count = sum(one.numel() for one in model.parameters())
+    return count, sum(one.untyped_storage().nbytes() for one in tensors)

@@ -1,0 +1,64 @@
+"""Training speeds that others published, and what the advice makes of the same runs."""
+
+from dataclasses import dataclass
+
+from stacks.advise.plan import facts, peak
+from stacks.advise.work import Layout, Work, seconds
+from stacks.catalog import load
+
+PLAIN = Layout(sharded=False, checkpointed=False)
+
+
+@dataclass(frozen=True)
+class Published:
+    """One figure: samples (tokens for a decoder) a second of all GPUs, and where it stands."""
+
+    name: str
+    machine: str
+    gpus: int
+    flops_per_sample: float
+    samples_per_s: float
+    kind: str
+    source: str
+
+    @property
+    def error(self) -> float:
+        """The advised time over the published one, less 1."""
+        machine = peak(load().get(self.machine), "fp16")
+        assert machine is not None
+        advised = seconds(
+            self.flops_per_sample, PLAIN, machine * self.gpus, facts()["utilisation"][self.kind]
+        )
+        return advised * self.samples_per_s - 1
+
+
+def per_token(parameters: float, layers: int, width: int, sequence: int) -> float:
+    return Work(parameters, "bf16", 1, sequence, 1, layers, width).flops
+
+
+# 8.03e9 less the 0.53e9 of the input table, which is only looked up in; torchtitan counts it so.
+LLAMA_8B = per_token(7.5e9, 32, 4096, 8192)
+# Encoder of BERT-large; one sample is a sequence of 384 tokens.
+BERT = per_token(302e6, 24, 1024, 384) * 384
+# 4.1e9 multiply-adds forward (He et al. 2015), two operations each, and twice that backward.
+RESNET_50 = 4.1e9 * 2 * 3
+TORCHTITAN = "github.com/pytorch/torchtitan, benchmarks"
+EXAMPLES = "github.com/NVIDIA/DeepLearningExamples"
+
+PUBLISHED = (
+    # README: 600,000 steps of 491,520 tokens in about four days
+    Published(
+        "nanogpt_124m_8_a100",
+        "p4d.24xlarge",
+        8,
+        per_token(124e6, 12, 768, 1024),
+        600_000 * 491_520 / (4 * 86_400),
+        "decoder",
+        "github.com/karpathy/nanoGPT",
+    ),
+    Published("llama_8b_8_h100", "p5.48xlarge", 8, LLAMA_8B, 8 * 5762, "decoder", TORCHTITAN),
+    Published("llama_8b_8_h100_compiled", "p5.48xlarge", 8, LLAMA_8B, 8 * 6667, "decoder", TORCHTITAN),
+    Published("bert_large_a100", "p4de.24xlarge", 1, BERT, 110.5, "decoder", EXAMPLES),
+    Published("resnet_50_a100", "p4de.24xlarge", 1, RESNET_50, 2470, "convolution", EXAMPLES),
+    Published("resnet_50_8_a100", "p4de.24xlarge", 8, RESNET_50, 16_621, "convolution", EXAMPLES),
+)

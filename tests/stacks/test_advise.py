@@ -1,0 +1,174 @@
+"""What a run needs and what to pick for it, against published runs and measured models."""
+
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stacks import catalog
+from stacks.advise.__main__ import main
+from stacks.advise.plan import GIB, HEADROOM, break_even_hours, facts, plan_of, plans
+from stacks.advise.work import LAYOUTS, Layout, Work, memory, shape_of, state_bytes
+from tests.stacks.measured_models import MODELS, measured
+from tests.stacks.published_runs import PUBLISHED
+
+SEVEN = Work(7e9, "bf16", batch=32, sequence=2048, tokens=1.4e11, layers=32, width=4096)
+SMALL = replace(SEVEN, parameters=124e6, tokens=2.5e9, layers=12, width=768)
+LARGE = replace(SEVEN, parameters=70e9, batch=512, layers=80, width=8192)
+PLAIN = Layout(sharded=False, checkpointed=False)
+
+
+@pytest.mark.parametrize("run", PUBLISHED, ids=lambda run: run.name)
+def test_the_time_of_a_published_run_is_advised_within_a_quarter(run):
+    assert abs(run.error) < 0.25, f"{run.error:+.1%} against {run.source}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_state_of_a_model_is_advised_within_a_tenth_of_what_it_takes_on_a_cpu(name):
+    parameters, found = measured(name)
+
+    assert state_bytes(parameters) == pytest.approx(found, rel=0.10)
+
+
+def test_the_shape_of_a_known_model_comes_from_its_size():
+    layers, width = shape_of(6.74e9)
+
+    assert layers == pytest.approx(32, abs=1)
+    assert width == pytest.approx(4096, rel=0.05)
+
+
+def test_a_model_of_7e9_parameters_needs_a_hundred_gib_of_state_and_an_eighth_of_it_with_fsdp():
+    plain = memory(SEVEN, PLAIN, gpus=8)
+    sharded = memory(SEVEN, Layout(sharded=True, checkpointed=False), gpus=8)
+
+    assert plain.weights + plain.gradients + plain.optimizer == 7e9 * 16
+    assert sharded.weights == plain.weights / 8
+    assert sharded.activations == plain.activations == 2048 * 4096 * 34 * 32
+
+
+def test_recomputing_trades_memory_for_time():
+    again = memory(SEVEN, Layout(sharded=False, checkpointed=True), gpus=1)
+
+    assert again.activations == 2048 * 4096 * (2 * 32 + 34)
+
+
+@given(parameters=st.floats(1e6, 1e12), gpus=st.integers(2, 512), longer=st.integers(1, 4096))
+@settings(max_examples=60, deadline=None)
+def test_memory_grows_with_the_model_and_the_sequence_and_never_with_the_number_of_gpus(
+    parameters, gpus, longer
+):
+    layers, width = shape_of(parameters)
+    work = Work(parameters, "bf16", 1, 128, 1e9, layers, width)
+
+    for layout in LAYOUTS:
+        here = memory(work, layout, gpus).total
+        assert memory(replace(work, sequence=128 + longer), layout, gpus).total > here
+        assert memory(replace(work, parameters=parameters * 2), layout, gpus).total > here
+        assert memory(work, layout, gpus * 2).total <= here
+
+
+def test_a_small_model_runs_on_one_card():
+    assert {(plan.machines, plan.gpus) for plan in plans(SMALL)} == {(1, 1)}
+
+
+def test_a_large_model_needs_a_cluster_of_machines_with_rdma():
+    found = plans(LARGE)
+
+    assert found
+    assert max(plan.machines for plan in found) > 1
+    assert all(plan.kind.efa_interfaces or plan.kind.erdma_interfaces for plan in found if plan.machines > 1)
+
+
+def test_every_plan_fits_into_the_memory_of_its_gpus():
+    found = [*plans(SMALL), *plans(SEVEN), *plans(LARGE)]
+
+    assert all(plan.memory.total <= plan.kind.gpu_memory_gib * GIB * (1 - HEADROOM) for plan in found)
+
+
+def test_the_cheapest_comes_first_within_each_currency_and_the_unknown_last():
+    found = plans(SEVEN)
+
+    prices = [plan.on_demand for plan in found]
+    known = [price for price in prices if price is not None]
+    assert prices == known + [None] * (len(prices) - len(known))
+    assert [price.currency for price in known] == sorted(price.currency for price in known)
+    for currency in ("CNY", "USD"):
+        amounts = [price.amount for price in known if price.currency == currency]
+        assert amounts
+        assert amounts == sorted(amounts)
+
+
+def test_a_hurry_takes_more_machines_and_keeps_its_day():
+    kind = catalog.load().get("p5.48xlarge")
+    slow, fast = plan_of(SEVEN, kind, None), plan_of(SEVEN, kind, 10)
+
+    assert (slow.machines, fast.machines) == (1, 4)
+    assert slow.hours > 240 >= fast.hours
+
+
+def test_turing_has_no_bf16_and_is_not_advised_for_it():
+    assert not [plan for plan in plans(SMALL) if plan.kind.gpu_model == "T4"]
+    assert [plan for plan in plans(replace(SMALL, precision="fp16")) if plan.kind.gpu_model == "T4"]
+
+
+def test_a_reservation_pays_from_the_share_of_the_month_that_it_costs():
+    assert break_even_hours(Decimal("0.4")) == 438
+    assert break_even_hours(Decimal(0)) == 730
+
+
+def test_every_named_gpu_of_the_catalog_has_a_peak_with_a_source():
+    models = {kind.gpu_model for kind in catalog.load() if kind.gpu_model is not None}
+
+    assert models <= facts()["peaks"].keys()
+    assert all(entry["source"] for entry in facts()["peaks"].values())
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, arguments)
+
+
+def test_the_command_ranks_what_finishes_and_says_what_the_budget_allows():
+    done = run(
+        "--params",
+        "7e9",
+        "--precision",
+        "bf16",
+        "--batch",
+        "32",
+        "--seq",
+        "2048",
+        "--days",
+        "10",
+        "--budget",
+        "20000",
+    )
+
+    assert done.exit_code == 0
+    assert "7e+09 parameters (33 layers of 4224), 1.4e+11 tokens" in done.output
+    lines = [line for line in done.output.splitlines() if "p5.48xlarge" in line]
+    assert "on spot" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--params", "many"], "'many' must be a number of at least 1, such as 7e9"),
+        (["--params", "7e9", "--budget", "1"], "--budget = 1.00 USD: nothing finishes for that"),
+        (["--params", "7e9", "--days", "0.01"], "nothing known holds it and finishes in 0.01 days"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_message(arguments, message):
+    done = run(*arguments, "--batch", "32", "--seq", "2048")
+
+    assert done.exit_code != 0
+    assert message in done.output
+    assert "Traceback" not in done.output
+
+
+def test_the_discount_of_a_reservation_gives_its_break_even():
+    done = run("--params", "1e8", "--batch", "8", "--seq", "512", "--reserved-discount", "0.4")
+
+    assert "a reservation 40% below the price pays from 438 hours a month" in done.output
