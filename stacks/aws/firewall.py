@@ -75,7 +75,7 @@ def rules(stack: Stack) -> tuple[Rule, ...]:
 def _outward(stack: Stack, pool: Pool) -> Iterator[Rule]:
     cidr = str(stack.network.cidr)
     for protocol in ("udp", "tcp"):
-        yield Rule(pool.name, True, protocol, (DNS, DNS), cidr, "the network's resolver")
+        yield Rule(pool.name, True, protocol, (DNS, DNS), cidr, "resolver of the network")
     yield Rule(pool.name, True, "udp", (NTP, NTP), TIME_SERVICE, "time")
     if stack.network.nat is Nat.NONE:
         yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), "s3", "buckets")

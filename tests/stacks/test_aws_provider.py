@@ -1,0 +1,53 @@
+"""The shipped AWS stacks before the real provider's own validation, where this machine has it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stacks import stack_files
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+from tests.stacks.conftest import AWS_STACKS
+from tests.stacks.terraform import MIRROR, VERSION, configuration, provider_schema, terraform
+
+HERE = bool(shutil.which("terraform", path="/usr/local/bin:/usr/bin:/bin")) and any(
+    MIRROR.rglob(f"*v{VERSION}*")
+)
+pytestmark = pytest.mark.skipif(
+    not HERE, reason=f"needs terraform and terraform-provider-aws {VERSION} under {MIRROR}, which PyPI lacks"
+)
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory):
+    return provider_schema(tmp_path_factory.mktemp("schema"))
+
+
+@pytest.mark.parametrize("name", AWS_STACKS)
+def test_the_real_provider_plans_every_resource(name, schema, tmp_path: Path):
+    with moto_server(stack_files.settings_of(name).region):
+        rehearsed = run_program(name)
+    (tmp_path / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, tmp_path), indent=1))
+
+    terraform(tmp_path, "init", "-no-color")
+    planned = terraform(tmp_path, "plan", "-no-color", "-refresh=false", "-input=false")
+
+    assert planned.returncode == 0, planned.stderr
+    assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
+
+
+def test_the_real_provider_refuses_what_it_does_not_know(schema, tmp_path: Path):
+    with moto_server("us-east-1"):
+        rehearsed = run_program("aws-dev")
+    content = configuration(rehearsed, schema, tmp_path)
+    (group,) = list(content["resource"]["aws_autoscaling_lifecycle_hook"].values())[:1]
+    group["lifecycle_transition"] = "whenever"
+    (tmp_path / "main.tf.json").write_text(json.dumps(content))
+
+    terraform(tmp_path, "init", "-no-color")
+    checked = terraform(tmp_path, "validate", "-no-color")
+
+    assert checked.returncode == 1
+    assert "lifecycle_transition" in checked.stderr
