@@ -10,6 +10,7 @@ import pulumi_aws as aws
 from stacks import naming, reaper_bundle
 from stacks.aws import policies
 from stacks.aws.fleet import group_plans
+from stacks.aws.reaper_alarms import declare_alarms
 from stacks.aws.reaper_role import RoleArgs, role_policy, use_key
 from stacks.aws.scaling import alarm_name
 from stacks.aws.storage import bucket_name
@@ -21,9 +22,7 @@ MEMORY_MIB = 512
 LOG_DAYS = 90
 FAILED_EVENT_DAYS = 14
 DAY_S = 86_400
-SILENT_AFTER_S = 1800
 LATEST_START_S = 300
-PERIOD_S = 300
 LOW_LOAD = "cpu-low"  # label of the alarm without an action, see ``scaling.watches``
 
 
@@ -44,27 +43,6 @@ class ReaperArgs:
     topic_arn: pulumi.Output[str]
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """When somebody must look at the sweep.
-
-    Attributes:
-        label: part of the alarm's name.
-        says: its description.
-        namespace, metric, dimensions: what is watched.
-        period_s: over which it is summed.
-        at_least: the sum that alarms; None for a sum below 1, and for no data at all.
-    """
-
-    label: str
-    says: str
-    namespace: str
-    metric: str
-    dimensions: dict[str, pulumi.Input[str]]
-    period_s: int = PERIOD_S
-    at_least: int | None = 1
-
-
 class Reaper(pulumi.ComponentResource):
     """The sweep of one stack.
 
@@ -82,8 +60,14 @@ class Reaper(pulumi.ComponentResource):
         queue = self._queue()
         function = self._function(queue)
         self._schedule(function, queue)
-        for alarm in alarms(args.stack, function.name, queue.name):
-            self._alarm(alarm)
+        declare_alarms(
+            self._name,
+            args.stack,
+            function_name=function.name,
+            queue_name=queue.name,
+            topic_arn=args.topic_arn,
+            parent=self,
+        )
         self.function_name = function.name
         self.register_outputs({"function_name": function.name})
 
@@ -108,16 +92,7 @@ class Reaper(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._child,
         )
-        role = aws.iam.Role(
-            self._name,
-            # Lambda names no source account when it takes an execution role.
-            assume_role_policy=policies.trust("lambda.amazonaws.com", stack.account_id, check_source=False),
-            description=f"The sweep of gpu-fleet stack {stack.name}",
-            tags=self._tags,
-            opts=self._child,
-        )
-        allowed = RoleArgs(stack, args.key_arn, args.records_arn, args.topic_arn, queue.arn, log.arn)
-        policy = aws.iam.RolePolicy(self._name, role=role.id, policy=role_policy(allowed), opts=self._child)
+        role_arn, policy = self._role(queue, log)
         function = aws.lambda_.Function(
             self._name,
             name=self._name,
@@ -126,7 +101,7 @@ class Reaper(pulumi.ComponentResource):
             architectures=["arm64"],
             handler=reaper_bundle.HANDLER,
             code=bundle(stack),
-            role=role.arn,
+            role=role_arn,
             timeout=TIMEOUT_S,
             memory_size=MEMORY_MIB,
             reserved_concurrent_executions=1,
@@ -149,6 +124,23 @@ class Reaper(pulumi.ComponentResource):
             opts=self._child,
         )
         return function
+
+    def _role(
+        self, queue: aws.sqs.Queue, log: aws.cloudwatch.LogGroup
+    ) -> tuple[pulumi.Output[str], aws.iam.RolePolicy]:
+        """The function's role, and the policy that must stand before it runs."""
+        args, stack = self._args, self._args.stack
+        role = aws.iam.Role(
+            self._name,
+            # Lambda names no source account when it takes an execution role.
+            assume_role_policy=policies.trust("lambda.amazonaws.com", stack.account_id, check_source=False),
+            description=f"The sweep of gpu-fleet stack {stack.name}",
+            tags=self._tags,
+            opts=self._child,
+        )
+        allowed = RoleArgs(stack, args.key_arn, args.records_arn, args.topic_arn, queue.arn, log.arn)
+        policy = aws.iam.RolePolicy(self._name, role=role.id, policy=role_policy(allowed), opts=self._child)
+        return role.arn, policy
 
     def _schedule(self, function: aws.lambda_.Function, queue: aws.sqs.Queue) -> None:
         stack = self._args.stack
@@ -187,54 +179,6 @@ class Reaper(pulumi.ComponentResource):
             },
             opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
         )
-
-    def _alarm(self, alarm: Alarm) -> None:
-        silent = alarm.at_least is None
-        aws.cloudwatch.MetricAlarm(
-            f"{self._name}-{alarm.label}",
-            name=f"{self._name}-{alarm.label}",
-            alarm_description=alarm.says,
-            namespace=alarm.namespace,
-            metric_name=alarm.metric,
-            dimensions=alarm.dimensions,
-            statistic="Sum",
-            comparison_operator="LessThanThreshold" if silent else "GreaterThanOrEqualToThreshold",
-            threshold=1 if alarm.at_least is None else alarm.at_least,
-            period=alarm.period_s,
-            evaluation_periods=1,
-            treat_missing_data="breaching" if silent else "notBreaching",
-            alarm_actions=[self._args.topic_arn],
-            tags=self._tags,
-            opts=self._child,
-        )
-
-
-def alarms(
-    stack: Stack, function_name: pulumi.Input[str], queue_name: pulumi.Input[str]
-) -> tuple[Alarm, ...]:
-    """Everything about the sweep that somebody must hear of."""
-    own = naming.metric_namespace(stack.name)
-    function = {"FunctionName": function_name}
-    longest_silence_s = max(SILENT_AFTER_S, 3 * stack.reaper.every_minutes * 60)
-    return (
-        Alarm("errors", "A sweep failed altogether", "AWS/Lambda", "Errors", function),
-        Alarm("failures", "A sweep could not do all it meant to: see its log", own, "SweepFailures", {}),
-        Alarm("silent", "No sweep ran", own, "SweepRuns", {}, longest_silence_s, None),
-        Alarm(
-            "breaker",
-            "More than half of the fleet fell idle at once; nothing was ended",
-            own,
-            "SweepBreakerTrips",
-            {},
-        ),
-        Alarm(
-            "undelivered",
-            "The schedule could not start a sweep",
-            "AWS/SQS",
-            "NumberOfMessagesSent",
-            {"QueueName": queue_name},
-        ),
-    )
 
 
 def policy_document(stack: Stack) -> dict[str, Any]:

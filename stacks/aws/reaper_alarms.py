@@ -1,0 +1,101 @@
+"""When somebody must look at the sweep: it fails, falls silent, or holds back."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.settings import Stack
+
+SILENT_AFTER_S = 1800
+PERIOD_S = 300
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """When somebody must look at the sweep.
+
+    Attributes:
+        label: part of the alarm's name.
+        says: its description.
+        namespace, metric, dimensions: what is watched.
+        period_s: over which it is summed.
+        at_least: the sum that alarms; None for a sum below 1, and for no data at all.
+    """
+
+    label: str
+    says: str
+    namespace: str
+    metric: str
+    dimensions: dict[str, pulumi.Input[str]]
+    period_s: int = PERIOD_S
+    at_least: int | None = 1
+
+
+def alarms(
+    stack: Stack, function_name: pulumi.Input[str], queue_name: pulumi.Input[str]
+) -> tuple[Alarm, ...]:
+    """Everything about the sweep that somebody must hear of."""
+    own = naming.metric_namespace(stack.name)
+    function = {"FunctionName": function_name}
+    longest_silence_s = max(SILENT_AFTER_S, 3 * stack.reaper.every_minutes * 60)
+    return (
+        Alarm("errors", "A sweep failed altogether", "AWS/Lambda", "Errors", function),
+        Alarm("failures", "A sweep could not do all it meant to: see its log", own, "SweepFailures", {}),
+        Alarm("silent", "No sweep ran", own, "SweepRuns", {}, longest_silence_s, None),
+        Alarm(
+            "breaker",
+            "More than half of the fleet fell idle at once; nothing was ended",
+            own,
+            "SweepBreakerTrips",
+            {},
+        ),
+        Alarm(
+            "undelivered",
+            "The schedule could not start a sweep",
+            "AWS/SQS",
+            "NumberOfMessagesSent",
+            {"QueueName": queue_name},
+        ),
+    )
+
+
+def declare_alarms(
+    name: str,
+    stack: Stack,
+    *,
+    function_name: pulumi.Input[str],
+    queue_name: pulumi.Input[str],
+    topic_arn: pulumi.Input[str],
+    parent: pulumi.Resource,
+) -> None:
+    """Declare every alarm of the sweep.
+
+    Args:
+        name: prefix of their names.
+        stack: the settings.
+        function_name: the function that sweeps.
+        queue_name: where events go that it did not take.
+        topic_arn: who is told.
+        parent: the component that owns them.
+    """
+    for alarm in alarms(stack, function_name, queue_name):
+        silent = alarm.at_least is None
+        aws.cloudwatch.MetricAlarm(
+            f"{name}-{alarm.label}",
+            name=f"{name}-{alarm.label}",
+            alarm_description=alarm.says,
+            namespace=alarm.namespace,
+            metric_name=alarm.metric,
+            dimensions=alarm.dimensions,
+            statistic="Sum",
+            comparison_operator="LessThanThreshold" if silent else "GreaterThanOrEqualToThreshold",
+            threshold=1 if alarm.at_least is None else alarm.at_least,
+            period=alarm.period_s,
+            evaluation_periods=1,
+            treat_missing_data="breaching" if silent else "notBreaching",
+            alarm_actions=[topic_arn],
+            tags=naming.tags(stack.name, stack.owner),
+            opts=pulumi.ResourceOptions(parent=parent),
+        )

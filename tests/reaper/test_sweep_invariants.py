@@ -1,0 +1,161 @@
+"""The invariants that take a whole sweep to hold: told, dry, once, alone, in any order, on record."""
+
+import contextlib
+import json
+from decimal import Decimal
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper.errors import CloudError, LeaseError
+from image.reaper.lease import Lease
+from image.reaper.store import Store
+from tests.reaper.situations import machine
+from tests.reaper.sweeping import connect_world, policy, sweep_world
+from tests.reaper.world import World
+
+WORLD_POLICY = policy(idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
+READS = ("Describe", "Get")
+
+
+def forgotten_world(count: int, grouped: int = 0, min_size: int = 0, seed: int = 0) -> World:
+    """Machines whose owners left 80 minutes ago, some of them in a group."""
+    world = World(seed)
+    world.group("pool", min_size)
+    tags = machine(marked_minutes_ago=None).tags
+    for number in range(count):
+        if number < grouped:
+            world.join("pool", tags)
+        else:
+            world.start(tags)
+    world.pass_minutes(5)
+    for one in world.machines.values():
+        one.busy = False
+    world.pass_minutes(80)
+    return world
+
+
+def test_a_machine_is_not_marked_when_its_owner_could_not_be_told():
+    world = forgotten_world(1)
+    world.faults.deaf = 1.0
+
+    result = sweep_world(world, WORLD_POLICY)
+
+    assert result.done.marked == []
+    assert [failure.step for failure in result.done.failures] == ["notify"]
+    assert all("gpu-fleet:reap-after" not in one.tags for one in world.machines.values())
+
+
+def test_a_machine_that_is_used_again_between_plan_and_act_is_spared():
+    world = forgotten_world(2)
+    sweep_world(world, WORLD_POLICY)
+    world.pass_minutes(21)
+    used = next(iter(world.machines.values()))
+    world.on_call("DescribeInstances", lambda: (setattr(used, "busy", True), world.pass_minutes(1)))
+
+    sweep_world(world, WORLD_POLICY)
+
+    assert [machine.id for _, machine, _ in world.ends] == [
+        one.id for one in world.machines.values() if one is not used
+    ]
+
+
+@given(count=st.integers(0, 6), grouped=st.integers(0, 6), marked=st.booleans())
+def test_a_dry_run_makes_no_changing_call_and_plans_the_same(count, grouped, marked):
+    world = forgotten_world(count, grouped)
+    if marked:
+        sweep_world(world, WORLD_POLICY, override_breaker=True)
+        world.pass_minutes(21)
+    world.calls.clear()
+
+    dry = sweep_world(world, WORLD_POLICY, dry_run=True)
+
+    assert [call for call in world.calls if not call.startswith(READS)] == []
+    assert dry.write_calls == 0
+    wet = sweep_world(world, WORLD_POLICY)
+    assert [one.verdict for one in dry.plan.decisions] == [one.verdict for one in wet.plan.decisions]
+
+
+@given(count=st.integers(1, 6), grouped=st.integers(0, 6))
+def test_a_second_sweep_at_the_same_moment_does_nothing_more(count, grouped):
+    world = forgotten_world(count, grouped)
+    sweep_world(world, WORLD_POLICY, override_breaker=True)
+    world.pass_minutes(21)
+    sweep_world(world, WORLD_POLICY)
+    before = (list(world.ends), len(world.messages))
+
+    again = sweep_world(world, WORLD_POLICY)
+
+    assert again.done.ended == []
+    assert (world.ends, len(world.messages)) == before
+
+
+def test_two_sweeps_at_once_keep_out_of_each_others_way():
+    world = forgotten_world(3)
+    cloud = connect_world(world, WORLD_POLICY)
+    assert isinstance(cloud.store, Store)
+    Lease(cloud.store, "the other", world.clock).acquire()
+
+    with pytest.raises(LeaseError, match=r"another sweep \(the other\) holds the lease until"):
+        sweep_world(world, WORLD_POLICY)
+
+
+@given(
+    count=st.integers(1, 6),
+    page=st.integers(1, 6),
+    offset=st.integers(-12, 12),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_plan_does_not_depend_on_order_pages_or_time_zone(count, page, offset, order):
+    plain, other = forgotten_world(count), forgotten_world(count)
+    other.page = page
+    shuffled = list(other.machines.items())
+    order.shuffle(shuffled)
+    other.machines = dict(shuffled)
+    zone = ZoneInfo(f"Etc/GMT{offset:+d}")
+
+    expected = sweep_world(plain, WORLD_POLICY, dry_run=True).plan
+    other_clock = other.clock
+    other.clock = lambda: other_clock().astimezone(zone)
+    found = sweep_world(other, WORLD_POLICY, dry_run=True).plan
+
+    assert [(one.instance.id, one.verdict) for one in found.decisions] == [
+        (one.instance.id, one.verdict) for one in expected.decisions
+    ]
+
+
+def test_a_member_is_detached_before_it_is_ended():
+    world = forgotten_world(2, grouped=2, min_size=1)
+    sweep_world(world, WORLD_POLICY)
+    world.pass_minutes(21)
+    world.calls.clear()
+
+    result = sweep_world(world, WORLD_POLICY)
+
+    assert [one.group for one in result.done.ended] == ["pool"]
+    assert world.calls.index("DetachInstances") < world.calls.index("TerminateInstances")
+    assert world.groups["pool"]["desired"] == 1
+
+
+@given(count=st.integers(1, 6), throttled=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 50))
+def test_every_end_has_one_record_and_saves_something(count, throttled, seed):
+    world = forgotten_world(count, seed=seed)
+    sweep_world(world, WORLD_POLICY, override_breaker=True)
+    world.pass_minutes(21)
+    world.faults.throttled = throttled
+    for _ in range(3):
+        with contextlib.suppress(CloudError):  # throttled too much to list the fleet
+            sweep_world(world, WORLD_POLICY)
+        world.objects.pop("reaper/lease.json", None)
+
+    records = [
+        json.loads(body)
+        for key, (body, _) in world.objects.items()
+        if "/ledger/" in key and not key.endswith(".failed.json")
+    ]
+    recorded = sorted(record["instance_id"] for record in records)
+    assert {one.id for _, one, _ in world.ends} <= set(recorded)
+    assert len(recorded) == len(set(recorded))
+    assert all(Decimal(record["saved_per_month"]) > 0 for record in records)
