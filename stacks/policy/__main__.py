@@ -5,7 +5,9 @@ Which rules refuse and which only warn depends on the stack, whose name the engi
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # The engine starts this folder as a program, so the project's own packages are not on the path yet.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -21,8 +23,9 @@ from pulumi_policy import (  # type: ignore[import-not-found]
     StackValidationArgs,
     StackValidationPolicy,
 )
+from pulumi_policy.proxy import UnknownValueError  # type: ignore[import-not-found] # the same
 
-from stacks.policy.model import Profile, Resource, Rule
+from stacks.policy.model import UNKNOWN, Profile, Resource, Rule
 from stacks.policy.rules import RULES, is_mandatory, profile_of
 
 STACK_VARIABLE = "PULUMI_STACK"
@@ -49,13 +52,29 @@ def policy(rule: Rule, profile: Profile) -> object:
         return ResourceValidationPolicy(validate=validate, **common)
 
     def validate_stack(args: StackValidationArgs, report: ReportViolation) -> None:
-        found = [(Resource(one.resource_type, one.name, one.props), one.urn) for one in args.resources]
+        found = [(Resource(one.resource_type, one.name, known(one.props)), one.urn) for one in args.resources]
         urns = {id(resource): urn for resource, urn in found}
         assert whole is not None
         for resource, finding in whole([resource for resource, _ in found], profile):
             report(f"{finding}; {rule.remedy}", None if resource is None else urns[id(resource)])
 
     return StackValidationPolicy(validate=validate_stack, **common)
+
+
+def known(value: Any) -> Any:
+    """The SDK's proxies as plain values; what a preview cannot know becomes ``UNKNOWN``."""
+    if isinstance(value, Mapping):
+        return {key: _at(value, key) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_at(value, index) for index in range(len(value))]
+    return value
+
+
+def _at(value: Any, key: Any) -> Any:
+    try:
+        return known(value[key])
+    except UnknownValueError:
+        return UNKNOWN
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stacks.policy.model import Finding, Profile, Resource, Rule, Severity, is_on, items, statements
+from stacks.policy.model import UNKNOWN, Finding, Profile, Resource, Rule, Severity, is_on, items, statements
 
 LONGEST_ROTATION_DAYS = 90
 DAY_S = 86_400
@@ -176,7 +176,7 @@ def _tls_of_oss(resources: Sequence[Resource], bucket: Resource) -> Iterator[tup
 
 def refuses_plain_http(document: Any) -> bool:
     """Whether a policy denies whatever comes without TLS, to everyone."""
-    return any(
+    return document == UNKNOWN or any(
         statement.get("Effect") == "Deny"
         and "false" in map(str, items((statement.get("Condition") or {}).get("Bool", {}).get(key)))
         for statement in statements(document)

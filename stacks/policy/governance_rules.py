@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from stacks.policy.model import TAG_PREFIX, Finding, Profile, Resource, Rule, Severity, items
+from stacks.policy.model import TAG_PREFIX, UNKNOWN, Finding, Profile, Resource, Rule, Severity, items
 
 REQUIRED_TAGS = (f"{TAG_PREFIX}stack", f"{TAG_PREFIX}owner")
 MACHINE_TAGS = (*REQUIRED_TAGS, f"{TAG_PREFIX}pool", f"{TAG_PREFIX}managed")
@@ -92,7 +92,7 @@ def _budget_of_alicloud(resources: Sequence[Resource]) -> Iterator[tuple[Resourc
 
 def reaper(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
     """Every pool that may have machines is swept on a schedule that is on."""
-    pools = [one for one in resources if one.type in GROUPS and int(one.inputs.get("maxSize") or 0) > 0]
+    pools = [one for one in resources if one.type in GROUPS and one.inputs.get("maxSize")]
     if pools and not any(_sweeps(one) for one in resources):
         yield None, f"has {len(pools)} groups that may hold machines and no schedule that sweeps them"
     for pool in pools:
@@ -118,7 +118,7 @@ def regions(resources: Sequence[Resource], profile: Profile) -> Iterator[tuple[R
         if not region:
             if provider.type.removeprefix(PROVIDER) in ("aws", "alicloud"):
                 yield provider, "names no region"
-        elif not any(fnmatch(str(region), pattern) for pattern in profile.regions):
+        elif region != UNKNOWN and not any(fnmatch(str(region), pattern) for pattern in profile.regions):
             yield provider, f"is in {region}; allowed are {', '.join(profile.regions)}"
 
 

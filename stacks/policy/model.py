@@ -7,6 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 TAG_PREFIX = "gpu-fleet:"
+# Stands for a value that a preview cannot know. It counts as there, and whole documents of it as right: the
+# rules that look at one resource judge them before that is made, when everything is known.
+UNKNOWN = "(known after apply)"
 
 
 class Severity(StrEnum):
@@ -108,7 +111,7 @@ def items(value: Any) -> list[Any]:
     """A list as it is, nothing as an empty one, and any other value as the only item."""
     if value is None:
         return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def is_on(value: Any) -> bool:
@@ -118,7 +121,7 @@ def is_on(value: Any) -> bool:
 
 def statements(document: Any) -> list[Mapping[str, Any]]:
     """The statements of a policy document, given as JSON text or as a mapping; none of an empty one."""
-    if not document:
+    if not document or document == UNKNOWN:
         return []
     content = json.loads(document) if isinstance(document, str) else document
     return [statement for statement in items(content.get("Statement")) if isinstance(statement, Mapping)]

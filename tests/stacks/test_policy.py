@@ -3,7 +3,7 @@
 import json
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -312,6 +312,28 @@ def test_every_type_that_a_rule_wants_tagged_is_tagged_in_some_shipped_stack():
     assert TAGGED - tagged == set()
 
 
+class NotYetError(Exception):
+    """What the SDK raises for a value that a preview cannot know."""
+
+
+class Proxy(Mapping[str, Any]):
+    """A mapping of the SDK: it says which keys there are, and raises for a value that is not known yet."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        if self._values[key] is NotYetError:
+            raise NotYetError
+        return self._values[key]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self):
+        return iter(self._values)
+
+
 @pytest.fixture
 def crossguard(monkeypatch) -> SimpleNamespace:
     """The policy SDK's names, and what a pack was made of; the SDK itself wants an environment of its own."""
@@ -330,6 +352,7 @@ def crossguard(monkeypatch) -> SimpleNamespace:
         made=made,
     )
     monkeypatch.setitem(sys.modules, "pulumi_policy", sdk)
+    monkeypatch.setitem(sys.modules, "pulumi_policy.proxy", SimpleNamespace(UnknownValueError=NotYetError))
     return sdk
 
 
@@ -357,3 +380,30 @@ def test_the_pack_reports_a_resource_and_a_stack_to_the_engine(crossguard, monke
 
     assert said[0][0].startswith("never turns (enableKeyRotation); let it turn at least every 90 days")
     assert said[1] == (f"names no region; {offered['allowed-regions'].remediation_steps}", "urn:provider")
+
+
+def test_what_a_preview_cannot_know_counts_as_there(crossguard, monkeypatch):
+    monkeypatch.setenv("PULUMI_STACK", "aws-prod")
+    runpy.run_path(str(PACK), run_name="__main__")
+    offered = {one.name: one for one in crossguard.made}
+    key = Proxy({"applyServerSideEncryptionByDefault": Proxy({"kmsMasterKeyId": NotYetError})})
+    resources = [
+        SimpleNamespace(resource_type=kind, name="data", props=Proxy(props), urn=f"urn:{kind}")
+        for kind, props in {
+            "aws:s3/bucket:Bucket": {"bucket": "data"},
+            "aws:s3/bucketPolicy:BucketPolicy": {"policy": NotYetError},
+            "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": {
+                "rules": (key,)
+            },
+        }.items()
+    ]
+    said: list[tuple[str, ...]] = []
+
+    for rule in ("own-key-buckets", "tls-only"):
+        offered[rule].validate(SimpleNamespace(resources=resources), lambda *words: said.append(words))
+        offered[rule].validate(SimpleNamespace(resources=resources[:1]), lambda *words: said.append(words))
+
+    assert [finding.split(";")[0] for finding, _ in said] == [
+        "no customer key encrypts what is put into it",
+        "no policy of it refuses requests without TLS",
+    ]
