@@ -1,7 +1,7 @@
 """A large fleet on loopback, behind 20 ms of distance and the token buckets of a real account.
 
-Answers the few read calls that a sweep and Cloud Custodian make, in the formats of EC2 and CloudWatch. moto
-would be measured instead of them: it takes minutes to list three thousand machines.
+Answers what a sweep and Cloud Custodian ask. moto takes minutes to list three thousand machines: it would be
+what is measured.
 """
 
 import json
@@ -22,20 +22,18 @@ DISTANCE_S = 0.02
 # (size, refill a second): docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html, and the default
 # quotas of transactions a second for CloudWatch.
 BUCKETS = {
-    "DescribeInstances": (100, 20),
     "Describe": (100, 20),
     "GetMetricData": (50, 50),
     "GetMetricStatistics": (400, 400),
 }
 TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
-IDLE_EVERY = 10  # one machine of ten is idle
-IDLE_FOR_S = 30 * 3600
+IDLE_EVERY, IDLE_FOR_S = 10, 30 * 3600  # one machine of ten is idle
 UP_FOR = timedelta(hours=72)
 JUST_BOOTED = timedelta(minutes=10)
-PERIOD_S = 300
-DEAD_FOR_S = 2 * 3600
+PERIOD_S, DEAD_FOR_S = 300, 2 * 3600
 DENIED_ONE_OF = 50
 DEFAULT_PAGE = 1000
+SLOWER = "<Error><Code>RequestLimitExceeded</Code><Message>slower</Message></Error>"
 EC2_XMLNS = "http://ec2.amazonaws.com/doc/2016-11-15/"
 AUTOSCALING_XMLNS = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
 
@@ -191,8 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
         if bucket is not None and not bucket.take():
             with self.lock:
                 self.calls["throttled"] += 1
-            code = "<Error><Code>RequestLimitExceeded</Code><Message>slower</Message></Error>"
-            self._send(503, f"<Response><Errors>{code}</Errors></Response>", "text/xml")
+            self._send(503, f"<Response><Errors>{SLOWER}</Errors></Response>", "text/xml")
             return
         self._answer(name, ask)
 
@@ -233,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's signature
+    def log_message(self, *_: object) -> None:
         """Say nothing."""
 
 
