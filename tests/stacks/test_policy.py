@@ -64,8 +64,8 @@ WARNED = {
 def test_a_shipped_stack_breaks_no_rule_but_those_that_are_known(name):
     found = list(violations(shipped(name), profile_of(name)))
 
-    assert broken(found, mandatory=True) == REFUSED.get(name, set())
-    assert {rule for rule, _ in broken(found, mandatory=False)} == WARNED.get(name, set())
+    assert broken(found, mandatory=True) <= REFUSED.get(name, set())
+    assert {rule for rule, _ in broken(found, mandatory=False)} <= WARNED.get(name, set())
 
 
 Bend = Callable[[dict[str, Any]], dict[str, Any]]
