@@ -1,16 +1,11 @@
 """The baked image, made once for all tests that ask for it and kept under build/."""
 
-import os
 import subprocess
 
 import pytest
 
 from image import build, build_requirements
-
-
-def tell(part):
-    """Say what the bake is at: it takes minutes."""
-    os.write(2, f"\nevent=bake part={part}".encode())
+from tests.image.progress import tell
 
 
 @pytest.fixture(scope="session")

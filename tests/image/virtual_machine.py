@@ -91,9 +91,10 @@ class VirtualMachine:
         return int(status), output.removesuffix("\n").removeprefix("\n")
 
     def write(self, path: str, text: str) -> None:
-        """Make a file."""
+        """Make a file, whole at once: somebody may be watching for it."""
         encoded = base64.b64encode(text.encode()).decode()
-        self.run(f"mkdir -p $(dirname {path}) && echo {encoded} | base64 --decode > {path}")
+        self.run(f"mkdir -p $(dirname {path}) && echo {encoded} | base64 --decode > {path}.new")
+        self.run(f"mv {path}.new {path}")
 
     def wait_for(self, unit: str, pattern: str, timeout_s: float) -> str:
         """The first line of a unit's journal that matches an extended regular expression."""

@@ -1,0 +1,204 @@
+"""The baked disk booted under QEMU with the user data of a shipped stack, as a machine without its GPUs."""
+
+import json
+import tomllib
+import urllib.parse
+
+import boto3
+import pytest
+
+from image import lock
+from image.reaper import metrics
+from stacks import stack_files
+from stacks.rehearsal.metadata import metadata_service
+from stacks.rehearsal.moto_server import moto_server
+from tests.image.declared import instance_file_of, user_data
+from tests.image.virtual_machine import VirtualMachine
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
+
+STACK = "aws-prod"
+POOL = "train"
+TYPE = "p4d.24xlarge"  # eight GPUs, four EFA interfaces
+REGION = "us-east-1"
+# Emulated on busy cores; the bench has the figure, here stands what a hang looks like.
+BOOT_TIMEOUT_S = 400
+SLOW_S = 600  # importing torch, emulated
+JOB = """
+[run]
+directory = "/scratch/runs/demo"
+steps = 100000
+log_every_steps = 1
+[model]
+name = "resnet_small"
+options = { widths = [8], blocks = 1 }
+[data]
+path = "/scratch/digits"
+[checkpoint]
+every_steps = 2
+[metrics]
+progress = false
+"""
+
+
+@pytest.fixture(scope="module")
+def declared():
+    """The text that cloud-init reads on a machine of the pool."""
+    templates = user_data(stack_files.settings_of(STACK))
+    return next(text for name, text in templates.items() if f"-{POOL}-" in name)
+
+
+@pytest.fixture(scope="module")
+def cloud(declared):
+    """moto with a group of one machine and the pool's bucket; a metadata service that says who asks."""
+    checkpoints = tomllib.loads(instance_file_of(declared))["checkpoint_uri"]
+    with moto_server(REGION) as endpoint, metadata_service() as metadata:
+        s3 = boto3.client("s3", region_name=REGION, endpoint_url=endpoint)
+        s3.create_bucket(Bucket=urllib.parse.urlsplit(checkpoints).netloc)
+        autoscaling = boto3.client("autoscaling", region_name=REGION, endpoint_url=endpoint)
+        image = boto3.client("ec2", region_name=REGION, endpoint_url=endpoint).describe_images()["Images"][0]
+        autoscaling.create_launch_configuration(
+            LaunchConfigurationName="template", ImageId=image["ImageId"], InstanceType=TYPE
+        )
+        autoscaling.create_auto_scaling_group(
+            AutoScalingGroupName=POOL,
+            LaunchConfigurationName="template",
+            MinSize=1,
+            MaxSize=1,
+            AvailabilityZones=["us-east-1a"],
+        )
+        member = autoscaling.describe_auto_scaling_instances()["AutoScalingInstances"][0]
+        assert member["HealthStatus"].lower() == "healthy"
+        metadata.answers |= {
+            "/latest/meta-data/instance-id": member["InstanceId"],
+            "/latest/meta-data/instance-type": TYPE,
+        }
+        yield endpoint, metadata.endpoint, member["InstanceId"]
+
+
+@pytest.fixture(scope="module")
+def machine(disk, cloud, declared, tmp_path_factory):
+    """The machine after its gate has spoken."""
+    endpoint, metadata, _ = cloud
+    services = {
+        "AWS_ENDPOINT_URL": urllib.parse.urlsplit(endpoint).port,
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": urllib.parse.urlsplit(metadata).port,
+    }
+    credentials = {"AWS_ACCESS_KEY_ID": "moto", "AWS_SECRET_ACCESS_KEY": "moto"}
+    folder = tmp_path_factory.mktemp("vm")
+    with VirtualMachine(disk, folder, declared, services, credentials) as machine:
+        machine.connect(BOOT_TIMEOUT_S)
+        machine.wait_for("gpu-ready", "event=unhealthy|not-ready", BOOT_TIMEOUT_S)
+        yield machine
+
+
+def at_s(machine, unit, event):
+    """Seconds after the kernel's start of something that a unit's record holds."""
+    return int(machine.run(f"systemctl show {unit} --value --property={event}TimestampMonotonic")) / 1e6
+
+
+def test_cloud_init_ends_without_an_error(machine):
+    assert "status: done" in machine.run(f"timeout {BOOT_TIMEOUT_S} cloud-init status --wait", BOOT_TIMEOUT_S)
+
+
+def test_the_machine_has_the_instance_file_that_its_stack_declared(machine, declared):
+    assert machine.run("cat /etc/gpu-fleet/instance.toml").rstrip() == instance_file_of(declared).rstrip()
+
+
+def test_the_drivers_module_is_there_for_the_running_kernel(machine):
+    locked = next(one for one in lock.load() if (one.name, one.base) == ("nvidia-driver", "debian-12"))
+
+    version = machine.run("modinfo --field version nvidia-current-open").strip()
+    machine.attempt("modprobe nvidia")
+
+    assert locked.version.startswith(version)
+    assert "NVRM: No NVIDIA GPU found" in machine.run("dmesg")
+
+
+def test_two_disks_are_one_striped_file_system(machine):
+    assert machine.run("findmnt --noheadings --output FSTYPE /scratch").strip() == "xfs"
+    assert "raid0 nvme1n1[1] nvme0n1[0]" in machine.run("cat /proc/mdstat")
+    assert machine.run("stat --format=%a /scratch /scratch/keep").split() == ["1777", "1777"]
+
+
+def test_boot_goes_through_its_phases_in_order(machine):
+    scratch = at_s(machine, "scratch", "ActiveEnter")
+    instance_file = at_s(machine, "cloud-init", "ActiveEnter")
+    gate = at_s(machine, "gpu-ready", "ExecMainExit")
+
+    assert 0 < scratch < gate
+    assert 0 < instance_file < gate
+
+
+def test_the_gate_counts_and_the_machine_marks_itself_unhealthy(machine, cloud):
+    endpoint, _, instance_id = cloud
+    report = json.loads(machine.run("cat /run/gpu-fleet/ready.json"))
+
+    autoscaling = boto3.client("autoscaling", region_name=REGION, endpoint_url=endpoint)
+    members = autoscaling.describe_auto_scaling_instances(InstanceIds=[instance_id])["AutoScalingInstances"]
+
+    assert not report["ready"]
+    assert report["checks"]["gpu_count"]["detail"].startswith("0 of 8 GPUs")
+    assert report["checks"]["fabric"]["detail"] == "0 of 4 EFA interfaces"
+    assert members == [] or members[0]["HealthStatus"].lower() == "unhealthy"
+
+
+def test_only_what_this_machine_cannot_have_fails(machine):
+    failed = machine.run("systemctl list-units --state=failed --plain --no-legend").splitlines()
+
+    # no GPU, and no file system with that name
+    assert {line.split()[0] for line in failed} <= {"gpu-ready.service", "home-file-system.service"}
+
+
+def test_only_ssh_and_figures_listen(machine):
+    listening = machine.run("ss --tcp --listening --numeric --no-header").splitlines()
+    ports = {
+        line.split()[3].rsplit(":", 1)[1] for line in listening if "127.0.0" not in line and "%lo" not in line
+    }
+
+    assert ports <= {"22", "9100", "5355"}
+
+
+def test_the_agent_publishes_that_it_cannot_see_its_gpus(machine, cloud):
+    endpoint, _, instance_id = cloud
+    machine.wait_for("gpu-reaper", "event=state state=unknown", SLOW_S)
+
+    activity = json.loads(machine.run("cat /run/gpu-fleet/activity.json"))
+    cloudwatch = boto3.client("cloudwatch", region_name=REGION, endpoint_url=endpoint)
+    published = cloudwatch.list_metrics(Namespace=f"GpuFleet/{STACK}")["Metrics"]
+
+    assert machine.run("systemctl is-active gpu-reaper").strip() == "active"
+    assert machine.run("systemctl show gpu-reaper --value --property=NRestarts").strip() == "0"
+    assert (activity["state"], activity["instance_id"]) == ("unknown", instance_id)
+    assert {"Name": metrics.DIMENSION_INSTANCE, "Value": instance_id} in [
+        dimension for metric in published for dimension in metric["Dimensions"]
+    ]
+
+
+def test_a_reboot_keeps_scratch_and_a_stop_renews_it(machine):
+    machine.run("touch /scratch/mine && umount /scratch && mdadm --stop --scan")
+
+    machine.run("systemctl restart scratch")
+    kept = machine.attempt("test -e /scratch/mine")[0] == 0
+    machine.run("umount /scratch && mdadm --stop --scan && wipefs --all --quiet /dev/nvme0n1 /dev/nvme1n1")
+    machine.run("systemctl restart scratch")
+
+    assert kept
+    assert machine.run("ls -A /scratch").split() == ["keep"]
+
+
+def test_the_stop_file_ends_the_trainer_with_a_checkpoint(machine):
+    prepare = "/opt/gpu-fleet/venv/bin/python -m training prepare digits /scratch/digits"
+    machine.run(f"cd /scratch && HOME=/scratch runuser -u gpu-fleet -- {prepare}", SLOW_S)
+    machine.write("/etc/gpu-fleet/jobs/demo.toml", JOB)
+    machine.write("/etc/gpu-fleet/jobs/demo.env", "LAUNCH_OPTIONS=--alone --nproc-per-node 1\n")
+    machine.run("systemctl start trainer@demo")
+    machine.wait_for("trainer@demo", "event=checkpoint step=2 ", SLOW_S)
+
+    machine.write("/run/gpu-fleet/stop", "idle for 12 hours\n")
+    machine.wait_for("trainer@demo", "Deactivated successfully|Failed with", SLOW_S)
+
+    result = json.loads(machine.run("cat /scratch/runs/demo/result.json"))
+    assert machine.run("systemctl show trainer@demo --value --property=Result").strip() == "success"
+    assert (result["outcome"], result["reason"]) == ("stopped", "stop-file")
+    assert machine.run(f"find /scratch/runs/demo -type d -name step-{result['step']}")
