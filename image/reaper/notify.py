@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from image.reaper.calls import Calls
+from image.reaper.calls import Calls, batches
 from image.reaper.errors import CloudError
 from image.reaper.model import Decision
 from image.reaper.times import format_time
 
 SUBJECT_LENGTH = 100  # Publish, SNS API
 MESSAGE_BYTES = 200_000  # of at most 262,144
+MACHINES_PER_MESSAGE = 500  # a line each, of less than 400 bytes
 TELL_AGAIN_AFTER = timedelta(hours=24)
 HOW_TO_KEEP = (
     'On the machine: gpu-reaper keep 8h --reason "..." keeps it (14 days at most); using it does too.'
@@ -49,13 +50,20 @@ class Notifier:
         """
         told: list[Decision] = []
         problems: list[str] = []
-        for owner, own in _by_owner(decisions).items():
+        messages = [
+            (owner, part)
+            for owner, own in _by_owner(decisions).items()
+            for part in batches(own, MACHINES_PER_MESSAGE)
+        ]
+        for owner, part in messages:
             try:
-                self.tell(f"{stack}: {len(own)} idle GPU machine(s) of {owner} will go", _notice(owner, own))
+                self.tell(
+                    f"{stack}: {len(part)} idle GPU machine(s) of {owner} will go", _notice(owner, part)
+                )
             except CloudError as error:
                 problems.append(f"owner {owner} not told: {error}")
             else:
-                told += own
+                told += part
         return told, problems
 
 
