@@ -117,17 +117,28 @@ class _Sweep:
         situation = self._look()
         self._check_clock()
         plan = decide(situation)
-        carry_out.unmark(tools, plan, self.done)
-        if not plan.breaker:
-            self._end(tools, lease, situation, plan)
-        carry_out.mark(tools, plan, situation.now, self.done)
-        self._alert(tools.notifier, lease, plan, situation.now)
-        if tidy.is_due(lease.memory.leftovers_at, situation.now):
-            self._look_for_leftovers(situation)
-            where = self._cloud.leftovers
-            self.done.failures += tidy.carry_out(tools, where, self._findings, situation.now)
-            lease.memory.leftovers_at = situation.now
+        steps: dict[str, Callable[[], None]] = {
+            "unmark": lambda: carry_out.unmark(tools, plan, self.done),
+            "end": lambda: self._end(tools, lease, situation, plan),
+            "mark": lambda: carry_out.mark(tools, plan, situation.now, self.done),
+            "alert": lambda: self._alert(tools.notifier, lease, plan, situation.now),
+            "leftovers": lambda: self._tidy(tools, lease, situation),
+        }
+        for name, step in steps.items():
+            # What one step ran into must not keep the report of the others from people.
+            try:
+                step()
+            except (CloudError, DeadlineError) as error:
+                self.done.failures.append(Failure("*", name, str(error)))
         return self._result(situation, plan)
+
+    def _tidy(self, tools: carry_out.Tools, lease: Lease, situation: Situation) -> None:
+        if not tidy.is_due(lease.memory.leftovers_at, situation.now):
+            return
+        self._look_for_leftovers(situation)
+        where = self._cloud.leftovers
+        self.done.failures += tidy.carry_out(tools, where, self._findings, situation.now)
+        lease.memory.leftovers_at = situation.now
 
     def _look(self) -> Situation:
         fleet = self._cloud.machines.fleet()
@@ -168,7 +179,7 @@ class _Sweep:
     def _end(self, tools: carry_out.Tools, lease: Lease, situation: Situation, plan: Plan) -> None:
         """Look at the chosen once more, make sure of the lease, and end those that are still forgotten."""
         chosen = plan.with_verdict(*ENDS)
-        if not chosen:
+        if plan.breaker or not chosen:
             return
         try:
             again = self._look_again(situation, chosen)

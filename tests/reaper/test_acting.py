@@ -96,6 +96,16 @@ def test_a_sweep_that_runs_out_of_time_stops_at_a_safe_place_and_says_so():
     assert world.ends == []
 
 
+def test_a_sweep_that_runs_out_of_time_after_an_end_still_reports_it():
+    world = marked(1)
+    world.on_call("TerminateInstances", lambda: world.pass_minutes(1), number=1)
+
+    result = sweep_world(world, POLICY, deadline_after=timedelta(seconds=30))
+
+    assert len(result.done.ended) == 1
+    assert "no time left" in result.done.failures[-1].error
+
+
 def test_what_was_checked_too_long_ago_is_left_to_the_next_sweep():
     world = marked(4)
     world.faults.seconds_per_call = 50
