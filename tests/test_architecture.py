@@ -9,7 +9,10 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("stacks", "image", "training", "tests")
 CONFIGURATION = ("pulumi.Config", "pulumi.runtime.config", "pulumi.config")
 KNOW_CONFIGURATION = {"stacks/settings_reader.py"}
-PURE = ("settings", "settings_rules", "pool_rules", "naming", "catalog", "catalog_file", "instance_types")
+PURE = (
+    *("settings", "settings_rules", "pool_rules", "alicloud_rules", "naming", "instance_file"),
+    *("catalog", "catalog_file", "instance_types", "cost", "cost_lines", "money", "prices"),
+)
 
 
 def sources(*folders: str) -> list[Path]:

@@ -67,12 +67,13 @@ class Endpoints(pulumi.ComponentResource):
 
 
 def _own_buckets_only(stack: Stack) -> str:
-    """No way out for data through this endpoint but into the stack's own buckets."""
+    """No way out for data through this endpoint but by TLS into the stack's own buckets."""
     buckets = f"acs:oss:*:{stack.account_id}:{naming.prefixed(stack.name)}-*"
     statement = {
         "Effect": "Allow",
         "Action": ["oss:*"],
         "Resource": [buckets, f"{buckets}/*"],
         "Principal": "*",
+        "Condition": {"Bool": {"acs:SecureTransport": ["true"]}},
     }
     return json.dumps({"Version": "1", "Statement": [statement]})

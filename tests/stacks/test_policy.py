@@ -50,9 +50,6 @@ def broken(found: list[Violation], *, mandatory: bool) -> set[tuple[str, str]]:
     }
 
 
-# What a shipped stack is refused for. A PrivateLink policy of Alibaba Cloud lets anybody reach the stack's
-# own buckets; the rule stands, and the room that owns the endpoint knows.
-REFUSED = {"alicloud-prod": {("no-anyone", "gpu-fleet-alicloud-prod-oss")}}
 # What it is warned of.
 WARNED = {
     "alicloud-prod": {"metadata-tokens-by-image"},
@@ -61,10 +58,10 @@ WARNED = {
 
 
 @pytest.mark.parametrize("name", stack_files.names())
-def test_a_shipped_stack_breaks_no_rule_but_those_that_are_known(name):
+def test_a_shipped_stack_breaks_no_rule_that_refuses(name):
     found = list(violations(shipped(name), profile_of(name)))
 
-    assert broken(found, mandatory=True) <= REFUSED.get(name, set())
+    assert broken(found, mandatory=True) == set()
     assert {rule for rule, _ in broken(found, mandatory=False)} <= WARNED.get(name, set())
 
 
