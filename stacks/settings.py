@@ -166,7 +166,10 @@ class Storage:
 
 @dataclass(frozen=True, config=EXACT)
 class Size:
-    """Machines of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``."""
+    """Machines of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``.
+
+    A pool with a group for each zone may reach ``max`` in each of them; its worst month is counted so.
+    """
 
     min: Annotated[int, Field(ge=0)] = 0
     desired: Annotated[int, Field(ge=0)] = 0
