@@ -25,6 +25,8 @@ from training.pool.network import environment
 
 PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
 SHUTDOWN_TIMEOUT_S = 90  # for the last save, of the two minutes that a spot notice gives
+# torch 2.13 else keeps one store over restarts, and a new rank may read the address of one that is gone
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 FIND_PEERS = {"aws": aws_peers, "alicloud": alicloud_peers}
 log = logging.getLogger(__name__)
 
@@ -168,7 +170,8 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     """
     started_at_s = time.time()
     # Its own session: a key press reaches torchrun once, through us, and not a second time from the terminal.
-    process = subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True)
+    given = {**os.environ, **FRESH_STORE, **variables}
+    process = subprocess.Popen(command, env=given, start_new_session=True)
     _forward_signals(process)
     status = process.wait()
     if status != 0 and outcome.stopped_since(directory, started_at_s):

@@ -19,7 +19,13 @@ from training.parallel import world
 from training.profiling import parse_steps
 
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
-PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
+PEER_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Gloo connectFullMesh failed",
+)
 log = logging.getLogger(__name__)
 
 
@@ -52,14 +58,14 @@ def shown_errors() -> Iterator[None]:
 
 def run_rank(settings: config.Config) -> None:
     """Joins the others and trains; raises TrainingError."""
-    with (
-        Interruption(sources(), settings.interrupt.poll_s) as interruption,
-        world(settings.parallel) as where,
-    ):
-        try:
+    try:
+        with (
+            Interruption(sources(), settings.interrupt.poll_s) as interruption,
+            world(settings.parallel) as where,
+        ):
             train_model(settings, where, interruption)
-        except RuntimeError as error:  # torch raises nothing finer for most of these
-            raise explained(error, settings) from error
+    except RuntimeError as error:  # torch raises nothing finer for most of these
+        raise explained(error, settings) from error
 
 
 def explained(error: RuntimeError, settings: config.Config) -> Exception:

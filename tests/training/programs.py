@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from training.launch import FRESH_STORE
+
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "training/examples/digits.toml"
 
@@ -61,7 +63,7 @@ def started(
         stdout=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **FRESH_STORE, **(environment or {})},
         start_new_session=True,
     )
     # a hang ends as a failure, and takes nothing else along
