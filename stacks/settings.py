@@ -189,8 +189,8 @@ class Idle:
     """When a machine of the pool counts as forgotten, and what happens then.
 
     Attributes:
-        after_hours: idle time before a machine is marked.
-        grace_minutes: time between the mark, which notifies the owner, and the action.
+        after_hours: idle time before a machine is marked; 14 days at most, heartbeats are kept no longer.
+        grace_minutes: time between the mark, which notifies the owner, and the action; a week at most.
         action: stop (keeps the disk, and only that) or terminate.
         min_uptime_minutes: a younger machine is left alone.
         coverage_percent: share of the window's heartbeats without which nothing is decided.
@@ -199,10 +199,10 @@ class Idle:
         quiet_weekends: no action from Saturday 00:00 to Monday 00:00.
     """
 
-    after_hours: Annotated[float, Field(gt=0)] = 24
-    grace_minutes: Annotated[int, Field(ge=0)] = 60
+    after_hours: Annotated[float, Field(ge=0.05, le=336)] = 24
+    grace_minutes: Annotated[int, Field(ge=0, le=10_080)] = 60
     action: IdleAction = IdleAction.TERMINATE
-    min_uptime_minutes: Annotated[int, Field(ge=0)] = 60
+    min_uptime_minutes: Annotated[int, Field(ge=0, le=20_160)] = 60
     coverage_percent: Percent = 90
     terminate_stopped_after_days: Positive | None = None
     quiet_hours: tuple[QuietHours, ...] = ()

@@ -12,7 +12,7 @@ from stacks.aws import policies
 from stacks.aws.fleet import group_plans
 from stacks.aws.reaper_alarms import declare_alarms
 from stacks.aws.reaper_role import RoleArgs, role_policy, use_key
-from stacks.aws.scaling import alarm_name
+from stacks.aws.scaling import LOW_LOAD, alarm_name
 from stacks.aws.storage import bucket_name
 from stacks.settings import Stack
 
@@ -23,7 +23,6 @@ LOG_DAYS = 90
 FAILED_EVENT_DAYS = 14
 DAY_S = 86_400
 LATEST_START_S = 300
-LOW_LOAD = "cpu-low"  # label of the alarm without an action, see ``scaling.watches``
 
 
 @dataclass(frozen=True)

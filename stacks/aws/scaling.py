@@ -19,6 +19,7 @@ COOLDOWN_OUT_S = 300
 COOLDOWN_IN_S = 600
 PERIOD_S = 60
 GPU_MEMORY_METRIC = "GpuMemoryUsedPercent"
+LOW_LOAD = "cpu-low"  # label of the alarm that asks the sweep
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def watches(stack: Stack, pool: Pool, group_name: pulumi.Input[str]) -> tuple[Wa
         Watch(
             "gpu-memory-high", own, GPU_MEMORY_METRIC, memory, GPU_MEMORY_OUT_PERCENT, None, COOLDOWN_OUT_S
         ),
-        Watch("cpu-low", "AWS/EC2", "CPUUtilization", cpu, None, CPU_IN_PERCENT, COOLDOWN_IN_S),
+        Watch(LOW_LOAD, "AWS/EC2", "CPUUtilization", cpu, None, CPU_IN_PERCENT, COOLDOWN_IN_S),
     )
 
 

@@ -29,6 +29,10 @@ def test_a_sound_file_is_read_as_it_is_written():
 
 
 BAD_INPUTS = {
+    "an idle time longer than heartbeats are kept": (
+        {"pools": [pool(idle={"after_hours": 400})]},
+        "pools[0].idle.after_hours = 400: must be less than or equal to 336",
+    ),
     "a public network": (
         {"network": network(cidr="8.8.0.0/16")},
         "network.cidr = '8.8.0.0/16': not private: must lie in 10/8, 172.16/12 or 192.168/16",
