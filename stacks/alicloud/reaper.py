@@ -7,9 +7,9 @@ from typing import Any
 import pulumi
 
 from stacks import reaper_bundle
-from stacks.alicloud.alarms import alarm
 from stacks.alicloud.fleet import group_plans
 from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
+from stacks.alicloud.reaper_alarms import declare_alarms
 from stacks.alicloud.reaper_role import RoleArgs, role_policy
 from stacks.alicloud.scaling import LOW_LOAD, alarm_name
 from stacks.alicloud.storage import bucket_name
@@ -36,19 +36,6 @@ class ReaperArgs:
     key_arn: pulumi.Output[str]
     records_arn: pulumi.Output[str]
     contact_group: pulumi.Output[str]
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """When somebody must look at the sweep.
-
-    Attributes:
-        label: part of the alarm's name.
-        metric: what is watched; any value above zero alarms.
-    """
-
-    label: str
-    metric: str
 
 
 class Reaper(pulumi.ComponentResource):
@@ -80,22 +67,9 @@ class Reaper(pulumi.ComponentResource):
             ),
             pulumi.ResourceOptions(parent=self),
         )
-        for one in alarms():
-            alarm(
-                f"{name}-reaper-{one.label}",
-                stack,
-                metric=one.metric,
-                above="0",
-                contact_group=args.contact_group,
-                parent=self,
-            )
+        declare_alarms(f"{name}-reaper", stack, contact_group=args.contact_group, parent=self)
         self.function_name = sweep.function_name
         self.register_outputs({"function_name": sweep.function_name})
-
-
-def alarms() -> tuple[Alarm, ...]:
-    """Everything about the sweep that somebody must hear of."""
-    return (Alarm("failures", "SweepFailures"), Alarm("breaker", "SweepBreakerTrips"))
 
 
 def policy_document(stack: Stack) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""When somebody must look at the sweep: it fails, or holds back."""
+
+from dataclasses import dataclass
+
+import pulumi
+
+from stacks.alicloud.alarms import alarm
+from stacks.settings import Stack
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """When somebody must look at the sweep.
+
+    Attributes:
+        label: part of the alarm's name.
+        metric: what is watched; any value above zero alarms.
+    """
+
+    label: str
+    metric: str
+
+
+def alarms() -> tuple[Alarm, ...]:
+    """Everything about the sweep that somebody must hear of."""
+    return (Alarm("failures", "SweepFailures"), Alarm("breaker", "SweepBreakerTrips"))
+
+
+def declare_alarms(
+    name: str, stack: Stack, *, contact_group: pulumi.Input[str], parent: pulumi.Resource
+) -> None:
+    """Declare every alarm of the sweep.
+
+    Args:
+        name: prefix of their names.
+        stack: the settings.
+        contact_group: who is told.
+        parent: the component that owns them.
+    """
+    for one in alarms():
+        alarm(
+            f"{name}-{one.label}",
+            stack,
+            metric=one.metric,
+            above="0",
+            contact_group=contact_group,
+            parent=parent,
+        )
