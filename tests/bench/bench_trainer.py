@@ -36,8 +36,8 @@ from training.state import State
 from training.stop import Stop
 
 COMMAND = "python -m tests.bench.bench_trainer"
-STEPS_A_BLOCK = 30
-BLOCKS = 10
+STEPS_A_BLOCK = 100
+BLOCKS = 8
 SAVES = 7
 MEGABYTE = 10**6
 SAMPLES = 10**7  # a large data set: ImageNet-22k has 1.4e7 pictures
