@@ -43,11 +43,11 @@ def inside(root):
     """Runs a command inside the root file system; what it writes to /tmp and /run is forgotten."""
     kinds = {"proc": "proc", "run": "tmpfs", "tmp": "tmpfs", "dev/shm": "tmpfs"}
     mounts = "".join(f"mount -t {kind} {kind} {root}/{place}; " for place, kind in kinds.items())
-    own = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "bash", "-e", "-c"]
+    own = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child", "bash", "-e", "-c"]
 
     def run(command, timeout_s=300):
         done = subprocess.run(
-            [*own, f'{mounts} exec chroot {root} /bin/bash -e -c "$0"', command],
+            [*own, f'{mounts} hostname localhost; exec chroot {root} /bin/bash -e -c "$0"', command],
             capture_output=True,
             text=True,
             check=False,
