@@ -7,7 +7,7 @@ REQUIREMENTS := $(wildcard requirements.txt training/requirements.txt image/reap
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test test-image lint format bench up preview check cost clean
+.PHONY: help rehearse test test-image image-lock lint format bench up preview check cost clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lint: $(READY) ## Format and lint with ruff, type-check with mypy --strict
 format: $(READY) ## Let ruff rewrite what it can
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
+
+image-lock: $(READY) ## Hold the image's lockfile against what lies here
+	@$(PY) -m image.lock
 
 bench: $(READY) ## Measure; writes build/bench.json
 	@$(PY) -m tests.bench $(ARGS)
