@@ -4,15 +4,26 @@ import subprocess
 
 import pytest
 
-from image import build, build_requirements
+from image import bake, build, build_requirements, payload
+from image.errors import RequirementError
 from tests.image.progress import tell
+
+# A root file system, a disk and an archive made of it, and what a boot writes.
+NEEDED_GIB = 12
+NAMESPACES = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child"]
 
 
 @pytest.fixture(scope="session")
 def bakeable():
-    reason = build_requirements.hindrance()
-    if reason is not None:
-        pytest.skip(f"no bake here: {reason}")
+    """Skips, with the reason, where this machine cannot bake."""
+    try:
+        bake.check_machine(payload.PROJECT, NEEDED_GIB)
+        build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
+    except RequirementError as error:
+        pytest.skip(f"no bake here: {error}")
+    probe = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"no bake here: no namespaces on this machine: {probe.stderr.strip()}")
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +54,7 @@ def inside(root):
     """Runs a command inside the root file system; what it writes to /tmp and /run is forgotten."""
     kinds = {"proc": "proc", "run": "tmpfs", "tmp": "tmpfs", "dev/shm": "tmpfs"}
     mounts = "".join(f"mount -t {kind} {kind} {root}/{place}; " for place, kind in kinds.items())
-    own = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child", "bash", "-e", "-c"]
+    own = [*NAMESPACES, "bash", "-e", "-c"]
 
     def run(command, timeout_s=300):
         done = subprocess.run(
