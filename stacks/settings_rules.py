@@ -7,6 +7,7 @@ the missing or malformed key has been reported already.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
+from functools import cache
 from ipaddress import IPv4Network
 from itertools import pairwise
 from typing import Any
@@ -167,8 +168,14 @@ def _budget(budget: Budget, cloud: Cloud | None, *, emulated: bool) -> Iterator[
             yield Problem("budget.thresholds", percents, f"the percents of kind {kind} must rise")
 
 
+@cache
+def _time_zones() -> Set[str]:
+    """Every IANA name; the library looks through hundreds of files for them."""
+    return available_timezones()
+
+
 def _reaper(reaper: Reaper) -> Iterator[Problem]:
-    if reaper.time_zone not in available_timezones():
+    if reaper.time_zone not in _time_zones():
         yield Problem(
             "reaper.time_zone", reaper.time_zone, "must be an IANA time zone, such as Europe/Berlin"
         )
