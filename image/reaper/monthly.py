@@ -171,11 +171,12 @@ def summarise(ends: Iterable[End], month: Month, now: datetime) -> Summary:
     Raises:
         CloudError: the records are in more than one currency.
     """
-    chosen = sorted({end for end in ends if month.start <= end.at < month.end}, key=lambda end: end.at)
+    chosen = sorted({end for end in ends if month.start <= end.at < month.end}, key=_order)
     currencies = {end.currency for end in chosen}
     if len(currencies) > 1:
         raise CloudError(f"the ledger mixes currencies: {', '.join(sorted(currencies))}")
-    savings = tuple(_saving(end, chosen, min(month.end, now)) for end in chosen)
+    latest = min(month.end, now)
+    savings = tuple(_saving(end, chosen[index + 1 :], latest) for index, end in enumerate(chosen))
     return Summary(
         month=month,
         currency=next(iter(currencies), "-"),
@@ -188,8 +189,13 @@ def summarise(ends: Iterable[End], month: Month, now: datetime) -> Summary:
     )
 
 
-def _saving(end: End, ends: Sequence[End], latest: datetime) -> Saving:
-    later = [other for other in ends if other.instance_id == end.instance_id and other.at > end.at]
+def _order(end: End) -> tuple[datetime, datetime, str]:
+    """Oldest first, and the same way each time where two ends share a moment: only the last of them counts."""
+    return end.at, end.launched_at, str(end.price_per_hour)
+
+
+def _saving(end: End, following: Sequence[End], latest: datetime) -> Saving:
+    later = [other for other in following if other.instance_id == end.instance_id]
     until = latest
     if later:
         # It was started again, or (stopped first) terminated: either way the next record goes on from there.
