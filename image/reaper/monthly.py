@@ -190,7 +190,7 @@ def summarise(ends: Iterable[End], month: Month, now: datetime) -> Summary:
 
 
 def _order(end: End) -> tuple[datetime, datetime, str]:
-    """Oldest first, and the same way each time where two ends share a moment: only the last of them counts."""
+    """Oldest first, and always the same way where two ends share a moment: only the last of them counts."""
     return end.at, end.launched_at, str(end.price_per_hour)
 
 
