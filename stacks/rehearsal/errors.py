@@ -1,7 +1,9 @@
-"""The exceptions of the rehearsal: one tree, each message fit to show to a person."""
+"""The exceptions of the rehearsal, a branch of the room's tree: each message fit to show to a person."""
+
+from stacks.errors import StacksError
 
 
-class RehearsalError(Exception):
+class RehearsalError(StacksError):
     """Anything the rehearsal refuses. Its text needs no traceback beside it."""
 
 
