@@ -14,11 +14,11 @@ from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.machines import Machine
 from stacks.rehearsal.metadata import MetadataService, metadata_service
+from stacks.rehearsal.program import ROOT
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
-ROOT = Path(__file__).resolve().parents[2]
 META_DATA = "/latest/meta-data"
 KEPT_FILE = "notes.txt"
 # Real seconds an agent takes for a phase, whatever its length: its clock runs that much faster.

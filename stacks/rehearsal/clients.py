@@ -74,6 +74,12 @@ class Clients:
         """The client of a service, by boto3's name of it; errors as ``ClientPool.client``."""
         return self.pool.client(service, self.region)
 
+    def count_objects(self, uri: str, ending: str) -> int:
+        """How many objects under ``s3://bucket/prefix`` have names with this ending."""
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        pages = self("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return sum(item["Key"].endswith(ending) for page in pages for item in page.get("Contents", []))
+
     def at(self, region: str | None) -> "Clients":
         """The clients of another region; of this one when none is named."""
         return self if region is None else Clients(region, self.pool, self.account_id)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -100,8 +99,8 @@ def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehears
         false_kills=len(gone - had_to_go),
         changed_by_dry_run=touched,
         saved_usd_per_month=Decimal(ending["saved_usd_per_month"]),
-        kept_files_saved=_objects(clients, buckets["data"], f"/{KEPT_FILE}"),
-        ledger_entries=_objects(clients, f"{buckets['records']}/reaper/ledger", ".json"),
+        kept_files_saved=clients.count_objects(buckets["data"], f"/{KEPT_FILE}"),
+        ledger_entries=clients.count_objects(f"{buckets['records']}/reaper/ledger", ".json"),
         read_calls=ending["calls"]["read"],
         write_calls=ending["calls"]["write"],
         seconds=time.perf_counter() - started,
@@ -164,11 +163,3 @@ def summary(reaped: Reaped) -> str:
         f"saved: {reaped.saved_usd_per_month:.2f} USD a month; "
         f"files of their people saved before: {reaped.kept_files_saved}"
     )
-
-
-def _objects(clients: Clients, uri: str, ending: str) -> int:
-    """How many objects under a bucket URI have names with this ending."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    pages = clients("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    keys: list[Any] = [item["Key"] for page in pages for item in page.get("Contents", [])]
-    return sum(key.endswith(ending) for key in keys)

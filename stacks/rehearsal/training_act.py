@@ -18,11 +18,11 @@ from stacks.rehearsal import processes
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.metadata import MetadataService, metadata_service
+from stacks.rehearsal.program import ROOT
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "training" / "examples" / "digits.toml"
 PROCESSES = 2
 # Of the epochs: the notice comes when half of the work is done.
@@ -116,7 +116,7 @@ def play(console: Console, clients: Clients, instance_file: Path, folder: Path) 
         stopped_at_step=stopped["step"],
         steps=straight["step"],
         resume_equal=straight["parameters_sha256"] == resumed["parameters_sha256"],
-        checkpoints=_committed(clients, bucket_uri),
+        checkpoints=clients.count_objects(bucket_uri, "manifest.json"),  # what has no manifest does not count
         seconds=time.perf_counter() - started,
     )
 
@@ -217,11 +217,3 @@ def _check(straight: dict[str, Any], stopped: dict[str, Any], resumed: dict[str,
         raise TrainingError(
             f"resumed from step {resumed['resumed_from_step']}, but step {stopped['step']} had been saved"
         )
-
-
-def _committed(clients: Clients, uri: str) -> int:
-    """How many checkpoints have a manifest: what has none does not count."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    pages = clients("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
-    return sum(key.endswith("manifest.json") for key in keys)
