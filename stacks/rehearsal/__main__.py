@@ -1,5 +1,6 @@
 """``python -m stacks.rehearsal [STACK]``: the main job, start to end, without an account or a CLI."""
 
+import contextlib
 import shutil
 import sys
 import time
@@ -40,8 +41,13 @@ def main(name: str, folder: Path) -> None:
     console = Console()
     try:
         settings = stack_files.settings_of(name)
-        with ended_like_by_keyboard(), moto_server(settings.region), bucket_policies.conditions_left_out():
-            rehearse(console, settings, folder)
+        with (
+            ended_like_by_keyboard(),
+            moto_server(settings.region),
+            bucket_policies.conditions_left_out(),
+            contextlib.closing(ClientPool()) as pool,
+        ):
+            rehearse(console, Clients(settings.region, pool), settings, folder)
     except StacksError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         sys.exit(1)
@@ -50,7 +56,7 @@ def main(name: str, folder: Path) -> None:
         sys.exit(INTERRUPTED)
 
 
-def rehearse(console: Console, settings: Stack, build: Path) -> closing.Figures:
+def rehearse(console: Console, clients: Clients, settings: Stack, build: Path) -> closing.Figures:
     """Play all acts of a stack and write their figures.
 
     Raises:
@@ -58,8 +64,7 @@ def rehearse(console: Console, settings: Stack, build: Path) -> closing.Figures:
     """
     started = time.perf_counter()
     folder = _empty(build / "rehearsal" / settings.name)
-    clients = Clients(settings.region, ClientPool())
-    rehearsed = stand_up(console, settings.name)
+    rehearsed = stand_up(console, clients, settings.name)
     figures: closing.Figures = {
         "resources": {
             "created": rehearsed.created,
@@ -87,11 +92,11 @@ def rehearse(console: Console, settings: Stack, build: Path) -> closing.Figures:
     return figures
 
 
-def stand_up(console: Console, name: str) -> Rehearsed:
+def stand_up(console: Console, clients: Clients, name: str) -> Rehearsed:
     """First act: the program registers its resources, moto creates what it knows."""
     _act(console, 1, f"the program of stack {name} against moto")
     with Tree(console, name) as tree:
-        return run_program(name, listener=tree.listen)
+        return run_program(name, listener=tree.listen, clients=clients)
 
 
 def use(

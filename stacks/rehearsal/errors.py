@@ -21,7 +21,3 @@ class UnknownInvokeError(RehearsalError):
 
     def __init__(self, token: str, known: str) -> None:
         super().__init__(f"provider function {token!r} has no answer in the rehearsal; it knows {known}")
-
-
-class StackFileError(RehearsalError):
-    """A stack file that is missing or is no stack file."""

@@ -16,22 +16,20 @@ from typing import Any
 from unittest.mock import patch
 
 import pulumi
-import yaml
 from pulumi.runtime import resource, set_all_config, set_mocks
 from pulumi.runtime.proto import source_pb2
 from pulumi.runtime.settings import SETTINGS, _get_rpc_manager, get_root_resource, reset_options
 from pulumi.runtime.stack import Stack, run_pulumi_func
 
+from stacks import stack_files
+from stacks.naming import PROJECT
 from stacks.rehearsal import values
 from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.clients import Clients
-from stacks.rehearsal.errors import StackFileError
 from stacks.rehearsal.monitor import RehearsalMocks, RehearsalMonitor
 from stacks.rehearsal.records import Listener, Outcome, Records, Registration
 
 ROOT = Path(__file__).resolve().parents[2]
-STACKS = ROOT / "stacks"
-PROJECT = "gpu-fleet"
 DEFAULT_REGION = "us-east-1"
 
 
@@ -71,27 +69,13 @@ class Rehearsed:
         return tuple(one for one in self.registrations if one.type == type_token)
 
 
-def stack_names() -> tuple[str, ...]:
-    """The stacks that ship with the project."""
-    return tuple(sorted(path.name.split(".")[1] for path in STACKS.glob("Pulumi.*.yaml")))
-
-
 def read_config(stack_name: str, settings_file: Path | None = None) -> dict[str, str]:
     """A stack's configuration as the engine hands it to a program: full keys, structures as JSON text.
 
     Raises:
-        StackFileError: when the file is missing or holds no mapping.
+        StacksError: when the file is missing or holds no mapping.
     """
-    path = settings_file or STACKS / f"Pulumi.{stack_name}.yaml"
-    if not path.is_file():
-        raise StackFileError(f"no stack file {path}; the stacks are {', '.join(stack_names()) or 'none yet'}")
-    try:
-        found = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise StackFileError(f"{path} is no YAML: {error}") from error
-    config = found.get("config", {}) if isinstance(found, dict) else None
-    if not isinstance(config, dict):
-        raise StackFileError(f"{path}: 'config' must be a mapping of keys to values")
+    config = stack_files.config_of(settings_file or stack_files.path_of(stack_name))
     return {_full_key(str(key)): _as_text(value) for key, value in config.items()}
 
 
@@ -136,7 +120,7 @@ def run_program(
         clients: boto3 clients to use and leave open; by default some of its own.
 
     Raises:
-        RehearsalError: a stack file is missing, or moto refused a resource.
+        StacksError: a stack file is missing, or moto refused a resource.
         Exception: whatever the program itself raises.
     """
     settings = read_config(stack_name, settings_file) if config is None else config

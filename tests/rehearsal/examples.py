@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stacks.rehearsal.program import Rehearsed, read_config, run_program, stack_names
+from stacks import stack_files
+from stacks.rehearsal.program import Rehearsed, read_config, run_program
 from stacks.rehearsal.records import Outcome, Registration
 
 REGION = "us-east-1"
-STACKS = stack_names()
+STACKS = tuple(stack_files.names())
 AWS_STACKS = tuple(name for name in STACKS if read_config(name)["gpu-fleet:cloud"] == "aws")
 TAGS = {"Name": "mine", "gpu-fleet:stack": "test"}
 TRUST = (
