@@ -7,7 +7,7 @@ from typing import Any
 
 from image.reaper.aws_session import Clients
 from image.reaper.calls import Calls
-from image.reaper.model import TAG_MANAGED, TAG_STACK, Fleet, Group, Instance
+from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Fleet, Group, Instance
 
 PAGE = 1000  # DescribeInstances: 5 to 1000
 GROUP_PAGE = 100  # DescribeAutoScalingGroups: at most 100
@@ -16,6 +16,8 @@ DETACH_BATCH = 20  # DetachInstances: at most 20
 ALARM_BATCH = 100  # DescribeAlarms: at most 100 names
 TAG_GROUP = "aws:autoscaling:groupName"  # set by Auto Scaling on its members
 LIVING = ("pending", "running", "stopping", "stopped")
+GONE = ("shutting-down", "terminated")  # told of for about an hour (EC2 user guide, "Terminate")
+LAUNCH = "Launch"  # a scaling process
 STOPPED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
@@ -34,19 +36,21 @@ class Machines:
         self._stack = stack
 
     def fleet(self) -> Fleet:
-        """Every managed machine of the stack that is not gone, and its scaling groups.
+        """Every managed machine of the stack, and its scaling groups.
 
         Raises:
             CloudError: a list could not be read to its end.
         """
-        pages = self._pages(self._ec2.describe_instances, Filters=self._filters(), MaxResults=PAGE)
-        found = {one["InstanceId"]: one for page in pages for one in _instances(page)}
-        instances = tuple(_instance(one) for one in found.values())
+        filters = self._filters((*LIVING, *GONE))
+        pages = self._pages(self._ec2.describe_instances, Filters=filters, MaxResults=PAGE)
+        found = {one["InstanceId"]: _instance(one) for page in pages for one in _instances(page)}
+        instances = tuple(one for one in found.values() if one.state not in GONE)
+        gone = tuple(one for one in found.values() if one.state in GONE)
         groups = self._groups()
         # A group without the stack's tag would replace what is ended behind its back.
         named = {one.tags[TAG_GROUP] for one in instances if TAG_GROUP in one.tags}
         unknown = sorted(named - {group.name for group in groups})
-        return Fleet(instances, groups + (self._groups(unknown) if unknown else ()))
+        return Fleet(instances, groups + (self._groups(unknown) if unknown else ()), gone)
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
         """The same machines and groups, read anew; what is no longer managed or there is left out.
@@ -68,11 +72,11 @@ class Machines:
         groups = self._groups(group_names) if group_names else ()
         return Fleet(tuple(_instance(one) for one in found.values()), groups)
 
-    def _filters(self) -> list[dict[str, Any]]:
+    def _filters(self, states: Sequence[str] = LIVING) -> list[dict[str, Any]]:
         return [
             {"Name": f"tag:{TAG_MANAGED}", "Values": ["true"]},
             {"Name": f"tag:{TAG_STACK}", "Values": [self._stack]},
-            {"Name": "instance-state-name", "Values": list(LIVING)},
+            {"Name": "instance-state-name", "Values": list(states)},
         ]
 
     def _groups(self, names: Sequence[str] = ()) -> tuple[Group, ...]:
@@ -137,6 +141,27 @@ class Machines:
         """End machines for good; raises CloudError."""
         self._calls.change(self._ec2.terminate_instances, InstanceIds=list(ids))
 
+    def limit(self, group: str, max_size: int) -> None:
+        """Let a group grow to so many machines and no further; it ends none of those it has.
+
+        One that wants more than that wants so many from now on. Raises CloudError.
+        """
+        self._calls.change(
+            self._autoscaling.update_auto_scaling_group, AutoScalingGroupName=group, MaxSize=max_size
+        )
+
+    def close(self, group: str) -> None:
+        """Let a group start no machine any more; raises CloudError."""
+        self._calls.change(
+            self._autoscaling.suspend_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
+        )
+
+    def open(self, group: str) -> None:
+        """Let a group start machines again; raises CloudError."""
+        self._calls.change(
+            self._autoscaling.resume_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
+        )
+
     def _pages(self, method: Callable[..., Any], **arguments: Any) -> Iterator[dict[str, Any]]:
         """Every page; boto3's own paginators would hide the calls from the count and the deadline."""
         while True:
@@ -171,4 +196,7 @@ def _group(raw: Mapping[str, Any]) -> Group:
         min_size=raw["MinSize"],
         desired=raw["DesiredCapacity"],
         members={one["InstanceId"]: one["LifecycleState"] for one in raw["Instances"]},
+        max_size=raw["MaxSize"],
+        pool=next((tag["Value"] for tag in raw.get("Tags", []) if tag["Key"] == TAG_POOL), ""),
+        closed=any(one["ProcessName"] == LAUNCH for one in raw.get("SuspendedProcesses", [])),
     )

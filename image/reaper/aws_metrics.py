@@ -1,16 +1,17 @@
 """Heartbeats from CloudWatch, hundreds of machines to a call."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from image.reaper.activity import MAX_POINTS, MAX_QUERIES
-from image.reaper.calls import Calls, Failure
+from image.reaper.calls import Calls, Failure, batches
 from image.reaper.errors import CloudError
-from image.reaper.metrics import DIMENSION_INSTANCE
+from image.reaper.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, Figure
 
 COMPLETE = "Complete"
+MAX_DATA_PER_CALL = 1000  # PutMetricData
 MAX_PAGES = 1000  # of one batch; a cloud that hands out tokens for ever is not believed
 
 
@@ -90,10 +91,11 @@ class Heartbeats:
                     answers[query].status = "Failed"
         return answers, failures
 
-    def publish(self, values: Mapping[str, float]) -> None:
-        """Publish counts of the sweep itself, without dimensions; raises CloudError."""
-        data = [{"MetricName": name, "Value": value, "Unit": "Count"} for name, value in values.items()]
-        self._calls.change(self._cloudwatch.put_metric_data, Namespace=self._namespace, MetricData=data)
+    def publish(self, figures: Sequence[Figure]) -> None:
+        """Publish what the sweep and its meter say, of the whole or of a pool; raises CloudError."""
+        for batch in batches(figures, MAX_DATA_PER_CALL):
+            data = [_datum(one) for one in batch]
+            self._calls.change(self._cloudwatch.put_metric_data, Namespace=self._namespace, MetricData=data)
 
     def _read_batch(self, batch: list[Query], span: Span, answers: dict[Query, Answer]) -> None:
         arguments: dict[str, Any] = {
@@ -129,6 +131,11 @@ class Heartbeats:
             },
             "ReturnData": True,
         }
+
+
+def _datum(figure: Figure) -> dict[str, Any]:
+    dimensions = [] if figure.pool is None else [{"Name": DIMENSION_POOL, "Value": figure.pool}]
+    return {"MetricName": figure.name, "Value": figure.value, "Dimensions": dimensions}
 
 
 def _batches(queries: Sequence[Query], span: Span) -> Iterable[list[Query]]:

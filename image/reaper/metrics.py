@@ -9,6 +9,7 @@ The sweep reads ``SecondsSinceActivity`` alone, with the statistic ``Minimum``: 
 moment of work in a period is never averaged away.
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 HEARTBEAT = timedelta(seconds=60)
@@ -38,6 +39,36 @@ METRIC_SWEEP_BREAKER = "SweepBreakerTrips"
 METRIC_SWEEP_ENDED = "SweepMachinesEnded"
 METRIC_SWEEP_MARKED = "SweepMachinesMarked"
 METRIC_SWEEP_UNKNOWN = "SweepMachinesUnknown"
+
+
+# What the meter says after each sweep, in the policy's currency: once with the dimension ``Pool`` for each
+# pool (``_shared`` for what all of them use), and once without a dimension for the whole.
+METRIC_HOUR_COST = "HourCost"
+METRIC_MONTH_COST = "MonthCost"
+# Of the whole only: the month's end at the pace of the last day, what the budget is, and how far the pools
+# that freeze are frozen (0 not at all, 1 capped at their size, 2 closed to new machines).
+METRIC_MONTH_FORECAST = "MonthForecast"
+METRIC_MONTH_BUDGET = "MonthBudget"
+METRIC_FREEZE = "FreezeStage"
+
+# Samples that trainers worked through, with the dimension ``Pool``; the daily report sums them up where a
+# trainer publishes them.
+METRIC_TRAINING_SAMPLES = "TrainingSamples"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that the sweep or its meter publishes.
+
+    Attributes:
+        name: the metric.
+        value: its value.
+        pool: the value of its dimension ``Pool``; None for no dimension.
+    """
+
+    name: str
+    value: float
+    pool: str | None = None
 
 
 def namespace(stack: str) -> str:

@@ -50,7 +50,7 @@ class Instance:
         launched_at: last start; a stop and start moves it.
         tags: all of its tags.
         spot: bought on the spot market.
-        stopped_at: when it was stopped, where the cloud says so.
+        stopped_at: when it was stopped or terminated, where the cloud says so.
     """
 
     id: str
@@ -81,20 +81,39 @@ class Group:
         min_size: the group never has fewer machines.
         desired: what the group tries to have.
         members: instance id -> lifecycle state (``InService``, ``Standby``, ``Terminating:Wait``...).
+        max_size: the group never has more machines.
+        pool: whose machines it starts, or an empty text.
+        closed: it starts no machine, whatever it wants (its ``Launch`` process is suspended).
     """
 
     name: str
     min_size: int
     desired: int
     members: Mapping[str, str]
+    max_size: int = 0
+    pool: str = ""
+    closed: bool = False
+
+    @property
+    def size(self) -> int:
+        """Machines that are in it and not on their way out."""
+        leaving = ("Terminat", "Detach")
+        return sum(not state.startswith(leaving) for state in self.members.values())
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Every managed machine of the stack, and the groups they are in."""
+    """Every managed machine of the stack, and the groups they are in.
+
+    Attributes:
+        instances: those that are not gone.
+        groups: every group of the stack.
+        gone: terminated ones that the cloud still tells of, for the meter alone.
+    """
 
     instances: tuple[Instance, ...]
     groups: tuple[Group, ...] = ()
+    gone: tuple[Instance, ...] = ()
 
     def group_of(self, instance_id: str) -> Group | None:
         """The group a machine is in, if any."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from image.reaper import budget as budgets
 from image.reaper.errors import PolicyError
 from image.reaper.policy_fields import Fields
 
@@ -92,6 +93,7 @@ class Policy:
         time_zone: in which quiet hours are told.
         pools: pool -> its policy.
         leftovers: what to do with what is left over.
+        budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
     """
 
     cloud: str
@@ -105,6 +107,7 @@ class Policy:
     time_zone: ZoneInfo
     pools: dict[str, PoolPolicy]
     leftovers: Leftovers
+    budget: budgets.Budget | None = None
 
 
 def load(path: Path) -> Policy:
@@ -155,6 +158,7 @@ def _policy(fields: Fields) -> Policy:
         time_zone=fields.zone("time_zone"),
         pools={name: _pool(pool) for name, pool in fields.tables("pools")},
         leftovers=_leftovers(fields.table("leftovers")),
+        budget=budgets.read(found) if (found := fields.optional_table("budget")) else None,
     )
     fields.refuse_unknown()
     return policy

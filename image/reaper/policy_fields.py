@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
+from itertools import pairwise
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -148,9 +149,38 @@ class Fields:
         self.problem(key, value, 'a price as a text, say "1.006", or null')
         return None
 
+    def amount(self, key: str) -> Decimal:
+        """A decimal text of at least 0 that has to be there."""
+        allowed = 'an amount as a text, say "1.006"'
+        if self._take(key, allowed) is None:
+            if key in self._raw:
+                self.problem(key, None, allowed)
+            return Decimal(0)
+        return self.price(key) or Decimal(0)
+
+    def rising(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers above 0, each larger than the one before."""
+        allowed = "a list of whole numbers above 0 that rise"
+        listed = self._take(key, allowed)
+        sound = isinstance(listed, list) and all(type(one) is int and one > 0 for one in listed)
+        if sound and all(left < right for left, right in pairwise(listed)):
+            return tuple(listed)
+        if key in self._raw:
+            self.problem(key, listed, allowed)
+        return ()
+
+    def names(self) -> tuple[str, ...]:
+        """Every key of the object."""
+        return tuple(self._raw)
+
     def table(self, key: str) -> "Fields":
         """An object inside this one."""
         return Fields(self._take(key, "an object") or {}, f"{self._where}{key}.", self.problems)
+
+    def optional_table(self, key: str) -> "Fields | None":
+        """An object inside this one, or None where it is left out."""
+        self._asked.add(key)
+        return self.table(key) if self._raw.get(key) is not None else None
 
     def tables(self, key: str) -> Iterator[tuple[str, "Fields"]]:
         """The named objects inside an object."""

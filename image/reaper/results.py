@@ -15,6 +15,7 @@ from image.reaper.metrics import (
     METRIC_SWEEP_MARKED,
     METRIC_SWEEP_RUNS,
     METRIC_SWEEP_UNKNOWN,
+    Figure,
 )
 from image.reaper.model import Decision, Plan, Verdict
 from image.reaper.times import format_time
@@ -88,9 +89,9 @@ class Result:
         """Whether anything did not work, or the breaker tripped: the exit code."""
         return bool(self.done.failures) or self.plan.breaker
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> list[Figure]:
         """The sweep's own metrics."""
-        return {
+        counts = {
             METRIC_SWEEP_RUNS: 1,
             METRIC_SWEEP_FAILURES: len(self.done.failures),
             METRIC_SWEEP_BREAKER: int(self.plan.breaker),
@@ -98,6 +99,7 @@ class Result:
             METRIC_SWEEP_MARKED: len(self.done.marked),
             METRIC_SWEEP_UNKNOWN: len(self.plan.with_verdict(Verdict.KEEP_UNKNOWN)),
         }
+        return [Figure(name, count) for name, count in counts.items()]
 
     def to_json(self) -> dict[str, Any]:
         """The report; money as decimal text, times in ISO 8601."""

@@ -119,9 +119,10 @@ class World:
             self.groups[group]["members"].append(key)
         return machine
 
-    def group(self, name: str, min_size: int) -> None:
+    def group(self, name: str, min_size: int, max_size: int = 10, **tags: str) -> None:
         """Make an empty scaling group."""
-        self.groups[name] = {"min": min_size, "desired": 0, "members": []}
+        made = {"min": min_size, "max": max_size, "desired": 0, "members": [], "suspended": set()}
+        self.groups[name] = made | {"tags": tags}
 
     def join(self, group: str, tags: dict[str, str], **more: Any) -> Machine:
         """Scale a group out by one machine."""

@@ -100,9 +100,34 @@ class _AutoScaling(_Client):
         return {
             "AutoScalingGroupName": name,
             "MinSize": group["min"],
+            "MaxSize": group["max"],
             "DesiredCapacity": group["desired"],
             "Instances": members,
+            "Tags": [{"Key": key, "Value": value} for key, value in group["tags"].items()],
+            "SuspendedProcesses": [{"ProcessName": name} for name in sorted(group["suspended"])],
         }
+
+    def update_auto_scaling_group(self, AutoScalingGroupName, MaxSize):
+        self._world.before("UpdateAutoScalingGroup")
+        group = self._world.groups[AutoScalingGroupName]
+        if MaxSize < group["min"]:
+            raise refusal("ValidationError", "UpdateAutoScalingGroup")
+        group["max"] = MaxSize
+        group["desired"] = min(group["desired"], MaxSize)
+        self._world.after("UpdateAutoScalingGroup")
+        return self._world.answer("UpdateAutoScalingGroup", {})
+
+    def suspend_processes(self, AutoScalingGroupName, ScalingProcesses):
+        self._world.before("SuspendProcesses")
+        self._world.groups[AutoScalingGroupName]["suspended"] |= set(ScalingProcesses)
+        self._world.after("SuspendProcesses")
+        return self._world.answer("SuspendProcesses", {})
+
+    def resume_processes(self, AutoScalingGroupName, ScalingProcesses):
+        self._world.before("ResumeProcesses")
+        self._world.groups[AutoScalingGroupName]["suspended"] -= set(ScalingProcesses)
+        self._world.after("ResumeProcesses")
+        return self._world.answer("ResumeProcesses", {})
 
     def detach_instances(self, AutoScalingGroupName, InstanceIds, ShouldDecrementDesiredCapacity):
         assert ShouldDecrementDesiredCapacity
