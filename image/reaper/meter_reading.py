@@ -1,0 +1,206 @@
+"""Where the meter stands, and how that lies in the bucket between two sweeps. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from image.reaper.errors import CloudError
+from image.reaper.times import format_time, parse_time
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that costs money, as far as the meter must remember it.
+
+    Attributes:
+        pool: whose.
+        owner: who answers for it.
+        type: its instance type.
+        gpus: how many GPUs it has.
+        per_hour: what an hour costs, disks included.
+        ends_at: when a sweep ended it; None for one that no sweep ended.
+    """
+
+    pool: str
+    owner: str
+    type: str
+    gpus: int
+    per_hour: Decimal
+    ends_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one machine had of a day.
+
+    Attributes:
+        machine: the machine.
+        seconds: for how long it ran.
+        cost: what that cost.
+    """
+
+    machine: Machine
+    seconds: int
+    cost: Decimal
+
+
+@dataclass(frozen=True)
+class Day:
+    """A calendar day in UTC, or the part of it that was metered.
+
+    Attributes:
+        date: its first moment.
+        costs: pool, or ``_shared``, -> cost.
+        machines: instance id -> what it had of the day.
+        saved: instance id -> what it would have had of it, had no sweep ended it.
+    """
+
+    date: datetime
+    costs: Mapping[str, Decimal] = field(default_factory=dict)
+    machines: Mapping[str, Share] = field(default_factory=dict)
+    saved: Mapping[str, Share] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> Decimal:
+        """Of all pools."""
+        return sum(self.costs.values(), Decimal(0))
+
+    @property
+    def name(self) -> str:
+        """``2026-11-21``."""
+        return f"{self.date:%Y-%m-%d}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As the bucket holds it."""
+        return {
+            "date": self.name,
+            "costs": _texts(self.costs),
+            "machines": {key: _share_json(one) for key, one in self.machines.items()},
+            "saved": {key: _share_json(one) for key, one in self.saved.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where the meter stands.
+
+    Attributes:
+        currency: of every amount.
+        since: when it began to count.
+        until: up to which moment everything is counted.
+        month: pool, or ``_shared``, -> cost of the month of ``until``.
+        day: the day of ``until``.
+        yesterday: what the day before cost.
+        running: instance id -> machine, of those that ran at ``until``.
+        saved: instance id -> machine, of those that sweeps ended this month and that run no more.
+        unreported: days that ended and that nobody was told of yet, oldest first.
+    """
+
+    currency: str
+    since: datetime
+    until: datetime
+    month: Mapping[str, Decimal]
+    day: Day
+    yesterday: Decimal = Decimal(0)
+    running: Mapping[str, Machine] = field(default_factory=dict)
+    saved: Mapping[str, Machine] = field(default_factory=dict)
+    unreported: tuple[str, ...] = ()
+
+    @property
+    def month_cost(self) -> Decimal:
+        """Of all pools."""
+        return sum(self.month.values(), Decimal(0))
+
+    def to_json(self) -> dict[str, Any]:
+        """As the bucket holds it; money as decimal text."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "currency": self.currency,
+            "since": format_time(self.since),
+            "until": format_time(self.until),
+            "month": _texts(self.month),
+            "day": self.day.to_json(),
+            "yesterday": str(self.yesterday),
+            "running": {key: _machine_json(one) for key, one in self.running.items()},
+            "saved": {key: _machine_json(one) for key, one in self.saved.items()},
+            "unreported": list(self.unreported),
+        }
+
+
+def from_json(raw: Mapping[str, Any], where: str) -> Reading:
+    """What ``to_json`` wrote.
+
+    Args:
+        raw: the JSON object.
+        where: its name, for the message.
+
+    Raises:
+        CloudError: it is damaged. Nothing is counted then: a meter that began anew would forget money.
+    """
+    try:
+        return Reading(
+            currency=str(raw["currency"]),
+            since=parse_time(raw["since"]),
+            until=parse_time(raw["until"]),
+            month=_amounts(raw["month"]),
+            day=day_from_json(raw["day"]),
+            yesterday=Decimal(raw["yesterday"]),
+            running={key: _machine(one) for key, one in raw["running"].items()},
+            saved={key: _machine(one) for key, one in raw["saved"].items()},
+            unreported=tuple(map(str, raw["unreported"])),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
+        raise CloudError(
+            f"{where}: {error!r}; put back a version that the bucket kept, or delete it to count this month "
+            "anew from what runs",
+            "Malformed",
+        ) from error
+
+
+def day_from_json(raw: Mapping[str, Any]) -> Day:
+    """What ``Day.to_json`` wrote; raises what damaged JSON raises."""
+    date = datetime.strptime(raw["date"], "%Y-%m-%d").replace(tzinfo=UTC)
+    return Day(date, _amounts(raw["costs"]), _shares(raw["machines"]), _shares(raw["saved"]))
+
+
+def _share_json(share: Share) -> dict[str, Any]:
+    return {"seconds": share.seconds, "cost": str(share.cost), **_machine_json(share.machine)}
+
+
+def _shares(raw: Mapping[str, Any]) -> dict[str, Share]:
+    return {key: Share(_machine(one), int(one["seconds"]), Decimal(one["cost"])) for key, one in raw.items()}
+
+
+def _machine_json(machine: Machine) -> dict[str, Any]:
+    ends = {} if machine.ends_at is None else {"ends_at": format_time(machine.ends_at)}
+    return {
+        "pool": machine.pool,
+        "owner": machine.owner,
+        "type": machine.type,
+        "gpus": machine.gpus,
+        "per_hour": str(machine.per_hour),
+        **ends,
+    }
+
+
+def _machine(raw: Mapping[str, Any]) -> Machine:
+    return Machine(
+        pool=str(raw["pool"]),
+        owner=str(raw["owner"]),
+        type=str(raw["type"]),
+        gpus=int(raw["gpus"]),
+        per_hour=Decimal(raw["per_hour"]),
+        ends_at=parse_time(raw["ends_at"]) if "ends_at" in raw else None,
+    )
+
+
+def _texts(amounts: Mapping[str, Decimal]) -> dict[str, str]:
+    return {name: str(amount) for name, amount in amounts.items()}
+
+
+def _amounts(raw: Mapping[str, Any]) -> dict[str, Decimal]:
+    return {str(name): Decimal(amount) for name, amount in raw.items()}

@@ -1,0 +1,59 @@
+"""Fleets and budgets for the tests of the meter and the freeze."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from image.reaper.budget import Budget, PoolPrices
+from image.reaper.meter import advance
+from image.reaper.meter_reading import Reading
+from image.reaper.model import TAG_OWNER, TAG_POOL, Fleet, Instance
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def prices(**changes: Any) -> PoolPrices:
+    """A pool whose g5.xlarge costs 2 an hour, 1 on spot, its disks 0.10."""
+    known: dict[str, Any] = {
+        "freezes": False,
+        "on_demand": {"g5.xlarge": Decimal(2), "p4d.24xlarge": Decimal(32)},
+        "spot": {"g5.xlarge": Decimal(1), "p4d.24xlarge": None},
+        "disk_per_hour": Decimal("0.10"),
+        "gpus": {"g5.xlarge": 1, "p4d.24xlarge": 8},
+    }
+    return PoolPrices(**(known | changes))
+
+
+def budget(**changes: Any) -> Budget:
+    """1,000 a month for the pools ``dev`` and ``train``, of which the second freezes."""
+    known: dict[str, Any] = {
+        "monthly": Decimal(1000),
+        "percents": (80, 100),
+        "on_exceeded": "freeze",
+        "shared_per_hour": Decimal("0.50"),
+        "pools": {"dev": prices(), "train": prices(freezes=True)},
+    }
+    return Budget(**(known | changes))
+
+
+def machine(name: str = "i-1", pool: str = "dev", launched_at: datetime = NOON, **changes: Any) -> Instance:
+    """A running g5.xlarge."""
+    tags = {TAG_POOL: pool, TAG_OWNER: "ada"}
+    known: dict[str, Any] = {"type": "g5.xlarge", "state": "running", "tags": tags}
+    return Instance(id=name, launched_at=launched_at, **(known | changes))
+
+
+def fleet(*running: Instance, gone: tuple[Instance, ...] = ()) -> Fleet:
+    """Machines as the cloud lists them."""
+    return Fleet(running, gone=gone)
+
+
+def metered(before: Reading | None, seen: Fleet, now: datetime, **changes: Any) -> Reading:
+    """The reading after a sweep; its closed days left out."""
+    return advance(before, seen, budget(**changes), "USD", now)[0]
+
+
+def at_noon(*running: Instance) -> Reading:
+    """A meter that began at noon, when these machines were launched."""
+    return metered(None, fleet(*running), NOON)
