@@ -20,14 +20,15 @@ POLICY_FILE = "policy.json"
 
 
 @cache
-def modules(entry: str = ENTRY) -> tuple[str, ...]:
+def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
     """Paths of the modules the entry needs, with those they need, sorted; found by their imports.
 
     Args:
         entry: a dotted name inside ``image.reaper``.
+        cloud: whose modules go in as well; the entry finds them by its policy. Empty for those of none.
     """
     found = {"image/__init__.py", "image/reaper/__init__.py"}
-    waiting = [entry]
+    waiting = [entry, f"{PACKAGE}.{cloud}_connect"]
     while waiting:
         path = waiting.pop().replace(".", "/") + ".py"
         if path not in found and (ROOT / path).is_file():

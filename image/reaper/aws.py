@@ -30,6 +30,8 @@ class Machines:
         stack: whose machines; no others are ever listed.
     """
 
+    end_batch, detach_batch = END_BATCH, DETACH_BATCH
+
     def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
         self._ec2, self._autoscaling, self._cloudwatch = clients.ec2, clients.autoscaling, clients.cloudwatch
         self._calls = calls
@@ -71,6 +73,12 @@ class Machines:
             found |= {one["InstanceId"]: one for page in pages for one in _instances(page)}
         groups = self._groups(group_names) if group_names else ()
         return Fleet(tuple(_instance(one) for one in found.values()), groups)
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """A machine's tags; none for one that is not there. Raises CloudError."""
+        named = [{"Name": "resource-id", "Values": [instance_id]}]
+        found = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
+        return {tag["Key"]: tag["Value"] for tag in found}
 
     def _filters(self, states: Sequence[str] = LIVING) -> list[dict[str, Any]]:
         return [

@@ -1,59 +1,16 @@
 """Heartbeats from CloudWatch, hundreds of machines to a call."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from image.reaper.activity import MAX_POINTS, MAX_QUERIES
 from image.reaper.calls import Calls, Failure, batches
 from image.reaper.errors import CloudError
+from image.reaper.heartbeats import COMPLETE, Answer, Query, Span
 from image.reaper.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, Figure
 
-COMPLETE = "Complete"
 MAX_DATA_PER_CALL = 1000  # PutMetricData
 MAX_PAGES = 1000  # of one batch; a cloud that hands out tokens for ever is not believed
-
-
-@dataclass(frozen=True)
-class Query:
-    """One metric of one machine.
-
-    Attributes:
-        instance_id: the machine.
-        metric: its metric.
-        period_s: length of a period; its smallest value is asked for.
-    """
-
-    instance_id: str
-    metric: str
-    period_s: int
-
-
-@dataclass
-class Answer:
-    """What came back for one query.
-
-    Attributes:
-        points: (start of the period, smallest value), in any order, perhaps repeated.
-        status: the newest that the cloud said of it.
-    """
-
-    points: list[tuple[datetime, float]] = field(default_factory=list)
-    status: str = "Missing"
-
-    @property
-    def complete(self) -> bool:
-        """Whether every point is here."""
-        return self.status == COMPLETE
-
-
-@dataclass(frozen=True)
-class Span:
-    """Which time is asked for."""
-
-    start: datetime
-    end: datetime
 
 
 class Heartbeats:

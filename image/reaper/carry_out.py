@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from image.reaper import ledger
-from image.reaper.aws import DETACH_BATCH, END_BATCH, Machines
 from image.reaper.calls import Failure, batches, bisect
+from image.reaper.cloud import Machines
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.marks import Mark
 from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Plan, Verdict
@@ -98,7 +98,7 @@ def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: d
         group = fleet.group_of(decision.instance.id)
         grouped[group.name if group else None, decision.verdict].append(decision)
     for (group_name, verdict), members in grouped.items():
-        size = END_BATCH if group_name is None else DETACH_BATCH
+        size = tools.machines.end_batch if group_name is None else tools.machines.detach_batch
         for start in range(0, len(members), size):
             batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS)
             batch.end(members[start : start + size], done)

@@ -12,9 +12,10 @@ from rich.text import Text
 from image.reaper import policy as policies
 from image.reaper import timeline
 from image.reaper.activity import LOOK_AHEAD
-from image.reaper.aws_metrics import Query, Span
+from image.reaper.cloud import Cloud
 from image.reaper.environment import connect, policy_file
 from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.heartbeats import Query, Span
 from image.reaper.marks import mark_of
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
@@ -22,7 +23,7 @@ from image.reaper.options import now_option, policy_option
 from image.reaper.policy import Policy
 from image.reaper.results import Result
 from image.reaper.status import WIDTH, row
-from image.reaper.sweep import Cloud, Options, sweep
+from image.reaper.sweep import Options, sweep
 from image.reaper.timeline import LEGEND, Cell, Row
 from image.reaper.times import format_span, format_time
 

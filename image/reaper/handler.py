@@ -9,10 +9,11 @@ from typing import Any
 
 from image.reaper import policy as policies
 from image.reaper.calls import Failure
+from image.reaper.cloud import Cloud
 from image.reaper.environment import connect, policy_file
 from image.reaper.errors import CloudError, ConfigurationError, nearest
 from image.reaper.results import Result
-from image.reaper.sweep import Cloud, Options, sweep
+from image.reaper.sweep import Options, sweep
 
 # The scheduler's event is ``{}``; a person may ask for more.
 FLAGS = ("dry_run", "override_breaker")

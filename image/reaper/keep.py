@@ -6,17 +6,18 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
+from image.reaper import cloud as clouds
 from image.reaper import instance_file, paths
-from image.reaper.aws import Machines
-from image.reaper.aws_session import Clients, clients
 from image.reaper.calls import Calls
+from image.reaper.cloud import Machines
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError
 from image.reaper.marks import hold_of
 from image.reaper.metadata import Metadata
 from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, Instance
 from image.reaper.times import format_time, parse_duration
 
-LONGEST_REASON = 256  # characters of a tag's value (EC2 API)
+LONGEST_REASON = 128  # characters of a tag's value: 256 in EC2's API, 128 in ECS's
+REGION_VARIABLES = {"aws": ("AWS_REGION", "AWS_DEFAULT_REGION"), "alicloud": ("ALIBABA_CLOUD_REGION_ID",)}
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,14 @@ def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
 @click.argument("duration")
 @click.option("--reason", required=True, help="Why, for those who pay.")
 @click.option("--instance-id", metavar="ID", help="Which machine; by default the one this runs on.")
-@click.option("--region", help="Its region; by default that of instance.toml, then AWS_REGION.")
-def keep(duration: str, reason: str, instance_id: str | None, region: str | None) -> None:
+@click.option("--region", help="Its region; by default that of instance.toml, then of the environment.")
+@click.option(
+    "--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default that of instance.toml."
+)
+def keep(duration: str, reason: str, instance_id: str | None, region: str | None, cloud: str | None) -> None:
     """Keep a machine for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
     wanted = wish(parse_duration(duration), reason, datetime.now(UTC))
-    target = Target.find(instance_id, region)
+    target = Target.find(instance_id, region, cloud)
     for warning in target.warnings():
         click.echo(f"warning: {warning}", err=True)
     target.machines.tag([target.id], wanted.tags())
@@ -75,10 +79,13 @@ def keep(duration: str, reason: str, instance_id: str | None, region: str | None
 
 @click.command()
 @click.option("--instance-id", metavar="ID", help="Which machine; by default the one this runs on.")
-@click.option("--region", help="Its region; by default that of instance.toml, then AWS_REGION.")
-def release(instance_id: str | None, region: str | None) -> None:
+@click.option("--region", help="Its region; by default that of instance.toml, then of the environment.")
+@click.option(
+    "--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default that of instance.toml."
+)
+def release(instance_id: str | None, region: str | None, cloud: str | None) -> None:
     """Keep a machine no longer: it goes when it is idle, like any other."""
-    target = Target.find(instance_id, region)
+    target = Target.find(instance_id, region, cloud)
     held = TAG_KEEP_UNTIL in target.tags
     target.machines.untag([target.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
     click.echo(f"{target.id} is kept no longer" if held else f"{target.id} was not kept")
@@ -99,7 +106,7 @@ class Target:
     machines: Machines
 
     @classmethod
-    def find(cls, instance_id: str | None, region: str | None) -> "Target":
+    def find(cls, instance_id: str | None, region: str | None, cloud: str | None = None) -> "Target":
         """Look the machine up.
 
         Raises:
@@ -107,26 +114,21 @@ class Target:
             CloudError: the cloud or the metadata service does not answer.
         """
         found = instance_id or own_instance_id()
-        cloud = clients(region or own_region())
+        where = cloud or own_cloud()
         calls = Calls(lambda: datetime.now(UTC))
-        tags = tags_of(cloud, calls, found)
+        machines: Machines = clouds.module(where).machines(region or own_region(where), calls)
+        tags = machines.tags(found)
         if tags.get(TAG_MANAGED) != "true":
             raise ConfigurationError(
                 f"{found} does not carry {TAG_MANAGED}=true: the reaper never touches it, or it is not there"
             )
-        return cls(found, tags, Machines(cloud, calls, stack=""))
+        return cls(found, tags, machines)
 
     def warnings(self) -> list[str]:
         """What is wrong with the hold that the machine has now."""
         now = datetime.now(UTC)
         hold = hold_of(Instance(self.id, "", "running", now, self.tags), now)
         return [f"{hold.problem}; replaced"] if hold and hold.problem else []
-
-
-def tags_of(cloud: Clients, calls: Calls, instance_id: str) -> dict[str, str]:
-    """A machine's tags; none for one that is not there. Raises CloudError."""
-    named = [{"Name": "resource-id", "Values": [instance_id]}]
-    return {tag["Key"]: tag["Value"] for tag in calls.look(cloud.ec2.describe_tags, Filters=named)["Tags"]}
 
 
 def own_instance_id() -> str:
@@ -147,7 +149,15 @@ def own_instance_id() -> str:
     return found
 
 
-def own_region() -> str:
+def own_cloud() -> str:
+    """The cloud of this machine; elsewhere the first that the environment names a region of."""
+    try:
+        return instance_file.load(paths.instance_file()).cloud
+    except InstanceFileError:
+        return next((cloud for cloud in clouds.CLOUDS if _region_of_environment(cloud)), clouds.CLOUDS[0])
+
+
+def own_region(cloud: str) -> str:
     """The region of this machine, or of the environment.
 
     Raises:
@@ -156,9 +166,12 @@ def own_region() -> str:
     try:
         return instance_file.load(paths.instance_file()).region
     except InstanceFileError as error:
-        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        if region:
+        if region := _region_of_environment(cloud):
             return region
         raise ConfigurationError(
-            "--region is missing, and neither instance.toml nor AWS_REGION says it"
+            f"--region is missing, and neither instance.toml nor {REGION_VARIABLES[cloud][0]} says it"
         ) from error
+
+
+def _region_of_environment(cloud: str) -> str | None:
+    return next(filter(None, map(os.environ.get, REGION_VARIABLES[cloud])), None)

@@ -3,15 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Protocol
 
-from image.reaper.calls import Calls, batches
+from image.reaper.calls import batches
 from image.reaper.errors import CloudError
 from image.reaper.model import Decision
 from image.reaper.times import format_time
 
-SUBJECT_LENGTH = 100  # Publish, SNS API
-MESSAGE_BYTES = 200_000  # of at most 262,144
 MACHINES_PER_MESSAGE = 500  # a line each, of less than 400 bytes
 TELL_AGAIN_AFTER = timedelta(hours=24)
 HOW_TO_KEEP = (
@@ -19,28 +17,26 @@ HOW_TO_KEEP = (
 )
 
 
-class Notifier:
-    """The stack's topic.
-
-    Args:
-        sns: the client.
-        calls: makes the calls.
-        topic_arn: where owners and operators listen.
-    """
-
-    def __init__(self, sns: Any, calls: Calls, topic_arn: str) -> None:
-        self._sns = sns
-        self._calls = calls
-        self._topic_arn = topic_arn
+class Channel(Protocol):
+    """How people are told on one cloud."""
 
     def tell(self, subject: str, message: str) -> None:
-        """Publish one message; raises CloudError when nobody heard it."""
-        self._calls.change(
-            self._sns.publish,
-            TopicArn=self._topic_arn,
-            Subject=subject.encode("ascii", "replace").decode()[:SUBJECT_LENGTH],
-            Message=message.encode()[:MESSAGE_BYTES].decode(errors="ignore"),
-        )
+        """Tell one message; raises CloudError when nobody heard it."""
+
+
+class Notifier:
+    """Tells owners and operators.
+
+    Args:
+        channel: of the stack's cloud.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def tell(self, subject: str, message: str) -> None:
+        """Tell one message; raises CloudError when nobody heard it."""
+        self._channel.tell(subject, message)
 
     def announce(self, stack: str, decisions: Iterable[Decision]) -> tuple[list[Decision], list[str]]:
         """Tell each owner which of their machines are about to go.

@@ -15,10 +15,11 @@ from image.reaper.activity import (
     summarise,
     window_start,
 )
-from image.reaper.aws_metrics import Answer, Heartbeats, Query, Span
 from image.reaper.calls import Failure, batches
+from image.reaper.cloud import Heartbeats
+from image.reaper.heartbeats import Answer, Query, Span
 from image.reaper.marks import is_marked
-from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.metrics import HEARTBEAT, METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Activity, Instance
 from image.reaper.policy import Policy
 from image.reaper.requests import shortest_idle_time
@@ -51,7 +52,7 @@ def observe(
     for period_s, members in _by_period(running, policy).items():
         # One answer at a time: all points of thousands of machines would fill the memory.
         for batch in batches(members, MAX_QUERIES):
-            found, failed = _coarse(heartbeats, batch, policy, now, period_s)
+            found, failed = _coarse(heartbeats, batch, policy, now, period_s, scale_in=scale_in)
             coarse |= found
             failures += failed
     suspects = [
@@ -96,17 +97,36 @@ def look_closely(
 
 
 def _coarse(
-    heartbeats: Heartbeats, instances: Sequence[Instance], policy: Policy, now: datetime, period_s: int
+    heartbeats: Heartbeats,
+    instances: Sequence[Instance],
+    policy: Policy,
+    now: datetime,
+    period_s: int,
+    *,
+    scale_in: Collection[str],
 ) -> tuple[dict[str, Activity], list[Failure]]:
     windows = {one.id: timedelta(hours=policy.pools[one.pool].idle_after_hours) for one in instances}
     span = Span(window_start(now, max(windows.values()), period_s), now + LOOK_AHEAD)
-    queries = {one.id: Query(one.id, METRIC_SECONDS_SINCE_ACTIVITY, period_s) for one in instances}
+    queries = {
+        one.id: Query(
+            one.id, METRIC_SECONDS_SINCE_ACTIVITY, period_s, _enough(one, policy, now, scale_in, period_s)
+        )
+        for one in instances
+    }
     answers, failures = heartbeats.read(list(queries.values()), span)
     found = {
         key: summarise(answers[query].points, now, windows[key], period_s, complete=answers[query].complete)
         for key, query in queries.items()
     }
     return found, failures
+
+
+def _enough(one: Instance, policy: Policy, now: datetime, scale_in: Collection[str], period_s: int) -> float:
+    """Seconds since the last activity below which no close look could find the machine idle."""
+    if is_marked(one):
+        return 0.0
+    threshold = shortest_idle_time(one, policy.pools[one.pool], now, scale_in)
+    return max(0.0, (threshold - HEARTBEAT).total_seconds() - period_s)
 
 
 def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[Instance]]:

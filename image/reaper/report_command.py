@@ -11,8 +11,8 @@ import click
 from botocore.exceptions import BotoCoreError, ClientError
 from rich.progress import track
 
+from image.reaper import cloud as clouds
 from image.reaper import policy as policies
-from image.reaper.aws_session import clients
 from image.reaper.environment import LEDGER_URI, policy_file
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.ledger import PREFIX
@@ -36,7 +36,7 @@ def report(month_text: str | None, output: Path | None, policy_path: Path | None
     month = parse_month(month_text) if month_text else month_of(now)
     policy = policies.load(policy_path or policy_file())
     bucket, prefix = ledger_place(ledger or os.environ.get(LEDGER_URI, ""))
-    ends = list(read_ends(clients(policy.region).s3, bucket, prefix, month))
+    ends = list(read_ends(clouds.bucket_client(policy.cloud, policy.region), bucket, prefix, month))
     summary = summarise(ends, month, now)
     path = output or Path(f"saved-{month.name}.html")
     try:
@@ -56,8 +56,10 @@ def ledger_place(uri: str) -> tuple[str, str]:
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, prefix = rest.partition("/")
-    if scheme != "s3" or not bucket:
-        raise ConfigurationError(f"--ledger or {LEDGER_URI} = {uri!r}; allowed: s3://BUCKET/PREFIX")
+    if scheme not in ("s3", "oss") or not bucket:
+        raise ConfigurationError(
+            f"--ledger or {LEDGER_URI} = {uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
+        )
     return bucket, "/".join([*filter(None, prefix.split("/")), PREFIX, ""])
 
 

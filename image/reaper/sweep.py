@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from image.reaper import carry_out, tidy
-from image.reaper.aws import Machines
-from image.reaper.aws_leftovers import Leftovers
-from image.reaper.aws_metrics import Heartbeats
-from image.reaper.calls import Calls, Failure
+from image.reaper.calls import Failure
+from image.reaper.cloud import Cloud
 from image.reaper.decide import Situation, decide
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
 from image.reaper.lease import Lease
@@ -19,33 +17,11 @@ from image.reaper.notify import Notifier, alert_text, due_alerts
 from image.reaper.observe import look_closely, observe
 from image.reaper.policy import Policy
 from image.reaper.results import Done, Result
-from image.reaper.store import Store
 
 log = logging.getLogger(__name__)
 
 # A sweep whose clock is off by more would mistake the age of every mark and heartbeat.
 CLOCK_SKEW_S = 60
-
-
-@dataclass(frozen=True)
-class Cloud:
-    """Where a sweep looks and acts.
-
-    Attributes:
-        calls: counts every call of the others.
-        machines: of the stack.
-        heartbeats: of their agents.
-        leftovers: of the stack.
-        notifier: tells people; None only in a dry run.
-        store: holds lease and ledger; None only in a dry run.
-    """
-
-    calls: Calls
-    machines: Machines
-    heartbeats: Heartbeats
-    leftovers: Leftovers
-    notifier: Notifier | None = None
-    store: Store | None = None
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from image.reaper import leftovers
-from image.reaper.aws_leftovers import Leftovers
 from image.reaper.calls import Failure
 from image.reaper.carry_out import Tools
+from image.reaper.cloud import Leftovers
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.ledger import leftover_key, leftover_record, write
 from image.reaper.leftovers import Finding, Kind, Step

@@ -193,7 +193,7 @@ def policy_document(stack: Stack) -> dict[str, Any]:
 def bundle(stack: Stack) -> pulumi.AssetArchive:
     """The function's code: equal settings and equal modules give an equal hash."""
     files: dict[str, pulumi.Asset | pulumi.Archive] = {
-        path: pulumi.FileAsset(str(reaper_bundle.ROOT / path)) for path in reaper_bundle.modules()
+        path: pulumi.FileAsset(str(reaper_bundle.ROOT / path)) for path in reaper_bundle.modules(cloud="aws")
     }
     policy = json.dumps(policy_document(stack), indent=1, sort_keys=True)
     return pulumi.AssetArchive(files | {reaper_bundle.POLICY_FILE: pulumi.StringAsset(policy)})

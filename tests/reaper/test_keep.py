@@ -128,7 +128,7 @@ def test_a_duration_that_is_none_is_refused_with_what_is_allowed(fleet, text):
 
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 257])
 def test_a_reason_that_says_nothing_or_fits_no_tag_is_refused(reason):
-    with pytest.raises(ConfigurationError, match=r"--reason of .* characters; allowed: 1 to 256"):
+    with pytest.raises(ConfigurationError, match=r"--reason of .* characters; allowed: 1 to 128"):
         wish(timedelta(hours=1), reason, NOON)
 
 

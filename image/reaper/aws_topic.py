@@ -1,0 +1,32 @@
+"""The SNS topic that owners and operators listen to."""
+
+from typing import Any
+
+from image.reaper.calls import Calls
+
+SUBJECT_LENGTH = 100  # Publish, SNS API
+MESSAGE_BYTES = 200_000  # of at most 262,144
+
+
+class Topic:
+    """The stack's topic.
+
+    Args:
+        sns: the client.
+        calls: makes the calls.
+        topic_arn: where owners and operators listen.
+    """
+
+    def __init__(self, sns: Any, calls: Calls, topic_arn: str) -> None:
+        self._sns = sns
+        self._calls = calls
+        self._topic_arn = topic_arn
+
+    def tell(self, subject: str, message: str) -> None:
+        """Publish one message; raises CloudError when nobody heard it."""
+        self._calls.change(
+            self._sns.publish,
+            TopicArn=self._topic_arn,
+            Subject=subject.encode("ascii", "replace").decode()[:SUBJECT_LENGTH],
+            Message=message.encode()[:MESSAGE_BYTES].decode(errors="ignore"),
+        )

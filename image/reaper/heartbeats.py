@@ -1,0 +1,50 @@
+"""What is asked of a cloud's metrics, and what comes back: the same words on both clouds."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+COMPLETE = "Complete"
+
+
+@dataclass(frozen=True)
+class Query:
+    """One metric of one machine.
+
+    Attributes:
+        instance_id: the machine.
+        metric: its metric.
+        period_s: length of a period; its smallest value is asked for.
+        enough_below_s: a newest value from 0 up to this says enough: where a cloud is cheaper to ask for it
+            alone, the rest of the window may stay unread.
+    """
+
+    instance_id: str
+    metric: str
+    period_s: int
+    enough_below_s: float = 0.0
+
+
+@dataclass
+class Answer:
+    """What came back for one query.
+
+    Attributes:
+        points: (start of the period, smallest value), in any order, perhaps repeated.
+        status: the newest that the cloud said of it.
+    """
+
+    points: list[tuple[datetime, float]] = field(default_factory=list)
+    status: str = "Missing"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every point is here."""
+        return self.status == COMPLETE
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which time is asked for."""
+
+    start: datetime
+    end: datetime
