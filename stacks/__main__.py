@@ -1,4 +1,4 @@
-"""``python -m stacks check|preview|up STACK``: the Pulumi CLI with the mistakes caught before it starts."""
+"""``python -m stacks COMMAND STACK``: the Pulumi CLI with the mistakes caught before it starts."""
 
 import shutil
 import subprocess
@@ -8,6 +8,7 @@ import click
 
 from stacks import cost_command, stack_files
 from stacks.errors import StacksError
+from stacks.preflight.command import preflight
 
 ROOT = stack_files.FOLDER.parent
 CLI_ADVICE = (
@@ -47,6 +48,7 @@ def check(name: str) -> None:
 
 
 main.add_command(cost_command.cost)
+main.add_command(preflight)
 
 
 @main.command()

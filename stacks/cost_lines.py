@@ -9,7 +9,7 @@ from stacks.catalog import Cloud, InstanceType
 from stacks.cost import HOURS_PER_MONTH, Cost, Kind, Level, Line
 from stacks.money import CurrencyError, Money, Span, exactly
 from stacks.prices import PriceList, Quote
-from stacks.settings import Grouping, Market, Nat, Pool, Stack
+from stacks.settings import Grouping, Market, Nat, Network, Pool, Stack
 
 # gp3 gives 125 MB/s with every volume; the launch templates ask for more (stacks/aws/launch.py).
 EXTRA_THROUGHPUT_MB_PER_S = 125
@@ -60,6 +60,11 @@ def machines(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: pool.size.max * groups}
 
 
+def gateways(network: Network) -> int:
+    """How many NAT gateways a network has, each with a public address."""
+    return {Nat.NONE: 0, Nat.ONE: 1, Nat.PER_ZONE: len(network.zones)}[network.nat]
+
+
 @dataclass(frozen=True)
 class _Parts:
     """Writes the lines of one stack."""
@@ -89,10 +94,9 @@ class _Parts:
         """What all pools use."""
         network, storage = self.stack.network, self.stack.storage
         zones = len(network.zones)
-        gateways = {Nat.NONE: 0, Nat.ONE: 1, Nat.PER_ZONE: zones}[network.nat]
-        if gateways:
-            yield self._steady("nat_gateway", Kind.NAT, gateways * HOURS_PER_MONTH)
-            yield self._steady("public_address", Kind.NAT, gateways * HOURS_PER_MONTH)
+        if many := gateways(network):
+            yield self._steady("nat_gateway", Kind.NAT, many * HOURS_PER_MONTH)
+            yield self._steady("public_address", Kind.NAT, many * HOURS_PER_MONTH)
             yield self._steady("nat_traffic", Kind.NAT, volumes.nat_gb)
         if network.interface_endpoints:
             hours = ENDPOINTS[self.stack.cloud] * zones * HOURS_PER_MONTH

@@ -1,0 +1,27 @@
+"""Everything that is asked of Alibaba Cloud, in the order in which a person would."""
+
+from collections.abc import Iterator
+
+from stacks.preflight.alicloud_calls import Alicloud
+from stacks.preflight.alicloud_owned import account, owned
+from stacks.preflight.alicloud_quotas import quotas
+from stacks.preflight.alicloud_room import room
+from stacks.preflight.findings import Finding
+from stacks.settings import Stack
+
+
+def look(stack: Stack, cloud: Alicloud | None = None) -> Iterator[Finding]:
+    """Every answer of Alibaba Cloud.
+
+    Args:
+        stack: the settings.
+        cloud: whom to ask; by default with the credentials of the environment.
+
+    Raises:
+        CannotCheckError: there are no credentials, or nobody answers.
+    """
+    asked = cloud or Alicloud(stack.region)
+    yield account(stack, asked)
+    yield from quotas(stack, asked)
+    yield from room(stack, asked)
+    yield from owned(stack, asked)

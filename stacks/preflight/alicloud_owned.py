@@ -1,0 +1,102 @@
+"""What must be ours and usable on Alibaba Cloud: the account, the image, the key, the bill."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from stacks import naming
+from stacks.preflight.alicloud_calls import Alicloud, listed
+from stacks.preflight.findings import CannotCheckError, Finding, Verdict, guarded
+from stacks.settings import Stack
+
+ARCHITECTURE = "x86_64"
+# ImageOwnerAlias: www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeimages
+OURS, OFFICIAL = "self", "system"
+BUILD = "start a build: see the output image_pipeline_id"
+
+
+def account(stack: Stack, cloud: Alicloud) -> Finding:
+    """The credentials are of the stack's account; the provider itself does not check that.
+
+    Raises:
+        CannotCheckError: there are no credentials, or nobody answers.
+    """
+    found = cloud.ask("sts", "GetCallerIdentity")
+    if found["AccountId"] == stack.account_id:
+        return Finding("account", Verdict.FINE, f"{found['Arn']} of {found['AccountId']}")
+    says = f"the credentials are of {found['AccountId']}, the stack belongs to {stack.account_id}"
+    return Finding("account", Verdict.PROBLEM, says, "use other credentials, or set account_id")
+
+
+def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
+    """Image, key and bill."""
+    yield guarded("image", partial(_image, stack, cloud))
+    yield guarded("KMS instance", partial(_key_instance, stack, cloud))
+    yield guarded("key", partial(_key, stack, cloud))
+    yield guarded("bill", partial(_bill, cloud, datetime.now(UTC)))
+
+
+def _image(stack: Stack, cloud: Alicloud) -> Finding:
+    identifier = str(stack.image.id)
+    images = listed(
+        cloud.ask("ecs", "DescribeImages", RegionId=stack.region, ImageId=identifier), "Images", "Image"
+    )
+    if not images:
+        return Finding("image", Verdict.PROBLEM, f"{identifier} is not in {stack.region}", BUILD)
+    named = f"{identifier} ({images[0].get('ImageName', 'unnamed')})"
+    wrong = _wrong_with(stack, images[0])
+    if wrong:
+        return Finding("image", Verdict.PROBLEM, f"{named} {', '.join(wrong)}", f"name another, or {BUILD}")
+    return Finding("image", Verdict.FINE, named)
+
+
+def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
+    owner, size = image.get("ImageOwnerAlias"), int(image.get("Size", 0))
+    trusted = owner == OURS or (owner == OFFICIAL and not stack.image.bundled)
+    smallest = min(pool.volume_gib for pool in stack.pools)
+    return [
+        said
+        for said, is_so in (
+            (f"is {image.get('Status')}", image.get("Status") != "Available"),
+            (f"is of {owner}, which is not ours", not trusted),
+            (f"is {image.get('Architecture')}", image.get("Architecture") != ARCHITECTURE),
+            (f"has {size} GiB, more than a pool's volume_gib of {smallest}", size > smallest),
+        )
+        if is_so
+    ]
+
+
+def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
+    """Outside of an instance that is connected no key turns every quarter."""
+    identifier = str(stack.storage.kms_instance_id)
+    status = cloud.ask("kms", "GetKmsInstance", KmsInstanceId=identifier)["KmsInstance"]["Status"]
+    if status == "Connected":
+        return Finding("KMS instance", Verdict.FINE, f"{identifier} is connected")
+    says = f"{identifier} is {status}: it makes no key"
+    return Finding("KMS instance", Verdict.PROBLEM, says, "enable it in the KMS console, or name another")
+
+
+def _key(stack: Stack, cloud: Alicloud) -> Finding:
+    """A first ``up`` makes the key; a later one needs the key that is there."""
+    alias = f"alias/{naming.prefixed(stack.name)}"
+    try:
+        key = cloud.ask("kms", "DescribeKey", KeyId=alias)["KeyMetadata"]
+    except CannotCheckError as error:
+        if "NotFound" not in str(error):
+            raise
+        return Finding("key", Verdict.FINE, f"{alias} does not exist yet: an up makes it")
+    if key["KeyState"] == "Enabled":
+        return Finding("key", Verdict.FINE, f"{alias} is enabled")
+    says = f"{alias} is {key['KeyState']}: no disk or bucket opens"
+    remedy = f"aliyun kms EnableKey --region {stack.region} --KeyId {key['KeyId']}"
+    pending = f"aliyun kms CancelKeyDeletion --region {stack.region} --KeyId {key['KeyId']} && {remedy}"
+    return Finding("key", Verdict.PROBLEM, says, pending if key["KeyState"] == "PendingDeletion" else remedy)
+
+
+def _bill(cloud: Alicloud, now: datetime) -> Finding:
+    """The meter reads the bill; an account of a reseller may not."""
+    answer = cloud.ask("bssopenapi", "QueryBillOverview", BillingCycle=f"{now:%Y-%m}")
+    if not answer.get("Success", False):
+        raise CannotCheckError(f"QueryBillOverview: {answer.get('Code')}: {answer.get('Message')}")
+    return Finding("bill", Verdict.FINE, f"may be read for {now:%Y-%m}")

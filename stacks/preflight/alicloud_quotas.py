@@ -1,0 +1,100 @@
+"""Quotas of Alibaba Cloud against what a stack needs at its fullest, on top of what the account uses."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from stacks.cost_lines import gateways
+from stacks.instance_types import InstanceType
+from stacks.preflight.alicloud_calls import Alicloud, listed
+from stacks.preflight.findings import CannotCheckError, Finding, Verdict, guarded
+from stacks.preflight.needs import vcpus
+from stacks.settings import Market, Stack
+
+# www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeaccountattributes
+POSTPAID, SPOT = "postpaid", "spot"
+# quotas.console.aliyun.com/products/vpc/quotas?query=vpc_quota_instances_num
+NETWORKS = "vpc_quota_instances_num"
+# Quotas by instance type, of which vCPUs are.
+BY_TYPE = "ecs-spec"
+CONSOLE = "https://quotas.console.aliyun.com/products"
+
+
+def quotas(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
+    """Every quota that the stack touches."""
+    for quota, wanted in vcpus(stack, quota_of).items():
+        subject = f"vCPUs, {quota}"
+        yield guarded(subject, partial(_vcpus, stack, cloud, quota, wanted))
+    if many := gateways(stack.network):
+        yield guarded("elastic addresses", partial(_addresses, stack, cloud, many))
+    yield guarded("VPCs", partial(_networks, stack, cloud))
+
+
+def quota_of(_: InstanceType, market: Market) -> str:
+    """The vCPU quota that limits a market; all types share it."""
+    return SPOT if market is Market.SPOT else POSTPAID
+
+
+def increase(product: str, code: str, value: int, region: str) -> str:
+    """The command that asks for more."""
+    return (
+        f"aliyun quotas CreateQuotaApplication --ProductCode {product} --QuotaActionCode {code} "
+        f"--DesireValue {value} --Reason gpu-fleet --Dimensions.1.Key regionId --Dimensions.1.Value {region}"
+    )
+
+
+def _vcpus(stack: Stack, cloud: Alicloud, quota: str, wanted: int) -> Finding:
+    """What is in use counts this stack too where it stands already: the cloud does not tell them apart."""
+    names = [f"{bound}-{quota}-instance-vcpu-count" for bound in ("max", "used")]
+    asked = {f"AttributeName.{number}": name for number, name in enumerate(names, 1)}
+    answer = cloud.ask("ecs", "DescribeAccountAttributes", RegionId=stack.region, **asked)
+    values = {
+        item["AttributeName"]: listed(item, "AttributeValues", "ValueItem")
+        for item in listed(answer, "AccountAttributeItems", "AccountAttributeItem")
+    }
+    missing = [name for name in names if not values.get(name)]
+    if missing:
+        raise CannotCheckError(f"DescribeAccountAttributes tells no {', '.join(missing)}")
+    allowed, used = (int(values[name][0]["Value"]) for name in names)
+    subject, says = f"vCPUs, {quota}", f"needs {wanted}, {used} in use, {allowed} allowed"
+    if wanted + used <= allowed:
+        return Finding(subject, Verdict.FINE, says)
+    # the code of the quota differs by family, and only the console lists them
+    remedy = f"ask for {wanted + used} at {CONSOLE}/{BY_TYPE}/quotas"
+    # below the limit for the stack alone: whatever uses the rest may be this stack itself
+    verdict = Verdict.PROBLEM if wanted > allowed else Verdict.NOTE
+    return Finding(subject, verdict, says, remedy)
+
+
+def _of_product(stack: Stack, cloud: Alicloud, product: str, **more: str) -> list[dict[str, Any]]:
+    """Quota Center answers for Hangzhou unless a dimension names another region."""
+    region = {"Dimensions.1.Key": "regionId", "Dimensions.1.Value": stack.region}
+    answer = cloud.ask("quotas", "ListProductQuotas", ProductCode=product, MaxResults="100", **region, **more)
+    return listed(answer, "Quotas")
+
+
+def _networks(stack: Stack, cloud: Alicloud) -> Finding:
+    found = _of_product(stack, cloud, "vpc", QuotaActionCode=NETWORKS)
+    if not found:
+        raise CannotCheckError(f"Quota Center lists no {NETWORKS} in {stack.region}")
+    return _room(stack, "VPCs", "vpc", found[0], 1)
+
+
+def _addresses(stack: Stack, cloud: Alicloud, wanted: int) -> Finding:
+    """Of the quotas of elastic addresses the tightest; which codes there are differs by account."""
+    found = [one for one in _of_product(stack, cloud, "eip") if one.get("TotalUsage") is not None]
+    if not found:
+        raise CannotCheckError(f"Quota Center lists no quota of eip with its use in {stack.region}")
+    tightest = min(found, key=lambda one: float(one["TotalQuota"]) - float(one["TotalUsage"]))
+    return _room(stack, "elastic addresses", "eip", tightest, wanted)
+
+
+def _room(stack: Stack, subject: str, product: str, quota: dict[str, Any], wanted: int) -> Finding:
+    """A quota of Quota Center; its use counts this stack too where it stands already."""
+    allowed, used = int(float(quota["TotalQuota"])), int(float(quota.get("TotalUsage") or 0))
+    name = quota.get("QuotaDescription") or quota["QuotaActionCode"]
+    says = f"needs {wanted}, {used} in use, {allowed} allowed ({name})"
+    if wanted + used <= allowed:
+        return Finding(subject, Verdict.FINE, says)
+    remedy = increase(product, quota["QuotaActionCode"], wanted + used, stack.region)
+    return Finding(subject, Verdict.PROBLEM if wanted > allowed else Verdict.NOTE, says, remedy)

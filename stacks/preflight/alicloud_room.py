@@ -1,0 +1,113 @@
+"""Whether a zone of Alibaba Cloud sells what a pool asks for: types, spot, reservations."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from stacks.preflight.alicloud_calls import Alicloud, listed
+from stacks.preflight.findings import CannotCheckError, Finding, Verdict, guarded
+from stacks.settings import Grouping, Market, Pool, Stack
+
+IN_STOCK = "WithStock"
+# The last bracket of API DescribeSpotAdvice, InterruptRateDesc.
+OFTEN_INTERRUPTED = "10-100%"
+# How the ids of the two kinds of private pools begin, and what lists them.
+RESERVATIONS = {
+    "eap-": ("DescribeElasticityAssurances", "ElasticityAssuranceSet", "ElasticityAssuranceItem"),
+    "crp-": ("DescribeCapacityReservations", "CapacityReservationSet", "CapacityReservationItem"),
+}
+
+
+def room(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
+    """Every pool against its zones."""
+    for pool in stack.pools:
+        yield guarded(f"types of {pool.name}", partial(_offered, stack, cloud, pool))
+        if pool.market is Market.SPOT:
+            yield guarded(f"spot for {pool.name}", partial(_spot, stack, cloud, pool))
+        if pool.reservation_id is not None:
+            yield guarded(f"reservation of {pool.name}", partial(_reservation, stack, cloud, pool))
+
+
+def _offered(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
+    """Sold, and in stock right now: this cloud tells both."""
+    subject, wanted = f"types of {pool.name}", stack.zones_of(pool)
+    stock = _stock(stack, cloud, pool)
+    full = [zone for zone in wanted if IN_STOCK in stock.get(zone, {}).values()]
+    sold = [zone for zone in wanted if stock.get(zone)]
+    says = "; ".join(f"{zone}: {_inventory(stock.get(zone, {}))}" for zone in wanted)
+    if len(full) == len(wanted):
+        return Finding(subject, Verdict.FINE, says)
+    elsewhere = sorted(zone for zone, types in stock.items() if IN_STOCK in types.values())
+    remedy = f"in stock in {', '.join(elsewhere)}" if elsewhere else "in stock in no zone; name other types"
+    hard = not sold or (pool.grouping is Grouping.PER_ZONE and len(sold) < len(wanted))
+    return Finding(subject, Verdict.PROBLEM if hard else Verdict.NOTE, says, remedy)
+
+
+def _stock(stack: Stack, cloud: Alicloud, pool: Pool) -> dict[str, dict[str, str]]:
+    """Zone -> type of the pool -> its stock, as the cloud calls it."""
+    found: dict[str, dict[str, str]] = {}
+    for name in pool.types:
+        answer = cloud.ask(
+            "ecs",
+            "DescribeAvailableResource",
+            RegionId=stack.region,
+            DestinationResource="InstanceType",
+            InstanceChargeType="PostPaid",
+            SpotStrategy="SpotAsPriceGo" if pool.market is Market.SPOT else "NoSpot",
+            InstanceType=name,
+        )
+        for zone in listed(answer, "AvailableZones", "AvailableZone"):
+            for resource in listed(zone, "AvailableResources", "AvailableResource"):
+                for one in listed(resource, "SupportedResources", "SupportedResource"):
+                    if one["Value"] == name:
+                        found.setdefault(zone["ZoneId"], {})[name] = one.get("StatusCategory", one["Status"])
+    return found
+
+
+def _inventory(types: dict[str, str]) -> str:
+    return ", ".join(f"{name} {stock}" for name, stock in types.items()) or "sells none of them"
+
+
+def _spot(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
+    """How often such machines were taken back over the last 30 days."""
+    subject, wanted = f"spot for {pool.name}", set(stack.zones_of(pool))
+    asked = {f"InstanceTypes.{number}": name for number, name in enumerate(pool.types, 1)}
+    answer = cloud.ask("ecs", "DescribeSpotAdvice", RegionId=stack.region, **asked)
+    rates = {
+        f"{one['InstanceType']} in {zone['ZoneId']}": one.get("InterruptRateDesc", "unknown")
+        for zone in listed(answer, "AvailableSpotZones", "AvailableSpotZone")
+        if zone["ZoneId"] in wanted
+        for one in listed(zone, "AvailableSpotResources", "AvailableSpotResource")
+    }
+    if not rates:
+        return Finding(subject, Verdict.NOTE, "none sold in the pool's zones", "name other pools.types")
+    says = ", ".join(f"{name} taken back {rate}" for name, rate in rates.items())
+    calm = any(rate != OFTEN_INTERRUPTED for rate in rates.values())
+    if calm:
+        return Finding(subject, Verdict.FINE, says)
+    return Finding(subject, Verdict.NOTE, says, "name more pools.types, or an on_demand_base")
+
+
+def _reservation(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
+    subject, identifier = f"reservation of {pool.name}", str(pool.reservation_id)
+    known = RESERVATIONS.get(identifier[:4])
+    if known is None:
+        raise CannotCheckError(f"{identifier}: ids begin with {' or '.join(RESERVATIONS)}")
+    action, outer, inner = known
+    ids = {"PrivatePoolOptions.Ids": json.dumps([identifier])}
+    found = listed(cloud.ask("ecs", action, RegionId=stack.region, **ids), outer, inner)
+    if not found:
+        remedy = "name another pools.reservation_id"
+        return Finding(subject, Verdict.PROBLEM, f"{identifier} is not in {stack.region}", remedy)
+    return _usable(stack, pool, subject, found[0])
+
+
+def _usable(stack: Stack, pool: Pool, subject: str, one: dict[str, Any]) -> Finding:
+    """Active, of the pool's type, with as many machines as the pool may have."""
+    resources = listed(one, "AllocatedResources", "AllocatedResource")
+    total = sum(int(part.get("TotalAmount", 0)) for part in resources if part["InstanceType"] in pool.types)
+    says = f"{one['Status']}, {total} of {', '.join(pool.types)}; the pool wants {pool.size.max}"
+    if one["Status"] == "Active" and total >= pool.size.max:
+        return Finding(subject, Verdict.FINE, says)
+    return Finding(subject, Verdict.PROBLEM, says, f"name another pools.reservation_id in {stack.region}")

@@ -1,0 +1,27 @@
+"""Everything that is asked of AWS, in the order in which a person would."""
+
+from collections.abc import Iterator
+
+from stacks.preflight.aws_calls import Aws, Clients, clients_of
+from stacks.preflight.aws_owned import account, owned
+from stacks.preflight.aws_quotas import quotas
+from stacks.preflight.aws_room import room
+from stacks.preflight.findings import Finding
+from stacks.settings import Stack
+
+
+def look(stack: Stack, clients: Clients | None = None) -> Iterator[Finding]:
+    """Every answer of AWS.
+
+    Args:
+        stack: the settings.
+        clients: service -> boto3 client; by default with the credentials of the environment.
+
+    Raises:
+        CannotCheckError: there are no credentials, or nobody answers.
+    """
+    aws = Aws(clients or clients_of(stack))
+    yield account(stack, aws)
+    yield from quotas(stack, aws)
+    yield from room(stack, aws)
+    yield from owned(stack, aws)

@@ -1,0 +1,90 @@
+"""Questions to AWS; whatever keeps an answer away is told as one sentence."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from stacks.preflight.findings import CannotCheckError
+from stacks.settings import Stack
+
+# docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, and the same of the JSON services.
+DENIALS = frozenset(
+    {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "AuthFailure"}
+)
+# Where the permission is not named after the call: docs.aws.amazon.com/service-authorization, AWS Budgets.
+PERMISSIONS = {"budgets:DescribeBudgets": "budgets:ViewBudget"}
+LIMITS = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 3})
+
+Clients = Callable[[str], Any]
+
+
+def clients_of(stack: Stack) -> Clients:
+    """boto3 clients with the credentials of the environment, or of the stack's emulator."""
+    emulator = {
+        "endpoint_url": stack.endpoint_url,
+        "aws_access_key_id": "emulator",
+        "aws_secret_access_key": "emulator",
+    }
+    session, more = boto3.session.Session(region_name=stack.region), emulator if stack.emulated else {}
+    return lambda service: session.client(service, config=LIMITS, **more)  # type: ignore[call-overload]
+
+
+class Aws:
+    """Asks AWS.
+
+    Args:
+        clients: service -> boto3 client.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._known: dict[str, Any] = {}
+
+    def ask(self, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
+        """One call, say ``ask("ec2", "describe_images", ImageIds=[...])``.
+
+        Raises:
+            CannotCheckError: it was denied, refused or not answered.
+        """
+        client = self._client(service)
+        try:
+            answer: dict[str, Any] = getattr(client, operation)(**arguments)
+        except ClientError as error:
+            raise CannotCheckError(_said(client, error)) from error
+        except ResponseParserError as error:  # an emulator that lacks the call
+            raise CannotCheckError(f"{operation}: the answer is none that AWS gives") from error
+        except BotoCoreError as error:
+            raise CannotCheckError(" ".join(str(error).split())) from error
+        return answer
+
+    def pages(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
+        """Everything under ``key`` of every page; errors as ``ask``."""
+        token: dict[str, str] = {}
+        while True:
+            page = self.ask(service, operation, **arguments, **token)
+            yield from page.get(key, [])
+            if not page.get("NextToken"):
+                return
+            token = {"NextToken": page["NextToken"]}
+
+    def _client(self, service: str) -> Any:
+        if service not in self._known:
+            try:
+                self._known[service] = self._clients(service)
+            except BotoCoreError as error:
+                raise CannotCheckError(str(error)) from error
+        return self._known[service]
+
+
+def _said(client: Any, error: ClientError) -> str:
+    """AWS's words, or the permission that is missing."""
+    said = error.response["Error"]
+    code, message = said.get("Code", ""), said.get("Message", "")
+    if code in DENIALS:
+        action = f"{client.meta.service_model.signing_name}:{error.operation_name}"
+        return f"denied {PERMISSIONS.get(action, action)}"
+    return f"{error.operation_name}: {code}: {message}"

@@ -1,0 +1,123 @@
+"""Quotas of AWS against what a stack needs at its fullest, on top of what the account uses beside it."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from stacks import catalog, naming
+from stacks.cost_lines import gateways
+from stacks.instance_types import Cloud, InstanceType
+from stacks.preflight.aws_calls import Aws
+from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.needs import vcpus
+from stacks.settings import Market, Stack
+
+# docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
+ADDRESSES, NETWORKS = "L-0263D0A3", "L-F678F1CE"
+TAG = f"{naming.PROJECT}:stack"
+RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What is counted against one quota.
+
+    Attributes:
+        subject: for people.
+        service, code: the quota, as Service Quotas names it.
+        wanted: units that the stack needs.
+        used: units that the account uses beside this stack.
+    """
+
+    subject: str
+    service: str
+    code: str
+    wanted: int
+    used: Callable[[], int]
+
+
+def quotas(stack: Stack, aws: Aws) -> Iterator[Finding]:
+    """Every quota that the stack touches."""
+
+    for need in (*_of_machines(stack, aws), *_of_the_network(stack, aws)):
+        yield guarded(need.subject, partial(_held, stack, aws, need))
+
+
+def quota_of(kind: InstanceType, market: Market) -> str | None:
+    """The vCPU quota of a type; reservations count as on demand."""
+    return kind.quota_code_spot if market is Market.SPOT else kind.quota_code
+
+
+def increase(stack: Stack, need: Need, value: int) -> str:
+    """The command that asks for more."""
+    return (
+        f"aws service-quotas request-service-quota-increase --region {stack.region} "
+        f"--service-code {need.service} --quota-code {need.code} --desired-value {value}"
+    )
+
+
+def _held(stack: Stack, aws: Aws, need: Need) -> Finding:
+    quota = aws.ask("service-quotas", "get_service_quota", ServiceCode=need.service, QuotaCode=need.code)
+    allowed = int(quota["Quota"]["Value"])
+    # too little even for the stack alone: no need to know, or to be allowed to ask, what else runs
+    used = 0 if need.wanted > allowed else need.used()
+    says = f"needs {need.wanted}, {used} in use beside it, {allowed} allowed"
+    if need.wanted + used <= allowed:
+        return Finding(need.subject, Verdict.FINE, says)
+    return Finding(need.subject, Verdict.PROBLEM, says, increase(stack, need, need.wanted + used))
+
+
+def _of_machines(stack: Stack, aws: Aws) -> Iterator[Need]:
+    @cache
+    def running() -> dict[str, int]:
+        return _running(stack, aws)
+
+    def others(code: str) -> int:
+        return running().get(code, 0)
+
+    for code, wanted in vcpus(stack, quota_of).items():
+        yield Need(f"vCPUs under {code}", "ec2", code, wanted, partial(others, code))
+
+
+def _of_the_network(stack: Stack, aws: Aws) -> Iterator[Need]:
+    def others(operation: str, key: str) -> int:
+        return sum(not _own(stack, one) for one in aws.pages("ec2", operation, key))
+
+    if many := gateways(stack.network):
+        used = partial(others, "describe_addresses", "Addresses")
+        yield Need("elastic addresses", "ec2", ADDRESSES, many, used)
+    yield Need("VPCs", "vpc", NETWORKS, 1, partial(others, "describe_vpcs", "Vpcs"))
+
+
+def _running(stack: Stack, aws: Aws) -> dict[str, int]:
+    """Quota code -> virtual CPUs of the account's machines that are not this stack's."""
+    found: dict[str, int] = {}
+    for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=RUNNING):
+        for machine in reservation["Instances"]:
+            code = None if _own(stack, machine) else _code_of(machine)
+            if code is not None:
+                options = machine.get("CpuOptions") or {}
+                cpus = options.get("CoreCount", 0) * options.get("ThreadsPerCore", 1)
+                found[code] = found.get(code, 0) + cpus
+    return found
+
+
+def _code_of(machine: dict[str, Any]) -> str | None:
+    """The quota a machine counts against: its type's, or that of a type with the same letters in front."""
+    name, spot = machine["InstanceType"], machine.get("InstanceLifecycle") == "spot"
+    known = catalog.load()
+    kind = known.find(name) or next(
+        (one for one in known.of_cloud(Cloud.AWS) if _letters(one.name) == _letters(name)), None
+    )
+    return None if kind is None else quota_of(kind, Market.SPOT if spot else Market.ON_DEMAND)
+
+
+def _letters(name: str) -> str:
+    """``p4d.24xlarge`` -> ``p``."""
+    return re.split(r"\d", name, maxsplit=1)[0]
+
+
+def _own(stack: Stack, resource: dict[str, Any]) -> bool:
+    return any(tag["Key"] == TAG and tag["Value"] == stack.name for tag in resource.get("Tags") or ())

@@ -1,0 +1,121 @@
+"""Whether a zone sells what a pool asks for: types, EFA, spot, reservations."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+
+from stacks.cost import Level
+from stacks.cost_lines import machines
+from stacks.preflight.aws_calls import Aws
+from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.needs import types_of
+from stacks.settings import Grouping, Market, Pool, Stack
+
+# docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html: 10 is "highly likely to succeed", 1 is not.
+SCARCE_SPOT_SCORE = 3
+USABLE_STATES = frozenset({"active", "scheduled"})
+
+
+def room(stack: Stack, aws: Aws) -> Iterator[Finding]:
+    """Every pool against its zones."""
+    for pool in stack.pools:
+        yield guarded(f"types of {pool.name}", partial(_offered, stack, aws, pool))
+        if pool.efa:
+            yield guarded(f"EFA of {pool.name}", partial(_efa, aws, pool))
+        if pool.market is Market.SPOT:
+            yield guarded(f"spot for {pool.name}", partial(_spot, stack, aws, pool))
+        if pool.reservation_id is not None:
+            yield guarded(
+                f"reservation of {pool.name}", partial(_reservation, stack, aws, pool, datetime.now(UTC))
+            )
+
+
+def _offered(stack: Stack, aws: Aws, pool: Pool) -> Finding:
+    subject, sold = f"types of {pool.name}", _zones_by_type(aws, pool)
+    wanted = stack.zones_of(pool)
+    empty = [zone for zone in wanted if not any(zone in zones for zones in sold.values())]
+    elsewhere = sorted({zone for zones in sold.values() for zone in zones})
+    if not empty:
+        return Finding(subject, Verdict.FINE, f"{', '.join(wanted)} sell {_some(pool)}")
+    says = f"{', '.join(empty)} sell no {_some(pool)}"
+    remedy = f"name other pools.zones: sold in {', '.join(elsewhere)}" if elsewhere else "name other types"
+    # one group over several zones starts its machines in those that have the type
+    hard = pool.grouping is Grouping.PER_ZONE or len(empty) == len(wanted)
+    return Finding(subject, Verdict.PROBLEM if hard else Verdict.NOTE, says, remedy)
+
+
+def _zones_by_type(aws: Aws, pool: Pool) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {name: set() for name in pool.types}
+    for offer in aws.pages(
+        "ec2",
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": list(pool.types)}],
+    ):
+        found[offer["InstanceType"]].add(offer["Location"])
+    return found
+
+
+def _some(pool: Pool) -> str:
+    return " or ".join(pool.types)
+
+
+def _efa(aws: Aws, pool: Pool) -> Finding:
+    """As many adapters as the launch template asks for; EC2 tells the most that a type has."""
+    subject, wanted = f"EFA of {pool.name}", max(kind.efa_interfaces for kind in types_of(pool))
+    (name,) = pool.types  # a rule of the settings
+    (kind,) = aws.ask("ec2", "describe_instance_types", InstanceTypes=[name])["InstanceTypes"]
+    network = kind.get("NetworkInfo", {})
+    most = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0
+    says = f"{name} has {most} adapters, the template asks for {wanted}"
+    if most >= wanted:
+        return Finding(subject, Verdict.FINE, says)
+    return Finding(subject, Verdict.PROBLEM, says, "name a type with EFA, or pools.efa: false")
+
+
+def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
+    """How likely a request for the whole pool is to be met, by EC2's own score from 1 to 10."""
+    subject, many = f"spot for {pool.name}", machines(stack, pool)[Level.MAX]
+    scores = aws.ask(
+        "ec2",
+        "get_spot_placement_scores",
+        InstanceTypes=list(pool.types),
+        TargetCapacity=many,
+        TargetCapacityUnitType="units",
+        SingleAvailabilityZone=pool.grouping is Grouping.PER_ZONE,
+        RegionNames=[stack.region],
+    )["SpotPlacementScores"]
+    best = max((score["Score"] for score in scores), default=0)
+    says = f"{many} machines at once: placement score {best} of 10"
+    if best > SCARCE_SPOT_SCORE:
+        return Finding(subject, Verdict.FINE, says)
+    return Finding(subject, Verdict.NOTE, says, "name more pools.types or zones, or an on_demand_base")
+
+
+def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
+    """A reservation or capacity block that is there, of the pool's type and zone, and has room."""
+    subject = f"reservation of {pool.name}"
+    held = aws.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=[pool.reservation_id])
+    (one,) = held["CapacityReservations"]
+    ends = one.get("EndDate")
+    block = one.get("ReservationType") == "capacity-block"
+    wrong = [
+        said
+        for said, is_so in (
+            (f"is {one['State']}", one["State"] not in USABLE_STATES),
+            (f"is of {one['InstanceType']}", one["InstanceType"] not in pool.types),
+            (f"lies in {one['AvailabilityZone']}", one["AvailabilityZone"] not in stack.zones_of(pool)),
+            (f"holds {one['TotalInstanceCount']}", one["TotalInstanceCount"] < pool.size.max),
+            ("is a capacity block", block and pool.market is not Market.CAPACITY_BLOCK),
+            ("is no capacity block", not block and pool.market is Market.CAPACITY_BLOCK),
+            (f"ended {ends:%Y-%m-%d}" if ends else "", ends is not None and ends <= now),
+        )
+        if is_so
+    ]
+    if not wrong:
+        says = f"{one['State']}, {one['AvailableInstanceCount']} of {one['TotalInstanceCount']} free"
+        return Finding(subject, Verdict.FINE, says)
+    wanted = f"{pool.size.max} {pool.types[0]} in {', '.join(stack.zones_of(pool))}"
+    says = f"{pool.reservation_id} {', '.join(wrong)}; the pool wants {wanted} ({pool.market})"
+    return Finding(subject, Verdict.PROBLEM, says, "name another pools.reservation_id")

@@ -1,0 +1,44 @@
+"""``python -m stacks preflight STACK``: is there room for it, asked of the cloud before an ``up``."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+
+import click
+from rich.console import Console
+
+from stacks import stack_files
+from stacks.preflight import report
+from stacks.preflight.findings import CannotCheckError, Finding, Verdict, exit_code
+from stacks.settings import Stack
+
+PIPE_WIDTH = 140
+
+
+def look(stack: Stack) -> Iterator[Finding]:
+    """Every answer, as it comes; without credentials one line, since nothing else can be asked."""
+    # an SDK takes a second to load: only that of the cloud that is asked
+    cloud = importlib.import_module(f"stacks.preflight.{stack.cloud}")
+    try:
+        yield from cloud.look(stack)
+    except CannotCheckError as error:
+        yield Finding("account", Verdict.UNCHECKED, f"could not be checked, and nothing else: {error}")
+
+
+@click.command()
+@click.argument("name", metavar="STACK")
+def preflight(name: str) -> None:
+    """Ask the cloud whether there is room for a stack: quotas, types, spot, image, key, budget.
+
+    Reads only. Exit code 0: there is; 1: it lacks something; 3: nothing lacks, but something could not be
+    checked.
+    """
+    stack = stack_files.settings_of(name)
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    found: list[Finding] = []
+    with console.status(f"asking {stack.cloud}") as status:
+        for finding in look(stack):
+            found.append(finding)
+            status.update(f"asking {stack.cloud}: {finding.subject}")
+    console.print(report.page(name, found))
+    sys.exit(exit_code(found))

@@ -1,0 +1,52 @@
+"""What a stack will ask a cloud for when every pool is as full as it may be. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from stacks import catalog
+from stacks.cost import Level
+from stacks.cost_lines import machines
+from stacks.instance_types import InstanceType
+from stacks.settings import Market, Pool, Stack
+
+# Bought before, under limits of their own.
+OUTSIDE_OF_QUOTAS = frozenset({Market.CAPACITY_BLOCK})
+
+
+def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) -> dict[str, int]:
+    """The virtual CPUs of all pools at their fullest, by the quota that limits them.
+
+    Args:
+        stack: the settings.
+        quota_of: the quota of a type in a market; None where none limits it.
+    """
+    found: Counter[str] = Counter()
+    for pool in stack.pools:
+        for market, count in by_market(stack, pool):
+            largest: dict[str, int] = {}
+            for kind in types_of(pool):
+                quota = quota_of(kind, market)
+                if quota is not None:
+                    largest[quota] = max(kind.vcpu, largest.get(quota, 0))
+            for quota, cpus in largest.items():
+                found[quota] += cpus * count
+    return {quota: count for quota, count in found.items() if count}
+
+
+def by_market(stack: Stack, pool: Pool) -> Iterator[tuple[Market, int]]:
+    """How many machines a pool buys at most, and how."""
+    if pool.market in OUTSIDE_OF_QUOTAS:
+        return
+    most = machines(stack, pool)[Level.MAX]
+    if pool.market is Market.SPOT:
+        certain = min(pool.on_demand_base, most)
+        yield Market.ON_DEMAND, certain
+        yield Market.SPOT, most - certain
+    else:
+        yield pool.market, most
+
+
+def types_of(pool: Pool) -> list[InstanceType]:
+    """The facts of a pool's types."""
+    known = catalog.load()
+    return [known.get(name) for name in pool.types]

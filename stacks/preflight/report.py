@@ -1,0 +1,37 @@
+"""What a look found, for people: a table, and a last line with the counts."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stacks.preflight.findings import Finding, Verdict
+
+STYLES = {
+    Verdict.FINE: "green",
+    Verdict.NOTE: "cyan",
+    Verdict.PROBLEM: "bold red",
+    Verdict.UNCHECKED: "yellow",
+}
+
+
+def page(stack: str, findings: Sequence[Finding]) -> RenderableType:
+    """Every answer, and below the commands and changes that the problems ask for, ready to copy."""
+    table = Table(box=None, header_style="bold", title=f"room for {stack}", title_justify="left")
+    for heading in ("", "about", "the cloud says"):
+        table.add_column(heading, no_wrap=heading != "the cloud says", overflow="fold")
+    for finding in findings:
+        verdict = Text(str(finding.verdict), style=STYLES[finding.verdict])
+        table.add_row(verdict, finding.subject, Text(finding.says))
+    remedies = [Text(f"{one.subject}: {one.remedy}", overflow="fold") for one in findings if one.remedy]
+    todo = [Text(), Text("to do", style="bold"), *remedies] if remedies else []
+    return Group(table, *todo, Text(), Text(summary(stack, findings), style="bold"))
+
+
+def summary(stack: str, findings: Sequence[Finding]) -> str:
+    """One line: how many of each kind."""
+    count = Counter(finding.verdict for finding in findings)
+    said = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
+    return f"{stack}: {said}"

@@ -1,0 +1,82 @@
+"""An Alibaba Cloud account made of answers, behind a server of this machine."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from alibabacloud_credentials.client import Client as Credentials
+from alibabacloud_credentials.models import Config
+
+from stacks.preflight.alicloud_calls import Alicloud
+
+OK, FORBIDDEN = 200, 403
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error in place of an answer."""
+
+    code: str = "Forbidden.RAM"
+    message: str = "User not authorized to operate on the specified resource."
+
+
+@dataclass
+class Account:
+    """Answers by action; an action without one is refused.
+
+    Attributes:
+        answers: an answer, a refusal, or a function of the request's parameters that gives one of both.
+        asked: every call so far: its action and parameters.
+        unsigned: calls that came without a signature of version 3.
+    """
+
+    answers: dict[str, Any]
+    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    unsigned: list[str] = field(default_factory=list)
+
+    def reply(self, action: str, parameters: dict[str, str], signature: str) -> tuple[int, dict[str, Any]]:
+        self.asked.append((action, parameters))
+        if not signature.startswith("ACS3-HMAC-SHA256 Credential=test,"):
+            self.unsigned.append(action)
+        answer = self.answers.get(action, Refusal("InvalidAction.NotFound", "no such action"))
+        if callable(answer):
+            answer = answer(parameters)
+        if isinstance(answer, Refusal):
+            return FORBIDDEN, {"Code": answer.code, "Message": answer.message, "RequestId": "test"}
+        return OK, {"RequestId": "test", **answer}
+
+
+@contextmanager
+def serving(account: Account, region: str = "cn-shenzhen") -> Iterator[Alicloud]:
+    """The official client against the account."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            parameters = dict(parse_qsl(urlsplit(self.path).query))
+            headers = self.headers
+            code, answer = account.reply(headers["x-acs-action"], parameters, headers["Authorization"])
+            body = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    keys = Credentials(Config(type="access_key", access_key_id="test", access_key_secret="test"))
+    try:
+        yield Alicloud(region, keys, f"127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

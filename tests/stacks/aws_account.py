@@ -1,0 +1,67 @@
+"""An AWS account made of answers: boto3 clients that reach nobody, held to the shapes of the real API."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import boto3
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import EndpointConnectionError
+from botocore.validate import ParamValidator
+
+OK, FORBIDDEN = 200, 403
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error in place of an answer."""
+
+    code: str = "AccessDeniedException"
+    message: str = "not for you"
+
+
+@dataclass
+class Account:
+    """Answers by ``service:Operation``; whatever is not there cannot be reached.
+
+    Attributes:
+        answers: an answer, a refusal, or a function of the request's parameters that gives one of both.
+        asked: every call so far: its name and parameters.
+    """
+
+    answers: dict[str, Any]
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def client(self, service: str) -> Any:
+        """A client of boto3, whose calls end here."""
+        client = boto3.client(
+            service,  # type: ignore[call-overload]
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        client.meta.events.register("provide-client-params", self._remember(service))
+        client.meta.events.register("before-call", self._reply(service))
+        return client
+
+    def _remember(self, service: str):
+        def handle(params, model, **_):
+            self.asked.append((f"{service}:{model.name}", dict(params)))
+
+        return handle
+
+    def _reply(self, service: str):
+        def handle(model, **_):
+            name, params = self.asked[-1]
+            answer = self.answers.get(f"{service}:{model.name}")
+            if callable(answer):
+                answer = answer(params)
+            if answer is None:
+                raise EndpointConnectionError(endpoint_url=f"https://{service}.test")
+            if isinstance(answer, Refusal):
+                error = {"Error": {"Code": answer.code, "Message": answer.message}}
+                return AWSResponse("https://test", FORBIDDEN, {}, None), error
+            report = ParamValidator().validate(answer, model.output_shape)
+            assert not report.has_errors(), f"{name}: {report.generate_report()}"
+            return AWSResponse("https://test", OK, {}, None), answer
+
+        return handle

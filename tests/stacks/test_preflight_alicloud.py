@@ -1,0 +1,354 @@
+"""Is there room on Alibaba Cloud: what each answer becomes; the official client against a local server."""
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from stacks.preflight import alicloud
+from stacks.preflight.alicloud_calls import Alicloud
+from stacks.preflight.command import preflight
+from stacks.preflight.findings import Finding, Verdict
+from stacks.settings import Stack
+from tests.stacks.alicloud_account import Account, Refusal, serving
+from tests.stacks.alicloud_examples import pool, stack
+
+ID = "1234567890123456"
+IMAGE = {
+    "ImageId": "m-wz90000000000000000",
+    "ImageName": "gpu-fleet-7",
+    "ImageOwnerAlias": "self",
+    "Status": "Available",
+    "Architecture": "x86_64",
+    "Size": 100,
+}
+
+
+def limits(postpaid: int, used: int = 0, spot: int = 10_000) -> dict[str, Any]:
+    values = {
+        "max-postpaid-instance-vcpu-count": postpaid,
+        "used-postpaid-instance-vcpu-count": used,
+        "max-spot-instance-vcpu-count": spot,
+        "used-spot-instance-vcpu-count": 0,
+    }
+    items = [
+        {"AttributeName": name, "AttributeValues": {"ValueItem": [{"Value": str(value)}]}}
+        for name, value in values.items()
+    ]
+    return {"AccountAttributeItems": {"AccountAttributeItem": items}}
+
+
+def center(total: float, used: float):
+    """Quota Center lists the quota that is asked for."""
+
+    def answer(asked):
+        code = asked.get("QuotaActionCode", "eip_example")
+        return {
+            "Quotas": [
+                {
+                    "QuotaActionCode": code,
+                    "QuotaDescription": "most",
+                    "TotalQuota": total,
+                    "TotalUsage": used,
+                }
+            ]
+        }
+
+    return answer
+
+
+def stock(**zones: str):
+    """The type that is asked for, by zone (``d`` for cn-shenzhen-d)."""
+
+    def answer(asked):
+        return {
+            "AvailableZones": {
+                "AvailableZone": [
+                    {
+                        "ZoneId": f"cn-shenzhen-{zone}",
+                        "AvailableResources": {
+                            "AvailableResource": [
+                                {
+                                    "Type": "InstanceType",
+                                    "SupportedResources": {
+                                        "SupportedResource": [
+                                            {
+                                                "Value": asked["InstanceType"],
+                                                "Status": "Available",
+                                                "StatusCategory": category,
+                                            }
+                                        ]
+                                    },
+                                }
+                            ]
+                        },
+                    }
+                    for zone, category in zones.items()
+                ]
+            }
+        }
+
+    return answer
+
+
+def advice(rate: str) -> dict[str, Any]:
+    resource = {"InstanceType": "ecs.gn7i-c8g1.2xlarge", "InterruptRateDesc": rate}
+    zone = {
+        "ZoneId": "cn-shenzhen-d",
+        "AvailableSpotResources": {"AvailableSpotResource": [resource]},
+    }
+    return {"AvailableSpotZones": {"AvailableSpotZone": [zone]}}
+
+
+def account(**changes: Any) -> Account:
+    """An account with room for anything, with some answers replaced."""
+    answers: dict[str, Any] = {
+        "GetCallerIdentity": {"AccountId": ID, "Arn": f"acs:ram::{ID}:user/test"},
+        "DescribeAccountAttributes": limits(10_000),
+        "ListProductQuotas": center(20, 3),
+        "DescribeAvailableResource": stock(d="WithStock", e="WithStock"),
+        "DescribeSpotAdvice": advice("0-3%"),
+        "DescribeImages": {"Images": {"Image": [IMAGE]}},
+        "GetKmsInstance": {"KmsInstance": {"Status": "Connected"}},
+        "DescribeKey": Refusal("Forbidden.AliasNotFound", "alias not found"),
+        "QueryBillOverview": {"Success": True, "Code": "Success"},
+    }
+    return Account(answers | changes)
+
+
+def look(settings: Stack, cloud: Account) -> dict[str, Finding]:
+    with serving(cloud) as asked:
+        return {finding.subject: finding for finding in alicloud.look(settings, asked)}
+
+
+def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed():
+    cloud = account()
+
+    found = look(stack(), cloud)
+
+    assert {finding.verdict for finding in found.values()} == {Verdict.FINE}
+    assert list(found) == [
+        "account",
+        "vCPUs, postpaid",
+        "elastic addresses",
+        "VPCs",
+        "types of dev",
+        "image",
+        "KMS instance",
+        "key",
+        "bill",
+    ]
+    assert cloud.unsigned == []
+
+
+@pytest.mark.parametrize(
+    ("allowed", "used", "verdict"),
+    [(16, 0, Verdict.FINE), (16, 1, Verdict.NOTE), (15, 0, Verdict.PROBLEM)],
+    ids=["enough", "perhaps-its-own-use", "too-few"],
+)
+def test_virtual_cpus_are_held_to_the_accounts_limit(allowed, used, verdict):
+    told = look(stack(), account(DescribeAccountAttributes=limits(allowed, used)))["vCPUs, postpaid"]
+
+    assert told.verdict is verdict
+    assert told.says == f"needs 16, {used} in use, {allowed} allowed"
+
+
+def test_a_spot_pool_has_a_limit_of_its_own():
+    pools = [pool(market="spot", on_demand_base=1)]
+
+    found = look(stack(pools=pools), account(DescribeAccountAttributes=limits(10_000, spot=4)))
+
+    assert found["vCPUs, postpaid"].verdict is Verdict.FINE
+    assert found["vCPUs, spot"].verdict is Verdict.PROBLEM
+    assert found["vCPUs, spot"].says.startswith("needs 8,")
+
+
+def test_a_limit_that_is_not_told_is_not_guessed():
+    told = look(stack(), account(DescribeAccountAttributes={}))["vCPUs, postpaid"]
+
+    assert told.verdict is Verdict.UNCHECKED
+    assert "DescribeAccountAttributes tells no max-postpaid-instance-vcpu-count" in told.says
+
+
+def test_a_full_quota_is_told_with_the_command_that_asks_for_more():
+    found = look(stack(), account(ListProductQuotas=center(0, 0)))
+
+    assert found["VPCs"].verdict is Verdict.PROBLEM
+    assert found["VPCs"].remedy == (
+        "aliyun quotas CreateQuotaApplication --ProductCode vpc --QuotaActionCode vpc_quota_instances_num "
+        "--DesireValue 1 --Reason gpu-fleet --Dimensions.1.Key regionId --Dimensions.1.Value cn-shenzhen"
+    )
+    assert "--ProductCode eip --QuotaActionCode eip_example" in found["elastic addresses"].remedy
+
+
+def test_quota_center_is_asked_about_the_stacks_region_and_not_about_its_own():
+    cloud = account()
+
+    look(stack(), cloud)
+
+    asked = [parameters for action, parameters in cloud.asked if action == "ListProductQuotas"]
+    assert asked
+    assert all(
+        (one["Dimensions.1.Key"], one["Dimensions.1.Value"]) == ("regionId", "cn-shenzhen") for one in asked
+    )
+
+
+@pytest.mark.parametrize("code", ["Forbidden.RAM", "NoPermission", "NotAuthorized"])
+def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_answer(code):
+    found = look(stack(), account(ListProductQuotas=Refusal(code)))
+
+    assert found["VPCs"].verdict is Verdict.UNCHECKED
+    assert found["VPCs"].says == "could not be checked: denied quotas:ListProductQuotas"
+    assert found["image"].verdict is Verdict.FINE
+
+
+@pytest.mark.parametrize(
+    ("zones", "verdict", "remedy"),
+    [
+        ({"d": "WithStock", "e": "WithStock"}, Verdict.FINE, ""),
+        ({"d": "WithStock", "e": "WithoutStock"}, Verdict.NOTE, "in stock in cn-shenzhen-d"),
+        ({"d": "WithoutStock", "e": "WithoutStock"}, Verdict.NOTE, "in stock in no zone"),
+        ({"f": "WithStock"}, Verdict.PROBLEM, "in stock in cn-shenzhen-f"),
+        ({}, Verdict.PROBLEM, "in stock in no zone"),
+    ],
+    ids=["everywhere", "in-one", "out-of-stock", "elsewhere", "nowhere"],
+)
+def test_a_type_must_be_sold_in_a_zone_of_the_pool(zones, verdict, remedy):
+    told = look(stack(), account(DescribeAvailableResource=stock(**zones)))["types of dev"]
+
+    assert told.verdict is verdict
+    assert remedy in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "says"),
+    [
+        (advice("0-3%"), Verdict.FINE, "taken back 0-3%"),
+        (advice("10-100%"), Verdict.NOTE, "taken back 10-100%"),
+        ({}, Verdict.NOTE, "none sold"),
+    ],
+    ids=["calm", "stormy", "none"],
+)
+def test_spot_machines_that_are_often_taken_back_are_worth_a_note(answer, verdict, says):
+    found = look(stack(pools=[pool(market="spot")]), account(DescribeSpotAdvice=answer))
+
+    assert found["spot for dev"].verdict is verdict
+    assert says in found["spot for dev"].says
+
+
+def assurance(status: str, total: int) -> dict[str, Any]:
+    resource = {"InstanceType": "ecs.gn7i-c8g1.2xlarge", "TotalAmount": total}
+    item = {"Status": status, "AllocatedResources": {"AllocatedResource": [resource]}}
+    return {"ElasticityAssuranceSet": {"ElasticityAssuranceItem": [item]}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (assurance("Active", 2), Verdict.FINE),
+        (assurance("Active", 1), Verdict.PROBLEM),
+        (assurance("Released", 2), Verdict.PROBLEM),
+        ({}, Verdict.PROBLEM),
+    ],
+    ids=["usable", "too-small", "released", "missing"],
+)
+def test_a_reservation_must_be_active_and_large_enough(answer, verdict):
+    reserved = pool(market="reservation", reservation_id="eap-wz90000000000000000")
+
+    found = look(stack(pools=[reserved]), account(DescribeElasticityAssurances=answer))
+
+    assert found["reservation of dev"].verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ImageOwnerAlias": "others"}, "is of others, which is not ours"),
+        ({"Status": "Creating"}, "is Creating"),
+        ({"Architecture": "arm64"}, "is arm64"),
+        ({"Size": 900}, "has 900 GiB, more than a pool's volume_gib of 200"),
+    ],
+    ids=["owner", "status", "architecture", "size"],
+)
+def test_an_image_must_be_ours_sound_and_small_enough(changes, says):
+    told = look(stack(), account(DescribeImages={"Images": {"Image": [IMAGE | changes]}}))["image"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert says in told.says
+
+
+def test_an_image_that_is_not_there_is_a_problem():
+    told = look(stack(), account(DescribeImages={"Images": {"Image": []}}))["image"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says == "m-wz90000000000000000 is not in cn-shenzhen"
+
+
+def test_keys_need_a_connected_instance_and_to_be_enabled():
+    cloud = account(
+        GetKmsInstance={"KmsInstance": {"Status": "Disabled"}},
+        DescribeKey={"KeyMetadata": {"KeyId": "key-1", "KeyState": "PendingDeletion"}},
+    )
+
+    found = look(stack(), cloud)
+
+    assert found["KMS instance"].verdict is Verdict.PROBLEM
+    assert found["key"].verdict is Verdict.PROBLEM
+    assert found["key"].remedy.startswith("aliyun kms CancelKeyDeletion --region cn-shenzhen --KeyId key-1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Refusal("NotAuthorized"), "denied bssapi:QueryBillOverview"),
+        ({"Success": False, "Code": "NotApplicable", "Message": "reseller"}, "NotApplicable: reseller"),
+    ],
+    ids=["denied", "reseller"],
+)
+def test_a_bill_that_may_not_be_read_is_told(answer, says):
+    told = look(stack(), account(QueryBillOverview=answer))["bill"]
+
+    assert told.verdict is Verdict.UNCHECKED
+    assert says in told.says
+
+
+def test_credentials_of_another_account_are_the_first_problem():
+    other = {"AccountId": "6543210987654321", "Arn": "acs:ram::6543210987654321:user/test"}
+
+    told = look(stack(), account(GetCallerIdentity=other))["account"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says == f"the credentials are of 6543210987654321, the stack belongs to {ID}"
+
+
+def test_the_command_tells_every_answer_of_a_shipped_stack(monkeypatch):
+    with serving(account(DescribeAccountAttributes=limits(1))) as asked:
+        monkeypatch.setattr(alicloud, "Alicloud", lambda region: asked)
+        done = CliRunner().invoke(preflight, ["alicloud-dev"])
+
+    assert done.exit_code == 1
+    assert "vCPUs, postpaid: ask for " in " ".join(done.output.split())
+
+
+def test_where_nobody_answers_one_line_says_so(monkeypatch):
+    with serving(account()) as asked:
+        pass  # the server is gone
+    monkeypatch.setattr(alicloud, "Alicloud", lambda region: asked)
+
+    done = CliRunner().invoke(preflight, ["alicloud-dev"])
+
+    assert done.exit_code == 3
+    assert "could not be checked, and nothing else: GetCallerIdentity" in done.output
+
+
+def test_without_credentials_one_line_says_how_to_log_in(monkeypatch, tmp_path):
+    for name in ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET", "ALIBABA_CLOUD_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ALIBABA_CLOUD_ECS_METADATA_DISABLED", "true")
+    monkeypatch.setattr(alicloud, "Alicloud", lambda region: Alicloud(region, None, "127.0.0.1:9"))
+
+    done = CliRunner().invoke(preflight, ["alicloud-dev"])
+
+    assert done.exit_code == 3
+    assert "no credentials; set ALIBABA_CLOUD_ACCESS_KEY_ID" in " ".join(done.output.split())

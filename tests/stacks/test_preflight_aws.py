@@ -1,0 +1,407 @@
+"""Is there room on AWS: what each answer of the cloud becomes, and that every problem is told at once."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from stacks import stack_files
+from stacks.preflight import aws, aws_calls
+from stacks.preflight.command import preflight
+from stacks.preflight.findings import Finding, Verdict
+from stacks.rehearsal.moto_server import moto_server
+from stacks.settings import Stack
+from tests.stacks.aws_account import Account, Refusal
+from tests.stacks.examples import pool, stack
+
+ID = "123456789012"
+IMAGE = {
+    "ImageId": "ami-0123456789abcdef0",
+    "Name": "gpu-fleet-7",
+    "OwnerId": ID,
+    "State": "available",
+    "Architecture": "x86_64",
+    "RootDeviceName": "/dev/sda1",
+    "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100}}],
+}
+RESERVATION = {
+    "CapacityReservationId": "cr-0123456789abcdef0",
+    "State": "active",
+    "InstanceType": "p5.48xlarge",
+    "AvailabilityZone": "us-east-1a",
+    "TotalInstanceCount": 4,
+    "AvailableInstanceCount": 4,
+    "ReservationType": "default",
+}
+
+
+def quota(value: float) -> dict[str, Any]:
+    return {"Quota": {"Value": value}}
+
+
+def offers(*zones: str):
+    """Every type that is asked for is sold in these zones."""
+
+    def answer(params):
+        (names,) = (part["Values"] for part in params["Filters"])
+        sold = [{"InstanceType": name, "Location": zone} for name in names for zone in zones]
+        return {"InstanceTypeOfferings": sold}
+
+    return answer
+
+
+def account(**changes: Any) -> Account:
+    """An account with room for anything, with some answers replaced: ``ec2_DescribeImages=...``."""
+    answers: dict[str, Any] = {
+        "sts:GetCallerIdentity": {"Account": ID, "Arn": f"arn:aws:iam::{ID}:user/test"},
+        "service-quotas:GetServiceQuota": quota(10_000),
+        "ec2:DescribeInstances": {"Reservations": []},
+        "ec2:DescribeAddresses": {"Addresses": []},
+        "ec2:DescribeVpcs": {"Vpcs": []},
+        "ec2:DescribeInstanceTypeOfferings": offers("us-east-1a", "us-east-1b"),
+        "ec2:DescribeInstanceTypes": {
+            "InstanceTypes": [
+                {"NetworkInfo": {"EfaSupported": True, "EfaInfo": {"MaximumEfaInterfaces": 32}}}
+            ]
+        },
+        "ec2:GetSpotPlacementScores": {"SpotPlacementScores": [{"Region": "us-east-1", "Score": 9}]},
+        "ec2:DescribeCapacityReservations": {"CapacityReservations": [RESERVATION]},
+        "ec2:DescribeImages": {"Images": [IMAGE]},
+        "kms:DescribeKey": Refusal("NotFoundException", "alias is not found"),
+        "budgets:DescribeBudgets": {"Budgets": []},
+    }
+    return Account(answers | {name.replace("_", ":", 1): value for name, value in changes.items()})
+
+
+def look(settings: Stack, cloud: Account) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in aws.look(settings, cloud.client)}
+
+
+def verdicts(found: dict[str, Finding]) -> set[Verdict]:
+    return {finding.verdict for finding in found.values()}
+
+
+def test_where_there_is_room_every_answer_is_fine():
+    found = look(stack(), account())
+
+    assert verdicts(found) == {Verdict.FINE}
+    assert list(found) == [
+        "account",
+        "vCPUs under L-DB2E81BA",
+        "elastic addresses",
+        "VPCs",
+        "types of dev",
+        "image",
+        "key",
+        "budget",
+    ]
+
+
+def test_too_small_a_quota_is_a_problem_with_the_command_that_asks_for_more():
+    pools = [pool(types=["p5.48xlarge"], size={"max": 4})]
+
+    found = look(stack(pools=pools), account(**{"service-quotas_GetServiceQuota": quota(96)}))
+
+    told = found["vCPUs under L-417A185B"]
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says == "needs 768, 0 in use beside it, 96 allowed"
+    assert told.remedy == (
+        "aws service-quotas request-service-quota-increase --region us-east-1 "
+        "--service-code ec2 --quota-code L-417A185B --desired-value 768"
+    )
+
+
+def test_what_others_of_the_account_run_counts_and_what_this_stack_runs_does_not():
+    def machine(name: str, cores: int, owner: str, **more: Any) -> dict[str, Any]:
+        tags = [{"Key": "gpu-fleet:stack", "Value": owner}]
+        options = {"CoreCount": cores, "ThreadsPerCore": 2}
+        return {"InstanceType": name, "CpuOptions": options, "Tags": tags, **more}
+
+    running = [
+        machine("g5.48xlarge", 96, "other"),
+        machine("g5.48xlarge", 96, "test"),
+        machine("g5.48xlarge", 96, "other", InstanceLifecycle="spot"),
+        machine("g7.unheard-of", 4, "other"),
+        machine("m5.large", 1, "other"),
+    ]
+    cloud = account(
+        ec2_DescribeInstances={"Reservations": [{"Instances": running}]},
+        **{"service-quotas_GetServiceQuota": quota(200)},
+    )
+
+    found = look(stack(), cloud)
+
+    told = found["vCPUs under L-DB2E81BA"]
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says == "needs 8, 200 in use beside it, 200 allowed"
+    assert told.remedy.endswith("--desired-value 208")
+
+
+def test_a_spot_pool_needs_the_spot_quota_and_its_certain_machines_the_other():
+    mixed = pool(market="spot", types=["g5.xlarge"], on_demand_base=1, size={"max": 3})
+
+    found = look(stack(pools=[mixed]), account())
+
+    assert found["vCPUs under L-DB2E81BA"].says.startswith("needs 4,")
+    assert found["vCPUs under L-3819A6DF"].says.startswith("needs 8,")
+
+
+def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_answer():
+    found = look(stack(), account(**{"service-quotas_GetServiceQuota": Refusal()}))
+
+    told = found["vCPUs under L-DB2E81BA"]
+    assert told.verdict is Verdict.UNCHECKED
+    assert told.says == "could not be checked: denied servicequotas:GetServiceQuota"
+    assert found["image"].verdict is Verdict.FINE
+
+
+def test_addresses_and_networks_of_others_count():
+    elsewhere = {"Tags": [{"Key": "gpu-fleet:stack", "Value": "other"}]}
+    cloud = account(
+        ec2_DescribeVpcs={"Vpcs": [elsewhere] * 5},
+        ec2_DescribeAddresses={"Addresses": [elsewhere] * 5},
+        **{
+            "service-quotas_GetServiceQuota": lambda asked: quota(
+                5 if "L-D" not in asked["QuotaCode"] else 99
+            )
+        },
+    )
+
+    found = look(stack(), cloud)
+
+    assert found["VPCs"].says == "needs 1, 5 in use beside it, 5 allowed"
+    assert "--service-code vpc --quota-code L-F678F1CE --desired-value 6" in found["VPCs"].remedy
+    assert "--quota-code L-0263D0A3 --desired-value 6" in found["elastic addresses"].remedy
+
+
+@pytest.mark.parametrize(
+    ("sold_in", "verdict", "says", "remedy"),
+    [
+        (("us-east-1a", "us-east-1b"), Verdict.FINE, "us-east-1a, us-east-1b sell g5.xlarge", ""),
+        (("us-east-1b",), Verdict.NOTE, "us-east-1a sell no g5.xlarge", "sold in us-east-1b"),
+        (("us-east-1f",), Verdict.PROBLEM, "us-east-1a, us-east-1b sell no", "sold in us-east-1f"),
+        ((), Verdict.PROBLEM, "sell no g5.xlarge", "name other types"),
+    ],
+    ids=["everywhere", "in-one-zone", "elsewhere", "nowhere"],
+)
+def test_a_type_must_be_sold_in_a_zone_of_the_pool(sold_in, verdict, says, remedy):
+    told = look(stack(), account(ec2_DescribeInstanceTypeOfferings=offers(*sold_in)))["types of dev"]
+
+    assert told.verdict is verdict
+    assert says in told.says
+    assert remedy in told.remedy
+
+
+def test_a_pool_with_a_group_for_each_zone_needs_the_type_in_each():
+    cluster = pool(types=["p4d.24xlarge"], efa=True)
+
+    found = look(stack(pools=[cluster]), account(ec2_DescribeInstanceTypeOfferings=offers("us-east-1a")))
+
+    assert found["types of dev"].verdict is Verdict.PROBLEM
+
+
+@pytest.mark.parametrize(("most", "verdict"), [(4, Verdict.FINE), (2, Verdict.PROBLEM), (0, Verdict.PROBLEM)])
+def test_an_efa_pool_needs_as_many_adapters_as_its_template_asks_for(most, verdict):
+    network = {"EfaSupported": most > 0, "EfaInfo": {"MaximumEfaInterfaces": most}}
+    cloud = account(ec2_DescribeInstanceTypes={"InstanceTypes": [{"NetworkInfo": network}]})
+
+    told = look(stack(pools=[pool(types=["p4d.24xlarge"], efa=True)]), cloud)["EFA of dev"]
+
+    assert told.verdict is verdict
+    assert told.says == f"p4d.24xlarge has {most} adapters, the template asks for 4"
+
+
+@pytest.mark.parametrize(("score", "verdict"), [(4, Verdict.FINE), (3, Verdict.NOTE), (1, Verdict.NOTE)])
+def test_scarce_spot_capacity_is_worth_a_note_and_stops_nothing(score, verdict):
+    cloud = account(ec2_GetSpotPlacementScores={"SpotPlacementScores": [{"Score": 1}, {"Score": score}]})
+
+    told = look(stack(pools=[pool(market="spot")]), cloud)["spot for dev"]
+
+    assert told.verdict is verdict
+    assert told.says == f"2 machines at once: placement score {score} of 10"
+
+
+def reserved(**changes: Any) -> dict[str, Any]:
+    own = {
+        "market": "reservation",
+        "types": ["p5.48xlarge"],
+        "zones": ["us-east-1a"],
+        "reservation_id": "cr-0123456789abcdef0",
+        "size": {"max": 4},
+    }
+    return pool(**own | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "market", "says"),
+    [
+        ({}, "reservation", "active, 4 of 4 free"),
+        ({"State": "expired"}, "reservation", "is expired;"),
+        ({"InstanceType": "p4d.24xlarge"}, "reservation", "is of p4d.24xlarge;"),
+        ({"AvailabilityZone": "us-east-1b"}, "reservation", "lies in us-east-1b;"),
+        ({"TotalInstanceCount": 3}, "reservation", "holds 3;"),
+        ({"ReservationType": "capacity-block"}, "reservation", "is a capacity block;"),
+        ({}, "capacity-block", "is no capacity block;"),
+        ({"ReservationType": "capacity-block", "State": "scheduled"}, "capacity-block", "scheduled, 4 of 4"),
+        ({"EndDate": datetime(2020, 1, 1, tzinfo=UTC)}, "reservation", "ended 2020-01-01;"),
+    ],
+    ids=["usable", "expired", "type", "zone", "size", "is-block", "is-none", "block", "ended"],
+)
+def test_a_reservation_must_be_there_and_fit_the_pool(changes, market, says):
+    cloud = account(ec2_DescribeCapacityReservations={"CapacityReservations": [RESERVATION | changes]})
+
+    told = look(stack(pools=[reserved(market=market)]), cloud)["reservation of dev"]
+
+    assert says in told.says
+    assert (told.verdict is Verdict.PROBLEM) is (";" in says)
+
+
+def test_a_capacity_block_needs_no_quota_of_virtual_cpus():
+    found = look(stack(pools=[reserved(market="capacity-block")]), account())
+
+    assert not [subject for subject in found if subject.startswith("vCPUs")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"OwnerId": "999999999999"}, "is of account 999999999999, which is not ours"),
+        ({"State": "failed"}, "is failed"),
+        ({"Architecture": "arm64"}, "is arm64"),
+        (
+            {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 900}}]},
+            "has 900 GiB, more than a pool's volume_gib of 200",
+        ),
+    ],
+    ids=["owner", "state", "architecture", "size"],
+)
+def test_an_image_must_be_ours_sound_and_small_enough(changes, says):
+    told = look(stack(), account(ec2_DescribeImages={"Images": [IMAGE | changes]}))["image"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert says in told.says
+    assert "image/README.md" in told.remedy
+
+
+@pytest.mark.parametrize(
+    "answer", [{"Images": []}, Refusal("InvalidAMIID.NotFound", "does not exist")], ids=["none", "refused"]
+)
+def test_an_image_that_is_not_there_is_a_problem(answer):
+    told = look(stack(), account(ec2_DescribeImages=answer))["image"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert "ami-0123456789abcdef0 is not in us-east-1" in told.says
+
+
+def test_an_image_of_amazon_behind_a_parameter_is_trusted():
+    cloud = account(
+        ssm_GetParameter={"Parameter": {"Value": "ami-0aaaaaaaaaaaaaaaa"}},
+        ec2_DescribeImages={"Images": [IMAGE | {"OwnerId": "1", "ImageOwnerAlias": "amazon"}]},
+    )
+
+    found = look(stack(image={"parameter": "/aws/service/some/ami-id"}), cloud)
+
+    assert found["image"].verdict is Verdict.FINE
+    assert found["image"].says.startswith("ami-0aaaaaaaaaaaaaaaa")
+    assert ("ec2:DescribeImages", {"ImageIds": ["ami-0aaaaaaaaaaaaaaaa"]}) in cloud.asked
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [("Disabled", "aws kms enable-key"), ("PendingDeletion", "aws kms cancel-key-deletion")],
+)
+def test_a_key_that_opens_nothing_is_a_problem_with_its_remedy(state, remedy):
+    told = look(stack(), account(kms_DescribeKey={"KeyMetadata": {"KeyId": "k-1", "KeyState": state}}))["key"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert f"is {state}" in told.says
+    assert told.remedy.startswith(f"{remedy} --region us-east-1 --key-id k-1")
+
+
+def test_a_budget_that_may_not_be_seen_names_the_permission_that_people_know():
+    told = look(stack(), account(budgets_DescribeBudgets=Refusal()))["budget"]
+
+    assert told.verdict is Verdict.UNCHECKED
+    assert told.says == "could not be checked: denied budgets:ViewBudget"
+
+
+def test_credentials_of_another_account_are_the_first_problem():
+    other = {"Account": "210987654321", "Arn": "arn:aws:iam::210987654321:user/test"}
+
+    told = look(stack(), account(sts_GetCallerIdentity=other))["account"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says == "the credentials are of 210987654321, the stack belongs to 123456789012"
+
+
+def run(name: str, cloud: Account, monkeypatch):
+    monkeypatch.setattr(aws, "clients_of", lambda settings: cloud.client)
+    return CliRunner().invoke(preflight, [name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"ssm_GetParameter": {"Parameter": {"Value": IMAGE["ImageId"]}}}, 0),
+        ({"ssm_GetParameter": Refusal()}, 3),
+        ({"ssm_GetParameter": Refusal(), "service-quotas_GetServiceQuota": quota(1)}, 1),
+    ],
+    ids=["room", "unchecked", "problems"],
+)
+def test_the_exit_code_says_whether_there_is_room(changes, code, monkeypatch):
+    assert run("aws-dev", account(**changes), monkeypatch).exit_code == code
+
+
+def test_every_problem_is_told_at_once_with_what_to_do(monkeypatch):
+    cloud = account(
+        ssm_GetParameter=Refusal(),
+        ec2_DescribeInstanceTypeOfferings=offers(),
+        kms_DescribeKey={"KeyMetadata": {"KeyId": "k-1", "KeyState": "Disabled"}},
+        **{"service-quotas_GetServiceQuota": quota(1)},
+    )
+
+    done = run("aws-prod", cloud, monkeypatch)
+
+    text = " ".join(done.output.split())
+    for part in (
+        "--quota-code L-DB2E81BA --desired-value 64",
+        "--quota-code L-7212CCBC --desired-value 384",
+        "types of train: name other types",
+        "aws kms enable-key",
+        "could not be checked: denied ssm:GetParameter",
+    ):
+        assert part in text
+    assert "aws-prod: " in text
+    assert "Traceback" not in done.output
+
+
+def test_without_credentials_one_line_says_so(monkeypatch):
+    done = run("aws-dev", Account({}), monkeypatch)
+
+    assert done.exit_code == 3
+    assert "could not be checked, and nothing else: Could not connect to the endpoint" in done.output
+
+
+def test_against_moto_whatever_it_knows_is_answered():
+    """moto has no EC2 quotas; everything else of the local stack it answers by itself."""
+    settings = stack_files.settings_of("local")
+    with moto_server(settings.region):
+        found = look_at(settings)
+
+    unchecked = {subject for subject, finding in found.items() if finding.verdict is Verdict.UNCHECKED}
+    assert {subject for subject in found if subject.startswith("vCPUs")} <= unchecked
+    assert {found[subject].verdict for subject in ("account", "VPCs", "types of shared", "image", "key")} == {
+        Verdict.FINE
+    }
+
+
+def look_at(settings: Stack) -> dict[str, Finding]:
+    """With the clients that moto's environment gives, wherever its server listens."""
+    session = boto3.session.Session(region_name=settings.region)
+    clients = {
+        service: session.client(service, config=aws_calls.LIMITS)
+        for service in ("sts", "ec2", "service-quotas", "ssm", "kms", "budgets")
+    }
+    return {finding.subject: finding for finding in aws.look(settings, clients.__getitem__)}
