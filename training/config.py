@@ -112,6 +112,11 @@ class Parallel(Section):
 
     @model_validator(mode="after")
     def one_strategy(self) -> Self:
+        if self.tensor > 1 and self.pipeline > 1:
+            raise ValueError(
+                f"tensor = {self.tensor} and pipeline = {self.pipeline} do not go together; strategy = "
+                "'tensor' or 'pipeline' alone fits, and shards over the remaining ranks as fsdp does"
+            )
         for name in ("tensor", "pipeline"):
             if getattr(self, name) > 1 and self.strategy != name:
                 raise ValueError(

@@ -36,12 +36,13 @@ def clip(model: nn.Module, limit: float, others: dist.ProcessGroup | None = None
 
     `others` are the ranks that hold the other layers of the model.
     """
-    kinds: dict[bool, list[Tensor]] = {False: [], True: []}
+    kinds: dict[object, list[Tensor]] = {}  # by device mesh
     for parameter in model.parameters():
         if parameter.grad is not None:
-            kinds[isinstance(parameter.grad, DTensor)].append(parameter)
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            kinds.setdefault(mesh, []).append(parameter)
     squared = torch.zeros((), device=next(model.parameters()).device)
-    for parameters in kinds.values():  # torch's fused norms take no mix of sharded and plain tensors
+    for parameters in kinds.values():  # torch's fused norms take tensors of one mesh only, or plain ones
         norm = torch.nn.utils.get_total_norm([cast("Tensor", p.grad) for p in parameters])
         squared += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
     if others is not None:

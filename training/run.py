@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from training import config, models, optimization, outcome, parallel, precision
@@ -135,7 +136,7 @@ def fresh_state(run: Run) -> State:
     average = optimization.build_average(model, settings.average)
     used = utilisation_of(run, model)
     model, spread = where.together(lambda: spread_model(model, settings, where))
-    if settings.precision.compile:
+    if settings.precision.compile and not isinstance(model, FSDPModule):  # its layers are compiled one by one
         model.compile()
     seed_rng(settings.run.seed, where.rank, step=0)
     return State(

@@ -106,6 +106,11 @@ def replicate(model: nn.Module, settings: config.Config, where: World) -> Whole:
 def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:
     """Tensor parallel within `parallel.tensor` neighbours, FSDP2 over the rest."""
     tensor = settings.parallel.tensor
+    if settings.precision.compile and 1 < tensor < where.size:  # measured: other losses from step 2 on
+        raise ParallelError(
+            f"precision.compile = true: torch 2.13 gets gradients wrong when {where.size} ranks share layers "
+            f"by parallel.tensor = {tensor}; parallel.tensor = {where.size}, fsdp and ddp can be compiled"
+        )
     mesh = init_device_mesh(
         where.device.type, (where.size // tensor, tensor), mesh_dim_names=("data", "tensor")
     )
@@ -121,6 +126,8 @@ def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMe
     dtype = precision.DTYPES.get(settings.precision.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     for block in models.blocks(model, settings.model.name):
+        if settings.precision.compile:  # without what brings the parts together, at which a graph would break
+            block.forward = torch.compile(block.forward)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 

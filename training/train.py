@@ -101,3 +101,5 @@ def start_logging(rank: int) -> None:
     )
     for library in ("botocore", "boto3", "urllib3", "torch"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    # two collectives in place of one, for the norm and the hash of tensors that are cut both ways
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

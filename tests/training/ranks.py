@@ -13,6 +13,7 @@ import torch
 PRELOADED = [
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.pipelining",
+    "torch._inductor.compile_fx",
     "transformers.models.llama.modeling_llama",
     "boto3",
     "PIL.PngImagePlugin",

@@ -73,6 +73,10 @@ def directory_under_a_file(table: dict[str, Any], folder: Path) -> dict[str, Any
         (section("run", batch_size="64"), "run.batch_size = '64': input should be a valid integer"),
         (section("optimizer", name="adam"), "optimizer.name = 'adam': input should be 'adamw' or 'sgd'"),
         (section("run", epochs=2.0), "set one of epochs (now 2.0) and steps (now 12)"),
+        (
+            section("parallel", strategy="tensor", tensor=2, pipeline=2),
+            "tensor = 2 and pipeline = 2 do not go together; strategy = 'tensor' or 'pipeline' alone fits",
+        ),
         (section("parallel", tensor=2), "tensor = 2 needs strategy = 'tensor', not 'ddp'"),
         (
             section("model", name="resnet_smal"),

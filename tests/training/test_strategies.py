@@ -27,13 +27,17 @@ def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
     return train_on(1, gpt_table(tokens, directory)), losses(directory)
 
 
-def by_strategy(parallel: dict[str, Any]) -> str:
-    return str(parallel["strategy"])
+def by_strategy(value: Any) -> str:
+    return str(value["strategy"] if isinstance(value, dict) else value)
 
 
-@pytest.mark.parametrize("parallel", [DDP, FSDP, TENSOR, PIPELINE], ids=by_strategy)
-def test_two_ranks_learn_what_one_learns(parallel, alone, tokens: Path, tmp_path: Path) -> None:
-    outcome = train_on(2, changed(gpt_table(tokens, tmp_path), parallel=parallel))
+@pytest.mark.parametrize(
+    ("size", "parallel"),
+    [(2, DDP), (2, FSDP), (2, TENSOR), (2, PIPELINE), (4, TENSOR), (4, PIPELINE)],
+    ids=by_strategy,
+)
+def test_several_ranks_learn_what_one_learns(*, size, parallel, alone, tokens: Path, tmp_path: Path) -> None:
+    outcome = train_on(size, changed(gpt_table(tokens, tmp_path), parallel=parallel))
 
     assert losses(tmp_path) == pytest.approx(alone[1], rel=TOLERANCE)
     assert outcome["metric"] == pytest.approx(alone[0]["metric"], rel=TOLERANCE)
@@ -50,13 +54,17 @@ def test_compressed_gradients_learn_nearly_what_whole_ones_learn(tokens: Path, t
     assert losses(compressed)[-1] == pytest.approx(losses(whole)[-1], rel=0.05)  # measured: 1.5 % above
 
 
-@pytest.mark.parametrize("parallel", [FSDP, TENSOR, PIPELINE], ids=by_strategy)
-def test_a_sharded_run_resumes_bit_by_bit(parallel, tokens: Path, tmp_path: Path) -> None:
-    straight = train_on(2, changed(gpt_table(tokens, tmp_path / "straight"), parallel=parallel))
+@pytest.mark.parametrize(
+    ("size", "parallel"),
+    [(2, FSDP), (2, TENSOR), (2, PIPELINE), (4, TENSOR)],
+    ids=by_strategy,
+)
+def test_a_sharded_run_resumes_bit_by_bit(size, parallel, tokens: Path, tmp_path: Path) -> None:
+    straight = train_on(size, changed(gpt_table(tokens, tmp_path / "straight"), parallel=parallel))
     interrupted = changed(gpt_table(tokens, tmp_path / "interrupted"), parallel=parallel)
 
-    stopped = train_on(2, interrupted, stop_at=3)
-    resumed = train_on(2, interrupted)
+    stopped = train_on(size, interrupted, stop_at=3)
+    resumed = train_on(size, interrupted)
 
     assert stopped["outcome"] == "stopped"
     assert resumed["resumed_from_step"] == stopped["step"] < straight["step"]
@@ -65,8 +73,8 @@ def test_a_sharded_run_resumes_bit_by_bit(parallel, tokens: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("size", "parallel"),
-    [(1, FSDP), (2, TENSOR), (2, PIPELINE)],
-    ids=["fsdp on one rank", "tensor", "pipeline"],
+    [(1, FSDP), (4, FSDP), (2, TENSOR), (4, TENSOR), (2, PIPELINE)],
+    ids=by_strategy,
 )
 def test_what_two_fsdp_ranks_saved_goes_on_elsewhere(
     size, parallel, alone, tokens: Path, tmp_path: Path

@@ -1,0 +1,70 @@
+"""Compiled models learn what the others learn, however they are spread.
+
+Graphs are captured, differentiated and split as with the default backend, and then run by torch: generating
+code for them would take most of a minute a test.
+"""
+
+from functools import partial, partialmethod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from tests.training.examples import changed, gpt_table, losses, train_on, train_rank, write_tokens
+from tests.training.ranks import run_ranks
+
+TOLERANCE = 2e-5  # as among the strategies: sums in another order
+STEPS = 3
+BACKEND = "aot_eager"
+FSDP = {"strategy": "fsdp"}
+TENSOR = {"strategy": "tensor", "tensor": 2}
+PIPELINE = {"strategy": "pipeline", "pipeline": 2}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture(scope="module")
+def plain(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one process that compiles nothing."""
+    directory = tmp_path_factory.mktemp("plain")
+    train_on(1, gpt_table(tokens, directory, STEPS))
+    return losses(directory)
+
+
+def compiled_rank(table: dict[str, Any]) -> int:
+    """Trains on this rank; how many graphs were compiled."""
+    nn.Module.compile = partialmethod(nn.Module.compile, backend=BACKEND)  # type: ignore[assignment,method-assign]
+    torch.compile = partial(torch.compile, backend=BACKEND)
+    train_rank(table)
+    return int(counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.parametrize(
+    ("size", "parallel"),
+    [(1, {}), (2, {}), (2, FSDP), (2, TENSOR), (4, PIPELINE)],
+    ids=["alone", "ddp", "fsdp", "tensor", "pipeline of sharded stages"],
+)
+def test_a_compiled_model_learns_what_the_plain_one_learns(
+    size: int, parallel: dict[str, Any], plain: list[float], tokens: Path, tmp_path: Path
+) -> None:
+    table = changed(gpt_table(tokens, tmp_path, STEPS), parallel=parallel, precision={"compile": True})
+
+    graphs = run_ranks(compiled_rank, size, table)
+
+    assert graphs == [2] * size  # one to train and one to evaluate: each layer of FSDP uses the same
+    assert losses(tmp_path) == pytest.approx(plain, rel=TOLERANCE)
+
+
+def test_what_torch_compiles_wrongly_is_refused(tokens: Path, tmp_path: Path) -> None:
+    table = changed(gpt_table(tokens, tmp_path), parallel=TENSOR, precision={"compile": True})
+
+    with pytest.raises(
+        AssertionError, match=r"precision.compile = true: .* parallel.tensor = 4, fsdp and ddp"
+    ):
+        train_on(4, table)
