@@ -84,7 +84,7 @@ class Heartbeats:
                     "Dimensions": [{"Name": DIMENSION_INSTANCE, "Value": query.instance_id}],
                 },
                 "Period": query.period_s,
-                "Stat": "Minimum",
+                "Stat": query.statistic,
             },
             "ReturnData": True,
         }

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("image.reaper.explain:explain", "Why a machine goes or stays, and its heartbeats."),
     "keep": ("image.reaper.keep:keep", "Keep a machine for some hours or days, used or not."),
     "release": ("image.reaper.keep:release", "Keep a machine no longer."),
+    "unfreeze": ("image.reaper.unfreeze:unfreeze", "Let frozen pools take machines again this month."),
     "report": ("image.reaper.report_command:report", "What a month saved, as a page with plots."),
 }
 

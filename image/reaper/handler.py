@@ -12,7 +12,9 @@ from image.reaper.calls import Failure
 from image.reaper.cloud import Cloud
 from image.reaper.environment import connect, policy_file
 from image.reaper.errors import CloudError, ConfigurationError, nearest
+from image.reaper.policy import Policy
 from image.reaper.results import Result
+from image.reaper.spending import settle
 from image.reaper.sweep import Options, sweep
 
 # The scheduler's event is ``{}``; a person may ask for more.
@@ -45,13 +47,18 @@ def handle(event: object, context: Any) -> dict[str, Any]:
     )
     cloud = connect(found, options.clock, deadline=deadline)
     result = sweep(cloud, found, options)
-    published = publish(cloud, result)
-    log_result(published)
-    return {key: value for key, value in published.to_json().items() if key not in ("verdicts", "leftovers")}
+    concluded = conclude(cloud, found, result)
+    log_result(concluded)
+    return {key: value for key, value in concluded.to_json().items() if key not in ("verdicts", "leftovers")}
 
 
-def publish(cloud: Cloud, result: Result) -> Result:
-    """Publish the sweep's own metrics; a failure to is one more failure of the sweep."""
+def conclude(cloud: Cloud, policy: Policy, result: Result) -> Result:
+    """What follows every sweep: the meter, and the sweep's own metrics.
+
+    What fails here is one more failure of the sweep.
+    """
+    spending = settle(cloud, policy, result, act=not result.dry_run)
+    result = replace(result, spending=spending)
     try:
         cloud.heartbeats.publish(result.metrics())
     except CloudError as error:

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 COMPLETE = "Complete"
+Statistic = Literal["Minimum", "Average", "Sum"]
 
 
 @dataclass(frozen=True)
@@ -13,15 +15,17 @@ class Query:
     Attributes:
         instance_id: the machine.
         metric: its metric.
-        period_s: length of a period; its smallest value is asked for.
+        period_s: length of a period; its smallest value is asked for unless ``statistic`` says otherwise.
         enough_below_s: a newest value from 0 up to this says enough: where a cloud is cheaper to ask for it
             alone, the rest of the window may stay unread.
+        statistic: what is asked of a period's values.
     """
 
     instance_id: str
     metric: str
     period_s: int
     enough_below_s: float = 0.0
+    statistic: Statistic = "Minimum"
 
 
 @dataclass
@@ -29,7 +33,7 @@ class Answer:
     """What came back for one query.
 
     Attributes:
-        points: (start of the period, smallest value), in any order, perhaps repeated.
+        points: (start of the period, its value), in any order, perhaps repeated.
         status: the newest that the cloud said of it.
     """
 

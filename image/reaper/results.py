@@ -17,10 +17,12 @@ from image.reaper.metrics import (
     METRIC_SWEEP_UNKNOWN,
     Figure,
 )
-from image.reaper.model import Decision, Plan, Verdict
+from image.reaper.model import Decision, Fleet, Plan, Verdict
+from image.reaper.spent import Spending
 from image.reaper.times import format_time
 
 USD = "USD"
+NO_FLEET = Fleet(())
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ class Result:
         done: what was done of it.
         read_calls: calls that only looked.
         write_calls: calls that may have changed something.
+        fleet: what was looked at, ended machines included.
         leftovers: volumes, addresses and the like that nobody uses, as JSON objects.
+        spending: what the stack costs; None where nothing is metered.
     """
 
     now: datetime
@@ -82,7 +86,9 @@ class Result:
     done: Done
     read_calls: int
     write_calls: int
+    fleet: Fleet = NO_FLEET
     leftovers: Sequence[dict[str, Any]] = ()
+    spending: Spending | None = None
 
     @property
     def failed(self) -> bool:
@@ -120,6 +126,7 @@ class Result:
             "calls": {"read": self.read_calls, "write": self.write_calls},
             "breaker": self.plan.breaker,
             "leftovers": list(self.leftovers),
+            "spending": self.spending.to_json() if self.spending else None,
         }
 
     def _ended_json(self, ended: Ended) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from image.reaper.model import ENDS, Decision, Verdict
 from image.reaper.options import now_option, policy_option
 from image.reaper.policy import Policy
 from image.reaper.results import Result
+from image.reaper.spending import look
+from image.reaper.spent import line_of
 from image.reaper.sweep import Options, sweep
 from image.reaper.times import format_span
 
@@ -78,8 +80,11 @@ def status(policy_path: Path | None, now: datetime | None, *, here: bool) -> Non
     options = Options(
         clock=lambda: now or datetime.now(UTC), holder="status", dry_run=True, check_clock=False
     )
-    result = sweep(connect(policy, options.clock, read_only=True), policy, options)
+    cloud = connect(policy, options.clock, read_only=True)
+    result = sweep(cloud, policy, options)
     show(console, result, policy)
+    if spending := look(cloud, policy, result.fleet, result.now):
+        console.print(line_of(spending), markup=False, soft_wrap=True)
     if result.done.failures:
         sys.exit(1)
 

@@ -7,8 +7,9 @@ from typing import Any
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError
 
-# PutObject answers these when a condition does not hold (S3 API, conditional writes).
-REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
+# PutObject answers these when a condition does not hold (S3 API, conditional writes;
+# OSS API, x-oss-forbid-overwrite).
+REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "FileAlreadyExists", "412", "409"})
 ABSENT = frozenset({"NoSuchKey", "404"})
 
 
@@ -38,10 +39,12 @@ class Store:
     """
 
     def __init__(self, s3: Any, calls: Calls, uri: str) -> None:
-        scheme, _, rest = uri.partition("://")
+        self._scheme, _, rest = uri.partition("://")
         self._bucket, _, prefix = rest.partition("/")
-        if scheme not in ("s3", "oss") or not self._bucket:
-            raise ConfigurationError(f"GPU_FLEET_LEDGER_URI = {uri!r}; allowed: s3://BUCKET/PREFIX")
+        if self._scheme not in ("s3", "oss") or not self._bucket:
+            raise ConfigurationError(
+                f"GPU_FLEET_LEDGER_URI = {uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
+            )
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._s3 = s3
         self._calls = calls
@@ -69,6 +72,17 @@ class Store:
     def create(self, key: str, content: dict[str, Any]) -> str | None:
         """Write an object that must not be there yet: its version, or None where it is. Raises CloudError."""
         return self._put(key, content, IfNoneMatch="*")
+
+    def put_page(self, key: str, text: str) -> str:
+        """Write an HTML page, over an older one if there is one; gives its URI. Raises CloudError."""
+        self._calls.change(
+            self._s3.put_object,
+            Bucket=self._bucket,
+            Key=self._prefix + key,
+            Body=text.encode(),
+            ContentType="text/html; charset=utf-8",
+        )
+        return f"{self._scheme}://{self._bucket}/{self._prefix}{key}"
 
     def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
         """Write over the version that was read: the new one, or None where somebody was quicker.

@@ -207,5 +207,6 @@ class _Sweep:
             done=self.done,
             read_calls=calls.read,
             write_calls=calls.write,
+            fleet=situation.fleet,
             leftovers=[finding.to_json() for finding in self._findings],
         )

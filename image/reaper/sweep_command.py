@@ -13,10 +13,11 @@ from rich.table import Table
 
 from image.reaper import policy as policies
 from image.reaper.environment import connect, policy_file
-from image.reaper.handler import publish
+from image.reaper.handler import conclude
 from image.reaper.model import ENDS, Verdict
 from image.reaper.options import now_option, policy_option
 from image.reaper.results import Result
+from image.reaper.spent import line_of
 from image.reaper.sweep import Options
 from image.reaper.sweep import sweep as sweep_once
 from image.reaper.times import format_span
@@ -56,7 +57,7 @@ def sweep(
     cloud = connect(found, options.clock, read_only=options.dry_run)
     result = sweep_once(cloud, found, options)
     if not options.dry_run:
-        result = publish(cloud, result)
+        result = conclude(cloud, found, result)
     if report is not None:
         report.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
     _show(result)
@@ -74,6 +75,8 @@ def _show(result: Result) -> None:
     if result.plan.breaker:
         text = "mass-idle breaker: more than half of the fleet fell idle at once; nothing was marked or ended"
         console.print(text, style="red")
+    if result.spending is not None:
+        console.print(line_of(result.spending), markup=False, soft_wrap=True)
     told = "dry run, nothing was changed" if result.dry_run else f"{len(result.done.marked)} marked"
     saved = f"{result.done.saved_per_month} {result.currency} a month saved"
     console.print(

@@ -56,6 +56,24 @@ def policy_json(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def budget_json(**changes: Any) -> dict[str, Any]:
+    """The policy's budget: 1,000 a month; the pool ``dev`` freezes; some keys replaced."""
+    pool = {
+        "freezes": True,
+        "on_demand": {"g5.xlarge": "1.006"},
+        "spot": {"g5.xlarge": "0.503"},
+        "disk_per_hour": "0.02",
+        "gpus": {"g5.xlarge": 1},
+    }
+    return {
+        "monthly": "1000",
+        "percents": [80, 100],
+        "on_exceeded": "freeze",
+        "shared_per_hour": "0.10",
+        "pools": {"dev": pool},
+    } | changes
+
+
 def write_policy(path: Path, **changes: Any) -> Path:
     """The policy as a file."""
     path.write_text(json.dumps(policy_json(**changes)), encoding="utf-8")

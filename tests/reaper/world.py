@@ -83,6 +83,7 @@ class World:
         skew: how far the sweep's own clock is ahead.
         ends: (time, machine, how) of every end.
         page: machines to a page.
+        daily: (machine, metric) -> what the cloud says of a whole day of it.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -96,6 +97,7 @@ class World:
         self.alarms: set[str] = set()
         self.ends: list[tuple[datetime, Machine, str]] = []
         self.published: dict[str, float] = defaultdict(float)
+        self.daily: dict[tuple[str, str], float] = {}
         self.faults = Faults()
         self.page = 1000
         self.calls: list[str] = []

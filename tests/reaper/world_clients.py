@@ -10,6 +10,8 @@ from image.reaper.aws import TAG_GROUP
 from image.reaper.aws_session import Clients
 from tests.reaper.world import Machine, World, refusal
 
+DAY_S = 86_400
+
 
 def clients(world: World) -> Clients:
     """The boto3 clients of a world."""
@@ -173,7 +175,11 @@ class _CloudWatch(_Client):
     def _result(self, query, start, end, *, cut):
         stat = query["MetricStat"]
         (dimension,) = stat["Metric"]["Dimensions"]
-        points = self._minima(dimension["Value"], start, end, stat["Period"])
+        told = self._world.daily.get((dimension["Value"], stat["Metric"]["MetricName"]))
+        if stat["Period"] == DAY_S:
+            points = [] if told is None else [(start, told)]
+        else:
+            points = self._minima(dimension["Value"], start, end, stat["Period"])
         if cut:
             points = points[::2]
         return {
@@ -234,6 +240,7 @@ class _S3(_Client):
         return self._world.answer("GetObject", {"Body": io.BytesIO(body), "ETag": version})
 
     def put_object(self, Bucket, Key, Body, ContentType, IfNoneMatch=None, IfMatch=None):
+        assert ContentType.startswith(("application/json", "text/html"))
         world = self._world
         world.before("PutObject")
         there = world.objects.get(Key)

@@ -1,0 +1,237 @@
+"""After each sweep: the meter moves on, is published, and freezes what the budget says."""
+
+import json
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from image.reaper.handler import conclude
+from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
+from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from image.reaper.spending import look
+from image.reaper.sweep import Options, sweep
+from tests.reaper.moto_fleet import budget_json
+from tests.reaper.sweeping import connect_world, policy
+from tests.reaper.world import World, refusal
+
+TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev", TAG_OWNER: "ada"}
+HOUR_OF_ONE = Decimal("1.026")
+
+
+def rules(monthly="1000", **changes):
+    return policy(top={"budget": budget_json(monthly=monthly, **changes)}, idle_after_hours=100)
+
+
+@pytest.fixture
+def world():
+    """A pool of two machines at work, with room for eight more."""
+    made = World()
+    made.group("pool", min_size=0, max_size=10, **{TAG_POOL: "dev"})
+    for _ in range(2):
+        made.join("pool", TAGS)
+    made.pass_minutes(1)
+    return made
+
+
+def swept(world, checked, *, dry_run=False):
+    cloud = connect_world(world, checked)
+    result = sweep(cloud, checked, Options(clock=world.clock, holder="a sweep", dry_run=dry_run))
+    return conclude(cloud, checked, result)
+
+
+def stored(world, key):
+    return json.loads(world.objects[f"reaper/{key}"][0])
+
+
+def records(world, prefix):
+    return [
+        json.loads(body) for key, (body, _) in world.objects.items() if key.startswith(f"reaper/{prefix}/")
+    ]
+
+
+def test_each_sweep_publishes_what_an_hour_and_the_month_cost(world):
+    swept(world, rules())
+    world.published.clear()
+    world.pass_minutes(60)
+
+    result = swept(world, rules())
+
+    assert not result.failed
+    assert result.spending.rates == {"_shared": Decimal("0.10"), "dev": 2 * HOUR_OF_ONE}
+    # twice: of the pools, and of the whole
+    assert world.published["HourCost"] == pytest.approx(2 * 2.152)
+    assert world.published["MonthBudget"] == 1000
+    assert world.published["MonthCost"] == pytest.approx(2 * float(result.spending.reading.month_cost))
+    assert result.to_json()["spending"]["month_to_date"]["dev"] == "2.09"
+
+
+def test_sweeps_that_fail_for_hours_lose_no_money(world):
+    swept(world, rules())
+    before = look(
+        connect_world(world, rules()), rules(), connect_world(world, rules()).machines.fleet(), world.now
+    )
+    world.pass_minutes(7 * 60)
+
+    after = swept(world, rules()).spending
+
+    grown = after.reading.month["dev"] - before.reading.month["dev"]
+    assert grown == pytest.approx(14 * HOUR_OF_ONE, rel=Decimal("0.001"))
+
+
+def test_a_policy_without_a_budget_meters_nothing(world):
+    result = swept(world, policy(idle_after_hours=100))
+
+    assert result.spending is None
+    assert "reaper/meter.json" not in world.objects
+
+
+def test_a_meter_that_cannot_be_read_fails_the_sweep_visibly_and_is_not_begun_anew(world):
+    world.objects["reaper/meter.json"] = (b'{"until": "yesterday"}', '"damaged"')
+
+    result = swept(world, rules())
+
+    assert [failure.step for failure in result.done.failures] == ["meter"]
+    assert world.published["SweepFailures"] == 1
+    assert world.objects["reaper/meter.json"][0] == b'{"until": "yesterday"}'
+
+
+def test_another_sweep_at_the_same_moment_counts_nothing_twice(world):
+    swept(world, rules())
+    world.pass_minutes(60)
+    cloud = connect_world(world, rules())
+    first = sweep(cloud, rules(), Options(clock=world.clock, holder="one", dry_run=True))
+
+    conclude(cloud, rules(), first)
+    second = conclude(cloud, rules(), first)
+
+    assert second.spending.reading.month["dev"] == pytest.approx(2 * HOUR_OF_ONE, rel=Decimal("0.02"))
+
+
+def test_spending_past_the_budget_freezes_within_one_sweep_and_busy_machines_stay(world):
+    world.pass_minutes(10 * 60)
+
+    result = swept(world, rules(monthly="10"))
+
+    assert world.groups["pool"]["max"] == 2
+    assert world.groups["pool"]["suspended"] == {"Launch"}
+    assert world.ends == []
+    assert result.spending.freeze.stage.word == "closed"
+    assert world.published["FreezeStage"] == 2
+    (record,) = records(world, "budget")
+    assert (record["action"], record["stage"], record["by"]) == ("freeze", "closed", "sweep")
+    assert any("training pools take no new machines" in text for _, text in world.messages)
+
+
+def test_a_freeze_that_holds_is_told_and_recorded_once(world):
+    world.pass_minutes(10 * 60)
+
+    for _ in range(3):
+        swept(world, rules(monthly="10"))
+        world.pass_minutes(10)
+
+    assert len(records(world, "budget")) == 1
+    assert len([text for _, text in world.messages if "spent" in text]) == 1
+
+
+def test_a_dry_run_meters_and_freezes_nothing(world):
+    world.pass_minutes(10 * 60)
+
+    result = swept(world, rules(monthly="10"), dry_run=True)
+
+    assert result.spending.reading.month_cost > 10
+    assert world.groups["pool"]["max"] == 10
+
+
+def test_a_larger_budget_gives_the_groups_their_limits_back(world):
+    world.pass_minutes(10 * 60)
+    swept(world, rules(monthly="10"))
+
+    swept(world, rules(monthly="10000"))
+
+    assert (world.groups["pool"]["max"], world.groups["pool"]["suspended"]) == (10, set())
+    assert [one["action"] for one in records(world, "budget")] == ["freeze", "unfreeze"]
+
+
+def test_a_group_that_will_not_be_limited_fails_the_sweep_and_is_tried_again(world):
+    world.pass_minutes(10 * 60)
+
+    def deny():
+        raise refusal("AccessDenied", "UpdateAutoScalingGroup")
+
+    world.on_call("UpdateAutoScalingGroup", deny, number=1)
+    first = swept(world, rules(monthly="10"))
+    second = swept(world, rules(monthly="10"))
+
+    assert [failure.step for failure in first.done.failures] == ["max of pool = 2"]
+    assert not second.failed
+    assert world.groups["pool"]["max"] == 2
+
+
+def a_day_later(world, checked):
+    swept(world, checked)
+    world.pass_minutes(24 * 60)
+    return swept(world, checked)
+
+
+def test_the_day_that_ended_is_reported_once_by_mail_and_as_a_page(world):
+    checked = rules()
+    for key in world.machines:
+        world.daily[key, METRIC_ACTIVE_FRACTION] = 0.25
+    swept(world, checked)
+    for _ in range(26):
+        world.pass_minutes(60)
+        swept(world, checked)
+
+    mails = [text for _, text in world.messages if "GPU hours busy" in text]
+    assert len(mails) == 1
+    assert mails[0].startswith("7.99 of 31.97 GPU hours busy, 34.40 USD")
+    assert "Samples per USD: left out, no trainer publishes TrainingSamples." in mails[0]
+    page = world.objects["reaper/reports/2026/03/2026-03-02.html"][0].decode()
+    assert "<svg" in page
+    assert next(iter(world.machines)) in page
+    assert stored(world, "reports/2026/03/2026-03-02.json")["gpu_hours"]["bought"] == "31.97"
+    assert stored(world, "meter.json")["unreported"] == []
+
+
+def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep(world):
+    checked = rules()
+    swept(world, checked)
+    world.pass_minutes(24 * 60)
+
+    def deaf():
+        raise refusal("InternalError", "Publish")
+
+    world.on_call("Publish", deaf, number=1)
+    first = swept(world, checked)
+    world.pass_minutes(10)
+    second = swept(world, checked)
+
+    assert [failure.step for failure in first.done.failures] == ["publish what the stack costs"]
+    assert not second.failed
+    assert len([text for _, text in world.messages if "GPU hours busy" in text]) == 1
+
+
+def test_samples_for_money_are_told_where_a_trainer_publishes_them(world):
+    checked = rules()
+    first = next(iter(world.machines))
+    world.daily[first, METRIC_TRAINING_SAMPLES] = 1_000_000
+    result = a_day_later(world, checked)
+
+    assert not result.failed
+    assert any("samples per USD." in text for _, text in world.messages)
+
+
+def test_what_the_reaper_ended_counts_as_saved_from_then_on(world):
+    checked = policy(top={"budget": budget_json()}, idle_after_hours=1, grace_minutes=20)
+    machine = next(iter(world.machines.values()))
+    machine.busy = False
+    for _ in range(30 * 6):
+        swept(world, checked)
+        world.pass_minutes(10)
+
+    assert [one.id for _, one, _ in world.ends] == [machine.id]
+    saved = stored(world, "days/2026/03/2026-03-02.json")["saved"][machine.id]
+    end = world.ends[0][0]
+    midnight = end.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    assert saved["seconds"] == pytest.approx((midnight - end).total_seconds(), abs=120)
