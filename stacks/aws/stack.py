@@ -7,6 +7,7 @@ import pulumi_aws as aws
 
 from stacks import cost_notice, naming
 from stacks.aws.budget import Budget, BudgetArgs
+from stacks.aws.dashboard import Dashboard, DashboardArgs
 from stacks.aws.endpoints import Endpoints, EndpointsArgs
 from stacks.aws.firewall import ENDPOINTS, Firewall, FirewallArgs
 from stacks.aws.fleet import Fleet, FleetArgs
@@ -23,6 +24,7 @@ EMULATED_SERVICES = (
     "cloudwatch",
     "ec2",
     "efs",
+    "events",
     "fsx",
     "iam",
     "kms",
@@ -82,6 +84,8 @@ def build(stack: Stack) -> dict[str, Any]:
     reaper = Reaper(
         name, ReaperArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn), own
     )
+    groups = {pool: fleet.group_names for pool, fleet in fleets.items()}
+    dashboard = Dashboard(name, DashboardArgs(stack, groups), own)
     return {
         "region": stack.region,
         "key_arn": keys.key_arn,
@@ -92,11 +96,12 @@ def build(stack: Stack) -> dict[str, Any]:
         "home_dns_name": storage.home_dns_name,
         "scratch_dns_name": storage.scratch_dns_name,
         "topic_arn": budget.topic_arn,
-        "group_names": {pool: fleet.group_names for pool, fleet in fleets.items()},
+        "group_names": groups,
         "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
         "reaper_function_name": reaper.function_name,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
+        "dashboard_url": dashboard.url,
         "cost": cost,
     }
 

@@ -15,6 +15,7 @@ TAGGED = frozenset(
     {
         "aws:autoscaling/group:Group",
         "aws:budgets/budget:Budget",
+        "aws:cloudwatch/eventRule:EventRule",
         "aws:cloudwatch/logGroup:LogGroup",
         "aws:cloudwatch/metricAlarm:MetricAlarm",
         "aws:ec2/eip:Eip",

@@ -1,4 +1,4 @@
-"""Log groups and alarms in moto."""
+"""Log groups, alarms and dashboards in moto."""
 
 from typing import Any
 
@@ -76,7 +76,16 @@ def _metric_query(query: Inputs) -> dict[str, Any]:
     return request
 
 
+def dashboard(clients: Clients, name: str, inputs: Inputs) -> Created:
+    """aws:cloudwatch/dashboard:Dashboard; moto checks nothing of its body but that it is JSON."""
+    dashboard_name = physical_name(name, inputs, "dashboardName")
+    clients("cloudwatch").put_dashboard(DashboardName=dashboard_name, DashboardBody=inputs["dashboardBody"])
+    arn = f"arn:{clients.partition}:cloudwatch::{clients.account_id}:dashboard/{dashboard_name}"
+    return dashboard_name, {**inputs, "dashboardName": dashboard_name, "dashboardArn": arn}
+
+
 CREATORS = {
+    "aws:cloudwatch/dashboard:Dashboard": dashboard,
     "aws:cloudwatch/logGroup:LogGroup": log_group,
     "aws:cloudwatch/metricAlarm:MetricAlarm": metric_alarm,
 }

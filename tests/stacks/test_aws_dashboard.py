@@ -1,0 +1,102 @@
+"""The dashboard of a stack, as it stands in moto, and the names in it as agents and sweep publish them."""
+
+import json
+
+import pytest
+
+from image.reaper import metrics
+from stacks.aws.dashboard import SHARED
+from stacks.naming import metric_namespace, prefixed
+
+PUBLISHED = {value for name, value in vars(metrics).items() if name.startswith("METRIC_")}
+# docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-metrics.html and eventbridge/latest/userguide
+OF_AWS = {"GroupInServiceInstances", "GroupDesiredCapacity", "TriggeredRules"}
+
+
+@pytest.fixture
+def body(shipped):
+    name = prefixed(shipped.settings.name)
+    return json.loads(shipped.client("cloudwatch").get_dashboard(DashboardName=name)["DashboardBody"])
+
+
+@pytest.fixture
+def rows(body):
+    """Every metric of every graph, without searches."""
+    return [
+        [part for part in row if isinstance(part, str)]
+        for widget in body["widgets"]
+        for row in widget["properties"]["metrics"]
+        if isinstance(row[0], str)
+    ]
+
+
+def test_it_shows_size_work_memory_cost_sweep_and_spot(body):
+    titles = " ".join(widget["properties"]["title"] for widget in body["widgets"])
+
+    for subject in ("machines", "worked", "memory", "budget", "sweep", "spot", "freeze"):
+        assert subject in titles
+
+
+def test_every_metric_is_one_that_somebody_publishes(rows, shipped):
+    own = metric_namespace(shipped.settings.name)
+
+    assert {row[1] for row in rows if row[0] == own} <= PUBLISHED
+    assert {row[1] for row in rows if row[0] != own} <= OF_AWS
+
+
+def test_the_busy_share_is_searched_for_in_the_stacks_own_namespace(body, shipped):
+    own = metric_namespace(shipped.settings.name)
+    searches = [
+        row[0]["expression"]
+        for widget in body["widgets"]
+        for row in widget["properties"]["metrics"]
+        if isinstance(row[0], dict)
+    ]
+
+    assert searches == [
+        f'AVG(SEARCH(\'{{"{own}",{metrics.DIMENSION_INSTANCE}}} '
+        f"MetricName=\"{metrics.METRIC_ACTIVE_FRACTION}\"', 'Average', 300))"
+    ]
+
+
+def test_every_pool_and_every_group_has_its_lines(rows, shipped):
+    pools = {pool.name for pool in shipped.settings.pools}
+    standing = shipped.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+
+    by_pool = {metric: {row[3] for row in rows if row[1] == metric} for metric in ("HourCost",)}
+    assert by_pool["HourCost"] == pools | {SHARED}
+    assert {row[3] for row in rows if row[1] == metrics.METRIC_GPU_MEMORY} == pools
+    assert {row[3] for row in rows if row[1] == "GroupDesiredCapacity"} == {
+        group["AutoScalingGroupName"] for group in standing
+    }
+
+
+def test_spot_interruptions_are_counted_by_a_rule_that_is_there(rows, shipped):
+    ((*_, name),) = [row for row in rows if row[1] == "TriggeredRules"]
+
+    rule = shipped.client("events").describe_rule(Name=name)
+    assert json.loads(rule["EventPattern"]) == {
+        "source": ["aws.ec2"],
+        "detail-type": ["EC2 Spot Instance Interruption Warning"],
+    }
+
+
+def test_graphs_lie_side_by_side_and_never_on_one_another(body):
+    cells = [
+        (x, y)
+        for widget in body["widgets"]
+        for x in range(widget["x"], widget["x"] + widget["width"])
+        for y in range(widget["y"], widget["y"] + widget["height"])
+    ]
+
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_the_output_says_where_to_open_it(shipped):
+    region = shipped.settings.region
+
+    assert shipped.rehearsed.outputs["dashboard_url"] == (
+        f"https://{region}.console.aws.amazon.com/cloudwatch/home?region={region}"
+        f"#dashboards/dashboard/{prefixed(shipped.settings.name)}"
+    )
