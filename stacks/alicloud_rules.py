@@ -9,7 +9,7 @@ from typing import Any
 from stacks import catalog, naming
 from stacks.catalog import Cloud, InstanceType
 from stacks.errors import Problem
-from stacks.settings import Budget, Image, Market, Network, Pool, Storage
+from stacks.settings import Budget, Market, Network, Pool, Storage
 
 # github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_configuration, system_disk_size.
 SMALLEST_VOLUME_GIB, LARGEST_VOLUME_GIB = 20, 500
@@ -52,10 +52,6 @@ def _of_aws(section: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("storage.kms_instance_id", storage.kms_instance_id, "is of Alibaba Cloud; leave it out")
     if budget is not None and budget.cny_per_usd is not None:
         yield Problem("budget.cny_per_usd", str(budget.cny_per_usd), "AWS prices are in USD; leave it out")
-    image: Image | None = section.get("image")
-    for key in ("base_id", "payload", "disk"):
-        if image is not None and (value := getattr(image, key)) is not None:
-            yield Problem(f"image.{key}", value, "is of Alibaba Cloud; leave it out")
     for index, pool in enumerate(section.get("pools", ())):
         if pool is None:
             continue
@@ -72,8 +68,6 @@ def _of_alicloud(section: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("endpoint_url", section["endpoint_url"], "no emulator of Alibaba Cloud is known")
     if "storage" in section:
         yield from _storage(section["storage"])
-    if "image" in section:
-        yield from _image(section["image"])
     pools = [pool for pool in section.get("pools", ()) if pool is not None]
     if "budget" in section:
         yield from _currency(section["budget"], pools)
@@ -105,14 +99,6 @@ def _storage(storage: Storage) -> Iterator[Problem]:
     if size and (size < CPFS_FIRST_GIB or (size - CPFS_FIRST_GIB) % CPFS_STEP_GIB):
         allowed = f"CPFS comes as {CPFS_FIRST_GIB} GiB and steps of {CPFS_STEP_GIB} GiB; 0 for none"
         yield Problem("storage.scratch_gib", size, allowed)
-
-
-def _image(image: Image) -> Iterator[Problem]:
-    if image.parameter is not None:
-        yield Problem("image.parameter", image.parameter, "is of AWS; on Alibaba Cloud use image.id")
-    if (image.base_id is None) != (image.payload is None):
-        given = {"base_id": image.base_id, "payload": image.payload}
-        yield Problem("image", given, "a build needs both base_id and payload")
 
 
 def _currency(budget: Budget, pools: list[Pool]) -> Iterator[Problem]:

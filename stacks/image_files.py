@@ -7,6 +7,8 @@ from pathlib import Path
 from stacks.errors import StacksError
 
 ROOT = Path(__file__).resolve().parents[1]
+# Where the records bucket holds what image/versions.toml locks by hash and no archive signs.
+OUTSIDE_PREFIX = "image/files"
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,18 @@ def read(key: str, name: str) -> ImageFile:
             return ImageFile(path, hashlib.file_digest(file, "sha256").hexdigest())
     except OSError as error:
         raise StacksError(f"{key} = {name!r}: {path} cannot be read: {error.strerror}") from error
+
+
+def digest(*parts: str) -> str:
+    """SHA-256 over some texts, in hexadecimal; where one ends and the next begins counts too."""
+    return hashlib.sha256(b"".join(f"{len(part)}\0{part}".encode() for part in parts)).hexdigest()
+
+
+def semantic_version(sha256: str) -> str:
+    """A version that follows from a content, for things that a cloud makes immutable: 1.<28 bits>.<28 bits>.
+
+    Image Builder takes whole numbers below 2^30 in each place
+    (docs.aws.amazon.com/imagebuilder/latest/userguide/ibhow-semantic-versioning.html). Versions tell contents
+    apart and say nothing of which is newer; nothing here asks for the newest.
+    """
+    return f"1.{int(sha256[:7], 16)}.{int(sha256[7:14], 16)}"

@@ -343,11 +343,14 @@ class Image:
 
     Attributes:
         id: a fixed image id.
-        parameter: an SSM parameter that holds the id; read anew at every launch.
+        parameter: an SSM parameter that holds the id (AWS); read anew at every launch. A build of the stack
+            writes ``/imagebuilder/gpu-fleet-<stack>/ami``.
         bundled: the image comes from this project's recipe, whose open kernel modules need Turing or newer.
         size_gib: its root disk; no pool's volume may be smaller.
-        base_id: the image that a build starts from (Alibaba Cloud); null for no build pipeline.
-        payload: the recipe that it runs, a tarball, by its path from the top of the checkout.
+        base_id: the Ubuntu 24.04 that a build starts from: an image id, on AWS also ``ssm:/parameter``; null
+            for no build pipeline.
+        payload: the recipe that it runs, by its path from the top of the checkout: the tarball that
+            ``python -m image.build payload`` writes.
         disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
     """
 
@@ -358,6 +361,16 @@ class Image:
     base_id: str | None = None
     payload: str | None = None
     disk: str | None = None
+
+    @property
+    def built(self) -> bool:
+        """Whether the stack has a pipeline that builds images."""
+        return self.base_id is not None and self.payload is not None
+
+    @staticmethod
+    def built_parameter(stack: str) -> str:
+        """The SSM parameter that holds the newest image built; Image Builder's own role may write these."""
+        return f"/imagebuilder/gpu-fleet-{stack}/ami"
 
 
 @dataclass(frozen=True, config=EXACT)

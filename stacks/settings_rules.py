@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import available_timezones
 
-from stacks import alicloud_rules, naming, pool_rules
+from stacks import alicloud_rules, image_rules, naming, pool_rules
 from stacks.catalog import Cloud
 from stacks.errors import Problem
 from stacks.settings import Access, Budget, Image, Nat, Network, Pool, Reaper, Storage
@@ -66,7 +66,8 @@ def check(name: str, sound: Mapping[str, Any], absent: Set[str]) -> list[Problem
     if "reaper" in section:
         problems += _reaper(section["reaper"])
     if "image" in section:
-        problems += _image(section["image"])
+        emulated = bool(section.get("endpoint_url"))
+        problems += image_rules.check(section["image"], cloud, network, emulated=emulated)
     problems += _pools(name, section.get("pools", ()), network, cloud, section.get("image"))
     if cloud is not None:
         problems += alicloud_rules.check(name, cloud, section)
@@ -178,13 +179,6 @@ def _reaper(reaper: Reaper) -> Iterator[Problem]:
     if reaper.time_zone not in _time_zones():
         yield Problem(
             "reaper.time_zone", reaper.time_zone, "must be an IANA time zone, such as Europe/Berlin"
-        )
-
-
-def _image(image: Image) -> Iterator[Problem]:
-    if (image.id is None) == (image.parameter is None):
-        yield Problem(
-            "image", {"id": image.id, "parameter": image.parameter}, "needs exactly one of id and parameter"
         )
 
 

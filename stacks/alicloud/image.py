@@ -6,15 +6,13 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import image_files, naming
-from stacks.alicloud.storage import bucket_name
+from stacks.alicloud.image_documents import component_content
 from stacks.settings import Stack
 
 # A build needs no GPU: the driver's modules are precompiled for the base image's kernel.
 BUILDER_TYPE = "ecs.c7.2xlarge"
 # Packages come from the internet; nothing on the builder listens.
 BUILDER_BANDWIDTH_MBPS = 100
-# www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-createimagecomponent
-LARGEST_COMPONENT_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -123,26 +121,3 @@ class Image(pulumi.ComponentResource):
             opts=self._child,
         )
         return imported.id
-
-
-def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
-    """The component: fetch the payload inside the network, check its hash, run it.
-
-    Raises:
-        ValueError: when it is larger than the cloud takes.
-    """
-    host = f"{bucket_name(stack, 'records')}.oss-{stack.region}-internal.aliyuncs.com"
-    folder = "/opt/gpu-fleet-recipe"
-    content = "\n".join(
-        (
-            f"RUN mkdir -p {folder}",
-            f"RUN curl -fsS --retry 5 -o {folder}.tar https://{host}/{payload.object_key}",
-            f"RUN echo '{payload.sha256}  {folder}.tar' | sha256sum -c -",
-            f"RUN tar -xf {folder}.tar -C {folder}",
-            f"RUN TARGET=alicloud {folder}/provision.sh",
-            f"RUN rm -rf {folder} {folder}.tar",
-        )
-    )
-    if len(content) > LARGEST_COMPONENT_BYTES:
-        raise ValueError(f"component of {len(content)} bytes; {LARGEST_COMPONENT_BYTES} allowed")
-    return content

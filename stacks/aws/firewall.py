@@ -12,7 +12,7 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.settings import Nat, Pool, Stack
 
-ENDPOINTS, HOME, SCRATCH = "endpoints", "home", "scratch"
+ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER = "endpoints", "home", "scratch", "image-builder"
 ANYWHERE = "0.0.0.0/0"
 TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWSEC2 "set-time"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
@@ -25,7 +25,7 @@ class Rule:
     """One standalone rule, before any id is known.
 
     Attributes:
-        group: label of the group it belongs to: a pool's name, or endpoints, home, scratch.
+        group: label of the group it belongs to: a pool's name, or endpoints, home, scratch, image-builder.
         egress: out of the group rather than into it.
         protocol: ``tcp``, ``udp`` or ``-1`` for all traffic.
         ports: first and last port; None for all traffic.
@@ -54,6 +54,7 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
         ENDPOINTS: stack.network.interface_endpoints,
         HOME: stack.storage.home,
         SCRATCH: bool(stack.storage.scratch_gib),
+        IMAGE_BUILDER: stack.image.built,
     }
     return (*(pool.name for pool in stack.pools), *(label for label, wanted in optional.items() if wanted))
 
@@ -62,29 +63,31 @@ def rules(stack: Stack) -> tuple[Rule, ...]:
     """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
     found: list[Rule] = []
     for pool in stack.pools:
-        found += _outward(stack, pool)
+        found += _outward(stack, pool.name, f"machines of pool {pool.name}")
         found += _among_nodes(pool)
         found += _storage(stack, pool)
         for site, network in stack.access.ssh_from.items():
             found.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(network), f"SSH from {site}"))
     if stack.storage.scratch_gib:
         found += _pair(SCRATCH, SCRATCH, LUSTRE_PORTS, "Lustre servers among themselves")
+    if stack.image.built:
+        found += _outward(stack, IMAGE_BUILDER, "the builder of the image")
     return tuple(found)
 
 
-def _outward(stack: Stack, pool: Pool) -> Iterator[Rule]:
+def _outward(stack: Stack, group: str, who: str) -> Iterator[Rule]:
     cidr = str(stack.network.cidr)
     for protocol in ("udp", "tcp"):
-        yield Rule(pool.name, True, protocol, (DNS, DNS), cidr, "resolver of the network")
-    yield Rule(pool.name, True, "udp", (NTP, NTP), TIME_SERVICE, "time")
+        yield Rule(group, True, protocol, (DNS, DNS), cidr, "resolver of the network")
+    yield Rule(group, True, "udp", (NTP, NTP), TIME_SERVICE, "time")
     if stack.network.nat is Nat.NONE:
-        yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), "s3", "buckets")
+        yield Rule(group, True, "tcp", (HTTPS, HTTPS), "s3", "buckets")
     else:
-        yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages, data and cloud services")
-        yield Rule(pool.name, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
+        yield Rule(group, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages, data and cloud services")
+        yield Rule(group, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
     if stack.network.interface_endpoints:
-        yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), ENDPOINTS, "cloud services inside the network")
-        yield Rule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), pool.name, f"machines of pool {pool.name}")
+        yield Rule(group, True, "tcp", (HTTPS, HTTPS), ENDPOINTS, "cloud services inside the network")
+        yield Rule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), group, who)
 
 
 def _among_nodes(pool: Pool) -> Iterator[Rule]:

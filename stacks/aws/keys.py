@@ -75,6 +75,7 @@ class Keys(pulumi.ComponentResource):
 def key_policy(stack: Stack, autoscaling_role_arn: pulumi.Input[str]) -> pulumi.Output[str]:
     """Who may use the key: the account through its own IAM, and exactly the services that encrypt for it."""
     root = f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:root"
+    builds = [_builds(stack)] if stack.image.built else []
     from_account = {"StringEquals": {"aws:SourceAccount": stack.account_id}}
     return policies.document(
         policies.allow("AccountAdministers", ["kms:*"], "*", principal={"AWS": root}),
@@ -88,6 +89,7 @@ def key_policy(stack: Stack, autoscaling_role_arn: pulumi.Input[str]) -> pulumi.
         ),
         _logs(stack),
         policies.allow("AlarmsToTopic", MESSAGE_ACTIONS, "*", from_account, {"Service": list(PUBLISHERS)}),
+        *builds,
     )
 
 
@@ -105,3 +107,19 @@ def _logs(stack: Stack) -> policies.Statement:
         {"ArnLike": {"kms:EncryptionContext:aws:logs:arn": groups}},
         {"Service": f"logs.{stack.region}.amazonaws.com"},
     )
+
+
+def _builds(stack: Stack) -> policies.Statement:
+    """Image Builder's own role may tell the topic how a build ended.
+
+    By condition, since a policy that names a role which is not there yet is refused, and the account's first
+    build makes this one (docs.aws.amazon.com/imagebuilder/latest/userguide/integ-sns.html).
+    """
+    path = "role/aws-service-role/imagebuilder.amazonaws.com/AWSServiceRoleForImageBuilder"
+    role = f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:{path}"
+    only = {
+        "kms:CallerAccount": stack.account_id,
+        "kms:ViaService": f"sns.{stack.region}.amazonaws.com",
+        "aws:PrincipalArn": role,
+    }
+    return policies.allow("BuildsToTopic", MESSAGE_ACTIONS, "*", {"StringEquals": only}, {"AWS": "*"})

@@ -9,8 +9,9 @@ from stacks import cost_notice, naming
 from stacks.aws.budget import Budget, BudgetArgs
 from stacks.aws.dashboard import Dashboard, DashboardArgs
 from stacks.aws.endpoints import Endpoints, EndpointsArgs
-from stacks.aws.firewall import ENDPOINTS, Firewall, FirewallArgs
+from stacks.aws.firewall import ENDPOINTS, IMAGE_BUILDER, Firewall, FirewallArgs
 from stacks.aws.fleet import Fleet, FleetArgs
+from stacks.aws.image import Image, ImageArgs
 from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
 from stacks.aws.reaper import Reaper, ReaperArgs
@@ -63,6 +64,18 @@ def build(stack: Stack) -> dict[str, Any]:
         Endpoints(name, EndpointsArgs(stack, network.vpc_id, list(subnet_ids.values()), group), own)
     storage = Storage(name, StorageArgs(stack, keys.key_arn, subnet_ids, firewall.group_ids), own)
     budget = Budget(name, BudgetArgs(stack, keys.key_arn), own)
+    image = Image(
+        name,
+        ImageArgs(
+            stack=stack,
+            key_arn=keys.key_arn,
+            subnet_ids=subnet_ids,
+            group_id=firewall.group_ids.get(IMAGE_BUILDER),
+            records_bucket_arn=storage.bucket_arns["records"],
+            topic_arn=budget.topic_arn,
+        ),
+        own,
+    )
     fleets = {
         pool.name: Fleet(
             naming.prefixed(stack.name, pool.name),
@@ -98,6 +111,8 @@ def build(stack: Stack) -> dict[str, Any]:
         "topic_arn": budget.topic_arn,
         "group_names": groups,
         "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
+        "image_pipeline_id": image.pipeline_id,
+        "image_parameter": image.parameter,
         "reaper_function_name": reaper.function_name,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),

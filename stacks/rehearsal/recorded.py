@@ -17,11 +17,17 @@ LACKING = {
     "aws:imagebuilder/imagePipeline:ImagePipeline": "moto has no Image Builder",
     "aws:imagebuilder/imageRecipe:ImageRecipe": "moto has no Image Builder",
     "aws:imagebuilder/infrastructureConfiguration:InfrastructureConfiguration": "moto has no Image Builder",
+    "aws:imagebuilder/lifecyclePolicy:LifecyclePolicy": "moto has no Image Builder",
 }
 # Type -> the input or ``name`` that the provider takes as the id.
 _IDENTIFIED_BY = {
     "aws:ec2/placementGroup:PlacementGroup": "name",
     "aws:efs/backupPolicy:BackupPolicy": "fileSystemId",
+}
+# Type -> how its ARN ends after the name, of its ``version``.
+_VERSIONED = {
+    "aws:imagebuilder/component:Component": "/{}/1",
+    "aws:imagebuilder/imageRecipe:ImageRecipe": "/{}",
 }
 # The first version of anything that counts its versions.
 _FIRST = 1
@@ -54,7 +60,8 @@ def recorded(
     }
     computed = {key: value for key, value in promised.items() if value is not None}
     if type_token.startswith("aws:"):
-        computed |= {"arn": _arn(clients, type_token, own["name"]), "region": clients.region}
+        version = _VERSIONED.get(type_token, "").format(own.get("version"))
+        computed |= {"arn": _arn(clients, type_token, own["name"] + version), "region": clients.region}
     return identifier, values.with_tags_all(computed | own)
 
 

@@ -34,6 +34,20 @@ def stack(name: str = "test", **changes: Any) -> Stack:
     return from_mapping(name, stack_file(**changes))
 
 
+# A stack that builds its own image; any file stands for the payload.
+BUILDING = stack(
+    image={
+        "parameter": "/imagebuilder/gpu-fleet-test/ami",
+        "base_id": "ssm:/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
+        "payload": "image/packages.toml",
+    },
+    network={
+        "cidr": "10.0.0.0/16",
+        "zones": ["us-east-1a", "us-east-1b"],
+        "interface_endpoints": True,
+    },
+)
+
 EFA_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if kind.efa_interfaces]
 AWS_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS)]
 ZONES = [f"us-east-1{letter}" for letter in "abcdef"]

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pulumi
+
 from stacks.rehearsal.archives import zip_bytes
 from stacks.rehearsal.program import Rehearsed
 from stacks.rehearsal.records import Registration
@@ -25,6 +27,8 @@ RENAMED = {
     "aws_sns_topic_subscription": {"topic": "topic_arn"},
     "aws_fsx_lustre_file_system": {"filesystemTypeVersion": "file_system_type_version"},
 }
+# Pulumi's type -> Terraform's, where the rule does not lead there
+RETYPED = {"aws:s3/bucketObjectv2:BucketObjectv2": "aws_s3_object"}
 
 Block = Mapping[str, Any]
 
@@ -36,6 +40,8 @@ def snake(key: str) -> str:
 
 def terraform_type(token: str) -> str:
     """``aws:ec2/subnet:Subnet`` -> ``aws_subnet``; other services keep their name in front."""
+    if token in RETYPED:
+        return RETYPED[token]
     service, _, kind = token.split(":")[1].partition("/")
     return f"aws_{snake(kind)}" if service == "ec2" else f"aws_{service}_{snake(kind)}"
 
@@ -64,6 +70,8 @@ def _body(one: Registration, kind: str, block: Block, folder: Path) -> dict[str,
         archive = folder / f"{one.name}.zip"
         archive.write_bytes(zip_bytes(inputs["code"]))
         inputs["code"] = str(archive)
+    if isinstance(inputs.get("source"), pulumi.FileAsset):
+        inputs["source"] = inputs["source"].path
     names = RENAMED.get(kind, {})
     body = _converted({names.get(key, key): value for key, value in inputs.items()}, block, kind)
     if block["attributes"].get("name", {}).get("required"):

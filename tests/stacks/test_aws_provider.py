@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from stacks import stack_files
+from stacks.aws.stack import build
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
 from tests.stacks.conftest import AWS_STACKS
+from tests.stacks.examples import BUILDING
 from tests.stacks.terraform import MIRROR, VERSION, configuration, provider_schema, terraform
 
 HERE = bool(shutil.which("terraform", path="/usr/local/bin:/usr/bin:/bin")) and any(
@@ -35,6 +37,19 @@ def test_the_real_provider_plans_every_resource(name, schema, tmp_path: Path):
     planned = terraform(tmp_path, "plan", "-no-color", "-refresh=false", "-input=false")
 
     assert planned.returncode == 0, planned.stderr
+    assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
+
+
+def test_the_real_provider_plans_the_build_of_an_image(schema, tmp_path: Path):
+    with moto_server("us-east-1"):
+        rehearsed = run_program("test", program=lambda: build(BUILDING), config={})
+    (tmp_path / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, tmp_path), indent=1))
+
+    terraform(tmp_path, "init", "-no-color")
+    planned = terraform(tmp_path, "plan", "-no-color", "-refresh=false", "-input=false")
+
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.count("# aws_imagebuilder_") == 7
     assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
 
 

@@ -189,6 +189,28 @@ BAD_INPUTS = {
         {"image": {"id": "ami-1", "parameter": "/x"}},
         "needs exactly one of id and parameter",
     ),
+    "a base without a payload": (
+        {"image": {"id": "ami-1", "base_id": "ami-0123456789abcdef0"}},
+        "'payload': None}: a build needs both base_id and payload",
+    ),
+    "a base that is no image": (
+        {"image": {"id": "ami-1", "base_id": "ubuntu", "payload": "p.tar"}},
+        "image.base_id = 'ubuntu': must be ami-..., an image of Image Builder, or ssm: with a parameter",
+    ),
+    "a build without a way to the packages": (
+        {
+            "image": {"id": "ami-1", "base_id": "ami-0123456789abcdef0", "payload": "p.tar"},
+            "network": network(nat="none", interface_endpoints=True),
+        },
+        "a build fetches packages: needs network.nat one or per_zone",
+    ),
+    "a build in an emulator": (
+        {
+            "image": {"id": "ami-1", "base_id": "ami-0123456789abcdef0", "payload": "p.tar"},
+            "endpoint_url": "http://127.0.0.1:5000",
+        },
+        "no emulator of Image Builder is known; leave it out",
+    ),
     "an unknown time zone": (
         {"reaper": {"time_zone": "Berlin"}},
         "reaper.time_zone = 'Berlin': must be an IANA time zone",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stacks.rehearsal.archives import asset_bytes
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked, tag_list, with_tags_all
 
@@ -98,6 +99,20 @@ def policy(clients: Clients, _: str, inputs: Inputs) -> Created:
     return inputs["bucket"], inputs
 
 
+def stored_object(clients: Clients, _: str, inputs: Inputs) -> Created:
+    """aws:s3/bucketObjectv2:BucketObjectv2, of an asset."""
+    names = {"ServerSideEncryption": "serverSideEncryption", "SSEKMSKeyId": "kmsKeyId"}
+    made = clients("s3").put_object(
+        Bucket=inputs["bucket"],
+        Key=inputs["key"],
+        Body=asset_bytes(inputs["source"]),
+        **picked(inputs, names),
+    )
+    arn = f"arn:{clients.partition}:s3:::{inputs['bucket']}/{inputs['key']}"
+    computed = {"arn": arn, "etag": made["ETag"].strip('"'), "versionId": made.get("VersionId", "")}
+    return f"{inputs['bucket']}/{inputs['key']}", with_tags_all(inputs, **computed)
+
+
 CREATORS = {
     "aws:s3/bucket:Bucket": bucket,
     "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": public_access_block,
@@ -105,5 +120,6 @@ CREATORS = {
     "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": encryption,
     "aws:s3/bucketVersioning:BucketVersioning": versioning,
     "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration": lifecycle,
+    "aws:s3/bucketObjectv2:BucketObjectv2": stored_object,
     "aws:s3/bucketPolicy:BucketPolicy": policy,
 }

@@ -1,0 +1,238 @@
+"""What machines boot, made by the cloud: EC2 Image Builder runs the recipe's payload on Ubuntu 24.04."""
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import image_files, naming
+from stacks.aws import image_roles
+from stacks.aws.image_documents import component_content, tests_content
+from stacks.aws.launch import ROOT_DEVICE, VOLUME_IOPS, VOLUME_THROUGHPUT_MB_PER_S
+from stacks.aws.storage import bucket_name
+from stacks.settings import Stack
+
+# A build needs no GPU: the driver's modules are precompiled for the base image's kernel.
+BUILDER_TYPES = ("c7i.2xlarge", "c6i.2xlarge")
+# Sunday, before anybody's working week; in the time zone of the stack's quiet hours.
+SCHEDULE = "cron(0 3 ? * sun *)"
+TEST_MINUTES = 60  # the least that the API takes
+# The last three builds stay whatever their age, and whatever started a machine within a month.
+KEPT_BUILDS, KEPT_WEEKS, KEPT_AFTER_LAUNCH_WEEKS = 3, 8, 4
+
+
+@dataclass(frozen=True)
+class ImageArgs:
+    """What the image depends on.
+
+    Attributes:
+        stack: the settings.
+        key_arn: encrypts the builder's disk, the components and the image.
+        subnet_ids: zone -> private subnet; the builder stands in the first zone.
+        group_id: lets the builder out and nobody in; None where nothing is built.
+        records_bucket_arn: where payload, outside files and the builder's log lie.
+        topic_arn: told when a build is done or has failed.
+    """
+
+    stack: Stack
+    key_arn: pulumi.Output[str]
+    subnet_ids: dict[str, pulumi.Output[str]]
+    group_id: pulumi.Output[str] | None
+    records_bucket_arn: pulumi.Output[str]
+    topic_arn: pulumi.Output[str]
+
+
+class Image(pulumi.ComponentResource):
+    """A weekly build where the settings name a base and a payload.
+
+    Attributes:
+        pipeline_id: to start a build; empty where nothing is built.
+        parameter: the SSM parameter that each build writes its image's id to; empty where nothing is built.
+    """
+
+    pipeline_id: pulumi.Output[str]
+    parameter: str
+
+    def __init__(self, name: str, args: ImageArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Image", name, None, opts)
+        self._name, self._args, self._stack = name, args, args.stack
+        self._child = pulumi.ResourceOptions(parent=self)
+        self._tags = naming.tags(args.stack.name, args.stack.owner)
+        image = args.stack.image
+        self.pipeline_id, self.parameter = pulumi.Output.from_input(""), ""
+        if image.base_id is not None and image.payload is not None:
+            payload = image_files.read("image.payload", image.payload)
+            self.parameter = image.built_parameter(args.stack.name)
+            self.pipeline_id = self._pipeline(image.base_id, payload)
+        self.register_outputs({"pipeline_id": self.pipeline_id})
+
+    def _pipeline(self, base_id: str, payload: image_files.ImageFile) -> pulumi.Output[str]:
+        stack = self._stack
+        recipe = self._recipe(base_id, payload)
+        pipeline = aws.imagebuilder.ImagePipeline(
+            f"{self._name}-image",
+            name=naming.prefixed(stack.name),
+            description=f"Builds what gpu-fleet stack {stack.name} boots",
+            image_recipe_arn=recipe.arn,
+            infrastructure_configuration_arn=self._infrastructure().arn,
+            distribution_configuration_arn=self._distribution().arn,
+            enhanced_image_metadata_enabled=True,
+            image_tests_configuration={"image_tests_enabled": True, "timeout_minutes": TEST_MINUTES},
+            # whatever changed in the archive: a rebuild is how security updates reach the machines
+            schedule={
+                "schedule_expression": SCHEDULE,
+                "timezone": stack.reaper.time_zone,
+                "pipeline_execution_start_condition": "EXPRESSION_MATCH_ONLY",
+            },
+            status="ENABLED",
+            tags=self._tags,
+            opts=self._child,
+        )
+        self._lifecycle(recipe)
+        return pipeline.arn
+
+    def _component(
+        self, label: str, content: str, after: list[pulumi.Resource]
+    ) -> aws.imagebuilder.Component:
+        """Immutable, so name and version follow from the content: another content is another component."""
+        stack = self._stack
+        digest = image_files.digest(content)
+        return aws.imagebuilder.Component(
+            f"{self._name}-{label}",
+            name=naming.prefixed(stack.name, label, digest[:12]),
+            version=image_files.semantic_version(digest),
+            platform="Linux",
+            supported_os_versions=["Ubuntu 24"],
+            description=f"{label} of gpu-fleet stack {stack.name}",
+            data=content,
+            kms_key_id=self._args.key_arn,
+            tags=self._tags,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=after),
+        )
+
+    def _recipe(self, base_id: str, payload: image_files.ImageFile) -> aws.imagebuilder.ImageRecipe:
+        """A change makes a new recipe beside the old one, which goes when the pipeline has let it go."""
+        stack = self._stack
+        stored = aws.s3.BucketObjectv2(
+            f"{self._name}-payload",
+            bucket=bucket_name(stack, "records"),
+            key=payload.object_key,
+            source=pulumi.FileAsset(str(payload.path)),
+            source_hash=payload.sha256,
+            server_side_encryption="aws:kms",
+            kms_key_id=self._args.key_arn,
+            tags=self._tags,
+            opts=self._child,
+        )
+        built, tested = component_content(stack, payload), tests_content()
+        digest = image_files.digest(base_id, built, tested, str(stack.image.size_gib))
+        components = [
+            self._component("recipe", built, [stored]),
+            self._component("tests", tested, []),
+        ]
+        return aws.imagebuilder.ImageRecipe(
+            f"{self._name}-image",
+            name=naming.prefixed(stack.name, digest[:12]),
+            version=image_files.semantic_version(digest),
+            description=f"The recipe of gpu-fleet, sha256 {payload.sha256}",
+            parent_image=base_id,
+            components=[{"component_arn": one.arn} for one in components],
+            block_device_mappings=[
+                {
+                    "device_name": ROOT_DEVICE,
+                    "ebs": {
+                        "volume_type": "gp3",
+                        "volume_size": stack.image.size_gib,
+                        "iops": VOLUME_IOPS,
+                        "throughput": VOLUME_THROUGHPUT_MB_PER_S,
+                        "encrypted": "true",
+                        "kms_key_id": self._args.key_arn,
+                        "delete_on_termination": "true",
+                    },
+                }
+            ],
+            # people log in by Session Manager, which is this agent
+            systems_manager_agent={"uninstall_after_build": False},
+            working_directory="/tmp",  # noqa: S108 - of a builder that lives for an hour
+            tags=self._tags,
+            opts=self._child,
+        )
+
+    def _infrastructure(self) -> aws.imagebuilder.InfrastructureConfiguration:
+        stack, args = self._stack, self._args
+        return aws.imagebuilder.InfrastructureConfiguration(
+            f"{self._name}-image",
+            name=naming.prefixed(stack.name),
+            description=f"Where gpu-fleet stack {stack.name} builds its image",
+            instance_profile_name=image_roles.builder_profile(
+                f"{self._name}-builder", stack, args.key_arn, args.records_bucket_arn, self
+            ),
+            instance_types=list(BUILDER_TYPES),
+            subnet_id=args.subnet_ids[stack.network.zones[0]],
+            security_group_ids=[] if args.group_id is None else [args.group_id],
+            instance_metadata_options={"http_tokens": "required", "http_put_response_hop_limit": 1},
+            logging={
+                "s3_logs": {
+                    "s3_bucket_name": bucket_name(stack, "records"),
+                    "s3_key_prefix": image_roles.LOG_PREFIX,
+                }
+            },
+            sns_topic_arn=args.topic_arn,
+            terminate_instance_on_failure=True,
+            resource_tags=self._tags,
+            tags=self._tags,
+            opts=self._child,
+        )
+
+    def _distribution(self) -> aws.imagebuilder.DistributionConfiguration:
+        stack = self._stack
+        return aws.imagebuilder.DistributionConfiguration(
+            f"{self._name}-image",
+            name=naming.prefixed(stack.name),
+            description=f"Where the images of gpu-fleet stack {stack.name} go",
+            distributions=[
+                {
+                    "region": stack.region,
+                    "ami_distribution_configuration": {
+                        "name": f"{naming.prefixed(stack.name)}-{{{{ imagebuilder:buildDate }}}}",
+                        "description": f"What gpu-fleet stack {stack.name} boots",
+                        "kms_key_id": self._args.key_arn,
+                        "ami_tags": self._tags,
+                    },
+                    "ssm_parameter_configurations": [
+                        {"parameter_name": self.parameter, "data_type": "aws:ec2:image"}
+                    ],
+                }
+            ],
+            tags=self._tags,
+            opts=self._child,
+        )
+
+    def _lifecycle(self, recipe: aws.imagebuilder.ImageRecipe) -> None:
+        """Old images go with their snapshots; by recipe, for a pipeline gives its images no tags."""
+        stack = self._stack
+        aws.imagebuilder.LifecyclePolicy(
+            f"{self._name}-image",
+            name=naming.prefixed(stack.name),
+            description=f"Old images of gpu-fleet stack {stack.name}",
+            resource_type="AMI_IMAGE",
+            execution_role=image_roles.lifecycle_role(f"{self._name}-images", stack, self),
+            policy_details=[
+                {
+                    "action": {"type": "DELETE", "include_resources": {"amis": True, "snapshots": True}},
+                    "filter": {
+                        "type": "AGE",
+                        "unit": "WEEKS",
+                        "value": KEPT_WEEKS,
+                        "retain_at_least": KEPT_BUILDS,
+                    },
+                    "exclusion_rules": {
+                        "amis": {"last_launched": {"unit": "WEEKS", "value": KEPT_AFTER_LAUNCH_WEEKS}}
+                    },
+                }
+            ],
+            resource_selection={"recipes": [{"name": recipe.name, "semantic_version": recipe.version}]},
+            status="ENABLED",
+            tags=self._tags,
+            opts=self._child,
+        )

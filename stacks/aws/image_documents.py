@@ -1,0 +1,64 @@
+"""What the builder of an image runs, as documents of Image Builder. Pure."""
+
+from typing import Any
+
+import yaml
+
+from stacks import image_files
+from stacks.aws.storage import bucket_name
+from stacks.settings import Stack
+
+# docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateComponent.html: data
+LARGEST_COMPONENT_CHARACTERS = 16_000
+FOLDER = "/opt/gpu-fleet-recipe"
+FILES = "/var/cache/gpu-fleet/files"
+# Locked in image/versions.toml; a person who has checked its signature puts it into the records
+# bucket, below image/files/.
+OUTSIDE_FILES = ("aws-efa-installer-1.51.0.tar.gz",)
+
+
+def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
+    """The component: fetch the payload, check its hash, run it, and let the image look at itself.
+
+    Raises:
+        ValueError: when it is larger than the cloud takes.
+    """
+    bucket = f"s3://{bucket_name(stack, 'records')}"
+    wanted = {payload.object_key: f"{FOLDER}.tar"}
+    wanted |= {f"{image_files.OUTSIDE_PREFIX}/{name}": f"{FILES}/{name}" for name in OUTSIDE_FILES}
+    fetch = [{"source": f"{bucket}/{key}", "destination": place} for key, place in wanted.items()]
+    steps = [
+        _step("Folders", "ExecuteBash", {"commands": [f"mkdir -p {FOLDER} {FILES}"]}),
+        {"name": "Fetch", "action": "S3Download", "maxAttempts": 3, "inputs": fetch},
+        _step(
+            "Check", "ExecuteBash", {"commands": [f"echo '{payload.sha256}  {FOLDER}.tar' | sha256sum -c -"]}
+        ),
+        _step("Unpack", "ExecuteBash", {"commands": [f"tar -xf {FOLDER}.tar -C {FOLDER}"]}),
+        _step("Provision", "ExecuteBash", {"commands": [f"TARGET=aws FILES={FILES} {FOLDER}/provision.sh"]}),
+        _step("Leave", "ExecuteBash", {"commands": [f"rm -rf {FOLDER} {FOLDER}.tar {FILES}"]}),
+    ]
+    return _document("The recipe of gpu-fleet", {"build": steps, "validate": [_look()]})
+
+
+def tests_content() -> str:
+    """The tests of the finished image, on a machine of its own that booted it."""
+    return _document("What an image of gpu-fleet must show", {"test": [_look()]})
+
+
+def _look() -> dict[str, Any]:
+    return _step("Look", "ExecuteBash", {"commands": ["/usr/libexec/gpu-fleet/check-image"]})
+
+
+def _step(name: str, action: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "action": action, "onFailure": "Abort", "inputs": inputs}
+
+
+def _document(description: str, phases: dict[str, list[dict[str, Any]]]) -> str:
+    """A component document, docs.aws.amazon.com/imagebuilder "toe-use-documents"."""
+    listed = [{"name": name, "steps": steps} for name, steps in phases.items()]
+    text = yaml.safe_dump(
+        {"schemaVersion": "1.0", "description": description, "phases": listed}, sort_keys=False, width=1000
+    )
+    if len(text) > LARGEST_COMPONENT_CHARACTERS:
+        raise ValueError(f"component of {len(text)} characters; {LARGEST_COMPONENT_CHARACTERS} allowed")
+    return str(text)

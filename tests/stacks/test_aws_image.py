@@ -1,0 +1,272 @@
+"""Images that EC2 Image Builder makes: the recipe's payload on the cloud's own base."""
+
+import hashlib
+import json
+import re
+
+import pulumi
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image import lock
+from stacks import image_files
+from stacks.alicloud import image_documents as alicloud_documents
+from stacks.aws import image_documents as aws_documents
+from stacks.aws.image_documents import component_content
+from stacks.aws.launch import image_id
+from stacks.aws.stack import build
+from stacks.errors import StacksError
+from stacks.image_files import ROOT
+from stacks.policy.model import Profile, Resource
+from stacks.policy.rules import violations
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+from stacks.rehearsal.records import Outcome
+from tests.stacks.examples import BUILDING, stack
+
+BUILDER = "aws:imagebuilder/{}:{}"
+PAYLOAD_SHA256 = hashlib.sha256((ROOT / "image/packages.toml").read_bytes()).hexdigest()
+
+
+def declare():
+    for name, value in build(BUILDING).items():
+        pulumi.export(name, value)
+
+
+@pytest.fixture(scope="module")
+def built():
+    """What a stack with a pipeline registers and exports."""
+    with moto_server("us-east-1"):
+        return run_program("test", program=declare, config={})
+
+
+def inputs(rehearsed, kind, label=""):
+    """The inputs of the only Image Builder resource of a kind whose name ends so."""
+    token = BUILDER.format(kind[0].lower() + kind[1:], kind)
+    (found,) = [one.inputs for one in rehearsed.of_type(token) if one.name.endswith(label)]
+    return found
+
+
+def phases(component):
+    return {phase["name"]: phase["steps"] for phase in yaml.safe_load(component["data"])["phases"]}
+
+
+def key_of(rehearsed):
+    return rehearsed.outputs["key_arn"]
+
+
+def statements(rehearsed, role):
+    (policy,) = [one for one in rehearsed.of_type("aws:iam/rolePolicy:RolePolicy") if one.name.endswith(role)]
+    return {part["Sid"]: part for part in json.loads(policy.inputs["policy"])["Statement"]}
+
+
+def test_the_payload_is_stored_under_its_own_hash_with_the_stacks_key(built):
+    (stored,) = built.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+
+    assert stored.outcome is Outcome.CREATED
+    assert stored.inputs["key"] == f"image/{PAYLOAD_SHA256}.toml"
+    assert stored.inputs["bucket"] == "gpu-fleet-test-records-123456789012"
+    assert stored.inputs["kmsKeyId"] == key_of(built)
+
+
+def test_a_build_checks_the_hash_before_it_runs_the_recipe(built):
+    steps = phases(inputs(built, "Component", "-recipe"))["build"]
+    names = [step["name"] for step in steps]
+    commands = {step["name"]: step["inputs"]["commands"] for step in steps if step["action"] == "ExecuteBash"}
+
+    assert names.index("Fetch") < names.index("Check") < names.index("Unpack") < names.index("Provision")
+    assert PAYLOAD_SHA256 in commands["Check"][0]
+    assert "sha256sum -c" in commands["Check"][0]
+    assert commands["Provision"][0].startswith("TARGET=aws ")
+    assert {step["onFailure"] for step in steps if "onFailure" in step} == {"Abort"}
+
+
+def test_a_build_fetches_from_the_stacks_own_bucket_alone(built):
+    (fetch,) = [
+        step for step in phases(inputs(built, "Component", "-recipe"))["build"] if step["name"] == "Fetch"
+    ]
+
+    sources = [part["source"] for part in fetch["inputs"]]
+    assert all(one.startswith("s3://gpu-fleet-test-records-123456789012/image/") for one in sources)
+
+
+def test_the_image_looks_at_itself_before_and_after_it_is_made(built):
+    look = "/usr/libexec/gpu-fleet/check-image"
+
+    assert phases(inputs(built, "Component", "-recipe"))["validate"][0]["inputs"]["commands"] == [look]
+    assert phases(inputs(built, "Component", "-tests"))["test"][0]["inputs"]["commands"] == [look]
+    assert inputs(built, "ImagePipeline")["imageTestsConfiguration"]["imageTestsEnabled"] is True
+    assert (ROOT / "image/rootfs" / look.removeprefix("/")).is_file()
+
+
+def test_the_recipe_builds_both_components_on_the_named_base(built):
+    recipe = inputs(built, "ImageRecipe")
+
+    made = [one.outputs["arn"] for one in built.of_type(BUILDER.format("component", "Component"))]
+    assert sorted(part["componentArn"] for part in recipe["components"]) == sorted(made)
+    assert recipe["parentImage"] == BUILDING.image.base_id
+
+
+def test_the_builders_disk_its_components_and_its_images_have_the_stacks_key(built):
+    (disk,) = inputs(built, "ImageRecipe")["blockDeviceMappings"]
+    (distribution,) = inputs(built, "DistributionConfiguration")["distributions"]
+
+    assert (disk["ebs"]["encrypted"], disk["ebs"]["kmsKeyId"]) == ("true", key_of(built))
+    assert distribution["amiDistributionConfiguration"]["kmsKeyId"] == key_of(built)
+    assert {one.inputs["kmsKeyId"] for one in built.of_type(BUILDER.format("component", "Component"))} == {
+        key_of(built)
+    }
+
+
+def test_the_builder_wants_metadata_tokens_and_stands_in_a_private_subnet_that_lets_nobody_in(built):
+    place = inputs(built, "InfrastructureConfiguration")
+    group = built.outputs["security_group_ids"]["image-builder"]
+    ingress = built.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
+
+    assert place["instanceMetadataOptions"]["httpTokens"] == "required"
+    assert place["subnetId"] == built.outputs["private_subnet_ids"]["us-east-1a"]
+    assert place["securityGroupIds"] == [group]
+    assert [one for one in ingress if one.inputs["securityGroupId"] == group] == []
+    assert place["terminateInstanceOnFailure"] is True
+    assert "keyPair" not in place
+
+
+def test_the_builder_reaches_the_endpoints_of_the_network(built):
+    group = built.outputs["security_group_ids"]["image-builder"]
+    ingress = built.of_type("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
+
+    (let_in,) = [one for one in ingress if one.inputs.get("referencedSecurityGroupId") == group]
+    assert let_in.inputs["securityGroupId"] == built.outputs["security_group_ids"]["endpoints"]
+
+
+def test_the_builder_reads_its_payload_writes_its_log_and_touches_no_machine_or_data(built):
+    allowed = statements(built, "-builder")
+    records = "arn:aws:s3:::gpu-fleet-test-records-123456789012"
+
+    assert allowed["Recipe"]["Resource"] == f"{records}/image/*"
+    assert allowed["Log"]["Resource"] == f"{records}/image-logs/*"
+    actions = {action for part in allowed.values() for action in part["Action"]}
+    assert not [action for action in actions if action.split(":")[0] in ("ec2", "iam", "autoscaling")]
+    assert "ssm:GetParameter" not in actions
+    assert [sid for sid, part in allowed.items() if part["Resource"] == "*"] == ["Commands"]
+
+
+def test_only_what_image_builder_made_may_be_deleted(built):
+    allowed = statements(built, "-images")
+
+    for sid in ("Images", "Snapshots"):
+        assert allowed[sid]["Condition"] == {
+            "StringEquals": {"aws:ResourceTag/CreatedBy": "EC2 Image Builder"}
+        }
+    assert not any("ec2:TerminateInstances" in part["Action"] for part in allowed.values())
+
+
+def test_old_images_go_with_their_snapshots_and_the_last_ones_stay(built):
+    policy = inputs(built, "LifecyclePolicy")
+    (detail,) = policy["policyDetails"]
+    recipe = inputs(built, "ImageRecipe")
+
+    assert detail["action"] == {"type": "DELETE", "includeResources": {"amis": True, "snapshots": True}}
+    assert detail["filter"]["retainAtLeast"] >= 1
+    assert detail["exclusionRules"]["amis"]["lastLaunched"] == {"unit": "WEEKS", "value": 4}
+    assert policy["resourceSelection"]["recipes"] == [
+        {"name": recipe["name"], "semanticVersion": recipe["version"]}
+    ]
+
+
+def test_the_pipeline_runs_weekly_and_tells_the_stacks_topic(built):
+    schedule = inputs(built, "ImagePipeline")["schedule"]
+
+    assert re.fullmatch(r"cron\(\d+ \d+ \? \* sun \*\)", schedule["scheduleExpression"])
+    assert schedule["timezone"] == BUILDING.reaper.time_zone
+    assert inputs(built, "InfrastructureConfiguration")["snsTopicArn"] == built.outputs["topic_arn"]
+
+
+def test_only_image_builders_own_role_may_use_the_key_for_that_topic(built):
+    (key,) = built.of_type("aws:kms/key:Key")
+    (statement,) = [
+        part for part in json.loads(key.inputs["policy"])["Statement"] if part["Sid"] == "BuildsToTopic"
+    ]
+
+    assert statement["Condition"]["StringEquals"] == {
+        "kms:CallerAccount": "123456789012",
+        "kms:ViaService": "sns.us-east-1.amazonaws.com",
+        "aws:PrincipalArn": "arn:aws:iam::123456789012:role/aws-service-role/imagebuilder.amazonaws.com/"
+        "AWSServiceRoleForImageBuilder",
+    }
+
+
+def test_launch_templates_read_the_parameter_that_a_build_writes(built):
+    (distribution,) = inputs(built, "DistributionConfiguration")["distributions"]
+    (parameter,) = distribution["ssmParameterConfigurations"]
+
+    assert parameter == {"parameterName": "/imagebuilder/gpu-fleet-test/ami", "dataType": "aws:ec2:image"}
+    assert built.outputs["image_parameter"] == parameter["parameterName"]
+    assert image_id(BUILDING.image) == f"resolve:ssm:{parameter['parameterName']}"
+    assert image_id(stack().image) == "ami-0123456789abcdef0"
+
+
+def test_another_recipe_is_another_component_and_another_recipe_of_image_builder(register):
+    def names(payload):
+        image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "payload": payload}
+        found = register(stack(image=image))
+        return {
+            (label, inputs(found, kind, label)["name"], inputs(found, kind, label)["version"])
+            for kind, label in (("Component", "-recipe"), ("ImageRecipe", ""))
+        }
+
+    once, again, other = (
+        names(payload) for payload in ("image/packages.toml", "image/packages.toml", "image/versions.toml")
+    )
+    assert once == again
+    assert not once & other
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_a_version_follows_from_the_content_and_fits_image_builder(parts):
+    version = image_files.semantic_version(image_files.digest(*parts))
+
+    assert version == image_files.semantic_version(image_files.digest(*parts))
+    assert all(0 <= int(part) < 2**30 for part in version.split("."))
+    assert len(version.split(".")) == 3
+
+
+def test_where_a_text_ends_counts():
+    assert image_files.digest("ab", "c") != image_files.digest("a", "bc")
+
+
+@pytest.mark.parametrize(
+    ("documents", "artefact"), [(aws_documents, "efa-installer"), (alicloud_documents, "erdma-installer")]
+)
+def test_a_build_fetches_the_outside_file_that_the_lockfile_names(documents, artefact):
+    (locked,) = [one for one in lock.load() if one.name == artefact]
+
+    assert documents.OUTSIDE_FILES == (locked.file,)
+
+
+def test_a_component_is_small_enough_for_the_cloud():
+    payload = image_files.read("image.payload", "image/packages.toml")
+
+    assert len(component_content(BUILDING, payload)) < 16_000
+
+
+def test_the_policy_pack_finds_nothing_in_the_build(built):
+    declared = tuple(Resource(one.type, one.name, one.inputs) for one in built.registrations)
+
+    assert list(violations(declared, Profile(regions=("*",)))) == []
+
+
+def test_a_file_that_is_missing_is_named(register):
+    image = {"id": "ami-1", "base_id": "ami-0aaaaaaaaaaaaaaaa", "payload": "build/nonesuch.tar"}
+
+    with pytest.raises(StacksError, match=r"image\.payload = 'build/nonesuch\.tar': .* cannot be read: No"):
+        register(stack(image=image))
+
+
+def test_a_stack_that_names_no_base_builds_nothing(shipped):
+    assert [one for one in shipped.rehearsed.resources if "imagebuilder" in one.type] == []
+    assert shipped.rehearsed.outputs["image_pipeline_id"] == ""
+    assert shipped.rehearsed.outputs["image_parameter"] == ""
+    assert "image-builder" not in shipped.rehearsed.outputs["security_group_ids"]
