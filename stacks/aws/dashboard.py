@@ -82,7 +82,13 @@ def widgets(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     own, currency = naming.metric_namespace(stack.name), stack.budget.currency
     graphs = [
         _graph("machines in service", stack, _sizes(group_names), "Average"),
-        _graph("share of the last minute in which machines worked", stack, [_busy(own)], "Average", top=1),
+        _graph(
+            "share of the last minute in which machines worked",
+            stack,
+            [[{"expression": busy_share(own), "label": "busy", "id": "busy"}]],
+            "Average",
+            top=1,
+        ),
         _graph(
             "memory of the fullest GPU, %", stack, _by_pool(stack, own, "GpuMemoryUsedPercent"), "Maximum"
         ),
@@ -116,6 +122,12 @@ def widgets(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     ]
 
 
+def busy_share(namespace: str) -> str:
+    """The share of working time over all machines there are: a search finds new ones by itself."""
+    found = f"SEARCH('{{\"{namespace}\",InstanceId}} MetricName=\"ActiveFraction\"', 'Average', {PERIOD_S})"
+    return f"AVG({found})"
+
+
 def url(stack: Stack, name: str) -> str:
     """Where the console shows a dashboard."""
     suffix = "amazonaws.cn" if stack.region.startswith("cn-") else "aws.amazon.com"
@@ -145,12 +157,6 @@ def _sizes(group_names: Mapping[str, Sequence[Name]]) -> list[list[Any]]:
         for group in groups
         for metric, word in (("GroupInServiceInstances", "running"), ("GroupDesiredCapacity", "wanted"))
     ]
-
-
-def _busy(own: str) -> list[Any]:
-    """Over all machines there are, whatever their ids: a search finds new ones by itself."""
-    found = f"SEARCH('{{\"{own}\",InstanceId}} MetricName=\"ActiveFraction\"', 'Average', {PERIOD_S})"
-    return [{"expression": f"AVG({found})", "label": "busy", "id": "busy"}]
 
 
 def _by_pool(stack: Stack, own: str, metric: str, *more: str) -> list[list[Any]]:
