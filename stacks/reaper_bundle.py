@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stacks import catalog, naming
+from stacks import catalog, meter_prices, naming
 from stacks.settings import Market, Pool, Stack
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +72,7 @@ def policy_document(stack: Stack, scale_in_alarms: Mapping[str, str]) -> dict[st
             "older_than_days": reaper.leftovers.older_than_days,
             "remove": reaper.leftovers.remove,
         },
+        "budget": meter_prices.budget_document(stack),
     }
 
 

@@ -103,6 +103,18 @@ class ThresholdKind(StrEnum):
     FORECAST = "forecast"
 
 
+class OnExceeded(StrEnum):
+    """What the sweep does once the last thresholds of kind ``actual`` are passed.
+
+    ``notify`` leaves it to people. ``freeze`` caps the training pools at the size they have when the last
+    but one is passed, and lets them start nothing more when the last is; no machine that runs is touched, and
+    ``gpu-reaper unfreeze`` or the next month lifts it.
+    """
+
+    NOTIFY = "notify"
+    FREEZE = "freeze"
+
+
 class BudgetScope(StrEnum):
     """Count what carries the stack's cost allocation tag (which must be activated), or the whole account."""
 
@@ -225,6 +237,7 @@ class Pool:
         efa: Elastic Fabric Adapter on every network card (AWS).
         erdma: elastic RDMA interfaces (Alibaba Cloud).
         gpu_memory_gib: what the work needs of each GPU; a type with less is refused. Null for no such need.
+        mig_profile: cut every GPU into instances of this profile at boot, say ``1g.10gb``; null for whole GPUs.
         on_demand_base: machines of a spot pool that are bought on demand first.
         spot_price_limit: most to pay for a spot machine and hour, in the currency of the account (Alibaba
             Cloud); null for whatever the market asks, which never passes the on-demand price.
@@ -249,6 +262,7 @@ class Pool:
     efa: bool = False
     erdma: bool = False
     gpu_memory_gib: Positive | None = None
+    mig_profile: str | None = None
     on_demand_base: Annotated[int, Field(ge=0)] = 0
     spot_price_limit: PositiveDecimal | None = None
     volume_gib: Positive = 200
@@ -297,6 +311,7 @@ class Budget:
         recipients: e-mail addresses.
         thresholds: in rising order for each kind.
         allow_overcommit: build the stack although its worst month would cost more than ``monthly``.
+        on_exceeded: only tell people, or also let training pools start no more machines.
     """
 
     monthly: Positive = 5000
@@ -306,6 +321,7 @@ class Budget:
     recipients: tuple[Address, ...] = ()
     thresholds: tuple[Threshold, ...] = DEFAULT_THRESHOLDS
     allow_overcommit: bool = False
+    on_exceeded: OnExceeded = OnExceeded.NOTIFY
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -321,7 +337,8 @@ class Reaper:
     """The scheduled sweep.
 
     Attributes:
-        every_minutes: time between sweeps.
+        every_minutes: time between sweeps; 10 at most, since each of them meters the spend too, and an alarm
+            on it is to come within 15 minutes.
         dry_run: decide, report and publish, but touch nothing.
         max_actions: machines ended by one sweep, at most.
         max_percent: the same as a share of the fleet.
@@ -329,7 +346,7 @@ class Reaper:
         leftovers: what to do with storage and addresses that nobody uses.
     """
 
-    every_minutes: Annotated[int, Field(ge=5, le=60)] = 10
+    every_minutes: Annotated[int, Field(ge=5, le=10)] = 10
     dry_run: bool = False
     max_actions: Positive = 10
     max_percent: Percent = 25

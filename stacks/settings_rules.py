@@ -16,7 +16,18 @@ from zoneinfo import available_timezones
 from stacks import alicloud_rules, image_rules, naming, pool_rules
 from stacks.catalog import Cloud
 from stacks.errors import Problem
-from stacks.settings import Access, Budget, Image, Nat, Network, Pool, Reaper, Storage
+from stacks.settings import (
+    Access,
+    Budget,
+    Image,
+    Nat,
+    Network,
+    OnExceeded,
+    Pool,
+    Reaper,
+    Storage,
+    ThresholdKind,
+)
 
 PRIVATE_RANGES = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 WIDEST_PUBLIC_PREFIX = 20
@@ -34,6 +45,7 @@ REGION_PATTERN = {
 }
 ZONE_SUFFIX_PATTERN = {Cloud.AWS: r"[a-z]", Cloud.ALICLOUD: r"-?[a-z]"}
 ROTATION_DAYS_AWS = 90
+FREEZE_STAGES = 2
 LUSTRE_FIRST_GIB = 1200
 LUSTRE_STEP_GIB = 2400
 
@@ -167,6 +179,12 @@ def _budget(budget: Budget, cloud: Cloud | None, *, emulated: bool) -> Iterator[
         percents = [threshold.percent for threshold in budget.thresholds if threshold.kind is kind]
         if any(later <= earlier for earlier, later in pairwise(percents)):
             yield Problem("budget.thresholds", percents, f"the percents of kind {kind} must rise")
+    actual = [threshold.percent for threshold in budget.thresholds if threshold.kind is ThresholdKind.ACTUAL]
+    if budget.on_exceeded is OnExceeded.FREEZE and len(actual) < FREEZE_STAGES:
+        allowed = (
+            "needs two thresholds of kind actual: pools are capped at the last but one, closed at the last"
+        )
+        yield Problem("budget.on_exceeded", str(budget.on_exceeded), allowed)
 
 
 @cache

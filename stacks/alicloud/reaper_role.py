@@ -7,14 +7,16 @@ import pulumi
 
 from stacks import naming
 from stacks.alicloud import policies
-from stacks.settings import Stack
+from stacks.settings import OnExceeded, Purpose, Stack
 
 MANAGED = f"{naming.PROJECT}:managed"
 STACK = f"{naming.PROJECT}:stack"
+POOL = f"{naming.PROJECT}:pool"
 PROTECTED = f"{naming.PROJECT}:protected"
 # ModifyInstanceAutoReleaseTime is the last safety on spot: a machine whose sweep never comes ends by itself.
 END_ACTIONS = ("ecs:StopInstances", "ecs:DeleteInstances", "ecs:ModifyInstanceAutoReleaseTime")
 GROUP_ACTIONS = ("ess:AttachInstances", "ess:DetachInstances")
+LIMIT_ACTIONS = ("ess:ModifyScalingGroup", "ess:SuspendProcesses", "ess:ResumeProcesses")
 MARK_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")
 REMOVE_ACTIONS = ("ecs:DeleteDisk", "vpc:ReleaseEipAddress")
 # None of these knows a resource or a condition narrower than the account.
@@ -66,10 +68,21 @@ def _ends(stack: Stack) -> Sequence[policies.Statement]:
         policies.allow(GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", of_stack),
         policies.allow(MARK_ACTIONS, [f"acs:ecs:{own}:instance/*", f"acs:ecs:{own}:disk/*"], of_stack),
     ]
+    if stack.budget.on_exceeded is OnExceeded.FREEZE:
+        statements += _freezes(stack, f"acs:ess:{own}:scalinggroup/*")
     if stack.reaper.leftovers.remove:
         things = [f"acs:ecs:{own}:disk/*", f"acs:vpc:{own}:eip/*"]
         statements.append(policies.allow(REMOVE_ACTIONS, things, of_stack))
     return statements
+
+
+def _freezes(stack: Stack, groups: str) -> Sequence[policies.Statement]:
+    """Limit and close the groups of training pools; RAM knows no parts of ModifyScalingGroup to leave out."""
+    training = [pool.name for pool in stack.pools if pool.purpose is Purpose.TRAINING]
+    if not training:
+        return []
+    own = {f"acs:ResourceTag/{STACK}": [stack.name], f"acs:ResourceTag/{POOL}": training}
+    return [policies.allow(LIMIT_ACTIONS, groups, {"StringEquals": own})]
 
 
 def _denials(stack: Stack) -> Sequence[policies.Statement]:

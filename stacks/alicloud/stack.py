@@ -42,7 +42,7 @@ def build(stack: Stack) -> dict[str, Any]:
         Endpoints(name, EndpointsArgs(stack, network.vpc_id, subnet_ids, group), own)
     storage = Storage(name, StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids), own)
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
-    budget = Budget(name, BudgetArgs(stack, keys.key_id, keys.key_arn), own)
+    budget = Budget(name, BudgetArgs(stack), own)
 
     def fleet(pool: Pool) -> Fleet:
         args = FleetArgs(
@@ -77,7 +77,6 @@ def build(stack: Stack) -> dict[str, Any]:
         "image_pipeline_id": image.pipeline_id,
         "imported_image_id": image.imported_id,
         "reaper_function_name": reaper.function_name,
-        "meter_function_name": budget.function_name,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
         "cost": cost,

@@ -1,4 +1,8 @@
-"""What the month may cost, and who hears of it before and after."""
+"""What the month may cost, and who hears of it before and after.
+
+AWS Budgets knows the bill, a few times a day. The sweep's meter knows hours and list prices, every few
+minutes; alarms on it come within a quarter of an hour.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +13,12 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.aws import policies
 from stacks.settings import Budget as BudgetSettings
-from stacks.settings import BudgetScope, Stack, ThresholdKind
+from stacks.settings import BudgetScope, Stack, Threshold, ThresholdKind
 
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
+# What the meter publishes of the whole stack (image/reaper/metrics.py), in the budget's currency.
+METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
+PERIOD_S = 300
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,37 @@ class Budget(pulumi.ComponentResource):
             aws.sns.TopicSubscription(
                 f"{name}-{address}", topic=topic.arn, protocol="email", endpoint=address, opts=child
             )
+        for threshold in budget.thresholds:
+            self._meter_alarm(name, stack, threshold, topic.arn)
         # moto 5.2.5 knows neither a budget's tags nor its subscribers, and the provider asks on and on.
         if not stack.emulated:
             # Budgets tries the topic when a notification is made: the policy must stand before it.
             self._monthly(name, stack, topic.arn, pulumi.ResourceOptions(parent=self, depends_on=[policy]))
         self.topic_arn = topic.arn
         self.register_outputs({"topic_arn": topic.arn})
+
+    def _meter_alarm(
+        self, name: str, stack: Stack, threshold: Threshold, topic_arn: pulumi.Output[str]
+    ) -> None:
+        """Tell once the meter passes a threshold; between two sweeps the alarm stays as it is."""
+        label = f"{name}-{threshold.kind}-{threshold.percent}"
+        aws.cloudwatch.MetricAlarm(
+            label,
+            name=label,
+            alarm_description=f"{METRICS[threshold.kind]} passed {threshold.percent} % of the budget of "
+            f"{stack.budget.monthly} {stack.budget.currency}",
+            namespace=naming.metric_namespace(stack.name),
+            metric_name=METRICS[threshold.kind],
+            statistic="Maximum",
+            comparison_operator="GreaterThanThreshold",
+            threshold=stack.budget.monthly * threshold.percent / 100,
+            period=PERIOD_S,
+            evaluation_periods=1,
+            treat_missing_data="ignore",
+            alarm_actions=[topic_arn],
+            tags=naming.tags(stack.name, stack.owner),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
 
     @staticmethod
     def _monthly(

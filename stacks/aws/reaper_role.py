@@ -7,10 +7,11 @@ import pulumi
 
 from stacks import naming
 from stacks.aws import policies
-from stacks.settings import Stack
+from stacks.settings import OnExceeded, Purpose, Stack
 
 MANAGED = f"{naming.PROJECT}:managed"
 STACK = f"{naming.PROJECT}:stack"
+POOL = f"{naming.PROJECT}:pool"
 PROTECTED = f"{naming.PROJECT}:protected"
 # The sweep's own marks, the only tags it may write or remove.
 MARKS = (f"{naming.PROJECT}:idle-since", f"{naming.PROJECT}:reap-after")
@@ -21,6 +22,10 @@ LICENCES = tuple(
 )
 END_ACTIONS = ("ec2:StopInstances", "ec2:TerminateInstances")
 GROUP_ACTIONS = ("autoscaling:AttachInstances", "autoscaling:DetachInstances")
+LIMIT_ACTIONS = ("autoscaling:UpdateAutoScalingGroup",)
+CLOSE_ACTIONS = ("autoscaling:SuspendProcesses", "autoscaling:ResumeProcesses")
+# Parts of UpdateAutoScalingGroup that a freeze leaves alone (IAM, keys of Amazon EC2 Auto Scaling).
+KEPT_PARTS = ("MinSize", "LaunchTemplateVersionSpecified", "VPCZoneIdentifiers")
 REMOVE_ACTIONS = ("ec2:DeleteVolume", "ec2:ReleaseAddress")
 # None of these knows a resource or a condition narrower than the account.
 LOOK_ACTIONS = (
@@ -67,7 +72,8 @@ def _looks() -> Sequence[policies.Statement]:
 def _ends(stack: Stack) -> Sequence[policies.Statement]:
     """Ends, marks and group changes, each bound to this stack's managed machines by their tags."""
     ec2 = f"arn:{policies.partition(stack.region)}:ec2:{stack.region}:{stack.account_id}"
-    group = f"arn:{policies.partition(stack.region)}:autoscaling:{stack.region}:{stack.account_id}"
+    scaling = f"arn:{policies.partition(stack.region)}:autoscaling:{stack.region}:{stack.account_id}"
+    groups = f"{scaling}:autoScalingGroup:*:autoScalingGroupName/{naming.prefixed(stack.name)}-*"
     licensed = {f"aws:ResourceTag/{MANAGED}": "true", f"aws:ResourceTag/{STACK}": stack.name}
     # A volume is tagged like the machine it came with; an address carries the stack's tag.
     things = [f"{ec2}:{kind}/*" for kind in ("instance", "volume", "elastic-ip")]
@@ -76,7 +82,7 @@ def _ends(stack: Stack) -> Sequence[policies.Statement]:
         policies.allow(
             "LeaveGroups",
             GROUP_ACTIONS,
-            f"{group}:autoScalingGroup:*:autoScalingGroupName/{naming.prefixed(stack.name)}-*",
+            groups,
             {"StringEquals": {f"aws:ResourceTag/{STACK}": stack.name}},
         ),
         policies.allow(
@@ -90,10 +96,25 @@ def _ends(stack: Stack) -> Sequence[policies.Statement]:
             },
         ),
     ]
+    if stack.budget.on_exceeded is OnExceeded.FREEZE:
+        statements += _freezes(stack, groups)
     if stack.reaper.leftovers.remove:
         own = {"StringEquals": {f"aws:ResourceTag/{STACK}": stack.name}}
         statements.append(policies.allow("RemoveLeftovers", REMOVE_ACTIONS, things[1:], own))
     return statements
+
+
+def _freezes(stack: Stack, groups: str) -> Sequence[policies.Statement]:
+    """Limit and close the groups of training pools, and nothing else about them."""
+    training = [pool.name for pool in stack.pools if pool.purpose is Purpose.TRAINING]
+    if not training:
+        return []
+    own = {f"aws:ResourceTag/{STACK}": stack.name, f"aws:ResourceTag/{POOL}": training}
+    kept = {"Null": {f"autoscaling:{part}": "true" for part in KEPT_PARTS}}
+    return [
+        policies.allow("LimitGroups", LIMIT_ACTIONS, groups, {"StringEquals": own, **kept}),
+        policies.allow("CloseGroups", CLOSE_ACTIONS, groups, {"StringEquals": own}),
+    ]
 
 
 def _denials(stack: Stack) -> Sequence[policies.Statement]:

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stacks import catalog, stack_files
-from stacks.alicloud import budget
 from stacks.alicloud.fleet import group_plans
+from stacks.alicloud.reaper import policy_document
 from stacks.catalog import Cloud
 from stacks.settings_reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack, stack_file
@@ -149,20 +149,20 @@ def test_each_threshold_alarms_at_its_share_of_the_month():
 
 
 def test_the_meter_counts_with_the_prices_of_the_catalog():
-    document = budget.meter_document(stack(pools=[pool(), pool(name="big", types=["ecs.gn8v.4xlarge"])]))
+    made = stack(pools=[pool(), pool(name="big", types=["ecs.gn8v.4xlarge"])])
 
-    assert document["hourly_price"] == {
-        "ecs.gn7i-c8g1.2xlarge": {"amount": "9.5326", "currency": "CNY"},
-        "ecs.gn8v.4xlarge": None,
-    }
+    pools = policy_document(made)["budget"]["pools"]
+
+    assert pools["dev"]["on_demand"] == {"ecs.gn7i-c8g1.2xlarge": "9.532600"}
+    assert pools["big"]["on_demand"] == {"ecs.gn8v.4xlarge": None}
 
 
 def test_the_sweep_runs_as_often_as_the_settings_say():
-    found = register(stack(reaper={"every_minutes": 20}))
+    found = register(stack(reaper={"every_minutes": 7}))
 
     (trigger,) = inputs(found, "alicloud:fc/v3Trigger:V3Trigger", name="-reaper")
     assert json.loads(trigger["triggerConfig"]) == {
-        "cronExpression": "@every 20m",
+        "cronExpression": "@every 7m",
         "enable": True,
         "payload": "{}",
     }

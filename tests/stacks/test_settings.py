@@ -141,6 +141,14 @@ BAD_INPUTS = {
         {"budget": {"recipients": ["a@b.org"], "thresholds": [{"percent": 90}, {"percent": 80}]}},
         "budget.thresholds = [90, 80]: the percents of kind actual must rise",
     ),
+    "a freeze with one threshold": (
+        {"budget": {"recipients": ["a@b.org"], "on_exceeded": "freeze", "thresholds": [{"percent": 100}]}},
+        "budget.on_exceeded = 'freeze': needs two thresholds of kind actual",
+    ),
+    "sweeps too far apart to meter": (
+        {"reaper": {"every_minutes": 20}},
+        "reaper.every_minutes = 20: must be less than or equal to 10",
+    ),
     "a currency AWS budgets lack": (
         {"budget": {"currency": "CNY", "recipients": ["a@b.org"]}},
         "budget.currency = 'CNY': must be one of USD on aws",

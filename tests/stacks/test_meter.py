@@ -1,0 +1,148 @@
+"""The meter as a stack declares it: its prices, its alarms, and what its freeze may touch."""
+
+import json
+from decimal import Decimal
+
+import pytest
+
+from stacks.cost import Kind, Level
+from stacks.cost_lines import estimate
+from stacks.meter_prices import budget_document
+from tests.stacks import alicloud_examples, examples
+from tests.stacks.alicloud_programs import inputs
+from tests.stacks.alicloud_programs import register as register_alicloud
+
+ALARM = "aws:cloudwatch/metricAlarm:MetricAlarm"
+ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
+FREEZE = {
+    "monthly": 5000,
+    "recipients": ["team@example.com"],
+    "allow_overcommit": True,
+    "on_exceeded": "freeze",
+}
+TRAIN = {"name": "train", "purpose": "training"}
+
+
+def test_an_hour_at_worst_by_the_meter_is_an_hour_at_worst_by_the_estimate():
+    stack = examples.stack(
+        pools=[examples.pool(), examples.pool(name="cheap", market="spot", types=["g5.xlarge", "g6.xlarge"])]
+    )
+
+    document, cost = budget_document(stack), estimate(stack)
+
+    machines = sum(
+        pool.size.max
+        * (
+            max(
+                map(
+                    Decimal,
+                    document["pools"][pool.name]["spot" if pool.market == "spot" else "on_demand"].values(),
+                )
+            )
+            + Decimal(document["pools"][pool.name]["disk_per_hour"])
+        )
+        for pool in stack.pools
+    )
+    worst = cost.hour(Level.MAX).high.amount
+    assert abs(machines + Decimal(document["shared_per_hour"]) - worst) < Decimal("0.0001")
+
+
+def test_only_training_pools_freeze():
+    stack = examples.stack(pools=[examples.pool(), examples.pool(**TRAIN)])
+
+    pools = budget_document(stack)["pools"]
+
+    assert {name: pool["freezes"] for name, pool in pools.items()} == {"dev": False, "train": True}
+
+
+def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour():
+    block = examples.pool(
+        market="capacity-block",
+        types=["p5.48xlarge"],
+        reservation_id="cr-0123456789abcdef0",
+        zones=["us-east-1a"],
+    )
+
+    assert budget_document(examples.stack(pools=[block]))["pools"]["dev"]["on_demand"] == {"p5.48xlarge": "0"}
+
+
+def test_prices_are_told_in_the_budgets_currency():
+    budget = {"monthly": 100_000, "currency": "USD", "cny_per_usd": "7", "recipients": ["team@example.com"]}
+    stack = alicloud_examples.stack(budget=budget)
+
+    (price,) = budget_document(stack)["pools"]["dev"]["on_demand"].values()
+
+    line = next(one for one in estimate(stack).lines if one.kind is Kind.COMPUTE)
+    assert Decimal(price) == pytest.approx(line.quotes[0].amount / 7, abs=Decimal("1e-6"))
+
+
+def meter_alarms(found):
+    own = [one.inputs for one in found.of_type(ALARM) if one.inputs["metricName"].startswith("Month")]
+    return {(one["metricName"], one["threshold"]): one for one in own}
+
+
+def test_each_threshold_has_an_alarm_on_the_meter_that_comes_within_a_quarter_of_an_hour(shipped):
+    budget = shipped.settings.budget
+    expected = {
+        ({"actual": "MonthCost", "forecast": "MonthForecast"}[one.kind], budget.monthly * one.percent / 100)
+        for one in budget.thresholds
+    }
+
+    found = meter_alarms(shipped)
+
+    assert found.keys() == expected
+    for alarm in found.values():
+        assert alarm["namespace"] == f"GpuFleet/{shipped.settings.name}"
+        assert alarm["alarmActions"] == [shipped.rehearsed.outputs["topic_arn"]]
+        assert shipped.settings.reaper.every_minutes * 60 + alarm["period"] <= 15 * 60
+        # nothing new between two sweeps is no all-clear
+        assert (alarm["treatMissingData"], alarm["evaluationPeriods"]) == ("ignore", 1)
+
+
+def reaper_statements(found):
+    (own,) = [one for one in found.of_type(ROLE_POLICY) if one.name.endswith("-reaper")]
+    return {one["Sid"]: one for one in json.loads(own.inputs["policy"])["Statement"]}
+
+
+def test_a_freeze_may_limit_training_groups_and_change_nothing_else_about_them(register):
+    found = register(examples.stack(budget=FREEZE, pools=[examples.pool(), examples.pool(**TRAIN)]))
+
+    statements = reaper_statements(found)
+
+    for sid in ("LimitGroups", "CloseGroups"):
+        assert statements[sid]["Condition"]["StringEquals"] == {
+            "aws:ResourceTag/gpu-fleet:stack": "test",
+            "aws:ResourceTag/gpu-fleet:pool": ["train"],
+        }
+        assert statements[sid]["Resource"].endswith(":autoScalingGroupName/gpu-fleet-test-*")
+    assert statements["LimitGroups"]["Condition"]["Null"]["autoscaling:MinSize"] == "true"
+
+
+@pytest.mark.parametrize("budget", [{**FREEZE, "on_exceeded": "notify"}, FREEZE])
+def test_a_stack_that_never_freezes_grants_nothing_for_it(register, budget):
+    pools = (
+        [examples.pool(), examples.pool(**TRAIN)] if budget["on_exceeded"] == "notify" else [examples.pool()]
+    )
+
+    statements = reaper_statements(register(examples.stack(budget=budget, pools=pools)))
+
+    assert not {"LimitGroups", "CloseGroups"} & statements.keys()
+
+
+@pytest.mark.parametrize(("on_exceeded", "allowed"), [("notify", []), ("freeze", [["train"]])])
+def test_a_freeze_on_alibaba_cloud_is_bound_to_training_groups_too(on_exceeded, allowed):
+    budget = {"monthly": 10**6, "currency": "CNY", "recipients": ["a@b.org"], "on_exceeded": on_exceeded}
+    found = register_alicloud(
+        alicloud_examples.stack(
+            budget=budget, pools=[alicloud_examples.pool(), alicloud_examples.pool(**TRAIN)]
+        )
+    )
+
+    statements = [
+        one
+        for policy in inputs(found, "alicloud:ram/policy:Policy", name="-reaper")
+        for one in json.loads(policy["policyDocument"])["Statement"]
+    ]
+    limiting = [one for one in statements if "ess:ModifyScalingGroup" in one["Action"]]
+
+    assert [one["Condition"]["StringEquals"]["acs:ResourceTag/gpu-fleet:pool"] for one in limiting] == allowed
