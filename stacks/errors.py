@@ -7,6 +7,10 @@ class StacksError(Exception):
     """Anything this room refuses. Its text needs no traceback beside it."""
 
 
+class CannotCheckError(StacksError):
+    """A question that a cloud did not answer; its text says why, and which permission was missing."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong with a stack file.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from stacks.preflight.alicloud_calls import Alicloud
+from stacks.calls.alicloud import Alicloud
 from stacks.preflight.alicloud_owned import account, owned
 from stacks.preflight.alicloud_quotas import quotas
 from stacks.preflight.alicloud_room import room

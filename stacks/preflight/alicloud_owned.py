@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 from stacks import naming
-from stacks.preflight.alicloud_calls import Alicloud, listed
-from stacks.preflight.findings import CannotCheckError, Finding, Verdict, guarded
+from stacks.calls.alicloud import Alicloud, listed
+from stacks.errors import CannotCheckError
+from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Stack
 
 ARCHITECTURE = "x86_64"

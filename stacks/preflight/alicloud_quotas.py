@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from stacks.calls.alicloud import Alicloud, listed
 from stacks.cost_lines import gateways
+from stacks.errors import CannotCheckError
 from stacks.instance_types import InstanceType
-from stacks.preflight.alicloud_calls import Alicloud, listed
-from stacks.preflight.findings import CannotCheckError, Finding, Verdict, guarded
+from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import vcpus
 from stacks.settings import Market, Stack
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from stacks.preflight.alicloud_calls import Alicloud, listed
-from stacks.preflight.findings import CannotCheckError, Finding, Verdict, guarded
+from stacks.calls.alicloud import Alicloud, listed
+from stacks.errors import CannotCheckError
+from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Grouping, Market, Pool, Stack
 
 IN_STOCK = "WithStock"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from stacks.preflight.aws_calls import Aws, Clients, clients_of
+from stacks.calls.aws import Aws, Clients, clients_in
 from stacks.preflight.aws_owned import account, owned
 from stacks.preflight.aws_quotas import quotas
 from stacks.preflight.aws_room import room
@@ -20,7 +20,7 @@ def look(stack: Stack, clients: Clients | None = None) -> Iterator[Finding]:
     Raises:
         CannotCheckError: there are no credentials, or nobody answers.
     """
-    aws = Aws(clients or clients_of(stack))
+    aws = Aws(clients or clients_in(stack.region, stack.endpoint_url))
     yield account(stack, aws)
     yield from quotas(stack, aws)
     yield from room(stack, aws)

@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any
 
 from stacks import naming
-from stacks.preflight.aws_calls import Aws
-from stacks.preflight.findings import CannotCheckError, Finding, Verdict, guarded
+from stacks.calls.aws import Aws
+from stacks.errors import CannotCheckError
+from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Stack
 
 ARCHITECTURE = "x86_64"

@@ -7,9 +7,9 @@ from functools import cache, partial
 from typing import Any
 
 from stacks import catalog, naming
+from stacks.calls.aws import Aws
 from stacks.cost_lines import gateways
 from stacks.instance_types import Cloud, InstanceType
-from stacks.preflight.aws_calls import Aws
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import vcpus
 from stacks.settings import Market, Stack

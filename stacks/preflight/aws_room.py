@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 
+from stacks.calls.aws import Aws
 from stacks.cost import Level
 from stacks.cost_lines import machines
-from stacks.preflight.aws_calls import Aws
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import types_of
 from stacks.settings import Grouping, Market, Pool, Stack

@@ -8,8 +8,9 @@ import click
 from rich.console import Console
 
 from stacks import stack_files
+from stacks.errors import CannotCheckError
 from stacks.preflight import report
-from stacks.preflight.findings import CannotCheckError, Finding, Verdict, exit_code
+from stacks.preflight.findings import Finding, Verdict, exit_code
 from stacks.settings import Stack
 
 PIPE_WIDTH = 140

@@ -4,11 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from stacks.errors import StacksError
-
-
-class CannotCheckError(StacksError):
-    """A question that the cloud did not answer; its text says why, and which permission was missing."""
+from stacks.errors import CannotCheckError
 
 
 class Verdict(StrEnum):

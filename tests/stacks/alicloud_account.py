@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from alibabacloud_credentials.client import Client as Credentials
 from alibabacloud_credentials.models import Config
 
-from stacks.preflight.alicloud_calls import Alicloud
+from stacks.calls.alicloud import Alicloud
 
 OK, FORBIDDEN = 200, 403
 

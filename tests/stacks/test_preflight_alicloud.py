@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from stacks.calls.alicloud import Alicloud
 from stacks.preflight import alicloud
-from stacks.preflight.alicloud_calls import Alicloud
 from stacks.preflight.command import preflight
 from stacks.preflight.findings import Finding, Verdict
 from stacks.settings import Stack

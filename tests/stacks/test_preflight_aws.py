@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from stacks import stack_files
-from stacks.preflight import aws, aws_calls
+from stacks.calls import aws as aws_calls
+from stacks.preflight import aws
 from stacks.preflight.command import preflight
 from stacks.preflight.findings import Finding, Verdict
 from stacks.rehearsal.moto_server import moto_server
@@ -337,7 +338,7 @@ def test_credentials_of_another_account_are_the_first_problem():
 
 
 def run(name: str, cloud: Account, monkeypatch):
-    monkeypatch.setattr(aws, "clients_of", lambda settings: cloud.client)
+    monkeypatch.setattr(aws, "clients_in", lambda region, emulator: cloud.client)
     return CliRunner().invoke(preflight, [name])
 
 

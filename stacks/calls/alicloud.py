@@ -16,7 +16,7 @@ from alibabacloud_tea_openapi.utils_models import (  # type: ignore[import-untyp
 from darabonba.runtime import RuntimeOptions  # type: ignore[import-untyped]
 from Tea.exceptions import TeaException  # type: ignore[import-untyped]
 
-from stacks.preflight.findings import CannotCheckError
+from stacks.errors import CannotCheckError
 
 # Product -> version of its API, and the permission's first half: api.alibabacloud.com, page of each product.
 VERSIONS = {

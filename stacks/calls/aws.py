@@ -8,8 +8,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from stacks.preflight.findings import CannotCheckError
-from stacks.settings import Stack
+from stacks.errors import CannotCheckError
 
 # docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, and the same of the JSON services.
 DENIALS = frozenset(
@@ -22,15 +21,18 @@ LIMITS = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard",
 Clients = Callable[[str], Any]
 
 
-def clients_of(stack: Stack) -> Clients:
-    """boto3 clients with the credentials of the environment, or of the stack's emulator."""
-    emulator = {
-        "endpoint_url": stack.endpoint_url,
-        "aws_access_key_id": "emulator",
-        "aws_secret_access_key": "emulator",
-    }
-    session, more = boto3.session.Session(region_name=stack.region), emulator if stack.emulated else {}
-    return lambda service: session.client(service, config=LIMITS, **more)  # type: ignore[call-overload]
+def clients_in(region: str, emulator: str | None = None) -> Clients:
+    """boto3 clients with the credentials of the environment, or of an emulator, which takes any."""
+    session = boto3.session.Session(region_name=region)
+    if emulator is None:
+        return lambda service: session.client(service, config=LIMITS)  # type: ignore[call-overload]
+    return lambda service: session.client(  # type: ignore[call-overload]
+        service,
+        config=LIMITS,
+        endpoint_url=emulator,
+        aws_access_key_id="emulator",
+        aws_secret_access_key="emulator",  # noqa: S106 - an emulator takes any
+    )
 
 
 class Aws:
