@@ -13,7 +13,14 @@ from rich.console import Console
 from stacks import stack_files
 from stacks.catalog import Cloud
 from stacks.errors import StacksError
-from stacks.rehearsal import bucket_policies, closing, machines, reaper_act, training_act
+from stacks.rehearsal import (
+    bucket_policies,
+    budget_act,
+    closing,
+    machines,
+    reaper_act,
+    training_act,
+)
 from stacks.rehearsal.clients import ClientPool, Clients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import moto_server
@@ -82,7 +89,7 @@ def rehearse(console: Console, clients: Clients, settings: Stack, build: Path) -
     if settings.name == WHOLE_PLAY:
         figures |= use(console, clients, settings, rehearsed, folder)
     seconds = time.perf_counter() - started
-    _act(console, 5, "what came of it")
+    _act(console, 6, "what came of it")
     console.print(closing.table(figures, seconds))
     target = build / "rehearsal.json"
     closing.write(target, settings.name, figures, seconds)
@@ -102,7 +109,7 @@ def stand_up(console: Console, clients: Clients, name: str) -> Rehearsed:
 def use(
     console: Console, clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path
 ) -> closing.Figures:
-    """Third and fourth act: people train on the machines, and forget some of them."""
+    """Third to fifth act: people train on the machines, forget some of them, and spend the month's money."""
     _act(console, 3, "training, a spot notice half-way, the resume on another machine")
     spot = next(pool.name for pool in settings.pools if pool.market == "spot")
     written = folder / "instance.toml"
@@ -112,7 +119,10 @@ def use(
     _act(console, 4, "some machines are forgotten: the sweep, dry and then for real")
     reaped = reaper_act.play(console, clients, settings, rehearsed, folder / "reaper")
     console.print(reaper_act.summary(reaped))
-    return {"trainer": asdict(trained), "reaper": asdict(reaped)}
+    _act(console, 5, "the month's money is spent: one more sweep")
+    breached = budget_act.play(clients, settings, rehearsed, folder / "budget")
+    console.print(budget_act.summary(breached))
+    return {"trainer": asdict(trained), "reaper": asdict(reaped), "budget": asdict(breached)}
 
 
 def _act(console: Console, number: int, title: str) -> None:

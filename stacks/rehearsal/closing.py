@@ -1,6 +1,7 @@
 """Last act: every figure of the rehearsal, in a table and in ``build/rehearsal.json``."""
 
 import json
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def _shown(value: Any) -> str:
 
 def broken_promises(figures: Figures) -> list[str]:
     """What the figures show that must never happen; empty when all is well."""
-    trainer, reaper = figures.get("trainer"), figures.get("reaper")
+    trainer, reaper, budget = (figures.get(act) for act in ("trainer", "reaper", "budget"))
     broken = []
     if trainer is not None:
         if not trainer["resume_equal"]:
@@ -52,7 +53,20 @@ def broken_promises(figures: Figures) -> list[str]:
             broken.append(f"{reaper['false_kills']} machines were taken that had to stay")
         if reaper["changed_by_dry_run"] > 0:
             broken.append(f"the dry sweep changed {reaper['changed_by_dry_run']} machines")
+    if budget is not None:
+        broken += _broken_by_budget(budget)
     return broken
+
+
+def _broken_by_budget(budget: dict[str, Any]) -> Iterator[str]:
+    if budget["alarms_raised"] < budget["alarms_declared"]:
+        yield "an alarm of the budget stays silent although the money is spent"
+    if budget["groups_frozen"] < budget["groups_of_training"]:
+        yield "a training group takes machines although the money is spent"
+    if budget["machines_touched"] > 0:
+        yield f"the freeze touched {budget['machines_touched']} machines"
+    if budget["limits_given_back"] < budget["groups_of_training"]:
+        yield "a group did not get its limit back"
 
 
 def write(path: Path, stack: str, figures: Figures, seconds: float) -> None:

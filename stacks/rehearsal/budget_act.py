@@ -1,0 +1,164 @@
+"""Fifth act: the month's money is spent. One sweep of the function tells it and freezes the training pools.
+
+The meter in the bucket is moved on as if the machines of the month's first weeks had been many: that money is
+the one thing here that nobody spent. Everything else is the stack's own: the function's archive, its policy,
+its bucket, the alarms, the groups.
+"""
+
+import getpass
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from stacks import naming
+from stacks.rehearsal import machines, processes, sweeps
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.errors import RehearsalError
+from stacks.rehearsal.program import ROOT, Rehearsed
+from stacks.settings import Purpose, Stack
+
+METER = "meter.json"
+SPENT = "MonthCost"
+LAUNCH = "Launch"
+RECENT = timedelta(minutes=15)
+
+
+@dataclass(frozen=True)
+class Breached:
+    """What came of the act.
+
+    Attributes:
+        alarms_raised: of the budget's alarms on money spent, those whose threshold the meter passed.
+        alarms_declared: all of them.
+        groups_frozen: training groups that start nothing any more, and are as large as they are.
+        groups_of_training: all of them.
+        machines_touched: machines that are not as they were.
+        limits_given_back: groups that ``gpu-reaper unfreeze`` gave their limit back.
+        spent_usd: this month by the meter, most of it invented by this act.
+        seconds: of the whole act.
+    """
+
+    alarms_raised: int
+    alarms_declared: int
+    groups_frozen: int
+    groups_of_training: int
+    machines_touched: int
+    limits_given_back: int
+    spent_usd: Decimal
+    seconds: float
+
+
+def play(clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path) -> Breached:
+    """Spend the month's money, sweep once, and lift the freeze.
+
+    Raises:
+        ChildError: when the sweep or the command fails.
+        RehearsalError: when nothing was metered before, or the sweep says nothing of it.
+    """
+    started = time.perf_counter()
+    function = sweeps.unpacked(rehearsed, folder / "function")
+    names = training_groups(settings, rehearsed)
+    before, limits = machines.pictures(clients, settings.name), dict(_limits(clients, names))
+    spend(clients, rehearsed, Decimal(settings.budget.monthly))
+    spending = sweeps.by_function(function)["spending"]
+    if spending is None:
+        raise RehearsalError("the sweep metered nothing: see function.log")
+    after = machines.pictures(clients, settings.name)
+    frozen = dict(_groups(clients, names))
+    alarms = list(_alarms(clients, settings.name))
+    raised = [one for one in alarms if _published(clients, one) > one["Threshold"]]
+    _unfreeze(function, folder)
+    return Breached(
+        alarms_raised=len(raised),
+        alarms_declared=len(alarms),
+        groups_frozen=sum(_is_frozen(one) for one in frozen.values()),
+        groups_of_training=len(names),
+        machines_touched=sum(after.get(key) != picture for key, picture in before.items()),
+        limits_given_back=sum(limits[name] == most for name, most in _limits(clients, names)),
+        spent_usd=Decimal(spending["month_cost"]),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def training_groups(settings: Stack, rehearsed: Rehearsed) -> list[str]:
+    """The scaling groups of every pool that a freeze concerns."""
+    pools = [pool.name for pool in settings.pools if pool.purpose is Purpose.TRAINING]
+    return [name for pool in pools for name in rehearsed.outputs["group_names"][pool]]
+
+
+def spend(clients: Clients, rehearsed: Rehearsed, amount: Decimal) -> None:
+    """Let the meter say that so much more was spent this month.
+
+    Raises:
+        RehearsalError: there is no meter yet: a sweep makes it.
+    """
+    bucket = rehearsed.outputs["bucket_uris"]["records"].removeprefix("s3://")
+    key, s3 = f"reaper/{METER}", clients("s3")
+    try:
+        reading: dict[str, Any] = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+    except s3.exceptions.NoSuchKey as error:
+        raise RehearsalError(f"s3://{bucket}/{key} is not there: no sweep has metered yet") from error
+    pool = next(iter(reading["month"]))
+    reading["month"][pool] = str(Decimal(reading["month"][pool]) + amount)
+    s3.put_object(Bucket=bucket, Key=key, Body=json.dumps(reading).encode())
+
+
+def _groups(clients: Clients, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    found = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
+    for group in found["AutoScalingGroups"]:
+        yield group["AutoScalingGroupName"], group
+
+
+def _limits(clients: Clients, names: list[str]) -> Iterator[tuple[str, int]]:
+    for name, group in _groups(clients, names):
+        yield name, group["MaxSize"]
+
+
+def _is_frozen(group: Mapping[str, Any]) -> bool:
+    closed = LAUNCH in {one["ProcessName"] for one in group["SuspendedProcesses"]}
+    return closed and group["MaxSize"] == max(len(group["Instances"]), group["MinSize"])
+
+
+def _alarms(clients: Clients, stack: str) -> Iterator[dict[str, Any]]:
+    """The budget's alarms on what is spent; moto keeps them and lets none go off."""
+    prefix = naming.prefixed(stack, "actual-")
+    yield from clients("cloudwatch").describe_alarms(AlarmNamePrefix=prefix)["MetricAlarms"]
+
+
+def _published(clients: Clients, alarm: Mapping[str, Any]) -> float:
+    """What the alarm would have looked at: its statistic of its metric, over the time it may come late."""
+    now = datetime.now(UTC)
+    found = clients("cloudwatch").get_metric_statistics(
+        Namespace=alarm["Namespace"],
+        MetricName=alarm["MetricName"],
+        Dimensions=alarm["Dimensions"],
+        StartTime=now - RECENT,
+        EndTime=now + RECENT,
+        Period=alarm["Period"],
+        Statistics=[alarm["Statistic"]],
+    )
+    return max((point[alarm["Statistic"]] for point in found["Datapoints"]), default=0.0)
+
+
+def _unfreeze(function: sweeps.Function, folder: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "image.reaper", "unfreeze"),
+        *("--reason", "the rehearsal goes on", "--policy", str(function.folder / "policy.json")),
+    ]
+    environment = {**function.environment, "PYTHONPATH": str(ROOT), "LOGNAME": getpass.getuser()}
+    processes.run(command, folder / "unfreeze.log", environment)
+
+
+def summary(found: Breached) -> str:
+    """The act in one line."""
+    return (
+        f"{found.spent_usd:,.2f} USD spent: {found.alarms_raised} of {found.alarms_declared} alarms go off, "
+        f"{found.groups_frozen} of {found.groups_of_training} training groups take no machine, "
+        f"{found.machines_touched} machines touched; unfreeze gave {found.limits_given_back} their limit back"
+    )

@@ -1,0 +1,57 @@
+"""The act in which the month's money is spent, played by itself against moto."""
+
+from dataclasses import asdict
+
+import pytest
+
+from stacks import stack_files
+from stacks.rehearsal import budget_act, closing, sweeps
+from stacks.rehearsal.bucket_policies import conditions_left_out
+from stacks.rehearsal.clients import ClientPool, Clients
+from stacks.rehearsal.errors import RehearsalError
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+
+
+@pytest.fixture(scope="module")
+def local():
+    with moto_server("us-east-1"), conditions_left_out():
+        yield run_program("local"), Clients("us-east-1", ClientPool())
+
+
+def test_one_sweep_after_the_money_is_spent_alarms_freeze_and_no_machine_is_touched(local, tmp_path):
+    rehearsed, clients = local
+    with pytest.raises(RehearsalError, match="no sweep has metered yet"):
+        budget_act.spend(clients, rehearsed, 1)
+    sweeps.by_function(sweeps.unpacked(rehearsed, tmp_path / "first"))
+
+    breached = budget_act.play(clients, stack_files.settings_of("local"), rehearsed, tmp_path / "act")
+
+    assert (breached.alarms_raised, breached.alarms_declared) == (2, 2)
+    assert (breached.groups_frozen, breached.groups_of_training) == (1, 1)
+    assert (breached.machines_touched, breached.limits_given_back) == (0, 1)
+    assert closing.broken_promises({"budget": asdict(breached)}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"alarms_raised": 1}, "stays silent"),
+        ({"groups_frozen": 0}, "takes machines although"),
+        ({"machines_touched": 3}, "touched 3 machines"),
+        ({"limits_given_back": 0}, "did not get its limit back"),
+    ],
+)
+def test_a_figure_of_the_budget_that_must_never_be_is_told(changes, words):
+    right = {
+        "alarms_raised": 2,
+        "alarms_declared": 2,
+        "groups_frozen": 1,
+        "groups_of_training": 1,
+        "machines_touched": 0,
+        "limits_given_back": 1,
+    }
+
+    (told,) = closing.broken_promises({"budget": right | changes})
+
+    assert words in told
