@@ -40,9 +40,9 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
     )
 
 
-def machines(region: str, calls: Calls, stack: str = "") -> Machines:
+def machines(region: str, calls: Calls) -> Machines:
     """The machines of a region, for one of which somebody asks by its id."""
-    return Machines(clients(region), calls, stack)
+    return Machines(clients(region), calls, stack="")
 
 
 def bucket_client(region: str) -> Any:

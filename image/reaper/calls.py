@@ -9,15 +9,18 @@ from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from image.reaper.errors import CloudError, DeadlineError
+from image.reaper.errors import AnswerError, CloudError, DeadlineError
 
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
-# After as many tries as botocore makes (see ``aws_session``) these say nothing about the ids of the call.
+# After as many tries as the clients make (``aws_session``, ``alicloud_session``) these say nothing about
+# the ids of the call.
 TRANSIENT = frozenset(
     {
         "Throttling",
+        "Throttling.Api",
+        "Throttling.User",
         "ThrottlingException",
         "ThrottledException",
         "RequestThrottled",
@@ -75,6 +78,10 @@ class Calls:
         self.write = 0
         self.skew_s: float | None = None
 
+    def now(self) -> datetime:
+        """The time that every deadline here is held against."""
+        return self._clock()
+
     def look(self, method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
         """Make a call that changes nothing.
 
@@ -119,6 +126,9 @@ class Calls:
         except BotoCoreError as error:
             log.info("call=%s error=%r", _name(method), str(error))
             return CloudError(f"{_name(method)}: {error}", "ServiceUnavailable"), 1
+        except AnswerError as error:
+            log.info("call=%s code=%s message=%r", _name(method), error.code, error.message)
+            return CloudError(f"{_name(method)}: {error}", error.code), error.attempts
         metadata = answer.get("ResponseMetadata", {})
         self._note_time(metadata.get("HTTPHeaders", {}).get("date"))
         return answer, 1 + int(metadata.get("RetryAttempts", 0))

@@ -32,6 +32,22 @@ class CloudError(ReaperError):
         super().__init__(message)
 
 
+class AnswerError(ReaperError):
+    """A cloud refused a call, or did not answer; ``Calls`` makes a ``CloudError`` of it.
+
+    Attributes:
+        code: the cloud's error code.
+        message: what it said.
+        attempts: how often it was asked.
+    """
+
+    def __init__(self, code: str, message: str, attempts: int = 1) -> None:
+        self.code = code
+        self.message = message
+        self.attempts = attempts
+        super().__init__(f"{code}: {message}")
+
+
 class DeadlineError(ReaperError):
     """The time given to a sweep is over."""
 

@@ -18,8 +18,7 @@ from image.reaper.times import format_time, parse_time
 
 # A month of one GiB (aws.amazon.com/ebs/pricing) and of one public IPv4 address of 0.005 an hour
 # (aws.amazon.com/vpc/pricing), us-east-1, November 2025. Elsewhere the price is unknown here.
-PRICED_REGION = "us-east-1"
-PRICED_CURRENCY = "USD"
+PRICED = ("aws", "us-east-1", "USD")
 GIB_MONTH = {
     "gp3": Decimal("0.08"),
     "gp2": Decimal("0.10"),
@@ -162,7 +161,7 @@ def _noted(one: Leftover) -> datetime | None:
 
 def monthly_price(one: Leftover, policy: Policy) -> Decimal | None:
     """What it costs in a month, where the list price is known here."""
-    if policy.region != PRICED_REGION or policy.currency != PRICED_CURRENCY:
+    if (policy.cloud, policy.region, policy.currency) != PRICED:
         return None
     if one.kind is Kind.ADDRESS:
         return ADDRESS_MONTH

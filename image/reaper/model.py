@@ -51,6 +51,7 @@ class Instance:
         tags: all of its tags.
         spot: bought on the spot market.
         stopped_at: when it was stopped or terminated, where the cloud says so.
+        locked: why the cloud itself would not let it go, or an empty text.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Instance:
     tags: Mapping[str, str] = field(default_factory=dict)
     spot: bool = False
     stopped_at: datetime | None = None
+    locked: str = ""
 
     @property
     def pool(self) -> str:

@@ -11,6 +11,7 @@ from image.reaper.assess import OLDEST_HEARTBEAT
 from image.reaper.errors import ReaperError
 from image.reaper.lease import KEY as LEASE_KEY
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
+from image.reaper.policy import Policy
 from tests.reaper.oracle import SLOWEST_CALL, Rules, wrongs
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import Faults, World
@@ -21,11 +22,12 @@ EVERY_MINUTES = 10
 RULES = Rules(STACK, IDLE_AFTER, GRACE, MIN_UPTIME)
 TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: "dev", "gpu-fleet:owner": "ada"}
 FOREIGN = [{TAG_MANAGED: "false"}, {TAG_STACK: "other"}, {TAG_PROTECTED: "always"}]
-POLICY = policy(
-    idle_after_hours=IDLE_AFTER.total_seconds() / 3600,
-    grace_minutes=int(GRACE.total_seconds() / 60),
-    min_uptime_minutes=int(MIN_UPTIME.total_seconds() / 60),
-)
+POOL = {
+    "idle_after_hours": IDLE_AFTER.total_seconds() / 3600,
+    "grace_minutes": int(GRACE.total_seconds() / 60),
+    "min_uptime_minutes": int(MIN_UPTIME.total_seconds() / 60),
+}
+POLICY = policy(**POOL)
 # Coverage is counted in whole quarter hours, the last of which must have ended and arrived.
 COVERED = IDLE_AFTER + timedelta(minutes=15) + OLDEST_HEARTBEAT
 
@@ -36,6 +38,7 @@ chances = st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.6])
 class FaultMachine(RuleBasedStateMachine):
     """At most eight machines, four in a group that keeps one; sweeps among everything that goes wrong."""
 
+    policy: ClassVar[Policy] = POLICY
     runs: ClassVar[int] = 0
     steps: ClassVar[int] = 0
     ends: ClassVar[int] = 0
@@ -158,18 +161,28 @@ class FaultMachine(RuleBasedStateMachine):
     @rule()
     def another_sweep_takes_the_lease(self):
         body = b'{"holder": "another", "expires": "2100-01-01T00:00:00+00:00"}'
-        self.world.objects[f"reaper/{LEASE_KEY}"] = (body, '"theirs"')
+        self.world.objects[self.newest_lease()] = (body, '"theirs"')
 
     @rule()
     def the_lease_is_freed(self):
-        self.world.objects.pop(f"reaper/{LEASE_KEY}", None)
+        self.forget_leases()
+
+    def forget_leases(self):
+        """An operator deletes every version."""
+        for key in [key for key in self.world.objects if key.startswith(f"reaper/{LEASE_KEY}")]:
+            del self.world.objects[key]
+
+    def newest_lease(self):
+        """Where a sweep finds the lease; of a store without conditions on a version, the newest one."""
+        found = sorted(key for key in self.world.objects if key.startswith(f"reaper/{LEASE_KEY}."))
+        return found[0] if found else f"reaper/{LEASE_KEY}"
 
     @rule(minutes=st.sampled_from([None, None, 1, 5]))
     def a_sweep_runs(self, minutes):
         """With little time it is cut off half-way."""
         allowed = timedelta(minutes=minutes) if minutes else None
         try:
-            sweep_world(self.world, POLICY, deadline_after=allowed)
+            sweep_world(self.world, self.policy, deadline_after=allowed)
         except ReaperError:
             # It says so and exits with an error; that it did no harm is what the invariants hold.
             return
@@ -199,7 +212,7 @@ class FaultMachine(RuleBasedStateMachine):
         before = [(one.state, dict(one.tags)) for one in self.world.machines.values()]
         told, stored = len(self.world.messages), dict(self.world.objects)
         with contextlib.suppress(ReaperError):  # as for a sweep: only what it left behind counts
-            sweep_world(self.world, POLICY, dry_run=True)
+            sweep_world(self.world, self.policy, dry_run=True)
         assert before == [(one.state, one.tags) for one in self.world.machines.values()]
         assert (told, stored) == (len(self.world.messages), self.world.objects)
 
@@ -224,7 +237,7 @@ class FaultMachine(RuleBasedStateMachine):
 
     def _recover(self):
         self.world.faults, self.world.skew, self.world.page = Faults(), timedelta(0), 1000
-        self.world.objects.pop(f"reaper/{LEASE_KEY}", None)
+        self.forget_leases()
         for machine in self.world.machines.values():
             machine.terminable, machine.busy = True, False
             if machine.state == "running":
@@ -245,5 +258,5 @@ class FaultMachine(RuleBasedStateMachine):
         end = self.world.now + span
         while self.world.now < end:
             # everybody left at once, which a person has to confirm
-            sweep_world(self.world, POLICY, override_breaker=True)
+            sweep_world(self.world, self.policy, override_breaker=True)
             self.world.pass_minutes(EVERY_MINUTES)

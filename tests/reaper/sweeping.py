@@ -1,20 +1,34 @@
 """Run sweeps in a world."""
 
+import atexit
 import itertools
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from image.reaper import policy as policies
+from image.reaper.alicloud_session import Clients
+from image.reaper.cloud import Cloud
 from image.reaper.environment import connect
+from image.reaper.notify import Notifier
 from image.reaper.policy import Policy
 from image.reaper.results import Result
-from image.reaper.sweep import Cloud, Options, sweep
+from image.reaper.sweep import Options, sweep
+from tests.reaper.alicloud_server import Server, serving
+from tests.reaper.alicloud_server import clients as rpc_clients
+from tests.reaper.alicloud_world import Actions, Bucket, Told
 from tests.reaper.moto_fleet import policy_json, pool_policy
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients
 
-ENVIRON = {"GPU_FLEET_LEDGER_URI": "s3://records/reaper", "GPU_FLEET_TOPIC_ARN": "arn:aws:sns:::alarms"}
+ENVIRON = {
+    "GPU_FLEET_LEDGER_URI": "s3://records/reaper",
+    "GPU_FLEET_TOPIC_ARN": "arn:aws:sns:::alarms",
+    "GPU_FLEET_ACCOUNT_ID": "1",
+}
 _holders = itertools.count()
 
 
@@ -28,14 +42,34 @@ def connect_world(
     world: World, checked: Policy, *, deadline_after: timedelta | None = None, read_only: bool = False
 ) -> Cloud:
     """The cloud of a world."""
-    return connect(
+    made = alicloud_clients(world) if checked.cloud == "alicloud" else clients(world)
+    cloud = connect(
         checked,
         world.clock,
         deadline=world.clock() + deadline_after if deadline_after else None,
         read_only=read_only,
         environ=ENVIRON,
-        made=clients(world),
+        made=made,
     )
+    if checked.cloud == "alicloud" and cloud.notifier is not None:
+        return replace(cloud, notifier=Notifier(Told(world, cloud.notifier)))
+    return cloud
+
+
+@cache
+def _server() -> tuple[Server, Clients]:
+    """One for all worlds, for as long as the process lives."""
+    stack = ExitStack()
+    server = stack.enter_context(serving())
+    atexit.register(stack.close)
+    return server, rpc_clients(server)
+
+
+def alicloud_clients(world: World) -> Clients:
+    """The real SDK's clients, led to a server that answers out of this world."""
+    server, made = _server()
+    server.actions = Actions(world)
+    return replace(made, s3=Bucket(world))
 
 
 def sweep_world(

@@ -1,0 +1,77 @@
+"""From a policy and environment variables to Alibaba Cloud as a sweep sees it."""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from image.reaper import alicloud_oss
+from image.reaper.alicloud import Machines
+from image.reaper.alicloud_credentials import KEY_ID, Credentials
+from image.reaper.alicloud_leftovers import Leftovers
+from image.reaper.alicloud_metrics import Heartbeats
+from image.reaper.alicloud_notify import Alarm
+from image.reaper.alicloud_session import ENDPOINT, Clients, clients
+from image.reaper.calls import Calls
+from image.reaper.cloud import Cloud
+from image.reaper.environment import LEDGER_URI
+from image.reaper.metadata import Metadata
+from image.reaper.notify import Notifier
+from image.reaper.policy import Policy
+
+ACCOUNT_ID = "GPU_FLEET_ACCOUNT_ID"
+
+
+def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None) -> Cloud:
+    """The stack's cloud.
+
+    Args:
+        policy: of the stack.
+        calls: makes every call.
+        environ: where credentials, ledger and account are named.
+        made: clients to use instead of new ones.
+
+    Raises:
+        ConfigurationError: a variable is malformed, or there are no credentials.
+    """
+    own = made or clients(policy.region, credentials(environ), environ.get(ENDPOINT, ""))
+    ledger = environ.get(LEDGER_URI)
+    store = None
+    if ledger:
+        s3 = own.s3 or alicloud_oss.bucket_client(policy.region, credentials(environ))
+        store = alicloud_oss.OssStore(s3, calls, ledger)
+    return Cloud(
+        calls=calls,
+        machines=Machines(own, calls, policy.stack),
+        heartbeats=Heartbeats(own.cms, calls, policy.stack, _account(own, calls, environ)),
+        leftovers=Leftovers(own, calls, policy.stack),
+        notifier=Notifier(Alarm(own.cms, calls, policy.stack)),
+        store=store,
+    )
+
+
+def machines(region: str, calls: Calls) -> Machines:
+    """The machines of a region, for one of which somebody asks by its id."""
+    found = credentials(os.environ)
+    return Machines(clients(region, found, os.environ.get(ENDPOINT, "")), calls, stack="")
+
+
+def bucket_client(region: str) -> Any:
+    """boto3's S3 client for OSS."""
+    return alicloud_oss.bucket_client(region, credentials(os.environ))
+
+
+def credentials(environ: Mapping[str, str]) -> Credentials:
+    """Of the environment, else of the machine that this runs on."""
+    return Credentials(environ, None if environ.get(KEY_ID) else Metadata("alicloud"))
+
+
+def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable[[], str]:
+    """The account's id: the stack tells its function; a person's keys are asked for theirs, once."""
+
+    @cache
+    def account() -> str:
+        told = environ.get(ACCOUNT_ID)
+        return told or str(calls.look(own.sts.action("GetCallerIdentity"))["AccountId"])
+
+    return account

@@ -1,0 +1,289 @@
+"""A ``World`` as Alibaba Cloud's API shows it; and its bucket as OSS shows it to boto3."""
+
+import bisect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from image.reaper.alicloud_answers import TAG_GROUP
+from image.reaper.aws import TAG_GROUP as WORLD_GROUP
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from tests.reaper.alicloud_server import RefusedError
+from tests.reaper.world import Machine, World
+from tests.reaper.world_clients import _S3
+
+STATES = {"running": "Running", "stopped": "Stopped", "pending": "Starting", "terminated": "Released"}
+# What a world says in AWS's words.
+CODES = {
+    "RequestLimitExceeded": ("Throttling.User", 400),
+    "UnauthorizedOperation": ("Forbidden.RAM", 403),
+    "InternalError": ("InternalError", 500),
+}
+
+
+@contextmanager
+def faults(world: World, operation: str) -> Iterator[None]:
+    """What goes wrong before a call does its work, and after."""
+    try:
+        world.before(operation)
+        yield
+        world.after(operation)
+    except ClientError as error:
+        raise RefusedError(*CODES[error.response["Error"]["Code"]]) from error
+    finally:
+        world.calls.append(operation)
+
+
+class Actions:
+    """The actions that sweep and agent use."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    # ECS
+
+    def describe_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "DescribeInstances"):
+            found = [one for one in self.world.machines.values() if _fits(one, ask)]
+        start, size = int(ask.get("NextToken", 0)), min(int(ask["MaxResults"]), self.world.page)
+        page = [_described(one) for one in found[start : start + size]]
+        if self.world.chance(self.world.faults.duplicated):
+            page *= 2
+        token = str(start + size) if start + size < len(found) else ""
+        return {"Instances": {"Instance": page}, "NextToken": token, "TotalCount": len(found)}
+
+    def tag_resources(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "TagResources"):
+            for machine in self._found(ask["ResourceId"]):
+                machine.tags |= {tag["Key"]: tag["Value"] for tag in ask["Tag"]}
+        return {}
+
+    def untag_resources(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "UntagResources"):
+            for machine in self._found(ask["ResourceId"]):
+                for key in ask["TagKey"]:
+                    machine.tags.pop(key, None)
+        return {}
+
+    def stop_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
+        assert (ask["StoppedMode"], ask["BatchOptimization"]) == ("StopCharging", "AllTogether")
+        with faults(self.world, "StopInstances"):
+            found = self._found(ask["InstanceId"])
+            if any(one.state != "running" for one in found):
+                raise RefusedError("IncorrectInstanceStatus", 403)
+            for machine in found:
+                self.world.gone(machine, "stopped")
+        return {}
+
+    def delete_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
+        assert ask["Force"] == "true"
+        with faults(self.world, "DeleteInstances"):
+            for machine in self._found(ask["InstanceId"]):
+                if not machine.terminable:  # those listed before it are gone already
+                    raise RefusedError("OperationDenied", 403)
+                self.world.gone(machine, "terminated")
+        return {}
+
+    def describe_disks(self, _: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "DescribeDisks"):
+            return {"Disks": {"Disk": []}, "NextToken": ""}
+
+    # VPC, STS
+
+    def describe_eip_addresses(self, _: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "DescribeEipAddresses"):
+            return {"EipAddresses": {"EipAddress": []}, "TotalCount": 0}
+
+    def get_caller_identity(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"AccountId": "1234567890123456"}
+
+    # ESS
+
+    def describe_scaling_groups(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "DescribeScalingGroups"):
+            names = ask.get("ScalingGroupIds", list(self.world.groups))
+            found = [self._group(name) for name in names if name in self.world.groups]
+        return self._numbered("ScalingGroups", found, ask)
+
+    def _group(self, name: str) -> dict[str, Any]:
+        group = self.world.groups[name]
+        return {
+            "ScalingGroupId": name,
+            "MinSize": group["min"],
+            "MaxSize": group["max"],
+            "DesiredCapacity": group["desired"],
+            "TotalCapacity": len(group["members"]),
+            "EnableDesiredCapacity": True,
+            "SuspendedProcesses": ["ScaleOut"] if "Launch" in group["suspended"] else [],
+            "Tags": [{"TagKey": "gpu-fleet:pool", "TagValue": "dev"}],
+        }
+
+    def describe_scaling_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "DescribeScalingInstances"):
+            rows = [
+                {
+                    "ScalingGroupId": name,
+                    "InstanceId": key,
+                    "LifecycleState": self.world.lifecycle.get(key, "InService"),
+                }
+                for name, group in self.world.groups.items()
+                for key in group["members"]
+                if self.world.machines[key].state == "running"
+                and ask.get("ScalingGroupId", name) == name
+                and key in ask.get("InstanceIds", [key])
+            ]
+        return self._numbered("ScalingInstances", rows, ask)
+
+    def detach_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
+        assert ask["DecreaseDesiredCapacity"] == "true"
+        with faults(self.world, "DetachInstances"):
+            group, ids = self.world.groups[ask["ScalingGroupId"]], ask["InstanceIds"]
+            if not set(ids) <= set(group["members"]):
+                raise RefusedError("InvalidInstanceId.NotFound", 404)
+            if group["desired"] - len(ids) < group["min"]:
+                raise RefusedError("IncorrectCapacity.MinSize")
+            group["desired"] -= len(ids)
+            group["members"] = [key for key in group["members"] if key not in ids]
+            for key in ids:
+                self.world.machines[key].tags.pop(WORLD_GROUP, None)
+        return {"ScalingActivityId": "asa-1"}
+
+    def attach_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "AttachInstances"):
+            group = self.world.groups[ask["ScalingGroupId"]]
+            group["desired"] += len(ask["InstanceIds"])
+            group["members"] += ask["InstanceIds"]
+            for key in ask["InstanceIds"]:
+                self.world.machines[key].tags[WORLD_GROUP] = ask["ScalingGroupId"]
+        return {"ScalingActivityId": "asa-2"}
+
+    def describe_alarms(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "DescribeAlarms"):
+            return self._numbered("AlarmList", [{"Name": name} for name in sorted(self.world.alarms)], ask)
+
+    # CloudMonitor
+
+    def describe_metric_last(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "DescribeMetricLast"):
+            points = [
+                _point(key, one.beats_at[-1], one.beats[-1])
+                for key, one in self.world.machines.items()
+                if one.beats and ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY)
+            ]
+        return self._points(points, ask)
+
+    def describe_metric_list(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "DescribeMetricList"):
+            wanted = [one["dimension"].removeprefix("InstanceId=") for one in json.loads(ask["Dimensions"])]
+            assert len(wanted) <= 50
+            points = [_point(key, at, value) for key in wanted for at, value in self._minima(key, ask)]
+        return self._points(points, ask)
+
+    def _minima(self, key: str, ask: dict[str, Any]) -> list[tuple[datetime, float]]:
+        machine = self.world.machines.get(key)
+        if machine is None or not ask["MetricName"].startswith(METRIC_SECONDS_SINCE_ACTIVITY):
+            return []
+        start, end = (datetime.fromtimestamp(int(ask[name]) / 1000, UTC) for name in ("StartTime", "EndTime"))
+        period_s, minima = int(ask["Period"]), {}
+        for index in range(bisect.bisect_right(machine.beats_at, start), len(machine.beats)):
+            if machine.beats_at[index] <= end:
+                slot = int(machine.beats_at[index].timestamp() // period_s)
+                minima[slot] = min(machine.beats[index], minima.get(slot, machine.beats[index]))
+        return [
+            (datetime.fromtimestamp(slot * period_s, UTC), value) for slot, value in sorted(minima.items())
+        ]
+
+    def put_custom_metric(self, ask: dict[str, Any]) -> dict[str, Any]:
+        with faults(self.world, "PutCustomMetric"):
+            if self.world.chance(self.world.faults.deaf):
+                return {"Code": "400", "Message": "deaf"}  # with HTTP 200, as CloudMonitor refuses
+            for one in ask["MetricList"]:
+                self.world.published[one["MetricName"]] += json.loads(one["Values"])["value"]
+        return {"Code": "200"}
+
+    def _points(self, points: list[dict[str, Any]], ask: dict[str, Any]) -> dict[str, Any]:
+        start, size = int(ask.get("NextToken", 0)), int(ask["Length"])
+        if self.world.chance(self.world.faults.partial):
+            size = max(1, len(points) // 2)
+        page = points[start : start + size]
+        if self.world.chance(self.world.faults.duplicated):
+            page *= 2
+        more = {"NextToken": str(start + size)} if start + size < len(points) else {}
+        return {"Code": "200", "Success": True, "Datapoints": json.dumps(page), **more}
+
+    def _numbered(self, key: str, rows: list[dict[str, Any]], ask: dict[str, Any]) -> dict[str, Any]:
+        size = min(int(ask["PageSize"]), self.world.page)
+        start = (int(ask["PageNumber"]) - 1) * size
+        return {
+            key: rows[start : start + size],
+            "TotalCount": len(rows),
+            "PageNumber": int(ask["PageNumber"]),
+        }
+
+    def _found(self, ids: list[str]) -> list[Machine]:
+        machines = self.world.machines
+        if any(key not in machines or machines[key].state == "terminated" for key in ids):
+            raise RefusedError("InvalidInstanceId.NotFound", 404)
+        return [machines[key] for key in ids]
+
+
+class Bucket(_S3):
+    """OSS as boto3 shows it: listings beside what every bucket has."""
+
+    def list_objects_v2(self, Bucket: str, Prefix: str, MaxKeys: int) -> dict[str, Any]:  # noqa: N803 - boto3's
+        self._world.before("ListObjectsV2")
+        keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]
+        return self._world.answer("ListObjectsV2", {"Contents": [{"Key": key} for key in keys]})
+
+
+class Told:
+    """The alarm that people hear, and what the world remembers of it."""
+
+    def __init__(self, world: World, alarm: Any) -> None:
+        self._world, self._alarm = world, alarm
+
+    def tell(self, subject: str, message: str) -> None:
+        self._alarm.tell(subject, message)
+        self._world.messages.append((self._world.now, message))
+        if subject.endswith("will go"):
+            for machine in self._world.machines.values():
+                if machine.id in message:
+                    machine.told.append(self._world.now)
+
+
+def _fits(machine: Machine, ask: dict[str, Any]) -> bool:
+    tags = all(machine.tags.get(tag["Key"]) == tag["Value"] for tag in ask.get("Tag", []))
+    chosen = machine.id in json.loads(ask["InstanceIds"]) if "InstanceIds" in ask else True
+    return tags and chosen and machine.state != "terminated"
+
+
+def _described(machine: Machine) -> dict[str, Any]:
+    names = {WORLD_GROUP: TAG_GROUP}
+    return {
+        "InstanceId": machine.id,
+        "InstanceType": "ecs.gn7i-c8g1.2xlarge",
+        "Status": STATES[machine.state],
+        "CreationTime": f"{machine.launched_at:%Y-%m-%dT%H:%MZ}",
+        "StartTime": f"{machine.launched_at:%Y-%m-%dT%H:%MZ}",
+        "SpotStrategy": "SpotAsPriceGo" if machine.spot else "NoSpot",
+        "Tags": {
+            "Tag": [{"TagKey": names.get(key, key), "TagValue": value} for key, value in machine.tags.items()]
+        },
+        "OperationLocks": {"LockReason": []},
+        "DeletionProtection": False,
+    }
+
+
+def _point(key: str, at: datetime, value: float) -> dict[str, Any]:
+    named = {"userId": "1234567890123456", "groupId": "0", "dimension": f"InstanceId={key}"}
+    return {
+        "timestamp": round(at.timestamp() * 1000),
+        **named,
+        "Minimum": value,
+        "Average": value,
+        "Sum": value,
+    }

@@ -1,0 +1,33 @@
+"""No fault makes a sweep on Alibaba Cloud end work: every call through the real SDK to a local server."""
+
+from typing import ClassVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from image.reaper.policy import Policy
+from tests.reaper.fault_machine import POOL, FaultMachine
+from tests.reaper.sweeping import policy
+
+
+class AlicloudFaultMachine(FaultMachine):
+    """The same owners, agents and clocks; another cloud."""
+
+    policy: ClassVar[Policy] = policy(top={"cloud": "alicloud", "region": "cn-wulanchabu"}, **POOL)
+
+
+def test_no_machine_at_work_is_ended_on_alibaba_cloud_whatever_goes_wrong():
+    """The same few runs each time; ``python -m tests.bench.bench_reaper_alicloud`` looks for new ones."""
+    run_state_machine_as_test(
+        AlicloudFaultMachine,
+        settings=settings(
+            max_examples=8,
+            stateful_step_count=40,
+            suppress_health_check=list(HealthCheck),
+            deadline=None,
+            derandomize=True,
+            database=None,
+        ),
+    )
+
+    assert AlicloudFaultMachine.ends > 0, "a machine that is never ended proves nothing"
