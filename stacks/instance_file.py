@@ -43,6 +43,7 @@ def instance_toml(
             "lifecycle_hook": LIFECYCLE_HOOK,
             "home_file_system": home,
             "scratch_file_system": scratch,
+            "mig_profile": pool.mig_profile or "",
             "idle": {
                 "after_hours": float(pool.idle.after_hours),
                 "grace_minutes": pool.idle.grace_minutes,

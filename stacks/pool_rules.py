@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from stacks import catalog
+from stacks import catalog, mig
 from stacks.catalog import Cloud, InstanceType
 from stacks.errors import Problem
 from stacks.settings import Grouping, IdleAction, Image, Market, Network, Pool
@@ -28,6 +28,7 @@ def check(
     yield from _market(key, pool)
     yield from _efa(key, pool, types, cloud)
     yield from _idle(key, pool, types)
+    yield from _mig(key, pool, types)
     if image is not None:
         yield from _image(key, pool, types, image)
     if network is not None:
@@ -95,6 +96,19 @@ def _efa(key: str, pool: Pool, types: list[InstanceType], cloud: Cloud | None) -
     if pool.grouping is Grouping.SINGLE and len(pool.zones) != 1:
         allowed = "must be per_zone, or name one zone: EFA traffic never leaves a zone"
         yield Problem(f"{key}.groups", str(pool.grouping), allowed)
+
+
+def _mig(key: str, pool: Pool, types: list[InstanceType]) -> Iterator[Problem]:
+    """Every type must know the profile: the same unit cuts whichever machine of the pool starts."""
+    where, wanted = f"{key}.mig_profile", pool.mig_profile
+    if wanted is None:
+        return
+    for found in types:
+        known = mig.profiles_of(found)
+        if wanted not in known:
+            what = f"{found.gpu_model or 'GPUs'} with {found.gpu_memory_gib} GiB"
+            has = ", ".join(known) or "no such instances: MIG begins with A100"
+            yield Problem(where, wanted, f"{found.name} has {what}, which know {has}")
 
 
 def _zones(key: str, pool: Pool, network: Network) -> Iterator[Problem]:

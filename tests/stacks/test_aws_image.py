@@ -243,7 +243,7 @@ def test_where_a_text_ends_counts():
 def test_a_build_fetches_the_outside_file_that_the_lockfile_names(documents, artefact):
     (locked,) = [one for one in lock.load() if one.name == artefact]
 
-    assert documents.OUTSIDE_FILES == (locked.file,)
+    assert (locked.file,) == documents.OUTSIDE_FILES
 
 
 def test_a_component_is_small_enough_for_the_cloud():

@@ -219,6 +219,14 @@ BAD_INPUTS = {
         },
         "no emulator of Image Builder is known; leave it out",
     ),
+    "instances of a GPU that knows none": (
+        {"pools": [pool(mig_profile="1g.5gb")]},
+        "pools[0].mig_profile = '1g.5gb': g5.xlarge has A10G with 24 GiB, which know no such instances",
+    ),
+    "instances of a larger GPU": (
+        {"pools": [pool(types=["p4d.24xlarge"], mig_profile="1g.18gb", volume_gib=200)]},
+        "p4d.24xlarge has A100 with 40 GiB, which know 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb",
+    ),
     "an unknown time zone": (
         {"reaper": {"time_zone": "Berlin"}},
         "reaper.time_zone = 'Berlin': must be an IANA time zone",

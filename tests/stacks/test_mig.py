@@ -1,0 +1,53 @@
+"""Pools whose GPUs are cut into instances: which can be, and what their machines are told."""
+
+import re
+import tomllib
+
+import pytest
+
+from stacks import catalog, instance_file, mig
+from stacks.catalog import Cloud
+from tests.stacks import alicloud_examples
+from tests.stacks.examples import pool, stack
+
+KINDS = [kind for cloud in Cloud for kind in catalog.load().of_cloud(cloud)]
+
+
+def told(settings):
+    """The instance file of the first pool's machines."""
+    return tomllib.loads(instance_file.instance_toml(settings, settings.pools[0], "s3://c", "s3://d"))
+
+
+def test_a_machine_of_a_pool_with_a_profile_is_told_it():
+    settings = stack(pools=[pool(types=["p4d.24xlarge"], mig_profile="3g.20gb")])
+
+    assert told(settings)["mig_profile"] == "3g.20gb"
+
+
+def test_a_machine_on_alibaba_cloud_is_told_it_too():
+    kind = "ecs.gn7e-c16g1.4xlarge"
+    settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind], mig_profile="1g.10gb")])
+
+    assert told(settings)["mig_profile"] == "1g.10gb"
+
+
+def test_a_machine_of_any_other_pool_keeps_its_gpus_whole():
+    assert told(stack())["mig_profile"] == ""
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_no_profile_holds_more_than_the_gpu(kind):
+    for profile in mig.profiles_of(kind):
+        slices, memory = re.fullmatch(r"([1-7])g\.(\d+)gb", profile).groups()
+
+        assert int(memory) <= kind.gpu_memory_gib + 1  # 7g.180gb of 179
+        assert int(slices) <= 7
+
+
+def test_every_type_since_the_a100_that_trains_can_be_cut():
+    trains = {"A100", "H100", "H200", "B200", "B300"}
+
+    assert [kind.name for kind in KINDS if kind.gpu_model in trains and not mig.profiles_of(kind)] == []
+    assert [
+        kind.name for kind in KINDS if kind.gpu_model in ("T4", "L4", "A10G") and mig.profiles_of(kind)
+    ] == []
