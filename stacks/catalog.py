@@ -1,9 +1,11 @@
 """What each GPU instance type of both clouds has and costs: facts with their sources, read from catalog.toml.
 
-``python -m stacks.catalog`` prints every type, ``python -m stacks.catalog TYPE`` describes one.
+``python -m stacks.catalog`` prints every type, ``python -m stacks.catalog TYPE`` describes one, and
+``python -m stacks.catalog refresh`` brings the prices up to date.
 """
 
 import difflib
+import importlib
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 FILE = Path(__file__).with_name("catalog.toml")
+REFRESH = "refresh"
 
 
 class UnknownInstanceType(CatalogError):  # noqa: N818 - says what happened, and callers know it by this name
@@ -157,16 +160,41 @@ def _table(types: tuple[InstanceType, ...]) -> Table:
     return table
 
 
-@click.command()
-@click.argument("name", metavar="[TYPE]", required=False)
-def main(name: str | None) -> None:
-    """Print every GPU instance type, or describe TYPE."""
+class _Types(click.Group):
+    """Commands by their name; any other word is a type to describe."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """``refresh``, which loads the clouds' SDKs only when it is called, or the description of a type."""
+        if cmd_name == REFRESH:
+            module = importlib.import_module("stacks.refresh.command")
+            command: click.Command = module.refresh
+            return command
+        return super().get_command(ctx, cmd_name) or _describing(cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """What the help names."""
+        return [*super().list_commands(ctx), REFRESH]
+
+
+def _describing(name: str) -> click.Command:
+    def describing() -> None:
+        try:
+            click.echo(describe(name))
+        except CatalogError as error:
+            raise click.UsageError(str(error)) from error
+
+    return click.Command(name, callback=describing)
+
+
+@click.group(cls=_Types, invoke_without_command=True, subcommand_metavar="[TYPE | refresh]")
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Print every GPU instance type, describe TYPE, or read today's prices from the clouds."""
+    if context.invoked_subcommand is not None:
+        return
     console = Console() if sys.stdout.isatty() else Console(width=110)
     try:
-        if name is None:
-            console.print(_table(tuple(load())))
-        else:
-            click.echo(describe(name))
+        console.print(_table(tuple(load())))
     except CatalogError as error:
         raise click.UsageError(str(error)) from error
 

@@ -1,0 +1,104 @@
+"""Answers of the price APIs, in the form that their documentation shows.
+
+AWS: docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html, GetProducts.
+Alibaba Cloud: www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeprice.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from stacks import catalog
+from stacks.catalog import Cloud
+
+REGION = "us-east-1"
+# (service, usage type) -> price in dollars, in the unit of the Price List.
+LISTED = {
+    ("AmazonEC2", "EBS:VolumeUsage.gp3"): "0.0800000000",
+    ("AmazonEC2", "EBS:VolumeP-Throughput.gp3"): "40.9600000000",
+    ("AmazonEC2", "NatGateway-Hours"): "0.0450000000",
+    ("AmazonEC2", "NatGateway-Bytes"): "0.0450000000",
+    ("AmazonVPC", "USE1-PublicIPv4:InUseAddress"): "0.0050000000",
+    ("AmazonVPC", "USE1-VpcEndpoint-Hours"): "0.0100000000",
+    ("AmazonS3", "TimedStorage-ByteHrs"): "0.0230000000",
+    ("AmazonEFS", "USE1-TimedStorage-ByteHrs"): "0.3000000000",
+    ("AmazonCloudWatch", "USE1-DataProcessing-Bytes"): "0.5000000000",
+}
+# Products that the same filters let through, and that are something else.
+OTHERS = {
+    ("AmazonEFS", "USE1-IATimedStorage-ByteHrs"): "0.0250000000",
+    ("AmazonEC2", "EBS:VolumeP-IOPS.gp3"): "0.0050000000",
+    ("AmazonCloudWatch", "USE1-DataScanned-Bytes"): "0.0050000000",
+}
+
+
+def product(usage: str, amount: str, **attributes: str) -> str:
+    """One product of the Price List, with a dearer second tier."""
+    tiers = {
+        "A.B.1": {"beginRange": "0", "endRange": "50000", "pricePerUnit": {"USD": amount}},
+        "A.B.2": {"beginRange": "50000", "endRange": "Inf", "pricePerUnit": {"USD": "99"}},
+    }
+    return json.dumps(
+        {
+            "product": {"attributes": {"usagetype": usage, "regionCode": REGION, **attributes}},
+            "terms": {"OnDemand": {"A.B": {"priceDimensions": tiers}}},
+        }
+    )
+
+
+def get_products(machines: dict[str, str] | None = None, **changes: str):
+    """The Price List: what the catalog says, with some machines at another price or, at "", not listed."""
+    known = {
+        kind.name: str(kind.price.amount_per_hour)
+        for kind in catalog.load().of_cloud(Cloud.AWS)
+        if kind.price is not None
+    } | (machines or {})
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        filters = {one["Field"]: one["Value"] for one in asked["Filters"]}
+        return {"PriceList": list(_matching(asked["ServiceCode"], filters, known, changes))}
+
+    return answer
+
+
+def _matching(
+    service: str, filters: dict[str, str], machines: dict[str, str], changes: dict[str, str]
+) -> Iterator[str]:
+    name = filters.get("instanceType")
+    if name is not None:
+        if machines.get(name):
+            yield product(f"BoxUsage:{name}", machines[name], marketoption="OnDemand")
+            yield product(f"BoxUsage:{name}", "0.001", marketoption="CapacityBlock")
+        return
+    for (of, usage), amount in {**LISTED, **OTHERS}.items():
+        if of == service:
+            yield product(usage, changes.get(usage, amount))
+
+
+def spot_history(**prices: str) -> dict[str, Any]:
+    return {
+        "SpotPriceHistory": [
+            {"InstanceType": name.replace("_", "."), "SpotPrice": amount} for name, amount in prices.items()
+        ]
+    }
+
+
+def describe_price(machine: float = 12.5, disk: float = 1.5, currency: str = "CNY"):
+    """Alibaba Cloud's answer: a machine with the system disk that comes with it, or a disk alone."""
+
+    def answer(asked: dict[str, str]) -> dict[str, Any]:
+        if asked["ResourceType"] == "disk":
+            price: dict[str, Any] = {"OriginalPrice": disk, "TradePrice": disk / 2, "Currency": currency}
+        else:
+            parts = [
+                {"Resource": "instanceType", "OriginalPrice": machine, "TradePrice": machine / 2},
+                {"Resource": "systemDisk", "OriginalPrice": 0.07, "TradePrice": 0.07},
+            ]
+            price = {
+                "OriginalPrice": machine + 0.07,
+                "Currency": currency,
+                "DetailInfos": {"DetailInfo": parts},
+            }
+        return {"PriceInfo": {"Price": price}}
+
+    return answer

@@ -1,0 +1,300 @@
+"""Today's prices into the price files: what is asked, what is written, and nothing half written."""
+
+import datetime
+import shutil
+import tomllib
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacks import catalog, catalog_file, prices
+from stacks.calls.aws import Aws
+from stacks.catalog import Cloud
+from stacks.files import replace
+from stacks.refresh import alicloud, aws, command
+from stacks.refresh.listed import Answers, Listed, largest_discount, plain
+from stacks.refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
+from tests.stacks import alicloud_account
+from tests.stacks.aws_account import Account, Refusal
+from tests.stacks.price_answers import describe_price, get_products, spot_history
+
+TODAY = datetime.date(2026, 11, 21)
+CATALOG, PRICES = command.CATALOG.read_text(), command.PRICES.read_text()
+
+
+def say(_: str) -> None:
+    """Nobody listens."""
+
+
+@pytest.fixture
+def copies(tmp_path: Path, monkeypatch) -> Path:
+    """The price files where a test may write; in their own folder."""
+    for name in ("CATALOG", "PRICES"):
+        path = getattr(command, name)
+        shutil.copy(path, tmp_path / path.name)
+        monkeypatch.setattr(command, name, tmp_path / path.name)
+    return tmp_path
+
+
+@pytest.fixture
+def cloud(monkeypatch) -> Account:
+    """AWS with every price as in the files, and spot at a quarter."""
+    found = Account(
+        {
+            "pricing:GetProducts": get_products(),
+            "ec2:DescribeSpotPriceHistory": spot_history(g5_xlarge="0.2515"),
+        }
+    )
+    monkeypatch.setattr(aws, "clients_in", lambda region: found.client)
+    return found
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(catalog.main, ["refresh", *arguments])
+
+
+def ask(cloud: Account) -> Answers:
+    return aws.ask("us-east-1", wanted(CATALOG, Cloud.AWS), TODAY, say, Aws(cloud.client))
+
+
+def test_aws_is_asked_for_every_type_and_everything_else_it_lists(cloud):
+    found = ask(cloud)
+
+    named = {kind.name for kind in catalog.load().of_cloud(Cloud.AWS)}
+    priced = {kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if kind.price is not None}
+    assert {name for name, _ in found.machines} == priced
+    assert set(found.unlisted) == {f"{name} in us-east-1" for name in named - priced}
+    assert set(found.others) == set(prices.load(Cloud.AWS).quotes) - {"scratch"}
+
+
+def test_each_price_of_aws_is_the_one_that_is_meant(cloud):
+    """Of the first tier, in our unit, and not that of a capacity block or of another storage class."""
+    found = ask(cloud)
+
+    for what, listed in found.others.items():
+        assert listed.amount == prices.load(Cloud.AWS).quotes[what].amount, what
+    assert found.machines["g5.xlarge", "us-east-1"].amount == Decimal("1.006")
+
+
+def test_spot_is_as_far_below_the_list_as_the_cheapest_machine_right_now(cloud):
+    assert ask(cloud).spot_most == Listed(
+        Decimal("0.75"), "USD", "EC2 DescribeSpotPriceHistory, GPU types of us-east-1"
+    )
+
+
+@given(st.lists(st.tuples(st.decimals("0.01", 9, places=4), st.decimals("0.01", 9, places=4)), max_size=9))
+def test_the_largest_discount_is_a_share_that_no_machine_passes(pairs):
+    found = largest_discount(pairs)
+
+    assert (found is None) == all(spot > price for spot, price in pairs)
+    assert found is None or 0 <= found <= 1
+    assert all(1 - spot / price <= (found or 0) for spot, price in pairs if spot <= price)
+
+
+def test_an_amount_is_written_without_an_exponent_or_needless_zeros():
+    assert [plain(Decimal(text)) for text in ("1.0060000000", "100", "0E-10", "0.00001")] == [
+        "1.006",
+        "100",
+        "0",
+        "0.00001",
+    ]
+
+
+def test_a_new_price_is_written_with_source_and_day_and_nothing_else_moves(copies, cloud):
+    cloud.answers["pricing:GetProducts"] = get_products({"g5.xlarge": "1.1100000000"})
+    before = CATALOG.splitlines()
+
+    done = run("--cloud", "aws")
+
+    assert done.exit_code == 0, done.output
+    after = (copies / "catalog.toml").read_text().splitlines()
+    different = [
+        (old, new)
+        for old, new in zip(before, after, strict=False)
+        if old != new and "price_list =" not in new
+    ]
+    assert next(new.strip() for _, new in different if "g5.xlarge" in new).endswith('price = "1.11" },')
+    others = [new for _, new in different if "g5.xlarge" not in new]
+    assert any(new.startswith("date = ") for new in others)
+    assert any(aws.SOURCE in new for new in others)
+    (kind,) = [one for one in catalog_file.read(copies / "catalog.toml") if one.name == "g5.xlarge"]
+    assert kind.price.amount_per_hour == Decimal("1.11")
+    assert kind.price.date == datetime.datetime.now(datetime.UTC).date()
+    assert kind.price.source == aws.SOURCE
+
+
+def test_comments_and_order_of_both_files_stay(copies, cloud):
+    run("--cloud", "aws")
+
+    for name, old in (("catalog.toml", CATALOG), ("prices.toml", PRICES)):
+        new = (copies / name).read_text()
+        comments = [line for line in old.splitlines() if line.startswith("#")]
+        assert [line for line in new.splitlines() if line.startswith("#")] == comments
+        assert list(tomllib.loads(new)) == list(tomllib.loads(old))
+
+
+def test_a_second_refresh_of_the_same_day_changes_nothing(copies, cloud):
+    run("--cloud", "aws")
+    first = {path.name: path.read_text() for path in copies.iterdir()}
+
+    run("--cloud", "aws")
+
+    assert {path.name: path.read_text() for path in copies.iterdir()} == first
+
+
+def test_the_other_cloud_is_left_alone(copies, cloud):
+    run("--cloud", "aws")
+
+    old, new = tomllib.loads(CATALOG), tomllib.loads((copies / "catalog.toml").read_text())
+    for name, family in old["families"].items():
+        if family["cloud"] == "alicloud":
+            assert new["families"][name] == family
+
+
+def test_a_dry_run_shows_the_difference_and_writes_nothing(copies, cloud):
+    cloud.answers["pricing:GetProducts"] = get_products({"g5.xlarge": "1.1066000000"})
+
+    done = run("--cloud", "aws", "--dry-run")
+
+    assert done.exit_code == 0
+    row = next(line for line in done.output.splitlines() if "g5.xlarge" in line)
+    assert row.split()[:5] == ["g5.xlarge", "1.006", "1.1066", "USD", "+10.0%"]
+    assert (copies / "catalog.toml").read_text() == CATALOG
+    assert (copies / "prices.toml").read_text() == PRICES
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Refusal(), "denied pricing:GetProducts"),
+        (None, "Could not connect to the endpoint"),
+        (Refusal("ThrottlingException", "slower"), "GetProducts: ThrottlingException: slower"),
+    ],
+    ids=["denied", "unreachable", "throttled"],
+)
+def test_where_a_cloud_does_not_answer_one_message_says_so_and_nothing_is_written(
+    answer, said, copies, cloud
+):
+    cloud.answers["pricing:GetProducts"] = answer
+
+    done = run("--cloud", "aws")
+
+    assert done.exit_code == 1
+    assert f"prices could not be read: {said}" in done.output
+    assert "nothing was written" in done.output
+    assert "Traceback" not in done.output
+    assert (copies / "catalog.toml").read_text() == CATALOG
+
+
+def test_a_denial_after_a_hundred_answers_writes_none_of_them(copies, cloud):
+    cloud.answers["ec2:DescribeSpotPriceHistory"] = Refusal("UnauthorizedOperation")
+
+    done = run("--cloud", "aws")
+
+    assert "denied ec2:DescribeSpotPriceHistory" in done.output
+    assert {path.name: path.read_text() for path in copies.iterdir()} == {
+        "catalog.toml": CATALOG,
+        "prices.toml": PRICES,
+    }
+
+
+def test_a_type_without_an_answer_keeps_its_price_and_the_day_of_it(copies, cloud):
+    cloud.answers["pricing:GetProducts"] = get_products({"p3.2xlarge": ""})
+    (before,) = [kind for kind in catalog.load() if kind.name == "p3.2xlarge"]
+
+    done = run("--cloud", "aws")
+
+    assert "warning: p3.2xlarge in us-east-1 is in no price list" in done.stderr
+    kinds = {kind.name: kind for kind in catalog_file.read(copies / "catalog.toml")}
+    assert kinds["p3.2xlarge"].price == before.price
+    assert kinds["g5.xlarge"].price.source == aws.SOURCE
+
+
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "prices.toml"
+    path.write_text("old")
+    monkeypatch.setattr(
+        "stacks.files.os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full"))
+    )
+
+    with pytest.raises(OSError, match="disk full"):
+        replace(path, "new")
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_answers_that_would_make_a_bad_file_are_not_written(copies, cloud, monkeypatch):
+    monkeypatch.setattr(command, "rewrite_prices", lambda text, cloud, answers: ("[clouds]", []))
+
+    done = run("--cloud", "aws")
+
+    assert done.exit_code == 1
+    assert "nothing was written" in done.output
+    assert (copies / "prices.toml").read_text() == PRICES
+
+
+def alicloud_answers(**changes):
+    account = alicloud_account.Account({"DescribePrice": describe_price(), **changes})
+    with alicloud_account.serving(account) as asked:
+        return alicloud.ask("cn-shenzhen", wanted(CATALOG, Cloud.ALICLOUD), TODAY, say, asked), account
+
+
+def test_alibaba_cloud_lists_machines_without_their_disk_and_a_gib_of_disk_by_the_month():
+    found, account = alicloud_answers()
+
+    assert found.machines["ecs.gn7i-c8g1.2xlarge", "cn-shenzhen"].amount == Decimal("12.5")
+    assert plain(found.others["disk"].amount) == "1.095"  # 1.5 x 730 hours / 1000 GiB
+    regions = {
+        asked["InstanceType"]: asked["RegionId"] for _, asked in account.asked if "InstanceType" in asked
+    }
+    assert regions["ecs.gn7-c12g1.3xlarge"] == "cn-shanghai"
+
+
+def test_what_alibaba_cloud_published_nowhere_gets_its_first_price():
+    found, _ = alicloud_answers()
+
+    text, changes = rewrite_catalog(CATALOG, Cloud.ALICLOUD, found)
+    other, _ = rewrite_prices(PRICES, Cloud.ALICLOUD, found)
+
+    (first,) = [change for change in changes if change.what == "ecs.gn8is.2xlarge"]
+    assert (first.before, first.after, first.moved) == (None, "12.5", True)
+    rows = {
+        row["name"]: row for family in tomllib.loads(text)["families"].values() for row in family["types"]
+    }
+    assert rows["ecs.gn8is.2xlarge"]["price_list"] == "alicloud-cn-shenzhen"
+    disk = tomllib.loads(other)["clouds"]["alicloud"]["prices"]["disk"]
+    assert (disk["amount"], disk["date"]) == ("1.095", TODAY)
+
+
+def test_a_type_that_a_region_does_not_sell_is_named_and_no_error():
+    gone = alicloud_account.Refusal("InvalidInstanceType.ValueNotSupported", "not sold")
+
+    def answer(asked):
+        return gone if asked.get("InstanceType") == "ecs.gn8v.4xlarge" else describe_price()(asked)
+
+    found, _ = alicloud_answers(DescribePrice=answer)
+
+    assert found.unlisted == ("ecs.gn8v.4xlarge in cn-shenzhen",)
+
+
+def test_prices_in_another_currency_than_the_list_are_refused():
+    found, _ = alicloud_answers(DescribePrice=describe_price(currency="USD"))
+
+    with pytest.raises(
+        RefreshError, match=r"is listed in USD, price_lists\.alicloud-\S+ is in CNY: ask with"
+    ):
+        rewrite_catalog(CATALOG, Cloud.ALICLOUD, found)
+
+
+def test_without_credentials_of_one_cloud_the_other_is_not_written_either(copies, cloud, monkeypatch):
+    with alicloud_account.serving(alicloud_account.Account({})) as asked:
+        monkeypatch.setattr(alicloud, "Alicloud", lambda region: asked)
+        done = run()
+
+    assert done.exit_code == 1
+    assert (copies / "catalog.toml").read_text() == CATALOG
