@@ -1,4 +1,7 @@
-"""The wheels of trainer, agent and gate: ``python -m image.wheels`` resolves and locks them by hash."""
+"""The wheels of trainer, agent and gate: ``python -m image.wheels`` resolves and locks them by hash.
+
+One list a base, each made with the Python of that base: markers and tags are those of whoever resolves.
+"""
 
 import hashlib
 import re
@@ -10,18 +13,29 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from image.errors import LockError, RequirementError
+from image.errors import ImageError, LockError, RequirementError
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOCKFILE = PROJECT / "image" / "versions.toml"
-TABLE = '[python-wheels."debian-12"]'
-LIST = PROJECT / "image" / "wheels" / "debian-12.txt"
+LOCAL = "debian-12"
+PYTHONS = {LOCAL: (3, 11), "ubuntu-24.04": (3, 12)}
 REQUIREMENTS = ("training/requirements.txt", "image/reaper/requirements.txt")
-PYTHON = (3, 11)  # of Debian 12
 HEADER = (
     "# Every wheel of the image's virtual environment; `python -m image.wheels` writes this from\n"
-    f"# {' and '.join(REQUIREMENTS)}. torch is the CPU build: this list is for local bakes.\n"
+    f"# {' and '.join(REQUIREMENTS)}.\n"
 )
+TORCH = {
+    LOCAL: "# torch is the CPU build: this list is for local bakes.\n",
+    "ubuntu-24.04": "# torch brings CUDA 13 and NCCL with it, so the machine has no CUDA of its own.\n",
+}
+
+
+def list_of(base: str) -> Path:
+    """The list of a base's wheels."""
+    return PROJECT / "image" / "wheels" / f"{base}.txt"
+
+
+LIST = list_of(LOCAL)
 
 
 def requirement_files(project: Path = PROJECT) -> list[Path]:
@@ -61,7 +75,7 @@ def fetch(folder: Path, listing: Path = LIST) -> None:
         LockError: pip's words when a wheel is not to be had, or is another one.
         RequirementError: this Python is not the image's.
     """
-    _require_python()
+    _require_python(LOCAL)
     folder.mkdir(parents=True, exist_ok=True)
     _pip(
         "--no-deps",
@@ -74,35 +88,51 @@ def fetch(folder: Path, listing: Path = LIST) -> None:
     )
 
 
-def lock(listing: Path = LIST, lockfile: Path = LOCKFILE) -> str:
+def base_of(version: tuple[int, int]) -> str:
+    """The base whose Python this is.
+
+    Raises:
+        RequirementError: none has it.
+    """
+    found = [base for base, python in PYTHONS.items() if python == version]
+    if not found:
+        known = ", ".join(f"{'.'.join(map(str, python))} of {base}" for base, python in PYTHONS.items())
+        raise RequirementError(f"Python {'.'.join(map(str, version))}: wheels are made for one; use {known}")
+    return found[0]
+
+
+def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> str:
     """Resolve the requirements, write the list and its SHA-256 into the lockfile; returns that hash.
 
     Raises:
         LockError: pip's words when there is no solution.
+        RequirementError: this Python is not the base's.
     """
-    _require_python()
+    listing = listing or list_of(base)
+    _require_python(base)
     with tempfile.TemporaryDirectory() as folder:
         options = [word for file in requirement_files() for word in ("--requirement", str(file))]
         _pip(*options, into=Path(folder))
-        text = HEADER + "".join(sorted(_line(wheel) for wheel in Path(folder).glob("*.whl")))
+        text = HEADER + TORCH[base] + "".join(sorted(_line(wheel) for wheel in Path(folder).glob("*.whl")))
     listing.parent.mkdir(exist_ok=True)
     listing.write_text(text, encoding="utf-8")
     found = hashlib.sha256(text.encode()).hexdigest()
-    lockfile.write_text(with_hash(lockfile.read_text(encoding="utf-8"), found), encoding="utf-8")
+    lockfile.write_text(with_hash(lockfile.read_text(encoding="utf-8"), base, found), encoding="utf-8")
     return found
 
 
-def with_hash(lockfile: str, found: str) -> str:
-    """The lockfile's text with another hash for this list.
+def with_hash(lockfile: str, base: str, found: str) -> str:
+    """The lockfile's text with another hash for a base's list.
 
     Raises:
         LockError: the lockfile has no table for it.
     """
+    table = f'[python-wheels."{base}"]'
     changed, count = re.subn(
-        rf'(?s)({re.escape(TABLE)}\n.*?\nsha256 = )"[^"]*"', rf'\1"{found}"', lockfile, count=1
+        rf'(?s)({re.escape(table)}\n.*?\nsha256 = )"[^"]*"', rf'\1"{found}"', lockfile, count=1
     )
     if count == 0:
-        raise LockError(f"versions.toml: {TABLE} with a sha256 is missing")
+        raise LockError(f"versions.toml: {table} with a sha256 is missing")
     return changed
 
 
@@ -113,12 +143,10 @@ def _line(wheel: Path) -> str:
     return f"{name}=={version} --hash=sha256:{found}\n"
 
 
-def _require_python() -> None:
-    if sys.version_info[:2] != PYTHON:
-        wanted, have = (".".join(map(str, version[:2])) for version in (PYTHON, sys.version_info))
-        raise RequirementError(
-            f"Python {have}: the image has Debian 12's {wanted}, and wheels are made for one"
-        )
+def _require_python(base: str) -> None:
+    if base_of(sys.version_info[:2]) != base:
+        wanted, have = (".".join(map(str, version)) for version in (PYTHONS[base], sys.version_info[:2]))
+        raise RequirementError(f"Python {have}: {base} has {wanted}, and wheels are made for one")
 
 
 def _pip(*options: str, into: Path) -> None:
@@ -139,5 +167,17 @@ def _pip(*options: str, into: Path) -> None:
         raise LockError(f"pip download failed: {' '.join(lines[-6:])}")
 
 
+def main() -> int:
+    """Lock the wheels of the base whose Python runs this; exit status 1 and one line when that cannot be."""
+    try:
+        base = base_of(sys.version_info[:2])
+        found = lock(base)
+    except ImageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"{list_of(base)}: sha256 {found}, written to {LOCKFILE.name}\n")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{LIST}: sha256 {lock()}, written to {LOCKFILE.name}\n")
+    sys.exit(main())

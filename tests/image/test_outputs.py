@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from image import disk, oci, sbom, wheels
-from image.errors import BakeError, LockError
+from image.errors import BakeError, LockError, RequirementError
 
 
 def test_a_root_without_a_kernel_makes_no_disk(tmp_path):
@@ -41,7 +41,20 @@ def test_a_list_of_wheels_from_the_same_requirements_passes():
 def test_the_hash_of_a_list_goes_into_its_own_table():
     text = '[a."debian-12"]\nsha256 = "1"\n[python-wheels."debian-12"]\nkind = "wheels"\nsha256 = "2"\n'
 
-    assert wheels.with_hash(text, "3") == text.replace('"2"', '"3"')
+    assert wheels.with_hash(text, "debian-12", "3") == text.replace('"2"', '"3"')
+
+
+def test_each_base_has_the_list_of_its_own_python():
+    assert wheels.base_of((3, 11)) == "debian-12"
+    assert wheels.base_of((3, 12)) == "ubuntu-24.04"
+    assert wheels.list_of("ubuntu-24.04").name == "ubuntu-24.04.txt"
+
+
+def test_a_python_of_no_base_is_refused():
+    with pytest.raises(
+        RequirementError, match=r"Python 3\.13: .* 3\.11 of debian-12, 3\.12 of ubuntu-24\.04"
+    ):
+        wheels.base_of((3, 13))
 
 
 def test_the_same_packages_give_the_same_bill_of_materials():
