@@ -1,7 +1,7 @@
 """The stack's machines on AWS: list them, mark them, end them."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,33 +46,32 @@ class Machines:
         filters = self._filters((*LIVING, *GONE))
         pages = self._pages(self._ec2.describe_instances, Filters=filters, MaxResults=PAGE)
         found = {one["InstanceId"]: _instance(one) for page in pages for one in _instances(page)}
-        instances = tuple(one for one in found.values() if one.state not in GONE)
-        gone = tuple(one for one in found.values() if one.state in GONE)
+        living = [one for one in found.values() if one.state not in GONE]
         groups = self._groups()
         # A group without the stack's tag would replace what is ended behind its back.
-        named = {one.tags[TAG_GROUP] for one in instances if TAG_GROUP in one.tags}
+        named = {one.tags[TAG_GROUP] for one in living if TAG_GROUP in one.tags}
         unknown = sorted(named - {group.name for group in groups})
-        return Fleet(instances, groups + (self._groups(unknown) if unknown else ()), gone)
+        return _fleet(found.values(), groups + (self._groups(unknown) if unknown else ()))
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
-        """The same machines and groups, read anew; what is no longer managed or there is left out.
+        """The same machines and groups, read anew; what is no longer managed or known is left out.
 
         A filter instead of ``InstanceIds``: one id that vanished would fail the whole call.
 
         Raises:
             CloudError: they could not be read.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, Instance] = {}
         for start in range(0, len(ids), 200):  # values of one filter, EC2 API
             chosen = [{"Name": "instance-id", "Values": list(ids[start : start + 200])}]
             pages = self._pages(
                 self._ec2.describe_instances,
-                Filters=self._filters() + chosen,
+                Filters=self._filters((*LIVING, *GONE)) + chosen,
                 MaxResults=PAGE,
             )
-            found |= {one["InstanceId"]: one for page in pages for one in _instances(page)}
+            found |= {one["InstanceId"]: _instance(one) for page in pages for one in _instances(page)}
         groups = self._groups(group_names) if group_names else ()
-        return Fleet(tuple(_instance(one) for one in found.values()), groups)
+        return _fleet(found.values(), groups)
 
     def tags(self, instance_id: str) -> dict[str, str]:
         """A machine's tags; none for one that is not there. Raises CloudError."""
@@ -178,6 +177,12 @@ class Machines:
             if not page.get("NextToken"):
                 return
             arguments["NextToken"] = page["NextToken"]
+
+
+def _fleet(found: Iterable[Instance], groups: tuple[Group, ...]) -> Fleet:
+    every = tuple(found)
+    living = tuple(one for one in every if one.state not in GONE)
+    return Fleet(living, groups, tuple(one for one in every if one.state in GONE))
 
 
 def _instances(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Doing what a plan says: unmark, end, mark; each step so that a failure in it harms no work."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -18,6 +18,7 @@ from image.reaper.store import Store
 
 # What was checked longer ago may be at work again; the next sweep checks anew.
 CHECK_LASTS = timedelta(minutes=2)
+STOPS = frozenset({"stopping", "stopped"})
 TAG_BATCH = 500  # resources of one CreateTags or DeleteTags
 
 
@@ -122,11 +123,11 @@ class _Batch:
 
     def end(self, decisions: Sequence[Decision], done: Done) -> None:
         """Record, detach, end; whatever fails at one step goes no further."""
-        recorded = _record(self.tools, decisions, self.group, done)
+        recorded, tried_before = _record(self.tools, decisions, self.group, done)
         ids = [decision.instance.id for decision in recorded]
         failures = bisect(ids, "detach", self._detach) if self.group is not None else []
         detached = _without(ids, failures)
-        refused = bisect(detached, self.verdict.lower(), self._act)
+        refused = self._without_ended(bisect(detached, self.verdict.lower(), self._act))
         if self.group is not None:
             # A machine that will not go belongs back into its group, which would shrink for nothing.
             failures += bisect([one.instance_id for one in refused], "attach", self._attach)
@@ -136,7 +137,20 @@ class _Batch:
         done.ended += [
             Ended(one, self.group, ledger.key_of(one)) for one in recorded if one.instance.id in gone
         ]
-        _record_failures(self.tools, recorded, failures, done)
+        _record_outcomes(self.tools, recorded, failures, gone & tried_before, done)
+
+    def _without_ended(self, refused: list[Failure]) -> list[Failure]:
+        """Only the machines that did not go: a cloud may answer with an error after it did what was asked."""
+        if not refused:
+            return []
+        try:
+            fresh = self.tools.machines.again([one.instance_id for one in refused], ())
+        except (CloudError, DeadlineError):
+            return refused  # nobody knows; the next sweep sees what is left
+        ended = {one.id for one in fresh.gone}
+        if self.verdict is Verdict.STOP:
+            ended |= {one.id for one in fresh.instances if one.state in STOPS}
+        return [one for one in refused if one.instance_id not in ended]
 
     def _detach(self, ids: Sequence[str]) -> None:
         self._refuse_late()
@@ -156,30 +170,37 @@ class _Batch:
             raise DeadlineError("checked too long ago; left to the next sweep")
 
 
-def _record(tools: Tools, decisions: Sequence[Decision], group: str | None, done: Done) -> list[Decision]:
-    """Those whose end is on record now."""
-    recorded = []
+def _record(
+    tools: Tools, decisions: Sequence[Decision], group: str | None, done: Done
+) -> tuple[list[Decision], set[str]]:
+    """Those whose end is on record now, and the ids of those that an earlier sweep tried to end."""
+    recorded, tried_before = [], set()
     for decision in decisions:
         record = ledger.record_of(decision, tools.policy, group, tools.clock())
         try:
-            ledger.write(tools.store, ledger.key_of(decision), record)
+            new = ledger.write(tools.store, ledger.key_of(decision), record)
         except (CloudError, DeadlineError) as error:
             done.failures.append(Failure(decision.instance.id, "record", str(error)))
         else:
             recorded.append(decision)
-    return recorded
+            tried_before |= set() if new else {decision.instance.id}
+    return recorded, tried_before
 
 
-def _record_failures(
-    tools: Tools, recorded: Sequence[Decision], failures: Sequence[Failure], done: Done
+def _record_outcomes(
+    tools: Tools, recorded: Sequence[Decision], failures: Sequence[Failure], retried: Set[str], done: Done
 ) -> None:
+    """Beside the record: that its end failed, or that it came about although it had failed before."""
     errors = {failure.instance_id: failure.error for failure in failures}
     for decision in recorded:
-        if (error := errors.get(decision.instance.id)) is not None:
-            try:
-                ledger.write_failure(tools.store, ledger.key_of(decision), error, tools.clock())
-            except (CloudError, DeadlineError) as problem:
-                done.failures.append(Failure(decision.instance.id, "record", str(problem)))
+        key, error = ledger.key_of(decision), errors.get(decision.instance.id)
+        try:
+            if error is not None:
+                ledger.write_failure(tools.store, key, error, tools.clock())
+            elif decision.instance.id in retried:
+                ledger.write_success(tools.store, key, tools.clock())
+        except (CloudError, DeadlineError) as problem:
+            done.failures.append(Failure(decision.instance.id, "record", str(problem)))
 
 
 def _without(ids: Sequence[str], failures: Sequence[Failure]) -> list[str]:

@@ -36,7 +36,7 @@ class Machines(Protocol):
         """Every managed machine of the stack, and its scaling groups."""
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
-        """The same machines and groups, read anew."""
+        """The same machines and groups, read anew; in ``gone`` those of the machines that ended."""
 
     def tags(self, instance_id: str) -> dict[str, str]:
         """A machine's tags; none for one that is not there."""

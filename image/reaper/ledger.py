@@ -2,7 +2,8 @@
 
 The record is written before the machine is touched, under a key made of the machine and of its mark: no end
 without a record, and a sweep that tries again after a failure finds its own record instead of adding one. A
-failed end gets a second object beside the first, named ``.failed.json``, and saves nothing.
+failed end gets a second object beside the first, named ``.failed.json``, and saves nothing; one that a later
+sweep brings about gets a third, named ``.ended.json``, and saves from then on.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from image.reaper.times import format_time
 
 PREFIX = "ledger"
 LEFTOVERS_PREFIX = "leftovers"
+FAILED, ENDED = ".failed.json", ".ended.json"
 HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
 
 
@@ -60,14 +62,26 @@ def record_of(decision: Decision, policy: Policy, group: str | None, now: dateti
     }
 
 
-def write(store: Store, key: str, record: Mapping[str, Any]) -> None:
-    """Write a record once; one that is there already stays as it is. Raises CloudError."""
-    store.create(f"{key}.json", dict(record))
+def write(store: Store, key: str, record: Mapping[str, Any]) -> bool:
+    """Write a record once; one that is there already stays as it is.
+
+    Returns:
+        Whether it is new: an older one is of a sweep that failed, or was cut off.
+
+    Raises:
+        CloudError: it could not be written.
+    """
+    return store.create(f"{key}.json", dict(record)) is not None
 
 
 def write_failure(store: Store, key: str, error: str, now: datetime) -> None:
     """Note beside a record that its end failed. Raises CloudError."""
-    store.create(f"{key}.failed.json", {"schema_version": 1, "at": format_time(now), "error": error})
+    store.create(key + FAILED, {"schema_version": 1, "at": format_time(now), "error": error})
+
+
+def write_success(store: Store, key: str, now: datetime) -> None:
+    """Note beside a record of an earlier try that its machine has ended now. Raises CloudError."""
+    store.create(key + ENDED, {"schema_version": 1, "at": format_time(now)})
 
 
 def leftover_key(finding: Finding) -> str:

@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
 
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.times import parse_time
+from image.reaper.records import End
 
 SECONDS_PER_HOUR = Decimal(3600)
 CENT = Decimal("0.01")
@@ -59,66 +58,6 @@ def parse_month(text: str) -> Month:
         return month_of(datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC))
     except ValueError as error:
         raise ConfigurationError(f"--month {text!r}; allowed: YEAR-MONTH, say 2026-11") from error
-
-
-@dataclass(frozen=True)
-class End:
-    """One machine that was ended.
-
-    Attributes:
-        at: when.
-        instance_id: the machine.
-        instance_type: its type.
-        pool: its pool.
-        owner: who answered for it.
-        action: ``stop`` or ``terminate``.
-        launched_at: its last start before that.
-        idle_s: for how long nobody had used it; None where that is not recorded.
-        price_per_hour: None where it was unknown.
-        currency: of the price.
-        reason: why, for people.
-    """
-
-    at: datetime
-    instance_id: str
-    instance_type: str
-    pool: str
-    owner: str
-    action: str
-    launched_at: datetime
-    idle_s: float | None
-    price_per_hour: Decimal | None
-    currency: str
-    reason: str
-
-
-def end_of(record: Mapping[str, Any], key: str) -> End:
-    """A record of the ledger, checked.
-
-    Args:
-        record: the JSON object.
-        key: where it lies, for the message.
-
-    Raises:
-        CloudError: it is none, or damaged.
-    """
-    try:
-        price = record["price_per_hour"]
-        return End(
-            at=parse_time(record["at"]),
-            instance_id=str(record["instance_id"]),
-            instance_type=str(record["instance_type"]),
-            pool=str(record["pool"]) or "none",
-            owner=str(record["owner"]) or "nobody",
-            action=str(record["action"]),
-            launched_at=parse_time(record["launched_at"]),
-            idle_s=None if record["idle_s"] is None else float(record["idle_s"]),
-            price_per_hour=None if price is None else Decimal(price),
-            currency=str(record["currency"]),
-            reason=str(record["reason"]),
-        )
-    except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
-        raise CloudError(f"ledger record {key}: {error!r}") from error
 
 
 @dataclass(frozen=True)

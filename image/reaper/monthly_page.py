@@ -2,7 +2,7 @@
 
 import html
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from string import Template
@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from image.reaper.monthly import Saving, Summary
+from image.reaper.records import Change
 from image.reaper.times import format_span
 
 BAR = "#2a6f97"
@@ -52,16 +53,18 @@ PAGE = Template("""<!doctype html>
 <tbody>
 $rows
 </tbody></table></div>
+$changes
 </html>
 """)
 
 
-def page(summary: Summary, stack: str) -> str:
+def page(summary: Summary, stack: str, changes: Sequence[Change] = ()) -> str:
     """The whole file.
 
     Args:
         summary: of the month.
         stack: whose.
+        changes: how its pools were frozen and opened again.
     """
     plots = [daily_plot(summary)] if summary.savings else []
     if summary.savings:
@@ -73,7 +76,23 @@ def page(summary: Summary, stack: str) -> str:
         note=html.escape(_note(summary)),
         plots="\n".join(f"<figure>{plot}</figure>" for plot in plots),
         rows="\n".join(_rows(summary)),
+        changes=_changes(changes),
     )
+
+
+def _changes(changes: Sequence[Change]) -> str:
+    """A table of freezes, or nothing."""
+    if not changes:
+        return ""
+    rows = [
+        (f"{one.at:%Y-%m-%d %H:%M}", one.action, one.stage, f"{one.spent:,.2f}", one.by, one.reason)
+        for one in changes
+    ]
+    cells = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
+    )
+    heads = "".join(f"<th>{text}</th>" for text in ("when", "what", "pools", "spent", "by", "why"))
+    return f"<h2>Budget</h2>\n<table><thead><tr>{heads}</tr></thead>\n<tbody>{cells}</tbody></table>"
 
 
 def _note(summary: Summary) -> str:

@@ -56,6 +56,35 @@ def test_a_failed_end_is_noted_beside_its_record():
     assert [("OperationNotPermitted" in one["error"]) for one in noted] == [True]
 
 
+def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
+    world = marked_group(2)
+    faults = world.faults
+
+    # the list, the fresh check, and the look at what an error left behind
+    world.on_call("TerminateInstances", lambda: setattr(faults, "after_commit", 1.0), number=1)
+    world.on_call("DescribeInstances", lambda: setattr(faults, "after_commit", 0.0), number=3)
+    result = sweep_world(world, POLICY)
+
+    assert len(world.ends) == len(result.done.ended) == 2
+    assert result.done.failures == []
+    assert not [key for key in world.objects if key.endswith(".failed.json")]
+    assert world.groups["pool"]["desired"] == 0
+
+
+def test_an_end_that_comes_about_in_a_later_sweep_is_noted_beside_its_failure():
+    world = marked(1)
+    (machine,) = world.machines.values()
+    machine.terminable = False
+    sweep_world(world, POLICY)
+    world.pass_minutes(10)
+    machine.terminable = True
+
+    sweep_world(world, POLICY)
+
+    endings = sorted(key.partition("-terminate")[2] for key in world.objects if "/ledger/" in key)
+    assert endings == [".ended.json", ".failed.json", ".json"]
+
+
 def test_a_machine_without_a_record_is_not_ended():
     world = marked(1)
 

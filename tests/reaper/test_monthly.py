@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from image.reaper.cli import main
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.monthly import end_of, month_of, parse_month, summarise
+from image.reaper.monthly import month_of, parse_month, summarise
 from image.reaper.monthly_page import page
+from image.reaper.records import end_of
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import write_policy
 
@@ -271,6 +272,35 @@ def test_an_end_that_failed_saves_nothing(ledger, report):
     assert "0 - saved by 0 ends" in result.output
 
 
+def test_an_end_that_came_about_in_a_later_try_saves_from_then_on(ledger, report):
+    ledger("2020/11/30/i-1-x-terminate.json", old(30, 14))
+    ledger("2020/11/30/i-1-x-terminate.failed.json", {"schema_version": 1, "error": "no"})
+    ledger("2020/11/30/i-1-x-terminate.ended.json", {"schema_version": 1, "at": "2020-11-30T20:00:00+00:00"})
+
+    result, _ = report()
+
+    assert "8.00 USD saved by 1 ends" in result.output
+
+
+def test_freezes_of_the_month_stand_on_its_page(s3, ledger, report, request):
+    freeze = {
+        "at": "2020-11-20T12:00:00+00:00",
+        "action": "freeze",
+        "stage": "closed",
+        "spent": "1000.50",
+        "by": "sweep",
+        "reason": "by the budget's thresholds",
+    }
+    key = f"{request.node.name}/budget/2020/11/20/20201120T120000Z-closed.json"
+    s3.put_object(Bucket="records", Key=key, Body=json.dumps(freeze))
+
+    result, output = report()
+
+    assert result.exit_code == 0, result.output
+    shown = Page(output.read_text()).texts
+    assert {"2020-11-20 12:00", "freeze", "closed", "1,000.50", "sweep"} <= set(shown)
+
+
 def test_a_damaged_record_stops_the_report_and_is_named(ledger, report):
     ledger("2020/11/30/i-1-x-terminate.json", {"schema_version": 1})
 
@@ -295,4 +325,4 @@ def test_a_bucket_that_is_not_there_is_named(ledger, report):
     result, _ = report("--ledger", "s3://gone/reaper")
 
     assert result.exit_code == 1
-    assert "error: ledger s3://gone/reaper/ledger/" in result.output
+    assert "error: ledger s3://gone/reaper/: " in result.output

@@ -1,0 +1,149 @@
+"""What people do about the budget: see it, lift a freeze, read a day. Against moto."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from click.testing import CliRunner
+
+from image.reaper.cli import main
+from image.reaper.meter_reading import Day, Machine, Share
+from image.reaper.metrics import METRIC_ACTIVE_FRACTION, namespace
+from tests.reaper.fake_aws import fake_aws
+from tests.reaper.moto_fleet import (
+    BUCKET,
+    NOW,
+    STACK,
+    MotoFleet,
+    budget_json,
+    client,
+    pool_policy,
+    write_policy,
+)
+
+
+@pytest.fixture
+def fleet(monkeypatch):
+    with fake_aws():
+        made = MotoFleet()
+        for name, value in made.environ().items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs ``gpu-reaper`` under a policy whose budget is as told."""
+
+    def invoke(*arguments, **budget):
+        pools = {"dev": pool_policy(idle_after_hours=200)}
+        path = write_policy(tmp_path / "policy.json", pools=pools, budget=budget_json(**budget))
+        return CliRunner().invoke(main, [*arguments, "--policy", str(path)])
+
+    return invoke
+
+
+def stored(key):
+    return json.loads(client("s3").get_object(Bucket=BUCKET, Key=f"reaper/{key}")["Body"].read())
+
+
+def group(fleet):
+    (found,) = fleet.autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+    return found["MaxSize"], [one["ProcessName"] for one in found["SuspendedProcesses"]]
+
+
+def metric(fleet, name, pool=None):
+    dimensions = [{"Name": "Pool", "Value": pool}] if pool else []
+    found = fleet.cloudwatch.get_metric_statistics(
+        Namespace=namespace(STACK),
+        MetricName=name,
+        Dimensions=dimensions,
+        StartTime=datetime.now(UTC) - timedelta(hours=1),
+        EndTime=datetime.now(UTC) + timedelta(hours=1),
+        Period=60,
+        Statistics=["Maximum"],
+    )
+    return max(point["Maximum"] for point in found["Datapoints"])
+
+
+def test_a_sweep_meters_and_freezes_and_a_person_unfreezes(fleet, run):
+    members = fleet.start_group("pool", desired=2)
+
+    # a budget of nothing is spent on any day of the month
+    swept = run("sweep", monthly="0")
+
+    assert "pools that freeze are closed" in swept.output
+    assert metric(fleet, "FreezeStage") == 2
+    assert metric(fleet, "HourCost", "dev") == pytest.approx(2 * 1.026)
+    assert group(fleet) == (2, ["Launch"])
+    assert fleet.members("pool") == members
+
+    lifted = run("unfreeze", "--reason", "paper deadline", monthly="0")
+
+    assert lifted.exit_code == 0, lifted.output
+    assert group(fleet) == (10, [])
+    again = run("sweep", monthly="0")
+    assert "pools that freeze are" not in again.output
+    assert group(fleet) == (10, [])
+    subjects = [message["Subject"] for message in fleet.heard()]
+    assert [subject for subject in subjects if "machines" in subject and "training" in subject] == [
+        "test: training pools take no new machines",
+        "test: training pools take machines again",
+    ]
+
+
+def test_status_shows_what_is_spent(fleet, run):
+    fleet.start()
+    run("sweep", "--now", NOW.isoformat())
+
+    shown = run("status", "--now", (NOW + timedelta(hours=1)).isoformat())
+
+    assert "1.13 USD an hour; " in shown.output
+    assert " of 1,000 this month" in shown.output
+
+
+def test_unfreeze_wants_a_reason(run):
+    assert "--reason is empty; allowed: a few words" in run("unfreeze", "--reason", " ").output
+
+
+def test_unfreeze_where_nothing_is_frozen_says_so(fleet, run):
+    assert run("unfreeze", "--reason", "just in case").output == "nothing is frozen\n"
+
+
+def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
+    machine = Machine("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
+    yesterday = (datetime.now(UTC) - timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    day = Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": Share(machine, 86_400, Decimal("24.62"))})
+    key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
+    client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
+    beat = {
+        "MetricName": METRIC_ACTIVE_FRACTION,
+        "Dimensions": [{"Name": "InstanceId", "Value": "i-1"}],
+        "Value": 0.25,
+    }
+    moments = [yesterday + timedelta(hours=hour) for hour in (3, 9, 15)]
+    fleet.cloudwatch.put_metric_data(
+        Namespace=namespace(STACK), MetricData=[{**beat, "Timestamp": moment} for moment in moments]
+    )
+    page = tmp_path / "day.html"
+
+    result = run("report", "--day", day.name, "--output", str(page))
+
+    assert f"{day.name}: 6.00 of 24.00 GPU hours busy, 24.62 USD: {page}" in result.output
+    assert "18.46" in page.read_text(), "three quarters of the day were left idle"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--day", "yesterday"), "--day 'yesterday'; allowed: YEAR-MONTH-DAY, say 2026-11-21"),
+        (("--day", "2026-11-20", "--month", "2026-11"), "allowed: one of them"),
+        (("--day", "2020-11-20"), "no day 2020-11-20 was metered"),
+    ],
+)
+def test_a_day_that_is_none_is_refused(fleet, run, arguments, words):
+    result = run("report", *arguments)
+
+    assert result.exit_code == 1
+    assert words in result.output
