@@ -1,20 +1,22 @@
-"""Questions to Alibaba Cloud through its own generic client; what keeps an answer away is one sentence."""
+"""Questions to Alibaba Cloud through its official SDK; what keeps an answer away is one sentence."""
 
+import json
 import logging
+import os
+from collections.abc import Mapping
 from typing import Any
 
-# none of the official client's packages says its types
-from alibabacloud_credentials.client import Client as Credentials  # type: ignore[import-untyped]
-from alibabacloud_credentials.exceptions import CredentialException  # type: ignore[import-untyped]
-from alibabacloud_tea_openapi.client import Client  # type: ignore[import-untyped]
-from alibabacloud_tea_openapi.exceptions import AlibabaCloudException  # type: ignore[import-untyped]
-from alibabacloud_tea_openapi.utils_models import (  # type: ignore[import-untyped]
-    Config,
-    OpenApiRequest,
-    Params,
+# the SDK does not say its types
+from aliyunsdkcore.acs_exception.exceptions import (  # type: ignore[import-untyped]
+    ClientException,
+    ServerException,
 )
-from darabonba.runtime import RuntimeOptions  # type: ignore[import-untyped]
-from Tea.exceptions import TeaException  # type: ignore[import-untyped]
+from aliyunsdkcore.auth.credentials import (  # type: ignore[import-untyped]
+    AccessKeyCredential,
+    StsTokenCredential,
+)
+from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped]
+from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped]
 
 from stacks.errors import CannotCheckError
 
@@ -30,24 +32,27 @@ VERSIONS = {
 CENTRAL = {"bssopenapi": "business.aliyuncs.com", "quotas": "quotas.aliyuncs.com"}
 # www.alibabacloud.com/help/en/ram, "Common errors": each product spells it in its own way.
 DENIALS = ("Forbidden.RAM", "NoPermission", "NotAuthorized", "AccessDenied", "Forbidden.Unauthorized")
-HOW_TO_LOG_IN = (
-    "set ALIBABA_CLOUD_ACCESS_KEY_ID and ALIBABA_CLOUD_ACCESS_KEY_SECRET, or log in with `aliyun configure`"
-)
-CONNECT_TIMEOUT_MS, READ_TIMEOUT_MS = 5000, 20_000
+KEY_ID, KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
+TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"  # noqa: S105 - the name of a variable, not what is in it
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 20
+# The SDK writes every refusal to its log, with the text that was signed; one sentence is enough.
+logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
 class Alicloud:
-    """Asks Alibaba Cloud.
+    """Asks Alibaba Cloud, with the credentials that the Pulumi provider takes too.
 
     Args:
         region: where.
-        credentials: whose; by default the environment's, by the official client's own search.
+        environ: holds the credentials; by default the process's own.
         endpoint: instead of the cloud, ``host:port`` without TLS, for tests.
     """
 
-    def __init__(self, region: str, credentials: Any = None, endpoint: str | None = None) -> None:
+    def __init__(
+        self, region: str, environ: Mapping[str, str] | None = None, endpoint: str | None = None
+    ) -> None:
         self._region = region
-        self._credentials = credentials
+        self._environ = os.environ if environ is None else environ
         self._endpoint = endpoint
 
     def ask(self, product: str, action: str, **parameters: str) -> dict[str, Any]:
@@ -57,41 +62,35 @@ class Alicloud:
             CannotCheckError: it was denied, refused or not answered, or nobody is logged in.
         """
         version, permission = VERSIONS[product]
-        protocol = "HTTPS" if self._endpoint is None else "HTTP"
-        params = Params(
-            action=action,
-            version=version,
-            protocol=protocol,
-            pathname="/",
-            method="POST",
-            auth_type="AK",
-            style="RPC",
-            req_body_type="formData",
-            body_type="json",
-        )
+        host = self._endpoint or CENTRAL.get(product, f"{product}.{self._region}.aliyuncs.com")
+        request = CommonRequest(domain=host, version=version, action_name=action)
+        request.set_method("POST")
+        request.set_protocol_type("https" if self._endpoint is None else "http")
+        request.set_accept_format("JSON")
+        for name, value in parameters.items():
+            request.add_query_param(name, value)
         try:
-            answer = self._client(product, protocol).call_api(
-                params, OpenApiRequest(query=parameters), RuntimeOptions()
-            )
-        except AlibabaCloudException as error:
+            answer: dict[str, Any] = json.loads(self._client().do_action_with_exception(request))
+        except ServerException as error:
             raise CannotCheckError(_said(f"{permission}:{action}", error)) from error
-        except TeaException as error:
-            raise CannotCheckError(f"{action}: {_first_line(error.message)}") from error
-        body: dict[str, Any] = answer["body"]
-        return body
+        except (ClientException, ValueError) as error:
+            # not its own words: they hold the key's id and the signature
+            raise CannotCheckError(f"{action}: {host} gave no answer") from error
+        return answer
 
-    def _client(self, product: str, protocol: str) -> Client:
-        if self._credentials is None:
-            self._credentials = _found_credentials()
-        return Client(
-            Config(
-                credential=self._credentials,
-                region_id=self._region,
-                endpoint=self._endpoint or CENTRAL.get(product, f"{product}.{self._region}.aliyuncs.com"),
-                protocol=protocol,
-                connect_timeout=CONNECT_TIMEOUT_MS,
-                read_timeout=READ_TIMEOUT_MS,
-            )
+    def _client(self) -> Any:
+        key_id, secret = self._environ.get(KEY_ID), self._environ.get(KEY_SECRET)
+        if not (key_id and secret):
+            raise CannotCheckError(f"no credentials; set {KEY_ID} and {KEY_SECRET}")
+        token = self._environ.get(TOKEN)
+        credential = (
+            StsTokenCredential(key_id, secret, token) if token else AccessKeyCredential(key_id, secret)
+        )
+        return AcsClient(
+            region_id=self._region,
+            credential=credential,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            timeout=READ_TIMEOUT_S,
         )
 
 
@@ -103,29 +102,9 @@ def listed(answer: dict[str, Any], *keys: str) -> list[dict[str, Any]]:
     return list(found or ())
 
 
-def _found_credentials() -> Any:
-    """The environment's, a profile's or a machine role's.
-
-    Raises:
-        CannotCheckError: there are none.
-    """
-    # it logs a traceback for each place where it finds none; one sentence is enough
-    logging.getLogger("credentials").setLevel(logging.CRITICAL + 1)
-    try:
-        found = Credentials()
-        found.get_credential()
-    except CredentialException as error:
-        raise CannotCheckError(f"no credentials; {HOW_TO_LOG_IN}") from error
-    return found
-
-
-def _said(permission: str, error: AlibabaCloudException) -> str:
+def _said(permission: str, error: ServerException) -> str:
     """The cloud's words, or the permission that is missing."""
-    code = str(error.code)
+    code = str(error.error_code)
     if any(denial in code for denial in DENIALS):
         return f"denied {permission}"
-    return f"{permission.partition(':')[2]}: {code}: {_first_line(error.message)}"
-
-
-def _first_line(said: object) -> str:
-    return " ".join(str(said).split())[:300]
+    return f"{permission.partition(':')[2]}: {code}: {error.message}"

@@ -338,17 +338,14 @@ def test_where_nobody_answers_one_line_says_so(monkeypatch):
     done = CliRunner().invoke(preflight, ["alicloud-dev"])
 
     assert done.exit_code == 3
-    assert "could not be checked, and nothing else: GetCallerIdentity" in done.output
+    assert "could not be checked, and nothing else: GetCallerIdentity: 127.0.0.1:" in done.output
+    assert "Signature" not in done.output
 
 
-def test_without_credentials_one_line_says_how_to_log_in(monkeypatch, tmp_path):
-    for name in ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET", "ALIBABA_CLOUD_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("ALIBABA_CLOUD_ECS_METADATA_DISABLED", "true")
-    monkeypatch.setattr(alicloud, "Alicloud", lambda region: Alicloud(region, None, "127.0.0.1:9"))
+def test_without_credentials_one_line_says_how_to_log_in(monkeypatch):
+    monkeypatch.setattr(alicloud, "Alicloud", lambda region: Alicloud(region, {}))
 
     done = CliRunner().invoke(preflight, ["alicloud-dev"])
 
     assert done.exit_code == 3
-    assert "no credentials; set ALIBABA_CLOUD_ACCESS_KEY_ID" in " ".join(done.output.split())
+    assert "no credentials; set ALIBABA_CLOUD_ACCESS_KEY_ID and " in " ".join(done.output.split())
