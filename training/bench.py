@@ -29,7 +29,7 @@ from training.loop import train_steps
 from training.metrics.flops import Utilisation
 from training.parallel import World, world
 from training.profiling import StepTrace
-from training.run import Run, build_model, fresh_state, opened
+from training.run import Run, build_model, fresh_state, opened, rehearse
 from training.stop import Stop
 from training.train import shown_errors
 
@@ -87,6 +87,7 @@ def measure_steps(settings: config.Config, where: World, turns: int, steps: int)
         opened(_quiet(settings, directory, steps * (turns + 1)), where) as run,
     ):
         state = fresh_state(run)
+        rehearse(run, state)
         first = next(run.batches(state))
         times = StepTimes(utilisation=state.utilisation, samples_per_step=settings.run.batch_size)
         turn_of_bare = bare_loop(run, first)

@@ -13,7 +13,7 @@ from training.interrupt import Interruption
 from training.meter import Meter
 from training.outcome import Outcome
 from training.parallel import World
-from training.run import Run, fresh_state, opened
+from training.run import Run, fresh_state, opened, rehearse
 from training.state import State, parameters_sha256, whole_weights
 from training.stop import Stop
 from training.watchdog import SOONER, Watchdog
@@ -33,6 +33,7 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
         limit_s = SOONER * settings.parallel.timeout_s
         with Watchdog(where.rank, limit_s, run.directory, lambda: state.step) as watchdog:
             stop = Stop(where, interruption, run.checkpoints.due_by_time, watchdog.beat)
+            rehearse(run, state)
             stopped = train_steps(run, state, stop)
             watchdog.rest()
             run.checkpoints.save(state)

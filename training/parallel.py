@@ -42,6 +42,14 @@ class World:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
+    def gather_on_first(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on rank 0; nothing on the others."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.leads else None
+        dist.gather_object(value, values, dst=0, group=self.control)
+        return values or []
+
     def together(self, action: Callable[[], T]) -> T:
         """Runs `action` on every rank; when it fails on one, all ranks raise that rank's TrainingError."""
         value: T | None = None

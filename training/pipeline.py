@@ -14,7 +14,7 @@ from training.data.loader import Batch
 from training.errors import ParallelError
 from training.evaluation import mean_loss
 from training.parallel import World
-from training.spread import LossFunction, decoder_of, fully_shard_blocks
+from training.spread import LossFunction, Spread, decoder_of, fully_shard_blocks
 
 
 class Passed(nn.Module):
@@ -51,7 +51,7 @@ class Stage(nn.Module):
         return network.lm_head(hidden) if self.last else hidden.float()
 
 
-class Pipeline:
+class Pipeline(Spread):
     """Runs the micro-batches of a step through all stages; knows the loss on the last one."""
 
     def __init__(self, stage: Stage, settings: config.Config, where: World, group: dist.ProcessGroup) -> None:

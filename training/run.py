@@ -24,8 +24,9 @@ from training.metrics.writers import MetricsWriter, Writers, open_writers
 from training.parallel import World
 from training.pipeline import cut
 from training.profiling import StepTrace
-from training.spread import Spread, Whole, replicate, shard
-from training.state import State, seed_rng
+from training.replicas import Replicas
+from training.spread import Spread, Whole, shard
+from training.state import State, capture_rng, restore_rng, seed_rng
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,27 @@ def fresh_state(run: Run) -> State:
     )
 
 
+def rehearse(run: Run, state: State) -> None:
+    """Passes before the first step, where it would matter whether there were some before; leaves no trace."""
+    before = capture_rng()
+    state.model.train()
+    state.spread.rehearse(run.where.together(lambda: first_batch(run)))
+    restore_rng(before)
+
+
 def utilisation_of(run: Run, model: nn.Module) -> Utilisation | None:
     """What tells the part of the GPUs' peak that is reached; None where no peak is known, as on the CPU."""
     if run.where.device.type != "cuda":
         return None
-    first = SampleOrder(len(run.training), run.settings.run.seed).slice(0, run.share.micro_batch)
-    inputs = Reader(run.training, run.settings.run.seed)[first].inputs[:1].to(run.where.device)
+    inputs = first_batch(run).inputs[:1]
     name = torch.cuda.get_device_name(run.where.device)
     return utilisation(model, inputs, name, run.settings.precision.dtype, run.where.size)
+
+
+def first_batch(run: Run) -> Batch:
+    """One micro-batch on the device, the same on every rank; raises DataError."""
+    first = SampleOrder(len(run.training), run.settings.run.seed).slice(0, run.share.micro_batch)
+    return Reader(run.training, run.settings.run.seed)[first].to(run.where.device)
 
 
 def build_model(run: Run) -> nn.Module:
@@ -176,7 +190,10 @@ def build_model(run: Run) -> nn.Module:
 def spread_model(model: nn.Module, settings: config.Config, where: World) -> tuple[nn.Module, Spread]:
     """What this rank holds of the model, and how it is used; raises ParallelError."""
     if settings.parallel.strategy == "ddp":
-        return model, replicate(model, settings, where)
+        alone = where.size == 1
+        return model, Whole(model, model, settings, where.device) if alone else Replicas(
+            model, settings, where
+        )
     if settings.parallel.strategy == "pipeline":
         return cut(model, settings, where)
     return model, shard(model, settings, where)

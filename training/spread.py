@@ -7,7 +7,6 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
@@ -20,8 +19,6 @@ from training.errors import ParallelError
 from training.parallel import World, divisors
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-# PowerSGD compresses from here on: DDP has rebuilt its buckets, and the first large gradients are over.
-POWERSGD_FIRST_STEP = 10
 
 
 class Spread(Protocol):
@@ -42,8 +39,20 @@ class Spread(Protocol):
         """Logits of one batch; None on a rank that does not hold the end of the model."""
         ...
 
+    def rehearse(self, batch: Batch) -> None:  # noqa: ARG002 - for those who need it
+        """A pass before the first step, where the steps would depend on whether there was one before."""
+        return
 
-class Whole:
+    def carried(self) -> dict[str, Any]:
+        """What this rank carries from step to step beside weights and moments; each checkpoint has it."""
+        return {}
+
+    def take_up(self, carried: list[dict[str, Any]]) -> None:  # noqa: ARG002 - for those who carry
+        """Goes on with what all ranks of the saved run carried, in rank order."""
+        return
+
+
+class Whole(Spread):
     """A model that this rank calls as one, however its parameters are stored."""
 
     def __init__(
@@ -79,28 +88,6 @@ def reduced_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(last)
     return nullcontext()
-
-
-def replicate(model: nn.Module, settings: config.Config, where: World) -> Whole:
-    """The same model on every rank, gradients averaged by DistributedDataParallel; alone, as it is."""
-    if where.size == 1:
-        return Whole(model, model, settings, where.device)
-    ids = [where.device.index] if where.device.type == "cuda" else None
-    called = DistributedDataParallel(
-        model,
-        device_ids=ids,
-        gradient_as_bucket_view=True,
-        static_graph=settings.run.accumulation == 1,  # torch 2.13 fails on no_sync before the first reduction
-        forward_sync_buffers=False,  # those of rank 0 count: see World.share_buffers
-    )
-    if settings.parallel.powersgd_rank:
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=settings.parallel.powersgd_rank,
-            start_powerSGD_iter=POWERSGD_FIRST_STEP,
-        )
-        called.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return Whole(model, called, settings, where.device)
 
 
 def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:

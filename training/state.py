@@ -30,11 +30,12 @@ class State:
     position: int = 0  # samples consumed by all ranks since the first step
 
 
-def capture(state: State, settings: config.Config, samples: int, rng: list[Any]) -> dict[str, Any]:
-    """What every strategy saves as it is: the position and the generators of every rank."""
+def capture(state: State, settings: config.Config, samples: int, where: World) -> dict[str, Any]:
+    """What every strategy saves as it is: the position, and what each rank has of its own; called by all."""
     return {
         "scaler": state.scaler.state_dict(),
-        "rng": rng,
+        "rng": where.gather(capture_rng()),
+        "carried": where.gather_on_first(state.spread.carried()),
         "step": state.step,
         "position": state.position,
         "stream": {"samples": samples, "seed": settings.run.seed},
@@ -60,6 +61,7 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
         )
     state.scaler.load_state_dict(saved["scaler"])
     state.step, state.position = saved["step"], saved["position"]
+    state.spread.take_up(saved["carried"])
     if where.rank < len(saved["rng"]):
         restore_rng(saved["rng"][where.rank])
     else:

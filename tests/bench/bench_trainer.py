@@ -30,7 +30,7 @@ from training.data.order import SampleOrder
 from training.evaluation import mean_loss
 from training.interrupt import Interruption
 from training.parallel import world
-from training.run import fresh_state, opened
+from training.run import fresh_state, opened, rehearse
 from training.spread import Whole
 from training.state import State
 from training.stop import Stop
@@ -79,6 +79,7 @@ def measure_loops(data: str, folder: str) -> list[tuple[float, float]]:
     )
     with world(settings.parallel) as where, opened(settings, where) as run:
         state, bare = fresh_state(run), fresh_state(run)
+        rehearse(run, state)
         stop = Stop(where, Interruption([], 1.0), run.checkpoints.due_by_time, lambda: None)
         called = bare_model(bare)
         found = []

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.training.examples import changed, few_digits, killed_rank, resnet_table, train_on
+from tests.training.examples import (
+    changed,
+    few_digits,
+    gpt_table,
+    killed_rank,
+    resnet_table,
+    train_on,
+    write_tokens,
+)
 from tests.training.ranks import run_ranks
 
 STEPS_AN_EPOCH = 4  # 512 samples, 128 a step
@@ -14,6 +22,11 @@ STEPS_AN_EPOCH = 4  # 512 samples, 128 a step
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def table_of(pictures: Path, directory: Path) -> dict[str, Any]:
@@ -39,6 +52,31 @@ def test_an_interruption_changes_no_bit(steps: int, straight, pictures: Path, tm
     assert resumed["resumed_from_step"] == stopped["step"] == steps
     assert resumed["parameters_sha256"] == straight["parameters_sha256"] != stopped["parameters_sha256"]
     assert resumed["metric"] == straight["metric"]
+
+
+@pytest.mark.parametrize(
+    ("size", "powersgd_rank", "steps"),
+    [
+        (3, 0, 2),
+        (2, 4, 12),
+    ],  # three summands have an order; compression leaves something over from step 10 on
+    ids=["three ranks", "compressed gradients"],
+)
+def test_what_the_ranks_exchange_is_resumed_too(
+    *, size: int, powersgd_rank: int, steps: int, tokens: Path, tmp_path: Path
+) -> None:
+    def table(name: str) -> dict[str, Any]:
+        run = {"batch_size": 12 * size}
+        return changed(
+            gpt_table(tokens, tmp_path / name, steps + 3), run=run, parallel={"powersgd_rank": powersgd_rank}
+        )
+
+    straight = train_on(size, table("straight"))
+    train_on(size, table("interrupted"), stop_at=steps)
+    resumed = train_on(size, table("interrupted"))
+
+    assert resumed["resumed_from_step"] == steps
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
 
 
 def test_a_kill_inside_accumulation_changes_no_bit(straight, pictures: Path, tmp_path: Path) -> None:

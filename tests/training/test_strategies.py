@@ -54,6 +54,16 @@ def test_compressed_gradients_learn_nearly_what_whole_ones_learn(tokens: Path, t
     assert losses(compressed)[-1] == pytest.approx(losses(whole)[-1], rel=0.05)  # measured: 1.5 % above
 
 
+def test_other_ranks_go_on_with_what_compression_left_over(tokens: Path, tmp_path: Path) -> None:
+    table = changed(gpt_table(tokens, tmp_path, steps=16), parallel={"powersgd_rank": 8})
+    train_on(2, table, stop_at=13)
+
+    resumed = train_on(4, table)
+
+    assert resumed["resumed_from_step"] == 13
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
+
+
 @pytest.mark.parametrize(
     ("size", "parallel"),
     [(2, FSDP), (2, TENSOR), (2, PIPELINE), (4, TENSOR)],

@@ -11,7 +11,7 @@ from training.checkpoint.saver import STATE, Saver
 from training.checkpoint.store import Store
 from training.errors import CheckpointError
 from training.parallel import World
-from training.state import State, apply, apply_tensors, capture, capture_rng, capture_tensors
+from training.state import State, apply, apply_tensors, capture, capture_tensors
 
 LOCAL_ONLY = "none"  # checkpoint.uri on a machine of the fleet that is to upload nothing
 FOLDER = "checkpoints"
@@ -120,8 +120,7 @@ class Checkpoints:
         if self._saved_step == state.step:
             return 0.0
         begin = time.perf_counter()
-        rng = self._where.gather(capture_rng())
-        saved = capture(state, self._settings, self._samples, rng)
+        saved = capture(state, self._settings, self._samples, self._where)
         if self._layout == local.SHARDED:
             self._begin_parts(state)
         elif self._where.leads:
