@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 import numpy as np
 from PIL import Image
-from rich.progress import track
 
 from training.commands import LazyGroup
 from training.data.dataset import Array, Description, write_description
 from training.errors import DataError
+from training.preparation.progress import progress
 
 VALIDATION_EVERY = 5  # every fifth picture is held out: 360 of 1,797
 GREY_LEVELS = 16  # of scikit-learn's digits: values are 0 to 16
@@ -39,12 +39,14 @@ def digits(out_dir: Path) -> None:
     pictures, classes = np.asarray(bunch.images), np.asarray(bunch.target)
     held_out = np.arange(len(classes)) % VALIDATION_EVERY == 0
     make_folder(out_dir)
-    for number in track(range(len(classes)), description="digits", transient=True):
-        split = "val" if held_out[number] else "train"
-        folder = out_dir / split / str(classes[number])
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = (pictures[number] * (255 / GREY_LEVELS)).round().astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+    with progress("digits", len(classes)) as advance:
+        for number in range(len(classes)):
+            split = "val" if held_out[number] else "train"
+            folder = out_dir / split / str(classes[number])
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = (pictures[number] * (255 / GREY_LEVELS)).round().astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+            advance()
     baseline = nearest_centroid_accuracy(
         pictures[~held_out], classes[~held_out], pictures[held_out], classes[held_out]
     )

@@ -3,18 +3,14 @@
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import redirect_stderr
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 
-from tests.training.examples import changed, few_digits, gpt_table, resnet_table, write_tokens
-from tests.training.ranks import run_ranks
+from tests.training.commands import command, tried_alone
+from tests.training.examples import changed, few_digits, resnet_table
 from training import config, train
-from training.cli import main
 
 Change = Callable[[dict[str, Any], Path], dict[str, Any]]
 
@@ -22,31 +18,6 @@ Change = Callable[[dict[str, Any], Path], dict[str, Any]]
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=64)
-
-
-def tried(ranks: int, table: dict[str, Any], folder: Path, *overrides: str) -> list[tuple[int, str]]:
-    """Exit status and standard error of every rank of `train` with this configuration."""
-    file = folder / "config.toml"
-    file.write_text(tomli_w.dumps(table))
-    return run_ranks(command, ranks, ["train", str(file), *overrides])
-
-
-def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[int, str]:
-    """The same for one process, this one."""
-    file = folder / "config.toml"
-    file.write_text(tomli_w.dumps(table))
-    return command(["train", str(file), *overrides])
-
-
-def command(arguments: list[str]) -> tuple[int, str]:
-    """Runs `python -m training ARGUMENTS` on this rank."""
-    heard = StringIO()
-    with redirect_stderr(heard):
-        try:
-            main(arguments)
-        except SystemExit as end:
-            return int(end.code or 0), heard.getvalue()
-    return 0, heard.getvalue()
 
 
 def section(name: str, /, **keys: Any) -> Change:
@@ -58,11 +29,6 @@ def without_pictures(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     for split in ("train", "val"):
         (data / split / "7").mkdir(parents=True)
     return changed(table, data={"path": str(data)})
-
-
-def directory_under_a_file(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    (folder / "file").write_text("")
-    return changed(table, run={"directory": str(folder / "file" / "run")})
 
 
 @pytest.mark.parametrize(
@@ -118,36 +84,6 @@ def test_a_wrong_value_is_one_message_that_says_what_would_do(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            section("run", batch_size=66),
-            "run.batch_size = 66 does not divide into 2 ranks x run.accumulation = 2",
-        ),
-        (
-            section("parallel", strategy="tensor", tensor=3),
-            "= 3 does not divide 2 processes; sizes that fit: 1, 2",
-        ),
-        (section("parallel", strategy="tensor", tensor=2), "can spread the model 'gpt' only"),
-        (section("run", bach_size=3), "run.bach_size: unknown key; did you mean batch_size?"),
-        (directory_under_a_file, "cannot be written: Not a directory"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_rank_0_says_it_once_and_no_rank_hangs(
-    change: Change, message: str, pictures: Path, tmp_path: Path
-) -> None:
-    table = change(resnet_table(pictures, tmp_path / "run"), tmp_path)
-
-    (status, said), (other_status, other_said) = tried(2, table, tmp_path)
-
-    assert (status, other_status) == (1, 1)
-    assert message in said
-    assert said.count("error: ") == 1
-    assert other_said == ""
-
-
 def test_all_wrong_keys_are_told_at_once(pictures: Path, tmp_path: Path) -> None:
     table = changed(resnet_table(pictures, tmp_path), run={"sed": 1, "batch_size": 0}, data={"workers": -1})
 
@@ -189,53 +125,6 @@ def test_a_file_that_is_no_configuration_is_named(
 
     assert status == 1
     assert f"{file}: {message}" in said
-
-
-def test_a_missing_bucket_is_told_before_the_first_step(bucket: str, pictures: Path, tmp_path: Path) -> None:
-    table = changed(resnet_table(pictures, tmp_path / "run"), checkpoint={"uri": "s3://absent/runs"})
-
-    status, said = tried_alone(table, tmp_path)
-
-    assert status == 1
-    assert "s3://absent/runs: cannot be written: NoSuchBucket" in said
-    assert (tmp_path / "run/metrics.jsonl").exists() is False
-
-
-@pytest.mark.parametrize(
-    ("options", "parallel", "message"),
-    [
-        ({"heads": 1}, {"strategy": "tensor", "tensor": 2}, "parallel.tensor = 2 does not divide 1 heads"),
-        ({"layers": 1}, {"strategy": "pipeline", "pipeline": 2}, "2 stages need as many layers"),
-        ({}, {"strategy": "pipeline", "pipeline": 2}, "set run.accumulation to 2 or more"),
-    ],
-)
-def test_a_model_that_cannot_be_cut_is_told(
-    options: dict[str, int], parallel: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    table = gpt_table(write_tokens(tmp_path / "tokens"), tmp_path / "run")
-    table["model"]["options"].update(options)
-    if not options:
-        table["run"]["accumulation"] = 1
-
-    (status, said), (_, other_said) = tried(2, changed(table, parallel=parallel), tmp_path)
-
-    assert status == 1
-    assert message in said
-    assert other_said == ""
-
-
-def test_corrupt_samples_past_the_limit_end_the_run_on_every_rank(pictures: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(pictures, data, symlinks=False)
-    broken = min((data / "train").glob("*/*.png"))
-    broken.write_bytes(b"not a picture")
-    table = changed(resnet_table(data, tmp_path / "run", steps=3), data={"corrupt_limit": 0})
-
-    statuses = tried(2, table, tmp_path)
-
-    assert [status for status, _ in statuses] == [1, 1]
-    assert "corrupt samples, data.corrupt_limit allows 0" in statuses[0][1]
-    assert str(broken) in statuses[0][1]
 
 
 def test_a_corrupt_sample_below_the_limit_is_skipped_and_counted(pictures: Path, tmp_path: Path) -> None:

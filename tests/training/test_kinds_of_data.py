@@ -83,8 +83,3 @@ def test_a_few_corrupt_samples_are_left_out(shards, tmp_path):
     damage(shards)
 
     assert train_on(2, shards_table(shards, tmp_path, corrupt_limit=1000))["outcome"] == "finished"
-
-
-def test_fewer_shards_than_readers_are_refused_before_the_first_step(shards, tmp_path):
-    with pytest.raises(AssertionError, match="4 shards are fewer than 2 ranks x 3"):
-        train_on(2, shards_table(shards, tmp_path, workers=3))

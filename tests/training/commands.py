@@ -1,0 +1,36 @@
+"""Runs commands of `python -m training` inside the test, and hears what they tell a person."""
+
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tests.training.ranks import run_ranks
+from training.cli import main
+
+
+def tried(ranks: int, table: dict[str, Any], folder: Path, *overrides: str) -> list[tuple[int, str]]:
+    """Exit status and standard error of every rank of `train` with this configuration."""
+    file = folder / "config.toml"
+    file.write_text(tomli_w.dumps(table))
+    return run_ranks(command, ranks, ["train", str(file), *overrides])
+
+
+def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[int, str]:
+    """The same for one process, this one."""
+    file = folder / "config.toml"
+    file.write_text(tomli_w.dumps(table))
+    return command(["train", str(file), *overrides])
+
+
+def command(arguments: list[str]) -> tuple[int, str]:
+    """Runs `python -m training ARGUMENTS` on this rank."""
+    heard = StringIO()
+    with redirect_stderr(heard):
+        try:
+            main(arguments)
+        except SystemExit as end:
+            return int(end.code or 0), heard.getvalue()
+    return 0, heard.getvalue()

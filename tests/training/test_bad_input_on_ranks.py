@@ -1,0 +1,174 @@
+"""What a user gets wrong is told once by rank 0, and every rank ends."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import torch
+from moto.core import set_initial_no_auth_action_count
+
+from tests.training.commands import command, tried, tried_alone
+from tests.training.examples import changed, few_digits, gpt_table, resnet_table, write_tokens
+from tests.training.ranks import run_ranks
+from training import loop
+
+Change = Callable[[dict[str, Any], Path], dict[str, Any]]
+ONE_PETABYTE = 1 << 50
+
+
+@pytest.fixture(scope="module")
+def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return few_digits(digits, tmp_path_factory.mktemp("few"), count=64)
+
+
+def section(name: str, /, **keys: Any) -> Change:
+    return lambda table, _: changed(table, **{name: keys})
+
+
+def without_pictures(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    data = folder / "empty"
+    for split in ("train", "val"):
+        (data / split / "7").mkdir(parents=True)
+    return changed(table, data={"path": str(data)})
+
+
+def one_shard(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    status, said = command(["prepare", "shards", table["data"]["path"], str(folder / "shards")])
+    assert status == 0, said
+    return changed(table, data={"path": str(folder / "shards")})
+
+
+def directory_under_a_file(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    (folder / "file").write_text("")
+    return changed(table, run={"directory": str(folder / "file" / "run")})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            section("run", batch_size=66),
+            "run.batch_size = 66 does not divide into 2 ranks x run.accumulation = 2",
+        ),
+        (
+            section("parallel", strategy="tensor", tensor=3),
+            "= 3 does not divide 2 processes; sizes that fit: 1, 2",
+        ),
+        (section("parallel", strategy="tensor", tensor=2), "can spread the model 'gpt' only"),
+        (section("run", bach_size=3), "run.bach_size: unknown key; did you mean batch_size?"),
+        (section("run", batch_size="64"), "run.batch_size = '64': input should be a valid integer"),
+        (without_pictures, "empty/train: holds no samples"),
+        (one_shard, "1 shards are fewer than 2 ranks x 1 data.workers; write at least 2 shards"),
+        (directory_under_a_file, "cannot be written: Not a directory"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_rank_0_says_it_once_and_no_rank_hangs(
+    change: Change, message: str, pictures: Path, tmp_path: Path
+) -> None:
+    table = change(resnet_table(pictures, tmp_path / "run"), tmp_path)
+
+    (status, said), (other_status, other_said) = tried(2, table, tmp_path)
+
+    assert (status, other_status) == (1, 1)
+    assert message in said
+    assert said.count("error: ") == 1
+    assert other_said == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "parallel", "message"),
+    [
+        ({"heads": 1}, {"strategy": "tensor", "tensor": 2}, "parallel.tensor = 2 does not divide 1 heads"),
+        ({"layers": 1}, {"strategy": "pipeline", "pipeline": 2}, "2 stages need as many layers"),
+        ({}, {"strategy": "pipeline", "pipeline": 2}, "set run.accumulation to 2 or more"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_told(
+    options: dict[str, int], parallel: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    table = gpt_table(write_tokens(tmp_path / "tokens"), tmp_path / "run")
+    table["model"]["options"].update(options)
+    if not options:
+        table["run"]["accumulation"] = 1
+
+    (status, said), (_, other_said) = tried(2, changed(table, parallel=parallel), tmp_path)
+
+    assert status == 1
+    assert message in said
+    assert other_said == ""
+
+
+def test_corrupt_samples_past_the_limit_end_the_run_on_every_rank(pictures: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(pictures, data, symlinks=False)
+    broken = min((data / "train").glob("*/*.png"))
+    broken.write_bytes(b"not a picture")
+    table = changed(resnet_table(data, tmp_path / "run", steps=3), data={"corrupt_limit": 0})
+
+    statuses = tried(2, table, tmp_path)
+
+    assert [status for status, _ in statuses] == [1, 1]
+    assert "corrupt samples, data.corrupt_limit allows 0" in statuses[0][1]
+    assert str(broken) in statuses[0][1]
+
+
+def test_a_missing_bucket_is_told_before_the_first_step(bucket: str, pictures: Path, tmp_path: Path) -> None:
+    table = changed(resnet_table(pictures, tmp_path / "run"), checkpoint={"uri": "s3://absent/runs"})
+
+    (status, said), (other_status, other_said) = tried(2, table, tmp_path)
+
+    assert (status, other_status, other_said) == (1, 1, "")
+    assert "s3://absent/runs: cannot be written: NoSuchBucket" in said
+    assert (tmp_path / "run/metrics.jsonl").exists() is False
+
+
+def test_denied_access_is_told_before_the_first_step(
+    bucket: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iam = boto3.client("iam")
+    iam.create_user(UserName="nobody")
+    key = iam.create_access_key(UserName="nobody")["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    table = changed(resnet_table(pictures, tmp_path / "run"), checkpoint={"uri": f"s3://{bucket}/runs"})
+
+    (status, said), (other_status, other_said) = set_initial_no_auth_action_count(0)(tried)(
+        2, table, tmp_path
+    )
+
+    assert (status, other_status, other_said) == (1, 1, "")
+    assert f"s3://{bucket}/runs: cannot be written: AccessDenied" in said
+    assert (tmp_path / "run/metrics.jsonl").exists() is False
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_device_of_one_rank_ends_both_and_names_what_helps(
+    full: int, pictures: Path, tmp_path: Path
+) -> None:
+    table = resnet_table(pictures, tmp_path / "run", steps=3)
+
+    answers = run_ranks(hungry_rank, 2, table, tmp_path, full)
+
+    assert [status for status, _ in answers] == [1, 1]
+    for knob in ("--run.accumulation 4", "--precision.dtype bf16", "--parallel.strategy fsdp"):
+        assert knob in answers[full][1]
+    assert answers[0][1].count("error: ") == 1
+    if full == 1:
+        assert "error: rank 1: the device has no room for a step" in answers[1][1]
+        assert "error: lost touch with another rank, whose own message says why" in answers[0][1]
+
+
+def hungry_rank(table: dict[str, Any], folder: Path, full: int) -> tuple[int, str]:
+    """Runs `train` on this rank; the loss of rank `full` asks for more memory than there is."""
+
+    def hungry(*_tensors: torch.Tensor) -> torch.Tensor:
+        return torch.empty(ONE_PETABYTE, dtype=torch.uint8)
+
+    if os.environ["RANK"] == str(full):
+        loop.mean_loss = hungry
+    return tried_alone(table, folder)
