@@ -16,8 +16,12 @@ GROUP_PAGE = 50  # DescribeScalingGroups, DescribeAlarms: at most 50
 END_BATCH = 100  # DeleteInstances, StopInstances: at most 100
 DETACH_BATCH = 20  # DetachInstances, DescribeScalingInstances: at most 20 ids
 TAG_BATCH = 50  # TagResources: at most 50
-RESOURCES = {"i-": "instance", "d-": "disk"}  # prefix of an id -> ResourceType of TagResources
 ADDRESS = "eip-"
+RESOURCES = {
+    "i-": "instance",
+    "d-": "disk",
+    ADDRESS: "EIP",
+}  # prefix of an id -> ResourceType of TagResources
 
 
 class Machines:
@@ -142,18 +146,14 @@ class Machines:
         self._calls.change(self._ess.action(action), ScalingGroupId=group, **parameters)
 
     def _tag(self, action: str, ids: Sequence[str], **parameters: Any) -> None:
-        """Machines and disks by one product, addresses by another."""
-        addresses = [one for one in ids if one.startswith(ADDRESS)]
-        for kind, product, own in (
-            *(
-                (kind, self._ecs, [one for one in ids if one.startswith(prefix)])
-                for prefix, kind in RESOURCES.items()
-            ),
-            ("EIP", self._vpc, addresses),
-        ):
+        """Machines and disks by one product, addresses by another that spells one action its own way."""
+        for prefix, kind in RESOURCES.items():
+            own = [one for one in ids if one.startswith(prefix)]
+            product = self._vpc if prefix == ADDRESS else self._ecs
+            name = action.replace("Untag", "UnTag") if prefix == ADDRESS else action
             for some in batches(own, TAG_BATCH):
                 self._calls.change(
-                    product.action(action), ResourceType=kind, ResourceId=list(some), **parameters
+                    product.action(name), ResourceType=kind, ResourceId=list(some), **parameters
                 )
 
     def _instances(self, **chosen: Any) -> tuple[Instance, ...]:

@@ -36,12 +36,24 @@ def handle(event: object, context: Any) -> dict[str, Any]:
     Raises:
         ReaperError: nothing could be done at all; Lambda counts it as an error, which is an alarm.
     """
+    remaining = timedelta(milliseconds=context.get_remaining_time_in_millis())
+    return run(event, datetime.now(UTC) + remaining, f"lambda {context.aws_request_id}")
+
+
+def run(event: object, ends_at: datetime, holder: str) -> dict[str, Any]:
+    """Sweep once, on either cloud; returns and raises as ``handle``.
+
+    Args:
+        event: ``{}``, or with flags.
+        ends_at: when the function is cut off.
+        holder: a name for this sweep that no other has.
+    """
     flags = _flags(event)
     found = policies.load(policy_file())
-    deadline = datetime.now(UTC) + timedelta(milliseconds=context.get_remaining_time_in_millis()) - RESERVE
+    deadline = ends_at - RESERVE
     options = Options(
         clock=lambda: datetime.now(UTC),
-        holder=f"lambda {context.aws_request_id}",
+        holder=holder,
         dry_run=found.dry_run or flags["dry_run"],
         override_breaker=flags["override_breaker"],
     )

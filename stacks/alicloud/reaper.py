@@ -6,7 +6,7 @@ from typing import Any
 
 import pulumi
 
-from stacks import reaper_bundle
+from stacks import reaper_bundle, vendored
 from stacks.alicloud.fleet import group_plans
 from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from stacks.alicloud.reaper_alarms import declare_alarms
@@ -15,6 +15,10 @@ from stacks.alicloud.scaling import LOW_LOAD, alarm_name
 from stacks.alicloud.storage import bucket_name
 from stacks.settings import Stack
 
+# Function Compute calls a function of a file at the root of the archive.
+ENTRY = "image.reaper.function_compute"
+ENTRY_FILE = "index.py"
+HANDLER = "index.handler"
 # A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.
 TIMEOUT_S = 300
 
@@ -56,11 +60,14 @@ class Reaper(pulumi.ComponentResource):
                 stack=stack,
                 label="reaper",
                 purpose=f"Ends forgotten machines of gpu-fleet stack {stack.name}",
-                handler=reaper_bundle.HANDLER,
+                handler=HANDLER,
                 files=bundle(stack),
                 every_minutes=stack.reaper.every_minutes,
                 timeout_s=TIMEOUT_S,
-                environment={"GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper"},
+                environment={
+                    "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper",
+                    "GPU_FLEET_ACCOUNT_ID": stack.account_id,
+                },
                 statements=role_policy(RoleArgs(stack, args.key_arn, args.records_arn)),
                 key_id=args.key_id,
                 key_arn=args.key_arn,
@@ -83,9 +90,13 @@ def policy_document(stack: Stack) -> dict[str, Any]:
 
 
 def bundle(stack: Stack) -> dict[str, bytes]:
-    """The function's code: equal settings and equal modules give equal bytes."""
-    files = {
-        path: (reaper_bundle.ROOT / path).read_bytes() for path in reaper_bundle.modules(cloud="alicloud")
-    }
+    """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
+    modules = reaper_bundle.modules(ENTRY, cloud="alicloud")
+    files = {path: (reaper_bundle.ROOT / path).read_bytes() for path in modules}
     policy = json.dumps(policy_document(stack), indent=1, sort_keys=True)
-    return files | {reaper_bundle.POLICY_FILE: policy.encode()}
+    return {
+        **vendored.packages(),
+        **files,
+        ENTRY_FILE: f"from {ENTRY} import handle as handler\n".encode(),
+        reaper_bundle.POLICY_FILE: policy.encode(),
+    }

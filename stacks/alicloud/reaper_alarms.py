@@ -23,7 +23,11 @@ class Alarm:
 
 def alarms() -> tuple[Alarm, ...]:
     """Everything about the sweep that somebody must hear of."""
-    return (Alarm("failures", "SweepFailures"), Alarm("breaker", "SweepBreakerTrips"))
+    return (
+        Alarm("failures", "SweepFailures"),
+        Alarm("breaker", "SweepBreakerTrips"),
+        Alarm("notices", "SweepNotices"),
+    )
 
 
 def declare_alarms(

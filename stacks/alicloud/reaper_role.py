@@ -18,6 +18,7 @@ END_ACTIONS = ("ecs:StopInstances", "ecs:DeleteInstances", "ecs:ModifyInstanceAu
 GROUP_ACTIONS = ("ess:AttachInstances", "ess:DetachInstances")
 LIMIT_ACTIONS = ("ess:ModifyScalingGroup", "ess:SuspendProcesses", "ess:ResumeProcesses")
 MARK_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")
+MARK_ADDRESS_ACTIONS = ("vpc:TagResources", "vpc:UnTagResources")
 REMOVE_ACTIONS = ("ecs:DeleteDisk", "vpc:ReleaseEipAddress")
 # None of these knows a resource or a condition narrower than the account.
 LOOK_ACTIONS = (
@@ -68,6 +69,7 @@ def _ends(stack: Stack) -> Sequence[policies.Statement]:
         policies.allow(GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", of_stack),
         policies.allow(MARK_ACTIONS, [f"acs:ecs:{own}:instance/*", f"acs:ecs:{own}:disk/*"], of_stack),
     ]
+    statements.append(policies.allow(MARK_ADDRESS_ACTIONS, f"acs:vpc:{own}:eip/*", of_stack))
     if stack.budget.on_exceeded is OnExceeded.FREEZE:
         statements += _freezes(stack, f"acs:ess:{own}:scalinggroup/*")
     if stack.reaper.leftovers.remove:

@@ -1,0 +1,148 @@
+"""The very archive that the stack would upload, in a fresh interpreter that has nothing else."""
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from datetime import UTC, datetime, timedelta
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from image.reaper import function_compute
+from image.reaper.errors import ConfigurationError
+from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
+from stacks import reaper_bundle, vendored
+from stacks.alicloud import reaper
+from stacks.alicloud.functions import zipped
+from stacks.alicloud.storage import bucket_name
+from tests.reaper.alicloud_server import ENVIRON, serving
+from tests.reaper.alicloud_world import Actions
+from tests.reaper.world import World
+from tests.stacks import alicloud_examples
+
+STACK = alicloud_examples.stack()
+TIMER_EVENT = json.dumps({"triggerTime": "2026-11-21T12:00:00Z", "triggerName": "reaper", "payload": "{}"})
+# What the runtime does: without -S the tests' own packages would stand in for what the archive lacks.
+CALL = """
+import sys, types
+folder, event = sys.argv[1:]
+sys.path.insert(0, folder)
+import index
+context = types.SimpleNamespace(request_id="1", function=types.SimpleNamespace(timeout=300))
+answer = index.handler(event.encode(), context)
+assert "cryptography" not in sys.modules
+print(answer)
+"""
+
+
+@pytest.fixture(scope="module")
+def archive():
+    return zipped(reaper.bundle(STACK))
+
+
+@pytest.fixture(scope="module")
+def unpacked(archive, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("function")
+    zipfile.ZipFile(io.BytesIO(base64.b64decode(archive))).extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def bucket():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
+    client = boto3.client("s3", "us-east-1", endpoint_url=url, **keys)
+    client.create_bucket(Bucket=bucket_name(STACK, "records"))
+    yield url, client
+    server.stop()
+
+
+def an_idle_world() -> tuple[World, str]:
+    """One machine of the stack's first pool, idle for longer than its pool allows."""
+    pool = STACK.pools[0]
+    world = World()
+    idle = timedelta(hours=pool.idle.after_hours + 1)
+    world.now = datetime.now(UTC) - idle
+    tags = {TAG_MANAGED: "true", TAG_STACK: STACK.name, TAG_POOL: pool.name}
+    machines = [world.start(tags, busy=False) for _ in range(pool.size.min + 1)]
+    world.pass_minutes(int(idle.total_seconds() / 60))
+    world.now = datetime.now(UTC)
+    return world, machines[0].id
+
+
+def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, bucket):
+    world, machine = an_idle_world()
+    url, client = bucket
+    with serving(Actions(world)) as server:
+        environment = {
+            **ENVIRON,
+            "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(STACK, 'records')}/reaper",
+            "GPU_FLEET_ACCOUNT_ID": STACK.account_id,
+            "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
+            "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": url,
+        }
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", CALL, str(unpacked), TIMER_EVENT],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["failed"] == []
+    assert report["marked"] == [machine]
+    assert TAG_REAP_AFTER in world.machines[machine].tags
+    assert world.published["SweepRuns"] == 1
+    assert client.list_objects_v2(Bucket=bucket_name(STACK, "records"))["KeyCount"] > 0
+
+
+def test_equal_settings_give_an_equal_archive_below_the_limit_of_an_upload(archive):
+    limit = 50 * 1024**2  # of a body with code in it (API CreateFunction)
+
+    assert zipped(reaper.bundle(STACK)) == archive
+    assert len(archive) < limit / 10
+
+
+def test_every_package_in_the_archive_is_pinned():
+    lines = (reaper_bundle.ROOT / "requirements.txt").read_text().splitlines()
+    pinned = {line.split("==")[0] for line in lines if "==" in line}
+
+    assert set(vendored.PACKAGES) <= pinned
+
+
+def test_neither_cloud_s_archive_carries_the_other_s_modules(unpacked):
+    on_aws = reaper_bundle.modules(cloud="aws")
+
+    assert not [path for path in on_aws if "alicloud" in path or "function_compute" in path]
+    assert not list((unpacked / "image" / "reaper").glob("aws*"))
+
+
+@pytest.mark.parametrize(
+    ("event", "flags"),
+    [
+        (b"", {}),
+        (b"{}", {}),
+        (b'{"dry_run": true}', {"dry_run": True}),
+        (
+            b'{"triggerName": "t", "triggerTime": "now", "payload": "{\\"dry_run\\": true}"}',
+            {"dry_run": True},
+        ),
+        (b'{"triggerName": "t", "payload": ""}', {}),
+    ],
+)
+def test_a_timer_s_payload_and_a_person_s_event_ask_alike(event, flags):
+    assert function_compute.flags(event) == flags
+
+
+def test_an_event_that_is_no_json_changes_nothing_and_says_what_is_wrong():
+    with pytest.raises(ConfigurationError, match="allowed: JSON"):
+        function_compute.flags(b"dry run, please")
