@@ -9,11 +9,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stacks.advise.plan import GIB, Plan, break_even_hours, facts, plans
+from stacks.advise import offers, scorecard
+from stacks.advise.plan import GIB, Plan, break_even_hours, facts, plans, reserved
 from stacks.advise.work import LAYOUTS, TOKENS_PER_PARAMETER, Precision, Work, memory, shape_of, state_bytes
 from stacks.money import Money
 
-PIPE_WIDTH = 140
+PIPE_WIDTH = 170
 EIGHT = 8
 
 
@@ -51,6 +52,8 @@ class Amount(click.ParamType[float]):
     type=click.FloatRange(0, 1, max_open=True),
     help="What a reservation takes off the price, 0 to 1.",
 )
+@click.option("--cny-per-usd", type=Amount(), help="To compare prices in yuan with dollars between vendors.")
+@click.option("--sources", is_flag=True, help="Say where each number about a vendor is from.")
 def main(
     *,
     params: float,
@@ -64,8 +67,10 @@ def main(
     budget: float | None,
     currency: str,
     reserved_discount: float | None,
+    cny_per_usd: float | None,
+    sources: bool,
 ) -> None:
-    """Say what a training run needs, and rank the machines that finish it by what they cost."""
+    """Say what a training run needs, rank the machines that finish it by what they cost, compare vendors."""
     depth, breadth = shape_of(params)
     total = tokens or TOKENS_PER_PARAMETER * params
     work = Work(params, precision, batch, seq, total, layers or depth, width or breadth)
@@ -78,14 +83,14 @@ def main(
         raise click.ClickException(
             f"--params = {params:g}: nothing known holds it{hurry}; allow more --days or fewer --tokens"
         )
-    console.print(ranking(found, most))
+    discount = None if reserved_discount is None else Decimal(str(reserved_discount))
+    console.print(ranking(found, most, discount))
+    if discount is not None:
+        hours = break_even_hours(discount)
+        console.print(f"a reservation {discount:.0%} below the price pays from {hours:.0f} hours a month")
+    console.print(vendors(None if cny_per_usd is None else Decimal(str(cny_per_usd)), sources=sources))
     if most is not None and not any(affordable(plan, most) in ("yes", "on spot") for plan in found):
         raise click.ClickException(f"--budget = {most}: nothing finishes for that; see the ranking")
-    if reserved_discount is not None:
-        hours = break_even_hours(Decimal(str(reserved_discount)))
-        console.print(
-            f"a reservation {reserved_discount:.0%} below the price pays from {hours:.0f} hours a month"
-        )
 
 
 def affordable(plan: Plan, most: Money | None) -> str:
@@ -121,35 +126,68 @@ def needs(work: Work) -> RenderableType:
     )
 
 
-def ranking(found: list[Plan], most: Money | None) -> Table:
-    """The plans, one table over both clouds; amounts of two currencies are never compared."""
+def ranking(found: list[Plan], most: Money | None, discount: Decimal | None) -> Table:
+    """The plans, one table over all vendors; amounts of two currencies are never compared.
+
+    Args:
+        found: the plans, in order.
+        most: the budget.
+        discount: what a reservation takes off the price; None for no column of reservations.
+    """
     share = facts()["utilisation"]["decoder"]
     table = Table(title=f"cheapest first within a currency, at {share:.0%} of the peak", title_justify="left")
-    for heading in (
-        "type",
-        "cloud",
-        "machines",
-        "GPUs",
-        "spread",
-        "GiB/GPU",
-        "hours",
-        "on demand",
-        "spot from",
-    ):
-        table.add_column(heading, justify="left" if heading in ("type", "cloud", "spread") else "right")
+    words = ("type", "of", "spread")
+    headings = ["type", "of", "machines", "GPUs", "spread", "GiB/GPU", "hours", "on demand", "spot from"]
+    headings += ["reserved", "in the budget"] if discount is not None else ["in the budget"]
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in words else "right", no_wrap=heading == "type")
     for plan in found:
+        amounts = [plan.on_demand, plan.spot]
+        if discount is not None:
+            amounts.append(reserved(plan, discount))
         table.add_row(
-            plan.kind.name,
+            plan.offer.name,
+            f"{plan.offer.vendor}, comparison" if plan.offer.comparison else plan.offer.vendor,
             str(plan.machines),
-            f"{plan.gpus} x {plan.kind.gpu_model}",
+            f"{plan.gpus} x {plan.offer.gpu_model}",
             str(plan.layout),
             f"{plan.memory.total / GIB:,.1f}",
             f"{plan.hours:,.1f}",
-            "unknown" if plan.on_demand is None else str(plan.on_demand),
-            "unknown" if plan.spot is None else str(plan.spot),
+            *("unknown" if amount is None else str(amount) for amount in amounts),
             affordable(plan, most),
         )
     return table
+
+
+def vendors(cny_per_usd: Decimal | None, *, sources: bool) -> RenderableType:
+    """The scorecard, and if asked where each of its numbers is from."""
+    weights = offers.vendors().weights
+    cards = scorecard.cards(cny_per_usd)
+    table = Table(title="vendors, points by criterion (its number)", title_justify="left")
+    table.add_column("vendor")
+    for criterion, weight in weights.items():
+        table.add_column(f"{criterion} {weight}\n{scorecard.UNITS[criterion]}", justify="right")
+    for heading in ("of 100", "of the weight"):
+        table.add_column(heading, justify="right")
+    for card in cards:
+        table.add_row(
+            card.title,
+            *(_points(card.scores[criterion]) for criterion in weights),
+            f"{card.total:.0f}",
+            f"{card.counted} %",
+        )
+    lines = [
+        Text(f"{card.title}, {criterion}: {score.source}", style="dim")
+        for card in cards
+        for criterion, score in card.scores.items()
+        if score is not None
+    ]
+    return Group(table, *(lines if sources else []))
+
+
+def _points(score: scorecard.Score | None) -> str:
+    """What is unknown is said to be, and not zero."""
+    return "unknown" if score is None else f"{score.points:.1f} ({score.value:,.6g})"
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stacks import catalog, prices
+from stacks.advise.offers import Offer, offers
 from stacks.advise.work import LAYOUTS, Layout, Memory, Work, memory, seconds
-from stacks.instance_types import InstanceType
+from stacks.cost import HOURS_PER_MONTH
 from stacks.money import Money
 
 GPUS = Path(__file__).with_name("gpus.toml")
@@ -30,17 +30,18 @@ class Plan:
     """A way to finish a run.
 
     Attributes:
-        kind: the machines.
+        offer: the machines.
         machines: how many.
         gpus: how many of all their GPUs work.
         layout: how the run is spread over them.
         memory: what each GPU holds.
         hours: from the first step to the last, without interruptions.
         on_demand: list price of all machines for that long; None where no price is public.
-        spot: the least that the same may cost on spot, at the largest advertised discount.
+        spot: the least that the same may cost on spot, at the largest advertised discount; None where no
+            discount is known.
     """
 
-    kind: InstanceType
+    offer: Offer
     machines: int
     gpus: int
     layout: Layout
@@ -56,9 +57,9 @@ def facts() -> dict[str, Any]:
     return tomllib.loads(GPUS.read_text(encoding="utf-8"))
 
 
-def peak(kind: InstanceType, precision: str) -> float | None:
+def peak(offer: Offer, precision: str) -> float | None:
     """Operations per second of one GPU; None where it lacks the format or has no public figure."""
-    found = facts()["peaks"].get(kind.gpu_model, {}).get(precision)
+    found = facts()["peaks"].get(offer.gpu_model, {}).get(precision)
     return None if found is None else found * TERA
 
 
@@ -69,7 +70,7 @@ def plans(work: Work, days: float | None = None) -> list[Plan]:
         work: the run.
         days: it must be done by then; None for no hurry.
     """
-    found = [plan for kind in catalog.load() if (plan := plan_of(work, kind, days)) is not None]
+    found = [plan for offer in offers() if (plan := plan_of(work, offer, days)) is not None]
     return sorted(found, key=_order)
 
 
@@ -79,24 +80,24 @@ def _order(plan: Plan) -> tuple[bool, str, Decimal, float]:
     return False, plan.on_demand.currency, plan.on_demand.amount, plan.hours
 
 
-def plan_of(work: Work, kind: InstanceType, days: float | None) -> Plan | None:
+def plan_of(work: Work, offer: Offer, days: float | None) -> Plan | None:
     """The fewest machines of a type that hold the run and finish in time; None where no number does."""
-    flops_per_s = peak(kind, work.precision)
+    flops_per_s = peak(offer, work.precision)
     if flops_per_s is None:
         return None
-    for machines, gpus in _sizes(work, kind, hurried=days is not None):
-        layout = fitting(work, kind, gpus)
+    for machines, gpus in _sizes(work, offer, hurried=days is not None):
+        layout = fitting(work, offer, gpus)
         if layout is None:
             continue
         utilisation = facts()["utilisation"]["decoder"]
         hours = seconds(work.flops, layout, flops_per_s * gpus, utilisation) / HOUR_S
         if days is None or hours <= days * 24:
             held = memory(work, layout, gpus)
-            return _priced(kind, machines=machines, gpus=gpus, layout=layout, held=held, hours=hours)
+            return _priced(offer, machines=machines, gpus=gpus, layout=layout, held=held, hours=hours)
     return None
 
 
-def _sizes(work: Work, kind: InstanceType, *, hurried: bool) -> Iterator[tuple[int, int]]:
+def _sizes(work: Work, offer: Offer, *, hurried: bool) -> Iterator[tuple[int, int]]:
     """Machines and working GPUs to try, the fewest first.
 
     A small model uses one card. More than one machine needs RDMA between them, and a large model or a hurry.
@@ -105,17 +106,16 @@ def _sizes(work: Work, kind: InstanceType, *, hurried: bool) -> Iterator[tuple[i
     if work.parameters < ONE_CARD_BELOW:
         yield 1, 1
         return
-    joined = kind.efa_interfaces or kind.erdma_interfaces
-    most = MOST_MACHINES if joined and (hurried or work.parameters > CLUSTER_ABOVE) else 1
+    most = MOST_MACHINES if offer.joined and (hurried or work.parameters > CLUSTER_ABOVE) else 1
     for exponent in range(int(math.log2(most)) + 1):
-        gpus = kind.gpu_count * 2**exponent
+        gpus = offer.gpu_count * 2**exponent
         if gpus <= work.batch or exponent == 0:
             yield 2**exponent, min(gpus, work.batch)
 
 
-def fitting(work: Work, kind: InstanceType, gpus: int) -> Layout | None:
+def fitting(work: Work, offer: Offer, gpus: int) -> Layout | None:
     """The fastest layout whose memory a GPU of the type holds; None where none does."""
-    room = kind.gpu_memory_gib * GIB * (1 - HEADROOM)
+    room = offer.gpu_memory_gib * GIB * (1 - HEADROOM)
     for layout in LAYOUTS:
         if layout.sharded and gpus == 1:
             continue
@@ -124,17 +124,28 @@ def fitting(work: Work, kind: InstanceType, gpus: int) -> Layout | None:
     return None
 
 
-def _priced(
-    kind: InstanceType, *, machines: int, gpus: int, layout: Layout, held: Memory, hours: float
-) -> Plan:
-    if kind.price is None:
-        return Plan(kind, machines, gpus, layout, held, hours, None, None)
-    on_demand = Money(kind.price.amount_per_hour, kind.price.currency) * (machines * Decimal(hours))
-    spot = on_demand * (1 - prices.load(kind.cloud).spot_discount.most)
-    return Plan(kind, machines, gpus, layout, held, hours, on_demand, spot)
+def _priced(offer: Offer, *, machines: int, gpus: int, layout: Layout, held: Memory, hours: float) -> Plan:
+    if offer.price is None:
+        return Plan(offer, machines, gpus, layout, held, hours, None, None)
+    on_demand = Money(offer.price.amount_per_hour, offer.price.currency) * (machines * Decimal(hours))
+    spot = None if offer.spot_discount is None else on_demand * (1 - offer.spot_discount)
+    return Plan(offer, machines, gpus, layout, held, hours, on_demand, spot)
 
 
-def break_even_hours(discount: Decimal, hours_per_month: int = 730) -> Decimal:
+def reserved(plan: Plan, discount: Decimal) -> Money | None:
+    """What a plan costs on a reservation: every hour of every month begun, at the price less the discount.
+
+    Returns:
+        None where no price is public.
+    """
+    if plan.offer.price is None:
+        return None
+    months = math.ceil(plan.hours / HOURS_PER_MONTH)
+    hour = Money(plan.offer.price.amount_per_hour, plan.offer.price.currency)
+    return hour * ((1 - discount) * (months * HOURS_PER_MONTH * plan.machines))
+
+
+def break_even_hours(discount: Decimal, hours_per_month: int = HOURS_PER_MONTH) -> Decimal:
     """From how many hours of use a month on a reservation is cheaper than paying by the hour.
 
     A reservation is paid for every hour at ``1 - discount`` of the price, used or not.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from stacks.advise.offers import of_type
 from stacks.advise.plan import facts, peak
 from stacks.advise.work import Layout, Work, seconds
 from stacks.catalog import load
@@ -24,7 +25,7 @@ class Published:
     @property
     def error(self) -> float:
         """The advised time over the published one, less 1."""
-        machine = peak(load().get(self.machine), "fp16")
+        machine = peak(of_type(load().get(self.machine)), "fp16")
         assert machine is not None
         advised = seconds(
             self.flops_per_sample, PLAIN, machine * self.gpus, facts()["utilisation"][self.kind]

@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stacks import catalog
+from stacks.advise import offers as offers_module
 from stacks.advise.__main__ import main
-from stacks.advise.plan import GIB, HEADROOM, break_even_hours, facts, plan_of, plans
+from stacks.advise.offers import VendorsError, of_type, offers, vendors
+from stacks.advise.plan import GIB, HEADROOM, break_even_hours, facts, plan_of, plans, reserved
+from stacks.advise.scorecard import UNITS, cards
 from stacks.advise.work import LAYOUTS, Layout, Work, memory, shape_of, state_bytes
 from tests.stacks.measured_models import MODELS, measured
 from tests.stacks.published_runs import PUBLISHED
@@ -79,13 +82,13 @@ def test_a_large_model_needs_a_cluster_of_machines_with_rdma():
 
     assert found
     assert max(plan.machines for plan in found) > 1
-    assert all(plan.kind.efa_interfaces or plan.kind.erdma_interfaces for plan in found if plan.machines > 1)
+    assert all(plan.offer.joined for plan in found if plan.machines > 1)
 
 
 def test_every_plan_fits_into_the_memory_of_its_gpus():
     found = [*plans(SMALL), *plans(SEVEN), *plans(LARGE)]
 
-    assert all(plan.memory.total <= plan.kind.gpu_memory_gib * GIB * (1 - HEADROOM) for plan in found)
+    assert all(plan.memory.total <= plan.offer.gpu_memory_gib * GIB * (1 - HEADROOM) for plan in found)
 
 
 def test_the_cheapest_comes_first_within_each_currency_and_the_unknown_last():
@@ -102,16 +105,16 @@ def test_the_cheapest_comes_first_within_each_currency_and_the_unknown_last():
 
 
 def test_a_hurry_takes_more_machines_and_keeps_its_day():
-    kind = catalog.load().get("p5.48xlarge")
-    slow, fast = plan_of(SEVEN, kind, None), plan_of(SEVEN, kind, 10)
+    offer = of_type(catalog.load().get("p5.48xlarge"))
+    slow, fast = plan_of(SEVEN, offer, None), plan_of(SEVEN, offer, 10)
 
     assert (slow.machines, fast.machines) == (1, 4)
     assert slow.hours > 240 >= fast.hours
 
 
 def test_turing_has_no_bf16_and_is_not_advised_for_it():
-    assert not [plan for plan in plans(SMALL) if plan.kind.gpu_model == "T4"]
-    assert [plan for plan in plans(replace(SMALL, precision="fp16")) if plan.kind.gpu_model == "T4"]
+    assert not [plan for plan in plans(SMALL) if plan.offer.gpu_model == "T4"]
+    assert [plan for plan in plans(replace(SMALL, precision="fp16")) if plan.offer.gpu_model == "T4"]
 
 
 def test_a_reservation_pays_from_the_share_of_the_month_that_it_costs():
@@ -124,6 +127,98 @@ def test_every_named_gpu_of_the_catalog_has_a_peak_with_a_source():
 
     assert models <= facts()["peaks"].keys()
     assert all(entry["source"] for entry in facts()["peaks"].values())
+
+
+def test_a_reservation_is_paid_for_whole_months_whether_used_or_not():
+    plan = plan_of(SMALL, of_type(catalog.load().get("g5.xlarge")), None)
+    short = replace(plan, hours=10.0)
+
+    assert reserved(short, Decimal("0.4")).amount == Decimal("1.006") * Decimal("0.6") * 730
+    assert reserved(replace(plan, hours=731.0), Decimal(0)).amount == Decimal("1.006") * 1460
+    assert reserved(short, Decimal("0.4")) > short.on_demand
+
+
+@given(hours=st.floats(1, 730), discount=st.decimals("0.01", "0.99", places=2))
+@settings(max_examples=60, deadline=None)
+def test_within_a_month_a_reservation_is_cheaper_exactly_from_the_break_even_on(hours, discount):
+    offer = of_type(catalog.load().get("g5.xlarge"))
+    plan = replace(plan_of(SMALL, offer, None), hours=hours)
+    on_demand = offer.price.amount_per_hour * Decimal(hours)
+
+    cheaper = reserved(plan, discount).amount < on_demand
+
+    assert cheaper is (Decimal(hours) > break_even_hours(discount))
+
+
+def test_other_vendors_stand_there_for_comparison_and_no_stack_can_name_them():
+    others = [offer for offer in offers() if offer.comparison]
+
+    assert {offer.vendor for offer in others} == {"azure", "tencent"}
+    assert all(catalog.load().find(offer.name) is None for offer in others)
+    assert {plan.offer.vendor for plan in plans(SMALL)} >= {"aws", "alicloud", "azure", "tencent"}
+
+
+def test_the_weights_are_those_that_were_asked_for():
+    weights = {"performance": 30, "cost": 25, "network": 20, "service": 15, "ecosystem": 10}
+
+    assert vendors().weights == weights
+
+
+def test_every_number_about_a_vendor_has_a_source():
+    found = [score for card in cards(Decimal("7.1")) for score in card.scores.values() if score is not None]
+
+    assert len(found) > 12
+    assert all(len(score.source) >= 10 for score in found)
+
+
+def test_the_best_of_a_criterion_gets_its_whole_weight_and_nobody_more():
+    for criterion, weight in vendors().weights.items():
+        points = [card.scores[criterion].points for card in cards(Decimal("7.1")) if card.scores[criterion]]
+        assert max(points) == pytest.approx(weight), criterion
+        assert all(0 <= one <= weight + 1e-9 for one in points)
+
+
+def test_a_number_that_nobody_sourced_counts_neither_way():
+    tencent = next(card for card in cards() if card.title.startswith("Tencent"))
+
+    assert tencent.scores["cost"] is None
+    assert tencent.scores["service"] is None
+    assert tencent.counted == 60
+    assert tencent.total == pytest.approx(
+        sum(score.points for score in tencent.scores.values() if score) / 60 * 100
+    )
+
+
+def test_yuan_are_compared_with_dollars_at_a_named_rate_only():
+    def cost(rate):
+        return next(card for card in cards(rate) if card.title == "Alibaba Cloud").scores["cost"]
+
+    assert cost(None) is None
+    assert cost(Decimal("7.1")).value == pytest.approx(cost(Decimal("14.2")).value * 2)
+
+
+def test_the_dearest_arithmetic_scores_least():
+    priced = [card.scores["cost"] for card in cards(Decimal("7.1")) if card.scores["cost"]]
+
+    assert sorted(priced, key=lambda score: score.value) == sorted(priced, key=lambda score: -score.points)
+    assert set(UNITS) == set(vendors().weights)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("performance = 30", "performance = 31", "weights are 101 in all, must be 100"),
+        ('title = "AWS"', "title = 7", "vendors.aws.title"),
+        ("value = 3200", "value = -1", "vendors.azure.network.value"),
+    ],
+    ids=["weights", "title", "value"],
+)
+def test_a_bad_file_of_vendors_is_refused_with_the_place(old, new, message, tmp_path):
+    path = tmp_path / "vendors.toml"
+    path.write_text(offers_module.FILE.read_text().replace(old, new, 1))
+
+    with pytest.raises(VendorsError, match=message):
+        vendors(path)
 
 
 def run(*arguments: str):
@@ -150,6 +245,8 @@ def test_the_command_ranks_what_finishes_and_says_what_the_budget_allows():
     assert "7e+09 parameters (33 layers of 4224), 1.4e+11 tokens" in done.output
     lines = [line for line in done.output.splitlines() if "p5.48xlarge" in line]
     assert "on spot" in lines[0]
+    assert [cell.strip() for cell in lines[0].split("│")][1:4] == ["p5.48xlarge", "aws", "4"]
+    assert "Tencent Cloud (comparison)" in done.output
 
 
 @pytest.mark.parametrize(
@@ -172,3 +269,12 @@ def test_the_discount_of_a_reservation_gives_its_break_even():
     done = run("--params", "1e8", "--batch", "8", "--seq", "512", "--reserved-discount", "0.4")
 
     assert "a reservation 40% below the price pays from 438 hours a month" in done.output
+    assert "reserved" in done.output
+
+
+def test_the_command_scores_the_vendors_and_says_where_its_numbers_are_from():
+    done = run("--params", "1e8", "--batch", "8", "--seq", "512", "--cny-per-usd", "7.1", "--sources")
+
+    assert "performance 30" in done.output
+    assert "Azure (comparison)" in done.output
+    assert "Tencent Cloud (comparison), network: GT4.41XLARGE948, its row" in done.output

@@ -1,0 +1,155 @@
+"""What may be rented, whoever offers it: the catalog's types, and those of other vendors for comparison."""
+
+import datetime
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stacks import catalog, prices
+from stacks.errors import StacksError
+from stacks.instance_types import InstanceType, Price
+
+FILE = Path(__file__).with_name("vendors.toml")
+
+
+class VendorsError(StacksError):
+    """A file of vendors that does not say what it should."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A machine that may be rented.
+
+    Attributes:
+        name: of the type.
+        vendor: whose it is.
+        gpu_count, gpu_model, gpu_memory_gib: its GPUs; None for a model without a public name.
+        network_gbps: of all its cards; None where unknown.
+        joined: whether several of them may be joined by RDMA.
+        price: for an hour on demand; None where no list has it.
+        spot_discount: the largest advertised; None where unknown.
+        comparison: for comparison only: no stack can be built on it.
+    """
+
+    name: str
+    vendor: str
+    gpu_count: int
+    gpu_model: str | None
+    gpu_memory_gib: int
+    network_gbps: float | None
+    joined: bool
+    price: Price | None
+    spot_discount: Decimal | None
+    comparison: bool
+
+
+class _Exact(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Figure(_Exact):
+    """A number about a vendor, with its source; ``of`` where it is a part of something."""
+
+    value: Annotated[float, Field(ge=0)]
+    of: Annotated[float, Field(gt=0)] | None = None
+    source: Annotated[str, Field(min_length=10)]
+
+
+class _Machine(_Exact):
+    name: str
+    gpus: Annotated[int, Field(gt=0)]
+    gpu_model: str
+    gpu_memory_gib: Annotated[int, Field(gt=0)]
+    network_gbps: Annotated[float, Field(gt=0)] | None = None
+    price: Annotated[Decimal, Field(gt=0)] | None = None
+
+
+class Vendor(_Exact):
+    """One vendor as the file tells of it; machines only where the catalog has none of it."""
+
+    title: str
+    machines: list[_Machine] = []
+    currency: str = ""
+    region: str = ""
+    date: datetime.date | None = None
+    source: str = ""
+    network: Figure | None = None
+    service: Figure | None = None
+    ecosystem: Figure | None = None
+
+
+class Vendors(_Exact):
+    """The whole file.
+
+    Attributes:
+        weights: criterion -> its weight, 100 in all.
+        vendors: short name -> vendor.
+    """
+
+    weights: dict[str, Annotated[int, Field(ge=0)]]
+    vendors: dict[str, Vendor]
+
+
+@cache
+def vendors(path: Path = FILE) -> Vendors:
+    """The file, read once.
+
+    Raises:
+        VendorsError: it cannot be read, does not say what it should, or its weights are not 100 in all.
+    """
+    try:
+        found = Vendors.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
+        raise VendorsError(f"{path}: {error}") from error
+    if (total := sum(found.weights.values())) != 100:  # noqa: PLR2004 - percent
+        raise VendorsError(f"{path}: weights are {total} in all, must be 100")
+    return found
+
+
+def of_type(kind: InstanceType) -> Offer:
+    """A type of the catalog as an offer."""
+    return Offer(
+        name=kind.name,
+        vendor=kind.cloud,
+        gpu_count=kind.gpu_count,
+        gpu_model=kind.gpu_model,
+        gpu_memory_gib=kind.gpu_memory_gib,
+        network_gbps=kind.network_gbps,
+        joined=bool(kind.efa_interfaces or kind.erdma_interfaces),
+        price=kind.price,
+        spot_discount=prices.load(kind.cloud).spot_discount.most,
+        comparison=False,
+    )
+
+
+def offers() -> Iterator[Offer]:
+    """Every offer: the catalog's, then those for comparison."""
+    yield from map(of_type, catalog.load())
+    for name, vendor in vendors().vendors.items():
+        for row in vendor.machines:
+            yield _for_comparison(name, vendor, row)
+
+
+def _for_comparison(name: str, vendor: Vendor, row: _Machine) -> Offer:
+    """Never more than one machine of it: how far they may be joined is not looked into."""
+    price = None
+    if row.price is not None and vendor.date is not None:
+        price = Price(row.price, vendor.currency, vendor.region, vendor.date, vendor.source)
+    return Offer(
+        name=row.name,
+        vendor=name,
+        gpu_count=row.gpus,
+        gpu_model=row.gpu_model,
+        gpu_memory_gib=row.gpu_memory_gib,
+        network_gbps=row.network_gbps,
+        joined=False,
+        price=price,
+        spot_discount=None,
+        comparison=True,
+    )

@@ -1,0 +1,144 @@
+"""Vendors beside one another: five criteria with weights in vendors.toml, every number with a source. Pure.
+
+A criterion's best value is worth its full weight, any other its share of the best. Where a vendor has no
+sourced number, the criterion counts neither way, and the card says how much of the weight counted.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from stacks.advise.offers import Figure, Offer, offers, vendors
+from stacks.advise.plan import TERA, peak
+from stacks.advise.work import Precision
+
+PRECISION: Precision = "bf16"
+LESS_IS_BETTER = frozenset({"cost"})
+PETA_PER_TERA = 1000
+UNITS = {
+    "performance": "TFLOP/s",
+    "cost": "USD per PFLOP/s and hour",
+    "network": "Gbit/s",
+    "service": "of 8 services",
+    "ecosystem": "of 4 tools",
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A vendor's number on one criterion.
+
+    Attributes:
+        value: in the unit of ``UNITS``.
+        points: of the criterion's weight.
+        source: where the number is from.
+    """
+
+    value: float
+    points: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One vendor's line.
+
+    Attributes:
+        title: the vendor.
+        scores: criterion -> score; None where no sourced number is known.
+        counted: sum of the weights of what is scored.
+    """
+
+    title: str
+    scores: Mapping[str, Score | None]
+    counted: int
+
+    @property
+    def total(self) -> float:
+        """Points of 100, over what is scored alone."""
+        points = sum(score.points for score in self.scores.values() if score is not None)
+        return points / self.counted * 100 if self.counted else 0.0
+
+
+def cards(cny_per_usd: Decimal | None = None) -> list[Card]:
+    """Every vendor, the highest total first.
+
+    Args:
+        cny_per_usd: the rate for prices in yuan; without one they are not compared with dollars.
+    """
+    weights = vendors().weights
+    values = {name: _values(name, cny_per_usd) for name in vendors().vendors}
+    best = {
+        criterion: _best(criterion, [found[criterion] for found in values.values()]) for criterion in weights
+    }
+    found = [
+        Card(
+            vendors().vendors[name].title,
+            {criterion: _scored(criterion, own[criterion], best[criterion]) for criterion in weights},
+            sum(weight for criterion, weight in weights.items() if own[criterion] is not None),
+        )
+        for name, own in values.items()
+    ]
+    return sorted(found, key=lambda card: -card.total)
+
+
+def _values(name: str, cny_per_usd: Decimal | None) -> dict[str, Figure | None]:
+    own, vendor = [one for one in offers() if one.vendor == name], vendors().vendors[name]
+    return {
+        "performance": _largest(own),
+        "cost": _cheapest(own, cny_per_usd),
+        "network": vendor.network or _fastest(own),
+        "service": vendor.service,
+        "ecosystem": vendor.ecosystem,
+    }
+
+
+def _rates(own: list[Offer]) -> Iterator[tuple[Offer, float]]:
+    """Each machine with a public peak, and its operations per second in units of 10^12."""
+    for offer in own:
+        flops_per_s = peak(offer, PRECISION)
+        if flops_per_s is not None:
+            yield offer, flops_per_s * offer.gpu_count / TERA
+
+
+def _largest(own: list[Offer]) -> Figure | None:
+    rates = list(_rates(own))
+    if not rates:
+        return None
+    offer, rate = max(rates, key=lambda pair: pair[1])
+    return Figure(value=rate, source=f"{offer.name}: {offer.gpu_count} x {offer.gpu_model}, gpus.toml")
+
+
+def _cheapest(own: list[Offer], cny_per_usd: Decimal | None) -> Figure | None:
+    found = []
+    for offer, rate in _rates(own):
+        if offer.price is None:
+            continue
+        amount = offer.price.amount_per_hour
+        if offer.price.currency == "CNY":
+            if cny_per_usd is None:
+                continue
+            amount /= cny_per_usd
+        source = f"{offer.name}: {offer.price.amount_per_hour} {offer.price.currency}, {offer.price.date}"
+        found.append(Figure(value=float(amount) / rate * PETA_PER_TERA, source=source))
+    return min(found, key=lambda figure: figure.value, default=None)
+
+
+def _fastest(own: list[Offer]) -> Figure | None:
+    known = [(offer.network_gbps, offer.name) for offer in own if offer.network_gbps is not None]
+    if not known:
+        return None
+    fastest, name = max(known)
+    return Figure(value=fastest, source=f"{name}, its row")
+
+
+def _best(criterion: str, found: list[Figure | None]) -> float:
+    values = [figure.value for figure in found if figure is not None]
+    return (min if criterion in LESS_IS_BETTER else max)(values, default=0.0)
+
+
+def _scored(criterion: str, figure: Figure | None, best: float) -> Score | None:
+    if figure is None:
+        return None
+    ratio = best / figure.value if criterion in LESS_IS_BETTER else figure.value / best
+    return Score(figure.value, vendors().weights[criterion] * ratio, figure.source)
