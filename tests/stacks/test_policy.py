@@ -229,6 +229,22 @@ def test_every_rule_that_may_refuse_is_broken_once_above():
     assert {one[0] for one in BREAKS} == {rule.name for rule in RULES if not rule.advisory}
 
 
+# rule that may only warn, and the shipped stack that it warns of
+ADVISED = [("metadata-tokens-by-image", "alicloud-prod")]
+
+
+@pytest.mark.parametrize(("rule", "stack"), ADVISED)
+def test_a_rule_that_may_only_warn_says_so_with_the_remedy(rule, stack):
+    told = [one for one in violations(shipped(stack), profile_of(stack)) if one.rule.name == rule]
+
+    assert told
+    assert all(not one.mandatory and one.rule.remedy in str(one) for one in told)
+
+
+def test_every_rule_is_broken_once_or_warns_once():
+    assert {one[0] for one in (*BREAKS, *ADVISED)} == {rule.name for rule in RULES}
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_says_why_how_bad_and_what_to_do(rule):
     assert len(rule.reason) > 20
