@@ -91,10 +91,12 @@ def cloud_payload(output: Path, target: str) -> Path:
     """Write the payload for a cloud.
 
     Raises:
-        LockError: something of the cloud's base is unlocked.
+        LockError: something of the cloud's base is unlocked, or its wheels are of other requirements.
         PayloadError: the recipe is incomplete.
     """
-    lock.of_base(lock.load(), CLOUD_BASES[target])
+    base = CLOUD_BASES[target]
+    lock.of_base(lock.load(), base)
+    check_wheels(base)
     content = payload.tarball(payload.assemble())
     output.mkdir(parents=True, exist_ok=True)
     file = output / f"payload-{hashlib.sha256(content).hexdigest()}.tar"
@@ -109,11 +111,21 @@ def inputs() -> payload.Files:
         ImageError: something is missing, unlocked, or was made from something else.
     """
     files = payload.assemble()
-    locked = next(one for one in lock.of_base(lock.load(), bake.BASE) if one.kind == "wheels")
+    lock.of_base(lock.load(), bake.BASE)
+    check_wheels(bake.BASE)
+    return files
+
+
+def check_wheels(base: str) -> None:
+    """Hold a base's list of wheels against the lockfile, and against the requirements it was made from.
+
+    Raises:
+        LockError: it is another list, or was made from other requirements.
+    """
+    locked = next(one for one in lock.load() if (one.kind, one.base) == ("wheels", base))
     lock.verify(lock.FOLDER / locked.file, locked.sha256)
     requirements = [file.read_text(encoding="utf-8") for file in wheels.requirement_files()]
-    wheels.check_fresh(wheels.LIST.read_text(encoding="utf-8"), requirements)
-    return files
+    wheels.check_fresh(wheels.list_of(base), requirements)
 
 
 def kept(kind: str, files: payload.Files, output: Path, make: Make, listener: bake.Listener) -> Report:

@@ -38,6 +38,20 @@ fetched() {
     printf '%s' "$FILES/$name"
 }
 
+# repository ARTEFACT: the archive of a maker, held by the key that is locked and by no other.
+repository() {
+    local uri fingerprint key found
+    uri=$(locked "$1" uri)
+    fingerprint=$(locked "$1" key_fingerprint)
+    key=$FILES/$(locked "$1" file)
+    [ -f "$key" ] || fail "$key is missing: versions.toml names it as the key of $1"
+    found=$(gpg --show-keys --with-colons "$key" 2>/dev/null | awk -F: '$1 == "fpr" { print $10; exit }' || true)
+    [ "$found" = "$fingerprint" ] || fail "$key: fingerprint is ${found:-none}, versions.toml has $fingerprint"
+    command install -D -m 0644 "$key" "/etc/apt/keyrings/$1.asc"
+    printf 'deb [signed-by=/etc/apt/keyrings/%s.asc] %s\n' "$1" "$uri" >"/etc/apt/sources.list.d/$1.list"
+    apt-get update --quiet
+}
+
 # install PACKAGE...: without recommended extras; unsafe-io because an unfinished image is thrown away.
 install() {
     [ $# -gt 0 ] || return 0

@@ -37,7 +37,8 @@ class Artefact:
         kind: ``apt``, ``file`` or ``wheels``.
         version: exact; ``unlocked`` where nobody has settled it.
         source: where a person gets it.
-        file: its name, of kinds ``file`` and ``wheels``.
+        file: its name, of kinds ``file`` and ``wheels``; of the key, where ``uri`` is given.
+        uri: of an archive beside the distribution's own, as a line of apt's sources says it after ``deb``.
         sha256: of that file, 64 hexadecimal digits, or ``unlocked``.
         key_fingerprint: of the key that signs the archive, 40 hexadecimal digits, or ``unlocked``.
     """
@@ -50,12 +51,13 @@ class Artefact:
     file: str = ""
     sha256: str = ""
     key_fingerprint: str = ""
+    uri: str = ""
 
     @property
     def unlocked(self) -> tuple[str, ...]:
         """The fields that nobody has computed."""
         return tuple(
-            key for key in ("version", "sha256", "key_fingerprint") if getattr(self, key) == UNLOCKED
+            key for key in ("version", "sha256", "key_fingerprint", "uri") if getattr(self, key) == UNLOCKED
         )
 
 
@@ -97,7 +99,7 @@ def _problems(key: str, base: str, row: Any) -> list[str]:
         return [f"{key}.{unknown[0]}: unknown key; {hint}"]
     if row.get("kind") not in HOLDS:
         return [f"{key}.kind = {row.get('kind')!r}: must be one of {', '.join(HOLDS)}"]
-    needed = ("version", "source", *HOLDS[row["kind"]])
+    needed = ("version", "source", *HOLDS[row["kind"]], *(("file",) if "uri" in row else ()))
     missing = [f"{key}.{name}: required, and missing" for name in needed if not row.get(name)]
     return missing + [
         f"{key}.{name} = {row[name]!r}: must be {shape.pattern} or {UNLOCKED!r}"
@@ -124,7 +126,7 @@ def of_base(artefacts: tuple[Artefact, ...], base: str) -> tuple[Artefact, ...]:
 
 def tsv(artefacts: tuple[Artefact, ...], base: str) -> str:
     """``name<tab>field<tab>value`` lines, as the steps read them."""
-    keys = ("version", "file", "sha256", "key_fingerprint")
+    keys = ("version", "file", "sha256", "key_fingerprint", "uri")
     rows = [
         (one.name, key, getattr(one, key))
         for one in artefacts

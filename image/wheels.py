@@ -49,13 +49,13 @@ def pins(text: str) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in found}
 
 
-def check_fresh(locked: str, requirements: Iterable[str]) -> None:
+def check_fresh(listing: Path, requirements: Iterable[str]) -> None:
     """Hold the list of wheels against the requirements it was made from.
 
     Raises:
         LockError: naming every requirement that the list lacks or has in another version.
     """
-    have = pins(locked)
+    have = pins(listing.read_text(encoding="utf-8"))
     odd = [
         f"{name}=={version} (the list has {have.get(name, 'none')})"
         for text in requirements
@@ -64,7 +64,7 @@ def check_fresh(locked: str, requirements: Iterable[str]) -> None:
     ]
     if odd:
         raise LockError(
-            f"{LIST.name}: made from other requirements: {', '.join(odd)}; run `python -m image.wheels`"
+            f"{listing.name}: made from other requirements: {', '.join(odd)}; run `python -m image.wheels`"
         )
 
 

@@ -4,6 +4,7 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
+repository container-toolkit
 install "nvidia-container-toolkit=$(locked container-toolkit version)"
 install_group containers
 lay etc/systemd/system/nvidia-cdi.service

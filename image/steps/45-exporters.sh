@@ -11,5 +11,6 @@ if [ "$TARGET" = qemu ]; then
     exit 0
 fi
 version=$(locked dcgm version)
+repository dcgm
 install "datacenter-gpu-manager-4-core=$version" "datacenter-gpu-manager-exporter=$(locked dcgm-exporter version)"
 systemctl enable nvidia-dcgm.service nvidia-dcgm-exporter.service

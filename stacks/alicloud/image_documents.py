@@ -9,7 +9,7 @@ LARGEST_COMPONENT_BYTES = 16_384
 FILES = "/var/cache/gpu-fleet/files"
 # Locked in image/versions.toml; a person who has checked it puts it into the records bucket,
 # below image/files/.
-OUTSIDE_FILES = ("erdma_installer-latest.tar.gz",)
+OUTSIDE_FILES = ("erdma_installer-latest.tar.gz", "nvidia-container-toolkit.asc", "nvidia-cuda.asc")
 
 
 def component_content(stack: Stack, payload: image_files.ImageFile) -> str:

@@ -14,7 +14,7 @@ FOLDER = "/opt/gpu-fleet-recipe"
 FILES = "/var/cache/gpu-fleet/files"
 # Locked in image/versions.toml; a person who has checked its signature puts it into the records
 # bucket, below image/files/.
-OUTSIDE_FILES = ("aws-efa-installer-1.51.0.tar.gz",)
+OUTSIDE_FILES = ("aws-efa-installer-1.51.0.tar.gz", "nvidia-container-toolkit.asc", "nvidia-cuda.asc")
 
 
 def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
@@ -42,11 +42,11 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
 
 def tests_content() -> str:
     """The tests of the finished image, on a machine of its own that booted it."""
-    return _document("What an image of gpu-fleet must show", {"test": [_look()]})
+    return _document("What an image of gpu-fleet must show", {"test": [_look(" booted")]})
 
 
-def _look() -> dict[str, Any]:
-    return _step("Look", "ExecuteBash", {"commands": ["/usr/libexec/gpu-fleet/check-image"]})
+def _look(when: str = "") -> dict[str, Any]:
+    return _step("Look", "ExecuteBash", {"commands": [f"/usr/libexec/gpu-fleet/check-image{when}"]})
 
 
 def _step(name: str, action: str, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def test_a_cloud_gets_no_payload_while_something_is_unlocked(tmp_path):
 
 def test_a_clouds_payload_is_named_for_its_content(tmp_path, monkeypatch):
     monkeypatch.setattr(build.lock, "of_base", lambda artefacts, base: artefacts)
+    monkeypatch.setattr(build.wheels, "requirement_files", list)
 
     file = build.cloud_payload(tmp_path, "aws")
 

@@ -25,17 +25,28 @@ def test_the_newest_kernel_boots(tmp_path):
     assert disk.newest_kernel(tmp_path) == "6.1.0-50-cloud-amd64"
 
 
-def test_a_list_of_wheels_from_other_requirements_is_refused():
+def test_a_list_of_wheels_from_other_requirements_is_refused(tmp_path):
+    listing = tmp_path / "list.txt"
+    listing.write_text("torch==2.13.0+cpu --hash=sha256:0\n")
+
     with pytest.raises(
         LockError, match=r"torch==2\.14\.0 \(the list has 2\.13\.0\+cpu\).*python -m image\.wheels"
     ):
-        wheels.check_fresh("torch==2.13.0+cpu --hash=sha256:0\n", ["torch==2.14.0\n"])
+        wheels.check_fresh(listing, ["torch==2.14.0\n"])
 
 
-def test_a_list_of_wheels_from_the_same_requirements_passes():
-    wheels.check_fresh(
-        "torch==2.13.0+cpu --hash=sha256:0\nnumpy==2.0 --hash=x\n", ["torch==2.13.0\n# a remark\n"]
-    )
+def test_a_list_of_wheels_from_the_same_requirements_passes(tmp_path):
+    listing = tmp_path / "list.txt"
+    listing.write_text("torch==2.13.0+cpu --hash=sha256:0\nnumpy==2.0 --hash=x\n")
+
+    wheels.check_fresh(listing, ["torch==2.13.0\n# a remark\n"])
+
+
+def test_the_clouds_torch_brings_cuda_and_the_local_one_does_not():
+    cloud, local = (wheels.pins(wheels.list_of(base).read_text()) for base in ("ubuntu-24.04", "debian-12"))
+
+    assert cloud["torch"] == local["torch"].removesuffix("+cpu")
+    assert "nvidia-nccl-cu13" in cloud.keys() - local.keys()
 
 
 def test_the_hash_of_a_list_goes_into_its_own_table():

@@ -101,6 +101,25 @@ def test_a_file_with_the_wrong_hash_fails_closed(recipe):
     assert "efa.tar: sha256 is" in said.stderr
 
 
+@pytest.mark.parametrize(
+    ("key", "message"), [(None, "keys.asc is missing"), ("no key", "fingerprint is none")]
+)
+def test_an_archive_with_another_key_fails_closed(recipe, key, message):
+    rows = {"uri": "file:/nowhere ./", "file": "keys.asc", "key_fingerprint": "0" * 40}
+    (recipe / "versions" / f"{this_base()}.tsv").write_text(
+        "".join(f"dcgm\t{field}\t{value}\n" for field, value in rows.items())
+    )
+    (recipe / "steps" / "45-exporters.sh").write_text('set -e\n. "$PAYLOAD/lib.sh"\nrepository dcgm\n')
+    if key is not None:
+        (recipe / "keys.asc").write_text(key)
+
+    said = provision(recipe / "provision.sh", {"TARGET": "aws", "FILES": str(recipe)}, "45-exporters")
+
+    assert said.returncode == 1
+    assert message in said.stderr
+    assert not Path("/etc/apt/sources.list.d/dcgm.list").exists()
+
+
 def test_a_driver_version_the_archive_does_not_have_is_named(recipe):
     (recipe / "versions" / f"{this_base()}.tsv").write_text("nvidia-driver\tversion\t999.0-1\n")
     (recipe / "packages" / f"{this_base()}.tsv").write_text("driver\tbash\n")
