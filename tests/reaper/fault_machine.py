@@ -19,6 +19,7 @@ from tests.reaper.world import Faults, World
 STACK = "test"
 IDLE_AFTER, GRACE, MIN_UPTIME = timedelta(hours=1), timedelta(minutes=20), timedelta(minutes=30)
 EVERY_MINUTES = 10
+LONG_RUN = 50
 RULES = Rules(STACK, IDLE_AFTER, GRACE, MIN_UPTIME)
 TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: "dev", "gpu-fleet:owner": "ada"}
 FOREIGN = [{TAG_MANAGED: "false"}, {TAG_STACK: "other"}, {TAG_PROTECTED: "always"}]
@@ -40,6 +41,7 @@ class FaultMachine(RuleBasedStateMachine):
 
     policy: ClassVar[Policy] = POLICY
     runs: ClassVar[int] = 0
+    long_runs: ClassVar[int] = 0  # of LONG_RUN steps or more: hypothesis ends some sooner
     steps: ClassVar[int] = 0
     ends: ClassVar[int] = 0
 
@@ -52,6 +54,7 @@ class FaultMachine(RuleBasedStateMachine):
         self.world.start(TAGS)
         self.world.start(TAGS | FOREIGN[seed % 3])
         self.world.pass_minutes(5)
+        self.steps_here = 0
         FaultMachine.runs += 1
 
     def pick(self, index):
@@ -218,8 +221,9 @@ class FaultMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_end_was_right(self):
-        FaultMachine.steps += 1
         if hasattr(self, "world"):
+            FaultMachine.steps += 1
+            self.steps_here += 1
             assert wrongs(self.world, RULES) == []
 
     def teardown(self):
@@ -230,6 +234,8 @@ class FaultMachine(RuleBasedStateMachine):
         eligible = self._eligible()
         self._sweep_for(COVERED + GRACE + timedelta(minutes=3 * EVERY_MINUTES))
         FaultMachine.ends += len(self.world.ends)
+        # the first step is that the machines stand up
+        FaultMachine.long_runs += self.steps_here > LONG_RUN
         assert wrongs(self.world, RULES) == []
         left = [one.id for one in eligible if one.state == "running"]
         spared = [one for one in eligible if one.id in self.world.groups["pool"]["members"]]
