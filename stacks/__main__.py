@@ -1,12 +1,13 @@
 """``python -m stacks COMMAND STACK``: the Pulumi CLI with the mistakes caught before it starts."""
 
+import os
 import shutil
 import subprocess
 import sys
 
 import click
 
-from stacks import cost_command, stack_files
+from stacks import cost_change, cost_command, stack_files
 from stacks.errors import StacksError
 from stacks.preflight.command import preflight
 
@@ -30,7 +31,16 @@ def pulumi(command: str, name: str) -> int:
     selected = subprocess.run([executable, "stack", "select", "--create", name], cwd=ROOT, check=False)
     if selected.returncode:
         return selected.returncode
-    return subprocess.run([executable, command, "--stack", name], cwd=ROOT, check=False).returncode
+    environ = os.environ | {cost_change.VARIABLE: deployed_cost(executable, name)}
+    done = subprocess.run([executable, command, "--stack", name], cwd=ROOT, env=environ, check=False)
+    return done.returncode
+
+
+def deployed_cost(executable: str, name: str) -> str:
+    """The output ``cost`` of the deployed stack as JSON; empty before the first ``up``."""
+    asked = [executable, "stack", "output", "cost", "--json", "--stack", name]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 @click.group()

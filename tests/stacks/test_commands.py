@@ -64,8 +64,32 @@ def test_a_sound_stack_is_handed_to_the_cli(command, recording_cli):
     assert done.returncode == 0, done.stderr
     assert (recording_cli / "calls").read_text().splitlines() == [
         "stack select --create aws-dev",
+        "stack output cost --json --stack aws-dev",
         f"{command} --stack aws-dev",
     ]
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "handed_over"),
+    [('{"currency": "USD"}', 0, '{"currency": "USD"}'), ("no output cost", 255, "")],
+    ids=["deployed", "not-yet"],
+)
+def test_the_program_is_told_what_the_deployed_stack_costs(output, code, handed_over, tmp_path):
+    program = tmp_path / "pulumi"
+    program.write_text(
+        f"""#!/bin/sh
+case "$*" in
+    "stack output"*) echo '{output}'; exit {code};;
+    "preview"*) echo "told: $GPU_FLEET_DEPLOYED_COST";;
+esac
+"""
+    )
+    program.chmod(0o755)
+
+    done = stacks("preview", "aws-dev", path=tmp_path)
+
+    assert done.returncode == 0
+    assert f"told: {handed_over}\n" in done.stdout
 
 
 def test_a_failure_of_the_cli_is_the_exit_code(tmp_path):

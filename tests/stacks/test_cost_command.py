@@ -1,7 +1,9 @@
 """The cost as people meet it: the command, the line in a preview, the output, the refusal."""
 
+import json
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pulumi
@@ -12,8 +14,10 @@ from stacks import cost_view, stack_files
 from stacks.aws import stack as aws_stack
 from stacks.aws.stack import build
 from stacks.cost import OvercommitError
+from stacks.cost_change import VARIABLE, Deployed, DeployedCostError, deployed, sentence
 from stacks.cost_command import cost as command
 from stacks.cost_lines import estimate
+from stacks.money import Money
 from stacks.rehearsal import program
 from stacks.rehearsal.program import run_program
 from stacks.settings import Stack
@@ -104,6 +108,71 @@ def test_a_preview_says_the_cost_in_one_line(register, said):
     (line,) = [text for text in said if text.startswith("info: cost of")]
     assert line.startswith("info: cost of test: now 1.16 USD an hour, 848.68 USD a month; at worst ")
     assert line.endswith("the budget")
+
+
+def handed_over(settings: Stack) -> str:
+    """The output of a deployed stack, as the CLI prints it."""
+    return json.dumps(cost_view.output(estimate(settings), settings.budget.monthly))
+
+
+def test_a_preview_says_how_the_cost_differs_from_the_deployed_one(register, said, monkeypatch):
+    larger = stack(pools=[pool(size={"min": 0, "desired": 2, "max": 4})])
+    monkeypatch.setenv(VARIABLE, handed_over(stack()))
+
+    register(larger)
+
+    (line,) = [text for text in said if text.startswith("info: cost of")]
+    # a machine more is 1.006 x 730 and 21.00 of disk, two at worst
+    assert line.endswith("; deployed: +755.38 a month now, +1,510.76 at worst, USD")
+
+
+def test_a_preview_that_changes_no_cost_says_so(register, said, monkeypatch):
+    monkeypatch.setenv(VARIABLE, handed_over(stack()))
+
+    register(stack())
+
+    assert [text for text in said if text.endswith("; deployed: the same")]
+
+
+def test_a_smaller_stack_is_cheaper_than_the_deployed_one():
+    before = deployed({VARIABLE: handed_over(stack())})
+    smaller = estimate(stack(pools=[pool(size={"min": 0, "desired": 0, "max": 2})]))
+
+    assert sentence(smaller, before) == "deployed: -755.38 a month now, 0.00 at worst, USD"
+
+
+def test_another_currency_leaves_nothing_to_compare():
+    before = Deployed(Money(Decimal(1), "CNY"), Money(Decimal(2), "CNY"))
+
+    assert sentence(estimate(stack()), before) == "deployed: in CNY, not comparable"
+
+
+@pytest.mark.parametrize("environ", [{}, {VARIABLE: ""}, {VARIABLE: " \n"}], ids=["unset", "empty", "blank"])
+def test_before_the_first_up_there_is_nothing_to_compare(environ):
+    assert deployed(environ) is None
+    assert sentence(estimate(stack()), None) == ""
+
+
+STRANGE = ["42", "{}", "not JSON", '{"currency": "USD", "month": {"now": {"high": "x"}}}']
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_what_is_no_output_of_the_program_is_named(text):
+    with pytest.raises(
+        DeployedCostError, match=r"GPU_FLEET_DEPLOYED_COST = .* must be the stack's output cost"
+    ):
+        deployed({VARIABLE: text})
+
+
+def test_an_output_of_another_version_is_warned_of_and_stops_no_preview(register, said, monkeypatch):
+    monkeypatch.setenv(VARIABLE, '{"hourly": 3}')
+
+    register(stack())
+
+    assert [
+        text for text in said if text.startswith("warn:") and "no difference to the deployed stack" in text
+    ]
+    assert [text for text in said if text.startswith("info: cost of test") and text.endswith("the budget")]
 
 
 def test_a_preview_warns_of_stale_prices(register, said):
