@@ -42,7 +42,11 @@ def explain(instance_id: str, policy_path: Path | None, now: datetime | None) ->
     """
     policy = policies.load(policy_path or policy_file())
     options = Options(
-        clock=lambda: now or datetime.now(UTC), holder="explain", dry_run=True, check_clock=False
+        clock=lambda: now or datetime.now(UTC),
+        holder="explain",
+        dry_run=True,
+        check_clock=False,
+        leftovers=False,
     )
     cloud = connect(policy, options.clock, read_only=True)
     result = sweep(cloud, policy, options)

@@ -78,7 +78,11 @@ def status(policy_path: Path | None, now: datetime | None, *, here: bool) -> Non
         return
     policy = policies.load(path)
     options = Options(
-        clock=lambda: now or datetime.now(UTC), holder="status", dry_run=True, check_clock=False
+        clock=lambda: now or datetime.now(UTC),
+        holder="status",
+        dry_run=True,
+        check_clock=False,
+        leftovers=False,
     )
     cloud = connect(policy, options.clock, read_only=True)
     result = sweep(cloud, policy, options)

@@ -34,6 +34,7 @@ class Options:
         dry_run: decide and report, change nothing.
         check_clock: refuse to act when this machine's clock and the cloud's differ.
         override_breaker: a person looked, and the many idle machines are idle.
+        leftovers: a dry run looks for leftovers too; a sweep that acts does so every few hours.
     """
 
     clock: Callable[[], datetime]
@@ -41,6 +42,7 @@ class Options:
     dry_run: bool = False
     check_clock: bool = True
     override_breaker: bool = False
+    leftovers: bool = True
 
 
 def sweep(cloud: Cloud, policy: Policy, options: Options) -> Result:
@@ -85,7 +87,8 @@ class _Sweep:
     def look_only(self) -> Result:
         """Plan, and change nothing."""
         situation = self._look()
-        self._look_for_leftovers(situation)
+        if self._options.leftovers:
+            self._look_for_leftovers(situation)
         return self._result(situation, decide(situation))
 
     def look_and_act(self, tools: carry_out.Tools, lease: Lease) -> Result:

@@ -80,7 +80,11 @@ class Reaper(pulumi.ComponentResource):
 
 
 def policy_document(stack: Stack) -> dict[str, Any]:
-    """The sweep's policy, with the low-load alarm of each pool that scales by load."""
+    """The sweep's policy, with the low-load alarm of each pool that scales by load.
+
+    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts machines in
+    the first and moves on only where that has no room; little load there is little load of the pool.
+    """
     asking = {
         pool.name: alarm_name(stack, group_plans(stack, pool)[0].label, LOW_LOAD)
         for pool in stack.pools
