@@ -98,6 +98,7 @@ def take_step(
     if with_norm or settings.optimizer.clip_norm > 0:
         state.scaler.unscale_(state.optimizer)
         norm = precision.clip(state.model, settings.optimizer.clip_norm, state.spread.other_layers)
+    meter.add_stall(run.checkpoints.before_change())
     state.scaler.step(state.optimizer)
     state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)

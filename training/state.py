@@ -43,12 +43,18 @@ def capture(state: State, settings: config.Config, samples: int, where: World) -
 
 
 def capture_tensors(state: State) -> dict[str, Any]:
-    """The tensors of a model that this rank holds whole."""
+    """The tensors of a model that this rank holds whole; they change with the next update, and not before."""
     return {
-        "model": state.model.state_dict(),
+        "model": _with_own_buffers(state.model),
         "optimizer": state.optimizer.state_dict(),
-        "average": {} if state.average is None else state.average.state_dict(),
+        "average": {} if state.average is None else _with_own_buffers(state.average),
     }
+
+
+def _with_own_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Its parameters, and copies of its buffers, which batch norm changes in every forward pass."""
+    buffers = {name for name, _ in module.named_buffers()}
+    return {name: value.clone() if name in buffers else value for name, value in module.state_dict().items()}
 
 
 def apply(state: State, saved: dict[str, Any], settings: config.Config, samples: int, where: World) -> None:

@@ -1,5 +1,6 @@
 """What makes a checkpoint one: whole, verified, kept long enough, in a folder and in a bucket."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,17 @@ from typing import Any
 import boto3
 import pytest
 import torch
+from torch import nn
 
+from tests.training.examples import resnet_table
 from training import config
 from training.checkpoint import local, restore
 from training.checkpoint.saver import STATE, Saver, Snapshot
 from training.checkpoint.store import Store
 from training.errors import CheckpointError
 from training.parallel import World, world
+from training.spread import Whole
+from training.state import State, capture_tensors
 
 URI = "s3://checkpoints/runs/a"
 
@@ -122,18 +127,56 @@ def test_a_copy_is_not_touched_by_what_the_training_does_next() -> None:
     weights = torch.ones(4)
     snapshot = Snapshot()
 
-    taken = snapshot.take({"weights": weights, "step": 3})
+    taken = snapshot.begin({"weights": weights, "step": 3})()
+    snapshot.before_change()
     weights.zero_()
 
     assert taken["weights"].tolist() == [1, 1, 1, 1]
     assert taken["step"] == 3
 
 
+def test_a_change_waits_for_the_copy() -> None:
+    weights, snapshot = torch.ones(4), Snapshot()
+    end = snapshot.begin({"weights": weights})
+
+    def change() -> None:
+        snapshot.before_change()
+        weights.zero_()
+
+    training = threading.Thread(target=change)
+    training.start()
+    taken = end()
+    training.join()
+
+    assert taken["weights"].tolist() == [1, 1, 1, 1]
+    assert weights.tolist() == [0, 0, 0, 0]
+
+
+def test_batch_norm_may_go_on_while_its_statistics_are_saved() -> None:
+    model = nn.BatchNorm1d(2)
+    settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
+    state = State(
+        model=model,
+        spread=Whole(model, model, settings, torch.device("cpu")),
+        optimizer=torch.optim.SGD(model.parameters()),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        average=None,
+        utilisation=None,
+    )
+
+    captured = capture_tensors(state)
+    model(torch.ones(3, 2))
+
+    assert captured["model"]["running_mean"].tolist() == [0, 0]
+    assert model.running_mean is not None
+    assert model.running_mean.tolist() == pytest.approx([0.1, 0.1])
+
+
 def test_the_copies_reuse_their_memory() -> None:
     snapshot = Snapshot()
 
-    first = snapshot.take({"weights": torch.ones(4)})["weights"].data_ptr()
-    second = snapshot.take({"weights": torch.zeros(4)})["weights"].data_ptr()
+    first = snapshot.begin({"weights": torch.ones(4)})()["weights"].data_ptr()
+    second = snapshot.begin({"weights": torch.zeros(4)})()["weights"].data_ptr()
 
     assert first == second
 

@@ -113,7 +113,7 @@ class Checkpoints:
         return every > 0 and step % every == 0
 
     def save(self, state: State) -> float:
-        """Takes a checkpoint on all ranks; returns the seconds that the training stood still for it.
+        """Begins a checkpoint on all ranks; returns the seconds that the training stood still for it.
 
         Nothing happens when this step is saved already. Raises CheckpointError.
         """
@@ -128,6 +128,14 @@ class Checkpoints:
         if self._saver is not None:
             self._saver.save(self._manifest(state), saved, self._written)
         self._saved_step, self._saved_at = state.step, self._clock()
+        return time.perf_counter() - begin
+
+    def before_change(self) -> float:
+        """Waits, before an update, for the copy of what it changes; returns the seconds that it took."""
+        if self._saver is None:
+            return 0.0
+        begin = time.perf_counter()
+        self._saver.before_change()
         return time.perf_counter() - begin
 
     def _begin_parts(self, state: State) -> None:

@@ -1,9 +1,8 @@
-"""Saves beside the training: a copy into reused memory, then a thread that writes, commits and uploads."""
+"""Saves beside the training: a thread that copies into reused memory, writes, commits and uploads."""
 
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,17 +22,50 @@ log = logging.getLogger(__name__)
 
 
 class Snapshot:
-    """A copy of a nested state in CPU memory that is allocated once and used again for every save."""
+    """A copy of a nested state in CPU memory that is allocated once and used again for every save.
+
+    Weights and moments stay as they are until the next update, so a copy goes on beside the forward and the
+    backward pass (as in Mohan et al., "CheckFreq", 2021); `before_change` waits for what is left of it.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._taken = threading.Event()
+        self._taken.set()
+        self._arrival: torch.cuda.Event | None = None  # of copies from a GPU that are only queued yet
 
-    def take(self, state: Any) -> Any:
-        """The same nesting with every tensor copied; valid until the next call."""
-        copied = self._copy(state, "")
-        if torch.cuda.is_available():
-            torch.cuda.current_stream().synchronize()  # the copies were only queued
-        return copied
+    def begin(self, state: Any) -> Callable[[], Any]:
+        """Begins a copy. Call the result, in any thread, to end it and have it until the next `begin`."""
+        self._taken.clear()
+        return self._queue(state) if torch.cuda.is_available() else partial(self._take, state)
+
+    def before_change(self) -> None:
+        """Call it before the tensors of the state change."""
+        self._taken.wait()
+        if self._arrival is not None:
+            torch.cuda.current_stream().wait_event(self._arrival)
+            self._arrival = None
+
+    def _take(self, state: Any) -> Any:
+        try:
+            return self._copy(state, "")
+        finally:
+            self._taken.set()
+
+    def _queue(self, state: Any) -> Callable[[], Any]:
+        """The same on a stream of its own, for which the training's stream does not wait yet."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no hints here
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            copied = self._take(state)
+            arrival = side.record_event()
+        self._arrival = arrival
+
+        def arrived() -> Any:
+            arrival.synchronize()
+            return copied
+
+        return arrived
 
     def _copy(self, value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
@@ -54,12 +86,12 @@ class Job:
     """One save on its way to the disk."""
 
     manifest: local.Manifest
-    state: Any
+    copied: Callable[[], Any]  # ends the copy of the state and returns it
     written: Callable[[], object] | None  # waits until the files that other ranks write are down
 
 
 class Saver:
-    """Writes the checkpoints of one process; `save` costs the training only the copy."""
+    """Writes the checkpoints of one process; the training waits for no more than the copy."""
 
     def __init__(self, root: Path, store: Store | None, keep: int) -> None:
         self._root, self._store, self._keep = root, store, keep
@@ -78,20 +110,20 @@ class Saver:
         for thread in self._threads:
             thread.start()
 
-    def save(
-        self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None
-    ) -> float:
-        """Takes a copy of `state` and returns how many seconds the training stood still for it.
+    def save(self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None) -> None:
+        """Begins to save `state`, which must not change before `before_change` has returned.
 
         `written`, if any, is waited for before the commit: other files of the checkpoint, in its stage.
 
         A save that is still being written is waited for. Raises CheckpointError when an earlier one failed.
         """
-        begin = time.perf_counter()
         self.wait()
         self._idle.clear()
-        self._jobs.put(Job(manifest, self._snapshot.take(state), written))
-        return time.perf_counter() - begin
+        self._jobs.put(Job(manifest, self._snapshot.begin(state), written))
+
+    def before_change(self) -> None:
+        """Waits until the last save needs the tensors of its state no more."""
+        self._snapshot.before_change()
 
     def wait(self) -> None:
         """Waits until the last save is on disk; raises CheckpointError when it could not be."""
@@ -129,7 +161,7 @@ class Saver:
         self._uploads.put(None)
 
     def _commit(self, job: Job) -> local.Manifest:
-        writers: dict[str, local.Writer] = {STATE: partial(torch.save, job.state)}
+        writers: dict[str, local.Writer] = {STATE: partial(torch.save, job.copied())}
         if job.written is None:
             return local.commit(self._root, job.manifest, writers)
         job.written()
