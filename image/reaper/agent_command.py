@@ -10,17 +10,17 @@ from typing import Any
 
 import click
 
-from image.reaper import activity_file, instance_file, keep_folder, paths
+from image.reaper import activity_file, agent_cloud, instance_file, keep_folder, paths
 from image.reaper.agent import Agent, stop_on_terminate
 from image.reaper.clock import Clock
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.going import Going, answers
+from image.reaper.going import Going, Target, answers
 from image.reaper.instance_file import Machine
 from image.reaper.judge import Judgement, Limits
 from image.reaper.metadata import Metadata
 from image.reaper.metrics import HEARTBEAT
 from image.reaper.options import IsoTime
-from image.reaper.publish import Publisher, cloudwatch, heartbeat
+from image.reaper.publish import Publisher, heartbeat
 from image.reaper.sensors.look import watched_tree, whole_machine
 from image.reaper.sensors.own_use import OwnUse
 from image.reaper.sensors.process_table import trainers
@@ -96,12 +96,14 @@ def run(options: Options) -> None:
     LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, machine.pool, options.watch)
     tree = TreeCounters(options.watch_pid) if options.watch_pid else None
     type_name = metadata.get(TYPE_PATHS[machine.cloud]) if metadata and not tree else None
-    publisher = publisher_for(machine, batched=options.is_rehearsal)
+    cloud = agent_cloud.connect(machine, metadata)
+    publisher = Publisher(cloud.metrics(), machine.metric_namespace, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
     going, own = None, OwnUse()
-    if metadata and publisher:
+    if metadata:
         running = partial(trainers, tree.pids if tree else None)
-        going = Going(metadata, answers(machine, instance_id, options.keep_folder, running, own), clock.now)
+        replies = answers(cloud, Target(machine, instance_id), options.keep_folder, running, own)
+        going = Going(cloud.notices(metadata, instance_id, clock.now), replies, clock.now)
     agent = Agent(
         clock,
         watched_tree(tree, clock.real_s)
@@ -112,8 +114,7 @@ def run(options: Options) -> None:
         TREE_LIMITS if tree else Limits(),
     )
     watch_until_ended(agent, going, clock, options)
-    if publisher:
-        publisher.flush()
+    publisher.flush()
     LOG.info("event=end")
 
 
@@ -146,16 +147,6 @@ def loaded_machine() -> Machine:
     return machine
 
 
-def publisher_for(machine: Machine, *, batched: bool) -> Publisher | None:
-    """What sends heartbeats; None on a cloud without a sweep, where ``activity.json`` is all there is."""
-    if machine.cloud != "aws":
-        LOG.warning(
-            "event=no-sweep cloud=%s effect='no heartbeats, no drain, nothing is reaped'", machine.cloud
-        )
-        return None
-    return Publisher(cloudwatch(machine.region), machine.metric_namespace, batched=batched)
-
-
 def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
     """The metadata service, or None where it is silent and the machine's id is known without it.
 
@@ -181,7 +172,7 @@ def instance_id_of(metadata: Metadata | None) -> str:
 
 
 def reporter(
-    machine: Machine, instance_id: str, watch: str, publisher: Publisher | None, going: Going | None
+    machine: Machine, instance_id: str, watch: str, publisher: Publisher, going: Going | None
 ) -> Callable[[Judgement], None]:
     """What happens with each judgement: the file for people, the heartbeat for the sweep."""
 
@@ -191,7 +182,6 @@ def reporter(
         except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
             LOG.warning("event=activity-file-failed reason=%r", str(error))
         acknowledged = going.acknowledged_for(judgement.at - HEARTBEAT) if going else None
-        if publisher:
-            publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
+        publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
 
     return report

@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import boto3
-
-from image.reaper import keep_folder, notices, paths
-from image.reaper.drain import Drain, Steps
+from image.reaper import keep_folder, paths
+from image.reaper.agent_cloud import AgentCloud
+from image.reaper.drain import Drain, Holds, Steps
 from image.reaper.errors import CloudError
 from image.reaper.instance_file import Machine
 from image.reaper.keep_folder import Saved
-from image.reaper.lifecycle import Hook
-from image.reaper.metadata import Metadata
-from image.reaper.notices import Notice
+from image.reaper.notices import Notice, Notices
 from image.reaper.sensors.own_use import OwnUse
 
 LOG = logging.getLogger(__name__)
@@ -39,14 +36,22 @@ class Answers:
     tell: Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Target:
+    """The machine itself: what the stack says of it, and its id."""
+
+    machine: Machine
+    instance_id: str
+
+
 class Going:
-    """Asks the metadata service again and again.
+    """Asks whether the machine goes, again and again.
 
     A mark is acknowledged when its time has come and what people keep is copied: the sweep ends no machine
     before, where its policy asks for that.
 
     Args:
-        metadata: the service.
+        notices: who knows.
         answers: what is done.
         now: the agent's time.
 
@@ -54,8 +59,8 @@ class Going:
         acknowledged: (the mark's reap-after, when everything was saved for it), else None.
     """
 
-    def __init__(self, metadata: Metadata, answers: Answers, now: Callable[[], datetime]) -> None:
-        self._metadata = metadata
+    def __init__(self, notices: Notices, answers: Answers, now: Callable[[], datetime]) -> None:
+        self._notices = notices
         self._answers = answers
         self._now = now
         self._told: datetime | None = None
@@ -95,7 +100,7 @@ class Going:
                 silent = False
             except CloudError as error:
                 if not silent:  # once for each silence, not every few seconds
-                    LOG.warning("event=metadata-failed reason=%r", str(error))
+                    LOG.warning("event=no-word reason=%r", str(error))
                 silent = True
 
     def look(self) -> bool:
@@ -105,13 +110,13 @@ class Going:
             Whether the machine goes; everything is done then.
 
         Raises:
-            CloudError: the metadata service does not answer.
+            CloudError: a service does not answer.
         """
-        notice = notices.find(self._metadata)
+        notice = self._notices.find()
         if notice is not None:
             self._answers.drain(notice).run()
             return True
-        self._answer_mark(notices.mark(self._metadata))
+        self._answer_mark(self._notices.mark())
         return False
 
     def _answer_mark(self, reap_after: datetime | None) -> None:
@@ -140,13 +145,17 @@ class Going:
 
 
 def answers(
-    machine: Machine, instance_id: str, folder: Path, trainers: Callable[[], Sequence[str]], own: OwnUse
+    cloud: AgentCloud,
+    target: Target,
+    folder: Path,
+    trainers: Callable[[], Sequence[str]],
+    own: OwnUse,
 ) -> Answers:
-    """The answers of a machine on AWS.
+    """The answers of a machine.
 
     Args:
-        machine: what the stack says of it.
-        instance_id: its id.
+        cloud: that it is in.
+        target: the machine.
         folder: what people keep.
         trainers: training processes that run now.
         own: told of each copy.
@@ -154,17 +163,17 @@ def answers(
     Raises:
         ConfigurationError: ``data_uri`` names no bucket.
     """
+    machine, instance_id = target.machine, target.instance_id
     to = keep_folder.place(machine.data_uri, machine.stack, instance_id)
 
     def save(progress: Callable[[], None] = lambda: None) -> Saved:
         with own.copying():
-            return keep_folder.save(folder, boto3.client("s3", region_name=machine.region), to, progress)
+            return keep_folder.save(folder, cloud.bucket(), to, progress)
 
-    def hook(notice: Notice) -> Hook | None:
+    def hook(notice: Notice) -> Holds | None:
         if notice.ends_at is not None or not machine.lifecycle_hook:
             return None
-        autoscaling = boto3.client("autoscaling", region_name=machine.region)
-        return Hook(autoscaling, machine.lifecycle_hook, instance_id)
+        return cloud.hook(instance_id)
 
     def drain(notice: Notice) -> Drain:
         steps = Steps(show_all, trainers, save, hook(notice), lambda: datetime.now(UTC), time.sleep)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 
 from image.reaper.errors import CloudError
 from image.reaper.metadata import Metadata
@@ -15,6 +16,7 @@ LEAVING = "Terminated"
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 SPOT_ACTION = "spot/instance-action"
 TAGS = "tags/instance"
+TAKEN_BY_GROUP = "the scaling group takes this machine away"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def find(metadata: Metadata) -> Notice | None:
         return _spot_notice(spot)
     state = metadata.get(LIFECYCLE_STATE)
     if state is not None and state.strip() == LEAVING:
-        return Notice("the scaling group takes this machine away")
+        return Notice(TAKEN_BY_GROUP)
     return None
 
 
@@ -60,7 +62,41 @@ def mark(metadata: Metadata) -> datetime | None:
         CloudError: the service does not answer.
     """
     text = metadata.get(f"{TAGS}/{TAG_REAP_AFTER}")
+    return time_of_mark(text) if text is not None else None
+
+
+def time_of_mark(text: str) -> datetime | None:
+    """The time that a mark names, or None where it cannot be read."""
     try:
-        return parse_time(text) if text is not None else None
+        return parse_time(text)
     except ValueError:
         return None
+
+
+class Notices(Protocol):
+    """Where word that the machine goes comes from; each raises CloudError where it cannot be had."""
+
+    def find(self) -> Notice | None:
+        """Whether the machine goes, or None."""
+
+    def mark(self) -> datetime | None:
+        """The reap-after of the sweep's mark, or None."""
+
+
+class FromMetadata:
+    """AWS's metadata service, which knows group, spot market and tags.
+
+    Args:
+        metadata: of this machine.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def find(self) -> Notice | None:
+        """As ``find``."""
+        return find(self._metadata)
+
+    def mark(self) -> datetime | None:
+        """As ``mark``."""
+        return mark(self._metadata)

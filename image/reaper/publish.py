@@ -1,28 +1,20 @@
-"""Heartbeats on their way to CloudWatch, as ``metrics.py`` lays down."""
+"""Heartbeats on their way to the cloud's metrics, as ``metrics.py`` lays down."""
 
 import logging
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from image.reaper import metrics
-from image.reaper.errors import CloudError
+from image.reaper.errors import AnswerError, CloudError
 from image.reaper.judge import Judgement, State
 
 MAX_DATA_PER_CALL = 1000  # API PutMetricData, which also bounds a call to 1 MB: five times what these need
 CODES = {State.UNKNOWN: metrics.CODE_UNKNOWN, State.SUSPECT_HUNG: metrics.CODE_HUNG}
 
 LOG = logging.getLogger(__name__)
-
-
-def cloudwatch(region: str) -> Any:
-    """A client that gives up before the agent misses many looks; ``AWS_ENDPOINT_URL`` moves it."""
-    limits = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2})
-    return boto3.client("cloudwatch", region_name=region, config=limits)
 
 
 def heartbeat(
@@ -68,7 +60,7 @@ class Publisher:
     batches.
 
     Args:
-        client: boto3's CloudWatch client.
+        client: boto3's CloudWatch client, or what takes the same (``agent_cloud``).
         namespace: of the stack's metrics.
         batched: the agent's clock is not the wall's.
     """
@@ -108,5 +100,5 @@ class Publisher:
     def _send(self, data: list[dict[str, Any]]) -> None:
         try:
             self._client.put_metric_data(Namespace=self._namespace, MetricData=data)
-        except (BotoCoreError, ClientError) as error:
+        except (AnswerError, BotoCoreError, ClientError) as error:
             raise CloudError(f"PutMetricData in {self._namespace}: {error}") from error

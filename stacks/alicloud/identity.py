@@ -12,7 +12,13 @@ from stacks.settings import Pool, Stack
 OBJECT_ACTIONS = ("oss:GetObject", "oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
 LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
 # Read only: who is in my pool, and what am I told to do?
-LOOK_ACTIONS = ("ecs:DescribeInstances", "ecs:DescribeTags", "ess:DescribeScalingInstances")
+LOOK_ACTIONS = (
+    "ecs:DescribeInstances",
+    "ecs:DescribeTags",
+    "ess:DescribeLifecycleActions",
+    "ess:DescribeScalingActivities",
+    "ess:DescribeScalingInstances",
+)
 OWN_GROUP_ACTIONS = ("ess:CompleteLifecycleAction", "ess:RecordLifecycleActionHeartbeat")
 # A scaling configuration cannot ask for metadata tokens, so an eRDMA machine does so itself at first boot.
 HARDEN_ACTIONS = ("ecs:ModifyInstanceMetadataOptions",)

@@ -166,22 +166,6 @@ def test_a_service_manager_s_signal_ends_the_agent_at_once_and_well(environment,
     assert "event=stopped-by-signal" in told
 
 
-def test_on_a_cloud_without_a_sweep_the_machine_s_own_file_is_kept(environment, tmp_path):
-    (tmp_path / "instance.toml").write_text(MACHINE_FILE.replace('cloud = "aws"', 'cloud = "alicloud"'))
-    elsewhere = environment | {
-        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
-        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": "http://127.0.0.1:9",
-    }
-    fast = ("--clock-speed", "1000", "--duration", "600")
-    with running("sleep", "600") as process:
-        watched = ("--instance-id", "i-far", "--watch-pid", str(process.pid))
-        ended = run_agent(elsewhere, tmp_path, *watched, *fast)
-
-    assert ended.returncode == 0, ended.stderr
-    assert "event=no-sweep cloud=alicloud" in ended.stderr
-    assert json.loads((tmp_path / "activity.json").read_text())["state"] == "idle"
-
-
 def test_a_missing_instance_file_is_one_message(environment, tmp_path):
     ended = run_agent(environment | {"GPU_FLEET_INSTANCE_FILE": "/nowhere.toml"}, tmp_path)
 

@@ -33,7 +33,8 @@ class Heard:
         self.now = NOON
         self.events = []
         self.saving_fails = saving_fails
-        self.going = Going(metadata, Answers(self.drain, self.save, self.tell), lambda: self.now)
+        told_by = notices.FromMetadata(metadata)
+        self.going = Going(told_by, Answers(self.drain, self.save, self.tell), lambda: self.now)
 
     def drain(self, notice):
         self.events.append(notice.reason)

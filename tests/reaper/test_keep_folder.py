@@ -97,7 +97,7 @@ def test_the_place_is_below_the_data_uri(uri, prefix):
     assert place(uri, "s", "i") == Place("data", prefix)
 
 
-@pytest.mark.parametrize("uri", ["", "data", "oss://data", "s3://"])
+@pytest.mark.parametrize("uri", ["", "data", "gs://data", "s3://", "oss://"])
 def test_a_data_uri_that_names_no_bucket_is_refused(uri):
     with pytest.raises(ConfigurationError, match="data_uri = "):
         place(uri, "s", "i")

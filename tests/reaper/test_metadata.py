@@ -2,39 +2,12 @@
 
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from image.reaper.errors import CloudError
 from image.reaper.metadata import Metadata
-
-
-class Service(BaseHTTPRequestHandler):
-    """Answers with the newest token only."""
-
-    def do_PUT(self):
-        header = f"{self.server.header}-ttl-seconds"
-        self.server.tokens += 1
-        known = self.path == "/latest/api/token" and self.headers.get(header) == "21600"
-        self._answer(200 if known else 400, f"token-{self.server.tokens}")
-
-    def do_GET(self):
-        if self.headers.get(self.server.header) != f"token-{self.server.tokens}":
-            self._answer(401, "")
-        elif self.path in self.server.answers:
-            self._answer(*self.server.answers[self.path])
-        else:
-            self._answer(404, "")
-
-    def _answer(self, status, body):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *_arguments):
-        """Say nothing."""
+from tests.reaper.metadata_server import metadata_server
 
 
 @pytest.fixture(params=["aws", "alicloud"])
@@ -44,18 +17,14 @@ def cloud(request):
 
 @pytest.fixture
 def service(cloud, monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    server.tokens, server.answers = 0, {"/latest/meta-data/instance-id": (200, "i-1")}
-    server.header = {"aws": "X-aws-ec2-metadata-token", "alicloud": "X-aliyun-ecs-metadata-token"}[cloud]
-    base = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{base}/" if cloud == "aws" else "http://x")
-    monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", base if cloud == "alicloud" else "http://x")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with metadata_server(cloud) as server:
+        variables = {
+            "aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+            "alicloud": "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT",
+        }
+        for name, variable in variables.items():
+            monkeypatch.setenv(variable, f"{server.base}/" if name == cloud else "http://x")
+        yield server
 
 
 def test_an_answer_is_fetched_with_a_token(service, cloud):

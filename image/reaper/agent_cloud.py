@@ -1,0 +1,35 @@
+"""What an agent needs of its cloud. ``aws_agent`` and ``alicloud_agent`` each have such an ``AgentCloud``."""
+
+import importlib
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Protocol
+
+from image.reaper.drain import Holds
+from image.reaper.instance_file import Machine
+from image.reaper.metadata import Metadata
+from image.reaper.notices import Notices
+
+
+class AgentCloud(Protocol):
+    """The cloud of one machine."""
+
+    def metrics(self) -> Any:
+        """Where heartbeats go: has ``put_metric_data`` as CloudWatch's client."""
+
+    def bucket(self) -> Any:
+        """boto3's S3 client."""
+
+    def hook(self, instance_id: str) -> Holds:
+        """What holds the machine while it leaves."""
+
+    def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
+        """Word that the machine goes."""
+
+
+def connect(machine: Machine, metadata: Metadata | None) -> AgentCloud:
+    """The cloud that the machine is in; nothing of the other one is loaded."""
+    made: AgentCloud = importlib.import_module(f"image.reaper.{machine.cloud}_agent").AgentCloud(
+        machine, metadata
+    )
+    return made

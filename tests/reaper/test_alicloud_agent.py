@@ -1,0 +1,289 @@
+"""The agent on Alibaba Cloud: heartbeats, word that the machine goes, the sweep's mark, the hook."""
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+
+from image.reaper import alicloud_agent, aws_agent
+from image.reaper.alicloud_agent import CloudMonitor, Notices
+from image.reaper.alicloud_credentials import Credentials
+from image.reaper.alicloud_lifecycle import Hook
+from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.metadata import Metadata
+from image.reaper.model import TAG_REAP_AFTER
+from image.reaper.notices import Notice
+from image.reaper.publish import Publisher, heartbeat
+from image.reaper.times import format_time
+from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, serving
+from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.metadata_server import metadata_server
+from tests.reaper.samples import NOON, judgement
+
+MACHINE = "i-1"
+
+
+class OneMachine:
+    """What the cloud knows of one machine of a group."""
+
+    def __init__(self):
+        self.state, self.tags = "InService", {}
+        self.leaving = [MACHINE]
+        self.told, self.released, self.metrics = [], [], []
+
+    def describe_scaling_instances(self, ask):
+        assert ask["InstanceIds"] == [MACHINE]
+        row = {"ScalingGroupId": "asg-1", "InstanceId": MACHINE, "LifecycleState": self.state}
+        return {"ScalingInstances": [row] if self.state else [], "TotalCount": 1}
+
+    def describe_instances(self, ask):
+        tags = [{"TagKey": key, "TagValue": value} for key, value in self.tags.items()]
+        return {"Instances": {"Instance": [{"InstanceId": MACHINE, "Tags": {"Tag": tags}}]}}
+
+    def describe_scaling_activities(self, ask):
+        assert (ask["ScalingGroupId"], ask["StatusCode"]) == ("asg-1", "InProgress")
+        return {"ScalingActivities": [{"ScalingActivityId": "asa-1"}]}
+
+    def describe_lifecycle_actions(self, ask):
+        own = {"LifecycleHookId": "ash-1", "LifecycleActionToken": "token", "InstanceIds": self.leaving}
+        other = {"LifecycleHookId": "ash-1", "LifecycleActionToken": "other", "InstanceIds": ["i-2"]}
+        return {"LifecycleActions": [other, own]}
+
+    def complete_lifecycle_action(self, ask):
+        self.released.append(
+            (ask["LifecycleHookId"], ask["LifecycleActionToken"], ask["LifecycleActionResult"])
+        )
+        return {}
+
+    def record_lifecycle_action_heartbeat(self, ask):
+        self.told.append((ask["lifecycleHookId"], ask["lifecycleActionToken"]))
+        return {}
+
+    def put_custom_metric(self, ask):
+        self.metrics += ask["MetricList"]
+        return {"Code": "200"}
+
+
+@pytest.fixture
+def cloud():
+    with serving(OneMachine()) as server:
+        yield server
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+    with metadata_server("alicloud") as server:
+        monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", server.base)
+        yield server
+
+
+class Listening:
+    """The agent's ear, with a clock that stands still."""
+
+    def __init__(self, cloud):
+        self.now = NOON
+        self.notices = Notices(Metadata("alicloud"), clients(cloud), MACHINE, lambda: self.now)
+
+
+def test_a_machine_in_service_without_a_mark_hears_nothing(cloud, metadata):
+    listening = Listening(cloud)
+
+    assert listening.notices.find() is None
+    assert listening.notices.mark() is None
+
+
+def test_a_spot_notice_says_until_when_and_asks_nobody_else(cloud, metadata):
+    metadata.says("instance/spot/termination-time", "2026-11-21T12:05:00Z")
+
+    notice = Listening(cloud).notices.find()
+
+    assert notice == Notice("the spot market takes this machine: terminate", NOON + timedelta(minutes=5))
+    assert not cloud.asked
+
+
+def test_a_spot_notice_that_cannot_be_read_is_told(cloud, metadata):
+    metadata.says("instance/spot/termination-time", "soon")
+
+    with pytest.raises(CloudError, match="termination-time: 'soon' cannot be read"):
+        Listening(cloud).notices.find()
+
+
+@pytest.mark.parametrize("state", ["Removing", "Removing:Wait"])
+def test_a_machine_that_its_group_takes_away_goes(cloud, metadata, state):
+    cloud.actions.state = state
+
+    assert Listening(cloud).notices.find() == Notice("the scaling group takes this machine away")
+
+
+def test_the_sweep_s_mark_is_read_from_the_machine_s_tags(cloud, metadata):
+    cloud.actions.tags = {TAG_REAP_AFTER: format_time(NOON)}
+    listening = Listening(cloud)
+
+    listening.notices.find()
+
+    assert listening.notices.mark() == NOON
+
+
+def test_the_cloud_is_asked_every_two_minutes_the_metadata_service_each_time(cloud, metadata):
+    listening = Listening(cloud)
+    for _ in range(25):  # two minutes, every five seconds
+        listening.notices.find()
+        listening.now += timedelta(seconds=5)
+
+    assert cloud.asked == {"DescribeScalingInstances": 2, "DescribeInstances": 2}
+
+
+def test_a_cloud_that_does_not_answer_hides_no_spot_notice(cloud, metadata):
+    cloud.actions = None
+    listening = Listening(cloud)
+    with pytest.raises(CloudError):
+        listening.notices.find()
+    metadata.says("instance/spot/termination-time", "2026-11-21T12:05:00Z")
+
+    assert listening.notices.find() is not None
+
+
+def test_the_hook_lets_the_machine_go_by_its_own_token(cloud):
+    Hook(clients(cloud).ess, MACHINE).complete()
+
+    assert cloud.actions.released == [("ash-1", "token", "CONTINUE")]
+
+
+def test_the_hook_s_timeout_begins_anew_with_a_heartbeat(cloud):
+    Hook(clients(cloud).ess, MACHINE).heartbeat()
+
+    assert cloud.actions.told == [("ash-1", "token")]
+
+
+def test_a_token_that_other_machines_hang_on_is_left_alone(cloud):
+    cloud.actions.leaving = [MACHINE, "i-2"]
+
+    with pytest.raises(CloudError, match="1 other machines leave by the same token"):
+        Hook(clients(cloud).ess, MACHINE).complete()
+
+    assert cloud.actions.released == []
+
+
+def test_a_machine_of_no_group_has_no_hook(cloud):
+    cloud.actions.state = ""
+
+    with pytest.raises(CloudError, match="i-1 is in no scaling group"):
+        Hook(clients(cloud).ess, MACHINE).complete()
+
+
+def test_a_heartbeat_names_machine_and_stack_as_sweep_and_alarms_look_for_them(cloud):
+    publisher = Publisher(CloudMonitor(clients(cloud).cms, "alicloud-dev"), "", batched=False)
+
+    publisher.add(heartbeat(judgement(idle_s=600.0, gpu_memory_used_percent=50.0), MACHINE, "dev"), NOON)
+
+    sent = {
+        (one["MetricName"], one["Dimensions"]): json.loads(one["Values"])["value"]
+        for one in cloud.actions.metrics
+    }
+    assert sent == {
+        ("SecondsSinceActivity_alicloud_dev", '{"InstanceId": "i-1"}'): 600.0,
+        ("ActiveFraction_alicloud_dev", '{"InstanceId": "i-1"}'): 0.0,
+        ("GpuMemoryUsedPercent_alicloud_dev", '{"InstanceId": "i-1"}'): 50.0,
+        ("GpuMemoryUsedPercent", '{"Pool": "dev", "Stack": "alicloud-dev"}'): 50.0,
+    }
+    assert all("Time" not in one for one in cloud.actions.metrics), "the time of receipt counts"
+
+
+def test_a_heartbeat_that_is_refused_is_told_and_dropped(cloud, caplog):
+    def refuse(_):
+        raise RefusedError("Forbidden.RAM", 403)
+
+    cloud.actions.put_custom_metric = refuse
+    publisher = Publisher(CloudMonitor(clients(cloud).cms, "s"), "", batched=False)
+
+    publisher.add(heartbeat(judgement(), MACHINE, "dev"), NOON)
+
+    assert "event=heartbeat-lost" in caplog.text
+
+
+ROLE = {
+    "AccessKeyId": "STS.1",
+    "AccessKeySecret": "s",
+    "SecurityToken": "t",
+    "Expiration": "2026-11-21T18:00:00Z",
+}
+
+
+def test_a_machine_s_keys_are_its_role_s_and_new_before_they_end(metadata):
+    metadata.says("ram/security-credentials/", "gpu-fleet-role")
+    metadata.says("ram/security-credentials/gpu-fleet-role", json.dumps(ROLE))
+    now = NOON
+    credentials = Credentials({}, Metadata("alicloud"), lambda: now)
+    assert credentials.current().key_id == "STS.1"
+    metadata.says("ram/security-credentials/gpu-fleet-role", json.dumps(ROLE | {"AccessKeyId": "STS.2"}))
+    assert credentials.current().key_id == "STS.1"
+
+    now = NOON + timedelta(hours=5, minutes=55)
+
+    assert credentials.current().key_id == "STS.2"
+
+
+def test_the_environment_s_keys_come_first():
+    keys = Credentials(ENVIRON, None).current()
+
+    assert keys.key_id == "made-up"
+    assert "made-up" not in repr(keys).replace("key_id='made-up'", "")
+
+
+def test_a_machine_without_a_role_says_so(metadata):
+    with pytest.raises(ConfigurationError, match="no RAM role"):
+        Credentials({}, Metadata("alicloud")).current()
+
+
+def test_keys_that_cannot_be_read_are_told(metadata):
+    metadata.says("ram/security-credentials/", "role")
+    metadata.says("ram/security-credentials/role", "{}")
+
+    with pytest.raises(CloudError, match="cannot be read"):
+        Credentials({}, Metadata("alicloud")).current()
+
+
+def test_a_real_agent_publishes_a_heartbeat_each_minute(cloud, metadata, tmp_path):
+    text = (
+        MACHINE_FILE.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev").replace("s3:", "oss:")
+    )
+    (tmp_path / "instance.toml").write_text(text)
+    environment = {
+        **ENVIRON,
+        "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url,
+        "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
+        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
+        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
+    }
+    sleeper = subprocess.Popen(["sleep", "600"])
+    command = [sys.executable, "-m", "image.reaper", "agent", "--watch-pid", str(sleeper.pid)]
+    try:
+        ended = subprocess.run(
+            [*command, "--clock-speed", "1200", "--duration", "1800"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+    assert ended.returncode == 0, ended.stderr
+    own = [one for one in cloud.actions.metrics if one["MetricName"] == "SecondsSinceActivity_alicloud_dev"]
+    values = [json.loads(one["Values"])["value"] for one in own]
+    assert len(values) == 30
+    assert values == sorted(values)
+    assert {one["Dimensions"] for one in own} == {'{"InstanceId": "i-1"}'}
+
+
+def test_the_agent_s_cloud_has_what_aws_s_has():
+
+    assert public(alicloud_agent.AgentCloud) == public(aws_agent.AgentCloud)
+
+
+def public(kind):
+    return {name for name in vars(kind) if not name.startswith("_")}
