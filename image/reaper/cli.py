@@ -17,7 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "keep": ("image.reaper.keep:keep", "Keep a machine for some hours or days, used or not."),
     "release": ("image.reaper.keep:release", "Keep a machine no longer."),
     "unfreeze": ("image.reaper.unfreeze:unfreeze", "Let frozen pools take machines again this month."),
-    "report": ("image.reaper.report_command:report", "What a month saved, as a page with plots."),
+    "report": ("image.reaper.report_command:report", "What a month saved, or a day was worth, as a page."),
 }
 
 

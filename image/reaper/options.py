@@ -1,5 +1,6 @@
 """Command-line options that several commands share."""
 
+import os
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import click
 
+from image.reaper.environment import LEDGER_URI
 from image.reaper.times import parse_time
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -34,3 +36,11 @@ policy_option: Decorator = click.option(
     help="The stack's policy; default: policy.json.",
 )
 now_option: Decorator = click.option("--now", type=IsoTime(), help="As of this time instead of the present.")
+ledger_option: Decorator = click.option(
+    "--ledger", metavar="URI", help=f"Where the ledger lies; by default {LEDGER_URI}."
+)
+
+
+def environment_with(ledger: str | None) -> dict[str, str]:
+    """The process's environment, with the ledger that a flag names."""
+    return {**os.environ, LEDGER_URI: ledger} if ledger else dict(os.environ)

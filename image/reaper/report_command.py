@@ -1,6 +1,5 @@
 """``gpu-reaper report``: a month of the ledger, or a day of the meter, as an HTML page."""
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from image.reaper.environment import LEDGER_URI, connect, policy_file
 from image.reaper.errors import ConfigurationError
 from image.reaper.ledger_reading import Place, read_changes, read_ends
 from image.reaper.monthly import month_of, parse_month, summarise
-from image.reaper.options import policy_option
+from image.reaper.options import environment_with, ledger_option, policy_option
 from image.reaper.policy import Policy
 
 
@@ -28,7 +27,7 @@ from image.reaper.policy import Policy
     help="By default saved-MONTH.html or day-DAY.html.",
 )
 @policy_option
-@click.option("--ledger", metavar="URI", help=f"Where the ledger lies; by default {LEDGER_URI}.")
+@ledger_option
 def report(
     month_text: str | None,
     day_text: str | None,
@@ -40,7 +39,7 @@ def report(
     if month_text and day_text:
         raise ConfigurationError(f"--month {month_text!r} and --day {day_text!r}; allowed: one of them")
     policy = policies.load(policy_path or policy_file())
-    uri = ledger or os.environ.get(LEDGER_URI, "")
+    uri = environment_with(ledger).get(LEDGER_URI, "")
     name, text, told = _day(policy, uri, day_text) if day_text else _month(policy, uri, month_text)
     path = output or Path(name)
     try:
@@ -67,8 +66,7 @@ def _day(policy: Policy, uri: str, text: str) -> tuple[str, str, str]:
         name = f"{datetime.strptime(text, '%Y-%m-%d').replace(tzinfo=UTC):%Y-%m-%d}"
     except ValueError as error:
         raise ConfigurationError(f"--day {text!r}; allowed: YEAR-MONTH-DAY, say 2026-11-21") from error
-    environ = {**os.environ, LEDGER_URI: uri}
-    cloud = connect(policy, lambda: datetime.now(UTC), read_only=True, environ=environ)
+    cloud = connect(policy, lambda: datetime.now(UTC), read_only=True, environ=environment_with(uri))
     if cloud.store is None:
         raise ConfigurationError(f"--day needs --ledger or {LEDGER_URI}; allowed: s3://BUCKET/PREFIX")
     found = daily.efficiency(cloud, policy, daily.load(cloud.store, name))

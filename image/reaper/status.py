@@ -19,7 +19,7 @@ from image.reaper.environment import connect, policy_file
 from image.reaper.errors import ConfigurationError
 from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Verdict
-from image.reaper.options import now_option, policy_option
+from image.reaper.options import environment_with, ledger_option, now_option, policy_option
 from image.reaper.policy import Policy
 from image.reaper.results import Result
 from image.reaper.spending import look
@@ -65,9 +65,10 @@ class Row:
 @click.command()
 @policy_option
 @now_option
+@ledger_option
 @click.option("--here", is_flag=True, help="Only what this machine's own agent says.")
-def status(policy_path: Path | None, now: datetime | None, *, here: bool) -> None:
-    """Show every machine of the stack; on a machine without a policy, that machine.
+def status(policy_path: Path | None, now: datetime | None, ledger: str | None, *, here: bool) -> None:
+    """Show every machine of the stack, and what all cost; on a machine without a policy, that machine.
 
     Changes nothing. Exit code 1 when anything could not be read.
     """
@@ -84,7 +85,7 @@ def status(policy_path: Path | None, now: datetime | None, *, here: bool) -> Non
         check_clock=False,
         leftovers=False,
     )
-    cloud = connect(policy, options.clock, read_only=True)
+    cloud = connect(policy, options.clock, read_only=True, environ=environment_with(ledger))
     result = sweep(cloud, policy, options)
     show(console, result, policy)
     if spending := look(cloud, policy, result.fleet, result.now):

@@ -13,14 +13,15 @@ from image.reaper import policy as policies
 from image.reaper.environment import connect, policy_file
 from image.reaper.errors import ConfigurationError
 from image.reaper.freeze import Stage
-from image.reaper.options import policy_option
+from image.reaper.options import environment_with, ledger_option, policy_option
 from image.reaper.spending import look
 
 
 @click.command()
 @click.option("--reason", required=True, help="Why, for those who pay; it goes on record.")
 @policy_option
-def unfreeze(reason: str, policy_path: Path | None) -> None:
+@ledger_option
+def unfreeze(reason: str, policy_path: Path | None, ledger: str | None) -> None:
     """Let frozen pools take machines again, for what is spent by now, until the month ends.
 
     A threshold that is passed later freezes again.
@@ -32,7 +33,7 @@ def unfreeze(reason: str, policy_path: Path | None) -> None:
         )
     policy = policies.load(policy_path or policy_file())
     now = datetime.now(UTC)
-    cloud = connect(policy, lambda: datetime.now(UTC))
+    cloud = connect(policy, lambda: datetime.now(UTC), environ=environment_with(ledger))
     fleet = cloud.machines.fleet()
     spending = look(cloud, policy, fleet, now)
     spent = spending.reading.month_cost if spending else Decimal(0)

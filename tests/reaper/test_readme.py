@@ -1,13 +1,17 @@
 """The commands of the reaper's README work, against a moto that plays the cloud."""
 
+import json
 import os
 import re
 import subprocess
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from tests.reaper.moto_fleet import REGION, TAGS, write_policy
+from image.reaper.meter_reading import Day
+from tests.reaper.moto_fleet import REGION, TAGS, budget_json, write_policy
 from tests.reaper.one_machine import client, one_machine
 
 ROOT = Path(__file__).parents[2]
@@ -19,14 +23,18 @@ COMMANDS = [line.strip() for line in README.read_text().splitlines() if line.sta
 def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
     with one_machine(folder) as made:
-        client(made, "s3").create_bucket(Bucket="records")
+        s3 = client(made, "s3")
+        s3.create_bucket(Bucket="records")
+        day = Day(datetime(2026, 11, 20, tzinfo=UTC), {"dev": Decimal("24.62")})
+        key = "reaper/days/2026/11/2026-11-20.json"
+        s3.put_object(Bucket="records", Key=key, Body=json.dumps(day.to_json()))
         yield made | {
             "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "FOLDER": str(folder),
             "LEDGER": "s3://records/reaper",
             "MACHINE": started(client(made, "ec2")),
-            "POLICY": str(write_policy(folder / "policy.json")),
+            "POLICY": str(write_policy(folder / "policy.json", budget=budget_json())),
             "REGION": REGION,
         }
 
