@@ -8,10 +8,10 @@ from typing import Any
 from stacks import naming
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.errors import CannotCheckError
+from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Stack
 
-ARCHITECTURE = "x86_64"
 # ImageOwnerAlias: www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeimages
 OURS, OFFICIAL = "self", "system"
 BUILD = "start a build: see the output image_pipeline_id"
@@ -40,31 +40,23 @@ def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
 
 def _image(stack: Stack, cloud: Alicloud) -> Finding:
     identifier = str(stack.image.id)
-    images = listed(
-        cloud.ask("ecs", "DescribeImages", RegionId=stack.region, ImageId=identifier), "Images", "Image"
-    )
+    answer = cloud.ask("ecs", "DescribeImages", RegionId=stack.region, ImageId=identifier)
+    images = listed(answer, "Images", "Image")
     if not images:
-        return Finding("image", Verdict.PROBLEM, f"{identifier} is not in {stack.region}", BUILD)
+        return usable.no_image(stack, identifier, BUILD)
     named = f"{identifier} ({images[0].get('ImageName', 'unnamed')})"
-    wrong = _wrong_with(stack, images[0])
-    if wrong:
-        return Finding("image", Verdict.PROBLEM, f"{named} {', '.join(wrong)}", f"name another, or {BUILD}")
-    return Finding("image", Verdict.FINE, named)
+    return usable.image(named, _wrong_with(stack, images[0]), BUILD)
 
 
 def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
-    owner, size = image.get("ImageOwnerAlias"), int(image.get("Size", 0))
+    owner = image.get("ImageOwnerAlias")
     trusted = owner == OURS or (owner == OFFICIAL and not stack.image.bundled)
-    smallest = min(pool.volume_gib for pool in stack.pools)
     return [
-        said
-        for said, is_so in (
+        *usable.so(
             (f"is {image.get('Status')}", image.get("Status") != "Available"),
             (f"is of {owner}, which is not ours", not trusted),
-            (f"is {image.get('Architecture')}", image.get("Architecture") != ARCHITECTURE),
-            (f"has {size} GiB, more than a pool's volume_gib of {smallest}", size > smallest),
-        )
-        if is_so
+        ),
+        *usable.misfits(stack, image.get("Architecture"), int(image.get("Size", 0))),
     ]
 
 
@@ -79,20 +71,20 @@ def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def _key(stack: Stack, cloud: Alicloud) -> Finding:
-    """A first ``up`` makes the key; a later one needs the key that is there."""
     alias = f"alias/{naming.prefixed(stack.name)}"
     try:
-        key = cloud.ask("kms", "DescribeKey", KeyId=alias)["KeyMetadata"]
+        found = cloud.ask("kms", "DescribeKey", KeyId=alias)["KeyMetadata"]
     except CannotCheckError as error:
         if "NotFound" not in str(error):
             raise
-        return Finding("key", Verdict.FINE, f"{alias} does not exist yet: an up makes it")
-    if key["KeyState"] == "Enabled":
-        return Finding("key", Verdict.FINE, f"{alias} is enabled")
-    says = f"{alias} is {key['KeyState']}: no disk or bucket opens"
-    remedy = f"aliyun kms EnableKey --region {stack.region} --KeyId {key['KeyId']}"
-    pending = f"aliyun kms CancelKeyDeletion --region {stack.region} --KeyId {key['KeyId']} && {remedy}"
-    return Finding("key", Verdict.PROBLEM, says, pending if key["KeyState"] == "PendingDeletion" else remedy)
+        found = {}
+    which = f"--region {stack.region} --KeyId {found.get('KeyId', alias)}"
+    return usable.key(
+        alias,
+        found.get("KeyState"),
+        enable=f"aliyun kms EnableKey {which}",
+        cancel_deletion=f"aliyun kms CancelKeyDeletion {which}",
+    )
 
 
 def _bill(cloud: Alicloud, now: datetime) -> Finding:

@@ -7,10 +7,10 @@ from typing import Any
 from stacks import naming
 from stacks.calls.aws import Aws
 from stacks.errors import CannotCheckError
+from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Stack
 
-ARCHITECTURE = "x86_64"
 AMAZON = "amazon"
 BUILD = "bake one: see image/README.md"
 
@@ -44,13 +44,9 @@ def _image(stack: Stack, aws: Aws) -> Finding:
             raise
         images = []
     if not images:
-        return Finding("image", Verdict.PROBLEM, f"{identifier} is not in {stack.region}", BUILD)
-    (image,) = images
-    wrong = _wrong_with(stack, image)
-    if wrong:
-        says = f"{identifier} ({image.get('Name', 'unnamed')}) {', '.join(wrong)}"
-        return Finding("image", Verdict.PROBLEM, says, f"name another image, or {BUILD}")
-    return Finding("image", Verdict.FINE, f"{identifier} ({image.get('Name', 'unnamed')})")
+        return usable.no_image(stack, identifier, BUILD)
+    (found,) = images
+    return usable.image(f"{identifier} ({found.get('Name', 'unnamed')})", _wrong_with(stack, found), BUILD)
 
 
 def _image_id(stack: Stack, aws: Aws) -> str:
@@ -63,7 +59,7 @@ def _image_id(stack: Stack, aws: Aws) -> str:
 def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
     owner, ours = image.get("OwnerId", ""), image.get("OwnerId") == stack.account_id or stack.emulated
     trusted = ours or (image.get("ImageOwnerAlias") == AMAZON and not stack.image.bundled)
-    root = next(
+    root_gib = next(
         (
             disk["Ebs"]["VolumeSize"]
             for disk in image.get("BlockDeviceMappings", [])
@@ -71,35 +67,30 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
         ),
         0,
     )
-    smallest = min(pool.volume_gib for pool in stack.pools)
     return [
-        said
-        for said, is_so in (
+        *usable.so(
             (f"is {image.get('State')}", image.get("State") != "available"),
             (f"is of account {owner}, which is not ours", not trusted),
-            (f"is {image.get('Architecture')}", image.get("Architecture") != ARCHITECTURE),
-            (f"has {root} GiB, more than a pool's volume_gib of {smallest}", root > smallest),
-        )
-        if is_so
+        ),
+        *usable.misfits(stack, image.get("Architecture"), root_gib),
     ]
 
 
 def _key(stack: Stack, aws: Aws) -> Finding:
-    """A first ``up`` makes the key; a later one needs the key that is there."""
     alias = f"alias/{naming.prefixed(stack.name)}"
     try:
-        key = aws.ask("kms", "describe_key", KeyId=alias)["KeyMetadata"]
+        found = aws.ask("kms", "describe_key", KeyId=alias)["KeyMetadata"]
     except CannotCheckError as error:
         if "NotFoundException" not in str(error):
             raise
-        return Finding("key", Verdict.FINE, f"{alias} does not exist yet: an up makes it")
-    if key["KeyState"] == "Enabled":
-        return Finding("key", Verdict.FINE, f"{alias} is enabled")
-    remedy = f"aws kms cancel-key-deletion --region {stack.region} --key-id {key['KeyId']}"
-    enable = f"aws kms enable-key --region {stack.region} --key-id {key['KeyId']}"
-    pending = key["KeyState"] == "PendingDeletion"
-    says = f"{alias} is {key['KeyState']}: no disk, bucket or topic opens"
-    return Finding("key", Verdict.PROBLEM, says, f"{remedy} && {enable}" if pending else enable)
+        found = {}
+    which = f"--region {stack.region} --key-id {found.get('KeyId', alias)}"
+    return usable.key(
+        alias,
+        found.get("KeyState"),
+        enable=f"aws kms enable-key {which}",
+        cancel_deletion=f"aws kms cancel-key-deletion {which}",
+    )
 
 
 def _budget(stack: Stack, aws: Aws) -> Finding:

@@ -9,6 +9,7 @@ from stacks.cost import Level
 from stacks.cost_lines import machines
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import types_of
+from stacks.preflight.usable import so
 from stacks.settings import Grouping, Market, Pool, Stack
 
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html: 10 is "highly likely to succeed", 1 is not.
@@ -100,19 +101,15 @@ def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
     (one,) = held["CapacityReservations"]
     ends = one.get("EndDate")
     block = one.get("ReservationType") == "capacity-block"
-    wrong = [
-        said
-        for said, is_so in (
-            (f"is {one['State']}", one["State"] not in USABLE_STATES),
-            (f"is of {one['InstanceType']}", one["InstanceType"] not in pool.types),
-            (f"lies in {one['AvailabilityZone']}", one["AvailabilityZone"] not in stack.zones_of(pool)),
-            (f"holds {one['TotalInstanceCount']}", one["TotalInstanceCount"] < pool.size.max),
-            ("is a capacity block", block and pool.market is not Market.CAPACITY_BLOCK),
-            ("is no capacity block", not block and pool.market is Market.CAPACITY_BLOCK),
-            (f"ended {ends:%Y-%m-%d}" if ends else "", ends is not None and ends <= now),
-        )
-        if is_so
-    ]
+    wrong = so(
+        (f"is {one['State']}", one["State"] not in USABLE_STATES),
+        (f"is of {one['InstanceType']}", one["InstanceType"] not in pool.types),
+        (f"lies in {one['AvailabilityZone']}", one["AvailabilityZone"] not in stack.zones_of(pool)),
+        (f"holds {one['TotalInstanceCount']}", one["TotalInstanceCount"] < pool.size.max),
+        ("is a capacity block", block and pool.market is not Market.CAPACITY_BLOCK),
+        ("is no capacity block", not block and pool.market is Market.CAPACITY_BLOCK),
+        (f"ended {ends:%Y-%m-%d}" if ends else "", ends is not None and ends <= now),
+    )
     if not wrong:
         says = f"{one['State']}, {one['AvailableInstanceCount']} of {one['TotalInstanceCount']} free"
         return Finding(subject, Verdict.FINE, says)

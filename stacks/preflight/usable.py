@@ -1,0 +1,51 @@
+"""What makes an image or a key usable, whichever cloud it is of. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from stacks.preflight.findings import Finding, Verdict
+from stacks.settings import Stack
+
+ARCHITECTURE = "x86_64"
+
+
+def so(*said: tuple[str, bool]) -> list[str]:
+    """The sentences that are true."""
+    return [sentence for sentence, is_so in said if is_so]
+
+
+def image(named: str, wrong: Sequence[str], build: str) -> Finding:
+    """An image that was found, and what is wrong with it."""
+    if not wrong:
+        return Finding("image", Verdict.FINE, named)
+    return Finding("image", Verdict.PROBLEM, f"{named} {', '.join(wrong)}", f"name another, or {build}")
+
+
+def no_image(stack: Stack, identifier: str, build: str) -> Finding:
+    """An image that is not there, for this account at least."""
+    return Finding("image", Verdict.PROBLEM, f"{identifier} is not in {stack.region}", build)
+
+
+def misfits(stack: Stack, architecture: object, size_gib: int) -> Iterable[str]:
+    """What keeps any cloud's image from the stack's machines."""
+    smallest = min(pool.volume_gib for pool in stack.pools)
+    return so(
+        (f"is {architecture}", architecture != ARCHITECTURE),
+        (f"has {size_gib} GiB, more than a pool's volume_gib of {smallest}", size_gib > smallest),
+    )
+
+
+def key(alias: str, state: str | None, *, enable: str, cancel_deletion: str) -> Finding:
+    """The stack's key: a first ``up`` makes it, a later one needs it enabled.
+
+    Args:
+        alias: its name.
+        state: as the cloud calls it; None where there is none yet.
+        enable: the command that enables it.
+        cancel_deletion: the command that takes a scheduled deletion back.
+    """
+    if state is None:
+        return Finding("key", Verdict.FINE, f"{alias} does not exist yet: an up makes it")
+    if state == "Enabled":
+        return Finding("key", Verdict.FINE, f"{alias} is enabled")
+    remedy = f"{cancel_deletion} && {enable}" if state == "PendingDeletion" else enable
+    return Finding("key", Verdict.PROBLEM, f"{alias} is {state}: what it encrypts stays shut", remedy)
