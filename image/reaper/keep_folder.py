@@ -52,7 +52,9 @@ def place(data_uri: str, stack: str, instance_id: str) -> Place:
     scheme, _, rest = data_uri.partition("://")
     bucket, _, prefix = rest.partition("/")
     if scheme not in ("s3", "oss") or not bucket:
-        raise ConfigurationError(f"data_uri = {data_uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX")
+        raise ConfigurationError(
+            f"data_uri = {data_uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
+        )
     parts = [*filter(None, prefix.split("/")), "keep", stack, instance_id, ""]
     return Place(bucket, "/".join(parts))
 
