@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"RequestId": "made-up", **act(nested(asked))})
         except RefusedError as refused:
             self._send(
-                refused.status, {"Code": refused.code, "Message": f"no {action}", "RequestId": "made-up"}
+                refused.status, {"Code": refused.code, "Message": f"no: {action}", "RequestId": "made-up"}
             )
 
     def _send(self, status: int, answer: dict[str, Any]) -> None:

@@ -1,0 +1,519 @@
+"""The sweep's module for Alibaba Cloud, by the real SDK against a local server: pages, limits, refusals."""
+
+import json
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from image.reaper.alicloud import Machines
+from image.reaper.alicloud_answers import TAG_STOPPED_AT, instance_of
+from image.reaper.alicloud_credentials import Credentials
+from image.reaper.alicloud_leftovers import Leftovers
+from image.reaper.alicloud_metrics import Heartbeats
+from image.reaper.alicloud_oss import OssStore, bucket_client
+from image.reaper.alicloud_session import ATTEMPTS, flat
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError
+from image.reaper.heartbeats import Query, Span
+from image.reaper.leftovers import Kind, Leftover
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
+from image.reaper.model import TAG_REAP_AFTER, Verdict
+from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
+from tests.reaper.alicloud_world import Actions, Bucket
+from tests.reaper.sweeping import policy, sweep_world
+from tests.reaper.world import EPOCH, World
+
+STACK = "test"
+TAGS = {"gpu-fleet:stack": STACK, "gpu-fleet:managed": "true", "gpu-fleet:pool": "dev"}
+CLOUD = {"cloud": "alicloud", "region": "cn-wulanchabu"}
+POLICY = policy(top=CLOUD, idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
+
+
+class Stage:
+    """A world behind a server, and what a sweep asks it with."""
+
+    def __init__(self, server, world):
+        self.server, self.world = server, world
+        self.actions = server.actions
+        self.calls = Calls(world.clock)
+        self.clients = clients(server)
+        self.machines = Machines(self.clients, self.calls, STACK)
+        self.heartbeats = Heartbeats(self.clients.cms, self.calls, STACK, lambda: "1")
+
+
+@pytest.fixture
+def stage():
+    world = World()
+    with serving(Actions(world)) as server:
+        yield Stage(server, world)
+
+
+def idle_world(count=2, **pool):
+    world = World()
+    world.group("pool", min_size=0)
+    for _ in range(count):
+        world.join("pool", TAGS, busy=False)
+    world.pass_minutes(90)
+    return world, policy(
+        top=CLOUD, **{"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30} | pool
+    )
+
+
+def sweep_until_they_go(world, checked):
+    for _ in range(4):
+        result = sweep_world(world, checked, override_breaker=True)
+        world.pass_minutes(10)
+        if result.done.ended or result.done.failures:
+            return result
+    return result
+
+
+# what is asked, and how often
+
+
+def test_every_page_of_machines_is_read(stage):
+    for _ in range(250):
+        stage.world.start(TAGS)
+
+    assert len(stage.machines.fleet().instances) == 250
+    assert stage.server.asked["DescribeInstances"] == 3
+
+
+def test_a_throttled_call_is_made_again_and_each_try_counts(stage):
+    answers = iter([RefusedError("Throttling.User"), RefusedError("Throttling.User"), None])
+    plain = stage.actions.describe_instances
+
+    def describe(ask):
+        if (refused := next(answers)) is not None:
+            raise refused
+        return plain(ask)
+
+    stage.actions.describe_instances = describe
+    stage.machines.fleet()
+
+    assert stage.server.asked["DescribeInstances"] == 3
+    assert stage.calls.read == 3 + 1, "and one for the groups"
+
+
+def test_a_call_that_is_throttled_for_ever_is_given_up(stage):
+    stage.world.faults.throttled = 1.0
+
+    with pytest.raises(CloudError, match=r"DescribeInstances: Throttling\.User"):
+        stage.machines.fleet()
+    assert stage.calls.read == ATTEMPTS
+
+
+def test_a_change_that_failed_at_the_cloud_is_not_made_again(stage):
+    machine = stage.world.start(TAGS)
+    stage.world.faults.after_commit = 1.0
+
+    with pytest.raises(CloudError, match="InternalError"):
+        stage.machines.terminate([machine.id])
+    assert stage.server.asked["DeleteInstances"] == 1
+
+
+def test_a_signature_with_another_secret_is_refused(stage, monkeypatch):
+    monkeypatch.setattr("tests.reaper.alicloud_server.SECRET", "another")
+
+    with pytest.raises(CloudError, match="SignatureDoesNotMatch"):
+        stage.machines.fleet()
+
+
+def test_a_refusal_inside_an_answer_of_success_is_one(stage):
+    stage.world.faults.deaf = 1.0
+
+    with pytest.raises(CloudError, match="PutCustomMetric: 400: deaf"):
+        stage.heartbeats.publish([Figure("SweepRuns", 1)])
+
+
+def test_a_dry_run_changes_nothing(stage):
+    stage.machines = Machines(stage.clients, Calls(stage.world.clock, read_only=True), STACK)
+
+    with pytest.raises(CloudError, match="TagResources in a dry run"):
+        stage.machines.tag(["i-1"], {"a": "b"})
+    assert not stage.server.asked
+
+
+def test_tags_go_to_machines_disks_and_addresses_in_their_own_ways(stage):
+    asked = []
+    stage.actions.tag_resources = lambda ask: (
+        asked.append((ask["ResourceType"], len(ask["ResourceId"]))) or {}
+    )
+    stage.actions.un_tag_resources = lambda ask: asked.append(("untag", ask["ResourceId"])) or {}
+
+    stage.machines.tag([*(f"i-{number}" for number in range(60)), "d-1", "eip-1"], {"a": "b"})
+    stage.machines.untag(["eip-1"], ["a"])
+
+    assert asked == [("instance", 50), ("instance", 10), ("disk", 1), ("EIP", 1), ("untag", ["eip-1"])]
+
+
+def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
+    asked = {"Tag": [{"Key": "a", "Value": "b"}, {"Key": "c"}], "Force": True, "Id": ["x", "y"], "Size": 3}
+
+    wire = dict(flat(asked))
+
+    assert wire["Tag.2.Key"] == "c"
+    assert nested(wire) == {**asked, "Force": "true", "Size": "3"}
+
+
+# machines
+
+
+def described(**changes):
+    raw = {
+        "InstanceId": "i-1",
+        "InstanceType": "ecs.gn7i-c8g1.2xlarge",
+        "Status": "Running",
+        "CreationTime": "2026-03-02T08:00Z",
+        "StartTime": "2026-03-02T08:00Z",
+    }
+    return instance_of(raw | changes)
+
+
+def test_a_machine_counts_as_started_at_the_end_of_the_minute_that_is_told():
+    assert described().launched_at == EPOCH + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"OperationLocks": {"LockReason": [{"LockReason": "financial"}]}}, "locked by the cloud: financial"),
+        ({"OperationLocks": {"LockReason": [{"LockReason": "Recycling"}]}}, "locked by the cloud: Recycling"),
+        ({"DeletionProtection": True}, "deletion protection is on"),
+        ({"OperationLocks": {"LockReason": []}, "DeletionProtection": False}, ""),
+    ],
+)
+def test_what_the_cloud_itself_would_not_let_go_is_locked(change, why):
+    assert described(**change).locked == why
+
+
+def test_a_locked_machine_is_kept_with_the_reason(monkeypatch):
+    world, checked = idle_world()
+    plain = Actions.describe_instances
+
+    def locked(self, ask):
+        answer = plain(self, ask)
+        for raw in answer["Instances"]["Instance"]:
+            raw["OperationLocks"] = {"LockReason": [{"LockReason": "security"}]}
+        return answer
+
+    monkeypatch.setattr(Actions, "describe_instances", locked)
+    result = sweep_world(world, checked)
+
+    assert {one.verdict for one in result.plan.decisions} == {Verdict.KEEP_PROTECTED}
+    assert {one.reason for one in result.plan.decisions} == {"locked by the cloud: security"}
+
+
+def test_spot_is_told_by_its_strategy():
+    assert described(SpotStrategy="SpotWithPriceLimit").spot
+    assert not described(SpotStrategy="NoSpot").spot
+
+
+@pytest.mark.parametrize(
+    ("status", "noted", "known"),
+    [
+        ("Stopped", "2026-03-03T00:00:00+00:00", True),
+        ("Stopped", "2026-03-01T00:00:00+00:00", False),  # it was started since
+        ("Stopped", "yesterday", False),
+        ("Running", "2026-03-03T00:00:00+00:00", False),
+    ],
+)
+def test_the_time_of_a_stop_is_the_sweep_s_own_note_of_it(status, noted, known):
+    tags = {"Tag": [{"TagKey": TAG_STOPPED_AT, "TagValue": noted}]}
+
+    assert (described(Status=status, Tags=tags).stopped_at is not None) is known
+
+
+# ends
+
+
+def test_forgotten_machines_leave_their_group_which_then_wants_fewer():
+    world, checked = idle_world(3)
+
+    result = sweep_until_they_go(world, checked)
+
+    assert len(result.done.ended) == len(world.ends) == 3
+    assert world.groups["pool"]["desired"] == 0
+    order = [name for name in world.calls if name in ("DetachInstances", "DeleteInstances")]
+    assert order == ["DetachInstances", "DeleteInstances"]
+
+
+def test_a_machine_that_vanishes_fails_alone():
+    world, checked = idle_world(3)
+    vanishing = next(iter(world.machines.values()))
+    world.on_call("DeleteInstances", lambda: setattr(vanishing, "state", "terminated"), 1)
+
+    result = sweep_until_they_go(world, checked)
+
+    assert [failure.instance_id for failure in result.done.failures] == [vanishing.id]
+    assert "InvalidInstanceId.NotFound" in result.done.failures[0].error
+    assert len(result.done.ended) == 2
+    assert result.failed
+
+
+def test_a_machine_that_may_not_be_released_goes_back_into_its_group():
+    world, checked = idle_world(2)
+    held = next(iter(world.machines.values()))
+    held.terminable = False
+
+    result = sweep_until_they_go(world, checked)
+
+    assert "OperationDenied" in result.done.failures[0].error
+    assert world.groups["pool"]["members"] == [held.id]
+    assert world.groups["pool"]["desired"] == 1
+
+
+def test_a_machine_on_standby_is_kept_by_the_fresh_look():
+    world, checked = idle_world(1)
+    (machine,) = world.machines.values()
+    world.lifecycle[machine.id] = "Standby"
+
+    sweep_until_they_go(world, checked)
+
+    assert machine.state == "running"
+
+
+def test_a_stop_saves_the_machine_s_price_and_notes_when():
+    world, checked = idle_world(1, action="stop", instance_store_scratch=False)
+    (machine,) = world.machines.values()
+
+    sweep_until_they_go(world, checked)
+
+    assert machine.state == "stopped"
+    assert TAG_STOPPED_AT in machine.tags
+
+
+def test_a_machine_that_stopped_meanwhile_is_reported(stage):
+    machine = stage.world.start(TAGS, state="stopped")
+
+    with pytest.raises(CloudError, match="IncorrectInstanceStatus"):
+        stage.machines.stop([machine.id])
+
+
+def test_a_machine_that_is_used_again_between_mark_and_action_stays():
+    world, checked = idle_world(1)
+    (machine,) = world.machines.values()
+    sweep_world(world, checked)
+    assert TAG_REAP_AFTER in machine.tags
+    world.pass_minutes(15)
+    machine.busy = True
+    world.pass_minutes(10)
+
+    sweep_world(world, checked)
+
+    assert machine.state == "running"
+    assert TAG_REAP_AFTER not in machine.tags
+
+
+def test_a_frozen_group_starts_nothing_until_it_is_opened(stage):
+    asked = []
+    for name in ("modify_scaling_group", "suspend_processes", "resume_processes"):
+        setattr(stage.actions, name, lambda ask, name=name: asked.append((name, ask.get("MaxSize"))) or {})
+
+    stage.machines.limit("asg-1", 3)
+    stage.machines.close("asg-1")
+    stage.machines.open("asg-1")
+
+    assert asked == [("modify_scaling_group", "3"), ("suspend_processes", None), ("resume_processes", None)]
+
+
+def test_an_alarm_that_fires_is_told_by_its_name(stage):
+    stage.world.alarms = {"low", "other"}
+
+    assert stage.machines.alarms_firing(["low", "quiet"]) == {"low"}
+
+
+# heartbeats
+
+
+def read(stage, enough_below_s, period_s=900):
+    queries = [
+        Query(key, METRIC_SECONDS_SINCE_ACTIVITY, period_s, enough_below_s) for key in stage.world.machines
+    ]
+    span = Span(stage.world.now - timedelta(hours=3), stage.world.now + timedelta(minutes=20))
+    answers, failures = stage.heartbeats.read(queries, span)
+    assert failures == []
+    return [answers[query] for query in queries]
+
+
+def test_the_newest_heartbeat_of_busy_machines_is_enough_and_takes_one_call(stage):
+    for _ in range(120):
+        stage.world.start(TAGS)
+    stage.world.pass_minutes(120)
+
+    answers = read(stage, enough_below_s=3600)
+
+    assert all(answer.complete and len(answer.points) == 1 for answer in answers)
+    assert stage.server.asked == {"DescribeMetricLast": 1}
+
+
+def test_the_window_of_an_idle_machine_is_read_in_whole_quarter_hours(stage):
+    stage.world.start(TAGS, busy=False)
+    stage.world.pass_minutes(120)
+
+    (answer,) = read(stage, enough_below_s=3600)
+
+    starts = [at for at, _ in answer.points]
+    assert len(starts) == len(set(starts)) == 9, "eight whole quarters, and the one that has just begun"
+    assert all(at.timestamp() % 900 == 0 for at in starts)
+    assert sorted(answer.points) == sorted(answer.points, key=lambda point: point[1])
+
+
+def test_machines_are_asked_for_by_fifty(stage):
+    for _ in range(120):
+        stage.world.start(TAGS, busy=False)
+    stage.world.pass_minutes(10)
+
+    read(stage, enough_below_s=0)
+
+    assert stage.server.asked == {"DescribeMetricList": 3}
+
+
+def test_windows_are_read_where_the_newest_cannot_be_had(stage):
+    stage.world.start(TAGS)
+    stage.world.pass_minutes(30)
+
+    def refuse(_):
+        raise RefusedError("Forbidden.RAM", 403)
+
+    stage.actions.describe_metric_last = refuse
+    (answer,) = read(stage, enough_below_s=3600)
+
+    assert answer.complete
+    assert len(answer.points) > 1
+
+
+def test_a_window_that_cannot_be_read_is_no_idle_machine(stage):
+    machine = stage.world.start(TAGS, busy=False)
+    stage.world.faults.denied = 1.0
+    query = Query(machine.id, METRIC_SECONDS_SINCE_ACTIVITY, 60)
+
+    answers, failures = stage.heartbeats.read([query], Span(EPOCH, EPOCH + timedelta(hours=1)))
+
+    assert not answers[query].complete
+    assert [failure.instance_id for failure in failures] == [machine.id]
+
+
+def test_points_that_cannot_be_read_are_a_failure(stage):
+    machine = stage.world.start(TAGS)
+    stage.actions.describe_metric_list = lambda _: {"Code": "200", "Datapoints": json.dumps([{"a": 1}])}
+    query = Query(machine.id, METRIC_SECONDS_SINCE_ACTIVITY, 60)
+
+    _, failures = stage.heartbeats.read([query], Span(EPOCH, EPOCH + timedelta(hours=1)))
+
+    assert "data points cannot be read" in failures[0].error
+
+
+# leftovers
+
+
+class Left(Actions):
+    """Disks, addresses and snapshots."""
+
+    def describe_disks(self, ask):
+        disk = {"DiskId": "d-1", "Size": 200, "Category": "cloud_essd", "DetachedTime": "2026-03-01T08:00Z"}
+        owned = {"Tags": {"Tag": [{"TagKey": key, "TagValue": value} for key, value in TAGS.items()]}}
+        wanted = ask.get("Status") == "Available" or "InstanceId" in ask
+        return {"Disks": {"Disk": [disk | owned] if wanted else []}, "NextToken": ""}
+
+    def describe_eip_addresses(self, ask):
+        tags = {"Tag": [{"Key": key, "Value": value} for key, value in TAGS.items()]}
+        rows = [
+            {"AllocationId": "eip-1", "Status": "Available", "Tags": tags},
+            {"AllocationId": "eip-2", "Status": "InUse", "Tags": tags},
+        ]
+        return {"EipAddresses": {"EipAddress": rows}, "TotalCount": 2}
+
+    def describe_snapshots(self, ask):
+        assert ask["Status"] == "accomplished"
+        made = [{"CreationTime": "2026-03-01T09:00:00Z"}, {"CreationTime": "2026-03-02T09:00:00Z"}]
+        return {"Snapshots": {"Snapshot": made}, "NextToken": ""}
+
+    def delete_disk(self, ask):
+        raise RefusedError("DependencyViolation")
+
+
+@pytest.fixture
+def left():
+    with serving(Left(World())) as server:
+        yield Leftovers(clients(server), Calls(lambda: EPOCH), STACK)
+
+
+def test_unattached_disks_and_free_addresses_are_found_with_their_time(left):
+    disk, address = left.find()
+
+    assert (disk.kind, disk.id, disk.size_gib) == (Kind.VOLUME, "d-1", 200)
+    assert disk.unused_since == EPOCH - timedelta(days=1)
+    assert (address.kind, address.id, address.tags["gpu-fleet:stack"]) == (Kind.ADDRESS, "eip-1", STACK)
+
+
+def test_a_stopped_machine_is_found_with_what_its_disks_take(left):
+    *_, machine = left.find([described(Status="Stopped")])
+
+    assert (machine.kind, machine.size_gib, machine.volume_type) == (Kind.MACHINE, 200, "cloud_essd")
+
+
+def test_the_newest_snapshot_of_a_disk_counts(left):
+    assert left.snapshots(["d-1"]) == {"d-1": EPOCH + timedelta(hours=1)}
+
+
+def test_a_disk_that_something_hangs_on_stays_and_is_told(left):
+    with pytest.raises(CloudError, match="DeleteDisk: DependencyViolation"):
+        left.remove(Leftover(Kind.VOLUME, "d-1"))
+
+
+# OSS
+
+
+@pytest.fixture
+def store():
+    world = World()
+    return OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
+
+
+def test_an_object_is_made_once(store):
+    assert store.create("a.json", {"n": 1}) is not None
+    assert store.create("a.json", {"n": 2}) is None
+
+
+def test_a_version_is_followed_by_one_alone(store):
+    first = store.create("lease.json", {"n": 1})
+    second = store.replace("lease.json", {"n": 2}, first)
+
+    assert store.replace("lease.json", {"n": 3}, first) is None
+    assert store.get("lease.json").content == {"n": 2}
+    assert store.get("lease.json").version == second
+
+
+def test_the_newest_of_many_versions_is_read(store):
+    version = store.create("lease.json", {"n": 0})
+    for number in range(1, 12):
+        version = store.replace("lease.json", {"n": number}, version)
+
+    assert store.get("lease.json").content == {"n": 11}
+
+
+def test_nothing_follows_a_version_that_never_was(store):
+    assert store.replace("lease.json", {}, "never held") is None
+    assert store.get("lease.json") is None
+
+
+def test_boto3_forbids_an_overwrite_by_oss_s_own_header_without_new_checksums():
+    seen = []
+    client = bucket_client("cn-wulanchabu", Credentials(ENVIRON))
+
+    def answer(request, **_):
+        seen.append(request)
+        return AWSResponse(request.url, 200, {"ETag": '"1"'}, SimpleNamespace(stream=lambda: iter(())))
+
+    client.meta.events.register("before-send.s3.PutObject", answer)
+    client.put_object(Bucket="records", Key="a", Body=b"{}", IfNoneMatch="*")
+
+    (request,) = seen
+    assert request.url == "https://records.s3.oss-cn-wulanchabu.aliyuncs.com/a"
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    assert headers["x-oss-forbid-overwrite"] == b"true"
+    assert "if-none-match" not in headers
+    assert not [name for name in headers if "checksum" in name]
