@@ -11,7 +11,7 @@ from image.reaper import policy as policies
 from image.reaper.calls import Failure
 from image.reaper.cloud import Cloud
 from image.reaper.environment import connect, policy_file
-from image.reaper.errors import CloudError, ConfigurationError, nearest
+from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, nearest
 from image.reaper.policy import Policy
 from image.reaper.results import Result
 from image.reaper.spending import settle
@@ -65,15 +65,15 @@ def run(event: object, ends_at: datetime, holder: str) -> dict[str, Any]:
 
 
 def conclude(cloud: Cloud, policy: Policy, result: Result) -> Result:
-    """What follows every sweep: the meter, and the sweep's own metrics.
+    """What follows every sweep: the meter, and the metrics of both.
 
     What fails here is one more failure of the sweep.
     """
     spending = settle(cloud, policy, result, act=not result.dry_run)
     result = replace(result, spending=spending)
     try:
-        cloud.heartbeats.publish(result.metrics())
-    except CloudError as error:
+        cloud.heartbeats.publish([*result.metrics(), *(spending.figures() if spending else ())])
+    except (CloudError, DeadlineError) as error:
         result.done.failures.append(Failure("*", "publish metrics", str(error)))
     return replace(result, read_calls=cloud.calls.read, write_calls=cloud.calls.write)
 

@@ -1,4 +1,4 @@
-"""After each sweep: what the stack costs is counted, published, and held against its budget."""
+"""After each sweep: what the stack costs is counted, and held against its budget."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,7 +22,7 @@ TRIES = 3  # another sweep may count at the same moment; then this one counts on
 
 
 def settle(cloud: Cloud, policy: Policy, result: Result, *, act: bool) -> Spending | None:
-    """Count, hold against the budget, publish, and report the days that ended.
+    """Count, hold against the budget, and report the days that ended.
 
     Args:
         cloud: of the stack.
@@ -50,12 +50,10 @@ def settle(cloud: Cloud, policy: Policy, result: Result, *, act: bool) -> Spendi
             failures.append(Failure("*", "freeze", str(error)))
     spending = _spending(policy, budget, reading, result.fleet, freeze)
     try:
-        cloud.heartbeats.publish(spending.figures())
-        reported = daily.report(cloud, store, policy, reading)
-        if reported:
+        if reported := daily.report(cloud, store, policy, reading):
             _forget_reported(store, reported)
     except (CloudError, DeadlineError) as error:
-        failures.append(Failure("*", "publish what the stack costs", str(error)))
+        failures.append(Failure("*", "report the day", str(error)))
     return spending
 
 

@@ -207,7 +207,7 @@ def test_a_day_whose_mail_fails_is_reported_by_the_next_sweep(world):
     world.pass_minutes(10)
     second = swept(world, checked)
 
-    assert [failure.step for failure in first.done.failures] == ["publish what the stack costs"]
+    assert [failure.step for failure in first.done.failures] == ["report the day"]
     assert not second.failed
     assert len([text for _, text in world.messages if "GPU hours busy" in text]) == 1
 
