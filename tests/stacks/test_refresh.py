@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stacks import catalog, catalog_file, prices
@@ -87,6 +87,7 @@ def test_spot_is_as_far_below_the_list_as_the_cheapest_machine_right_now(cloud):
 
 
 @given(st.lists(st.tuples(st.decimals("0.01", 9, places=4), st.decimals("0.01", 9, places=4)), max_size=9))
+@settings(max_examples=50, deadline=None)
 def test_the_largest_discount_is_a_share_that_no_machine_passes(pairs):
     found = largest_discount(pairs)
 
