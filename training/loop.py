@@ -53,8 +53,7 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
     settings = run.settings
     last_step = state.step + run.steps_left(state)
     batches = run.batches(state)
-    meter = Meter(run.where, run.share.world)
-    corrupt = CorruptionCounter(settings.data.corrupt_limit)
+    meter = Meter(run.where, run.share.world, CorruptionCounter(settings.data.corrupt_limit))
     state.model.train()
     if state.step < last_step and stop.agreed_now():
         return True
@@ -66,10 +65,9 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
         rate = optimization.set_learning_rate(state.optimizer, factor, settings.optimizer.learning_rate)
         logged = (state.step + 1) % settings.run.log_every_steps == 0 or state.step + 1 == last_step
         run.trace.before_step(state.step + 1)
-        norm = take_step(run, state, batches, meter, corrupt, with_norm=logged)
+        norm = take_step(run, state, batches, meter, with_norm=logged)
         run.trace.after_step(state.step)
         if logged:
-            run.where.together(corrupt.check)
             run.writer.write(meter.report(state, run.epoch(state), rate, norm))
         if stop.take_save_request() or run.checkpoints.due_by_step(state.step):
             save(run, state, meter)
@@ -82,17 +80,11 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
 
 
 def take_step(
-    run: Run,
-    state: State,
-    batches: Iterator[Batch],
-    meter: Meter,
-    corrupt: CorruptionCounter,
-    *,
-    with_norm: bool,
+    run: Run, state: State, batches: Iterator[Batch], meter: Meter, *, with_norm: bool
 ) -> Tensor | None:
     """One optimizer step over all micro-batches; the norm of the gradients () where it is wanted."""
     settings = run.settings
-    micro_batches = watched(islice(batches, settings.run.accumulation), meter, corrupt)
+    micro_batches = watched(islice(batches, settings.run.accumulation), meter)
     meter.add_step(state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss))
     norm = None
     if with_norm or settings.optimizer.clip_norm > 0:
@@ -108,7 +100,7 @@ def take_step(
     return norm
 
 
-def watched(batches: Iterator[Batch], meter: Meter, corrupt: CorruptionCounter) -> Iterator[Batch]:
+def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
     """The same batches, with the wait for each measured and its corrupt samples counted."""
     while True:
         begin = meter.clock()
@@ -116,7 +108,6 @@ def watched(batches: Iterator[Batch], meter: Meter, corrupt: CorruptionCounter) 
         if batch is None:
             return
         meter.add_batch(batch, meter.clock() - begin)
-        corrupt.add(batch.corrupt)
         yield batch
 
 

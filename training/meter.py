@@ -8,12 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from training.data.loader import Batch
+from training.data.loader import Batch, CorruptionCounter
 from training.errors import DivergenceError
 from training.metrics.writers import Record
 from training.parallel import World
 from training.state import State
 
+Clock = Callable[[], float]
 BYTES_PER_GIB = 2**30
 KIB_PER_GIB = 2**20  # Linux counts the resident memory of a process in KiB
 
@@ -21,8 +22,10 @@ KIB_PER_GIB = 2**20  # Linux counts the resident memory of a process in KiB
 class Meter:
     """Sums losses, samples and waits between two reports. `report` and `check` are called by all ranks."""
 
-    def __init__(self, where: World, readers: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._where, self._readers = where, readers
+    def __init__(
+        self, where: World, readers: int, corrupt: CorruptionCounter, clock: Clock = time.perf_counter
+    ) -> None:
+        self._where, self._readers, self._corrupt = where, readers, corrupt
         self.clock = clock
         self._loss = torch.zeros((), device=where.device)
         self._losses = 0
@@ -35,6 +38,7 @@ class Meter:
 
     def add_batch(self, batch: Batch, waited_s: float) -> None:
         """A micro-batch that came after `waited_s` seconds."""
+        self._corrupt.add(batch.corrupt)
         self._samples += batch.targets.shape[0]
         self._tokens += batch.targets.numel()
         self._data_wait_s += waited_s
@@ -58,11 +62,14 @@ class Meter:
         self._begin += self.clock() - paused_at
 
     def check(self, step: int) -> float:
-        """The mean loss since the last report over all ranks; raises DivergenceError naming rank and step."""
-        mine = float(self._loss) / self._losses if self._losses else None
-        losses: dict[int, float] = {
-            rank: loss for rank, loss in enumerate(self._where.gather(mine)) if loss is not None
-        }
+        """The mean loss since the last report over all ranks.
+
+        Raises DivergenceError naming rank and step, DataError where a rank has too many corrupt samples.
+        """
+        everyone = self._where.gather_numbers(float(self._loss), self._losses, self._corrupt.excess)
+        if any(excess > 0 for _, _, excess in everyone):
+            self._where.together(self._corrupt.check)
+        losses = {rank: total / count for rank, (total, count, _) in enumerate(everyone) if count}
         for rank, loss in losses.items():
             if not math.isfinite(loss):
                 error = DivergenceError(

@@ -146,9 +146,14 @@ class CorruptionCounter:
             self._last = defect
             log.warning("event=corrupt-sample count=%d limit=%d sample=%r", self.count, self._limit, defect)
 
+    @property
+    def excess(self) -> int:
+        """How far the limit is passed; 0 or less when it is not."""
+        return self.count - self._limit
+
     def check(self) -> None:
         """Raises DataError when the limit is passed."""
-        if self.count > self._limit:
+        if self.excess > 0:
             raise DataError(
                 f"{self.count} corrupt samples, data.corrupt_limit allows {self._limit}; last: {self._last}"
             )
