@@ -90,7 +90,7 @@ def advance(
     spans = [
         *_spans(fleet, before.running, before.until, budget, now),
         Span(before.until, now, budget.shared_per_hour, SHARED),
-        *_saved_spans(saved, now),
+        *_saved_spans(saved, fleet, budget, now),
     ]
     counted, days = add_up(before, spans, now)
     if (now.year, now.month) != (before.until.year, before.until.month):
@@ -166,13 +166,20 @@ def _spans(
             yield Span(start, min(now, machine.ends_at or now), machine.per_hour, machine.pool, key, machine)
 
 
-def _saved_spans(saved: Mapping[str, Machine], now: datetime) -> Iterator[Span]:
-    """What machines would have cost that were ended, up to the end of the month they were ended in."""
+def _saved_spans(saved: Mapping[str, Machine], fleet: Fleet, budget: Budget, now: datetime) -> Iterator[Span]:
+    """What machines would have cost that were ended, up to the end of the month they were ended in.
+
+    One that was only stopped goes on paying for its disks.
+    """
+    stopped = {one.id for one in fleet.instances if one.state == STOPPED}
     for key, machine in saved.items():
         if machine.ends_at is not None:
             first = _midnight(machine.ends_at).replace(day=1)
             end = min(now, (first + 31 * DAY).replace(day=1))
-            yield Span(machine.ends_at, end, machine.per_hour, machine.pool, key, machine, saved=True)
+            pool = budget.pools.get(machine.pool)
+            disks = pool.disk_per_hour if pool and key in stopped else Decimal(0)
+            rate = max(Decimal(0), machine.per_hour - disks)
+            yield Span(machine.ends_at, end, rate, machine.pool, key, machine, saved=True)
 
 
 def _stop(one: Instance, known: Machine | None, now: datetime) -> datetime:

@@ -75,6 +75,14 @@ def test_what_a_machine_saves_ends_with_its_month():
     assert into_december.saved == {}
 
 
+def test_a_machine_that_was_stopped_saves_all_but_its_disks():
+    noted = note_ends(at_noon(machine()), ["i-1"], NOON)
+
+    reading = metered(noted, fleet(machine(state="stopped", stopped_at=NOON)), NOON + HOUR)
+
+    assert reading.day.saved["i-1"].cost == Decimal(2)
+
+
 def test_a_machine_that_runs_again_saves_no_more():
     noted = note_ends(at_noon(machine()), ["i-1"], NOON)
 
