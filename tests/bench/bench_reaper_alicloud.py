@@ -1,0 +1,88 @@
+"""The sweep on Alibaba Cloud: calls beside a sweep that reads every window, and false kills under faults.
+
+Every call goes through the official SDK to a local server (``tests.reaper.alicloud_server``).
+"""
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+from unittest import mock
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from rich.console import Console
+
+from image.reaper import observe
+from tests.reaper.fault_machine import FaultMachine
+from tests.reaper.sweeping import policy, sweep_world
+from tests.reaper.test_alicloud_faults import CLOUD, AlicloudFaultMachine
+from tests.reaper.world import World
+
+COMMAND = "python -m tests.bench.bench_reaper_alicloud"
+COUNT, IDLE_EVERY, WATCHED_HOURS = 1000, 10, 26
+STEPS = 50
+RUNS = int(os.environ.get("GPU_FLEET_BENCH_RUNS_ALICLOUD", "300"))
+TAGS = {"gpu-fleet:stack": "test", "gpu-fleet:managed": "true", "gpu-fleet:pool": "dev"}
+
+Entries = dict[str, dict[str, Any]]
+
+
+def measure() -> Entries:
+    """Everything, in one run."""
+    say = Console(stderr=True).print
+    say(f"{COUNT} machines, the newest heartbeats first, and every window")
+    found = calls("busy", idle_every=0, goal=f"<= {8 + COUNT // 100} (8 + N/100: a page has 100 machines)")
+    found |= calls("idle", idle_every=IDLE_EVERY, goal="<= 50")
+    say(f"{RUNS} runs of {STEPS} steps under every fault")
+    with contextlib.redirect_stdout(sys.stderr):  # each notice is a line of the sweep's log
+        return found | false_kills()
+
+
+def calls(name: str, *, idle_every: int, goal: str) -> Entries:
+    """Read calls of one sweep over a fleet, none or some of it idle for longer than its pool allows."""
+    world = World()
+    world.faults.seconds_per_call = 0.0
+    for index in range(COUNT):
+        world.start(TAGS, busy=not idle_every or index % idle_every > 0)
+    world.pass_minutes(WATCHED_HOURS * 60)
+    checked = policy(top=CLOUD, idle_after_hours=24)
+    own = sweep_world(world, checked, dry_run=True)
+    with mock.patch.object(observe, "_enough", return_value=0.0):
+        peer = sweep_world(world, checked, dry_run=True)
+    verdicts = [(one.instance.id, one.verdict) for one in own.plan.decisions]
+    assert verdicts == [(one.instance.id, one.verdict) for one in peer.plan.decisions]
+    unit = f"read calls, {COUNT} machines, {COUNT // idle_every if idle_every else 0} of them idle"
+    return {f"reaper_alicloud_calls_{name}": entry(own.read_calls, unit, peer.read_calls, goal)}
+
+
+def false_kills() -> Entries:
+    """The state machine of the tests, more of it; a false kill would raise."""
+    runs, steps, ends = FaultMachine.runs, FaultMachine.steps, FaultMachine.ends
+    run_state_machine_as_test(
+        AlicloudFaultMachine,
+        settings=settings(
+            max_examples=RUNS,
+            stateful_step_count=STEPS + 1,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+            deadline=None,
+            database=None,
+        ),
+    )
+    unit = (
+        f"of {FaultMachine.ends - ends} ends in {FaultMachine.runs - runs} runs, "
+        f"{FaultMachine.steps - steps} steps"
+    )
+    return {"reaper_alicloud_false_kills": entry(0, unit, None, "0")}
+
+
+def entry(value: float, unit: str, peer: float | None, goal: str) -> dict[str, Any]:
+    """One figure beside the other way's, where there is one."""
+    ratio = round(value / peer, 5) if peer else None
+    return {"value": value, "unit": unit, "peer": peer, "ratio": ratio, "goal": goal, "command": COMMAND}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure(), indent=2) + "\n")
