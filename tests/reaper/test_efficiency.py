@@ -1,0 +1,111 @@
+"""What a day's GPU hours were worth, and how that is told."""
+
+import xml.etree.ElementTree as ET
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper.efficiency import sum_up
+from image.reaper.efficiency_page import mail, page
+from image.reaper.meter_reading import Day, Machine, Share
+from tests.reaper.metered import NOON
+
+MIDNIGHT = NOON.replace(hour=0)
+
+
+def share(hours=24, pool="dev", gpus=1, per_hour="1", owner="ada"):
+    machine = Machine(pool, owner, "g5.xlarge", gpus, Decimal(per_hour))
+    return Share(machine, int(hours * 3600), Decimal(per_hour) * Decimal(str(hours)))
+
+
+def day(machines, saved=()):
+    costs = {}
+    for one in machines.values():
+        costs[one.machine.pool] = costs.get(one.machine.pool, Decimal(0)) + one.cost
+    return Day(MIDNIGHT, costs, machines, dict(saved))
+
+
+def summed(machines, busy, samples=(), saved=()):
+    return sum_up(day(machines, saved), "aws-dev", "USD", busy, dict(samples))
+
+
+def test_gpu_hours_are_bought_by_the_gpu_and_busy_by_the_share_of_the_day():
+    found = summed({"i-1": share(gpus=8), "i-2": share(hours=12)}, {"i-1": 0.5, "i-2": 1.0})
+
+    assert (found.total("gpu_hours"), found.total("busy")) == (204, 108)
+
+
+def test_hours_of_a_silent_agent_are_unknown_and_neither_busy_nor_idle():
+    found = summed({"i-1": share()}, {})
+
+    assert (found.total("busy"), found.total("unknown"), found.idle) == (0, 24, ())
+    assert "Of 24.00 GPU hours no agent said whether they were busy." in mail(found, "s3://there")
+
+
+def test_the_ten_that_left_most_money_idle_come_dearest_first():
+    machines = {f"i-{n:02}": share(per_hour=str(n)) for n in range(15)}
+
+    idle = summed(machines, dict.fromkeys(machines, 0.75)).idle
+
+    assert [one.instance_id for one in idle] == [f"i-{n:02}" for n in range(14, 4, -1)]
+    assert idle[0].idle_cost == 14 * 24 / Decimal(4)
+
+
+def test_samples_for_money_count_the_machines_that_say_so():
+    found = summed({"i-1": share(), "i-2": share()}, {}, {"i-1": 2400.0, "i-9": 10.0})
+
+    assert found.samples_per_money == 100
+    assert found.to_json()["samples_per_money"] == "100.00"
+
+
+def test_samples_are_left_out_and_said_to_be_where_no_trainer_tells():
+    found = summed({"i-1": share()}, {})
+
+    assert found.to_json()["samples_per_money"] is None
+    assert "Samples per USD: left out" in page(found)
+
+
+def test_what_the_reaper_saved_stands_beside_what_was_bought():
+    found = summed({"i-1": share()}, {"i-1": 1.0}, saved={"i-2": share(hours=6, gpus=8, per_hour="2")})
+
+    assert (found.total("saved"), found.saved_cost) == (48, 12)
+    assert "saved 48.00 GPU hours, 12.00 USD" in mail(found, "s3://there")
+
+
+def test_a_day_without_machines_is_told_too():
+    text = page(summed({}, {}))
+
+    assert "0.00 of 0.00 GPU hours busy" in text
+    assert "<svg" not in text
+
+
+def test_names_from_tags_cannot_break_the_page():
+    text = page(summed({"i-1": share(owner="<script>alert(1)</script>")}, {"i-1": 0.0}))
+
+    assert "<script>" not in text
+
+
+SHARES = st.builds(
+    share,
+    st.integers(1, 24),
+    st.sampled_from(["dev", "train", "a & b"]),
+    st.integers(0, 8),
+    st.sampled_from(["0", "1.006", "32.77"]),
+)
+MACHINES = st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), SHARES, max_size=12)
+
+
+@given(MACHINES, st.dictionaries(st.sampled_from([f"i-{n}" for n in range(12)]), st.floats(-0.1, 1.1)))
+def test_busy_and_unknown_hours_are_part_of_those_bought_and_pools_add_up(machines, busy):
+    found = summed(machines, busy)
+
+    for pool in found.pools:
+        assert pool.busy >= 0
+        assert pool.unknown >= 0
+        assert pool.busy + pool.unknown <= pool.gpu_hours
+    assert found.total("cost") == sum((one.cost for one in machines.values()), Decimal(0))
+    assert len(found.idle) <= 10
+    drawn = page(found).partition("<svg")[2].partition("</svg>")[0]
+    if drawn:
+        assert ET.fromstring(f"<svg{drawn}</svg>").tag == "svg"
