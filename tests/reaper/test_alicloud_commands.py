@@ -1,0 +1,141 @@
+"""What people type, on Alibaba Cloud."""
+
+import json
+
+import boto3
+import pytest
+from click.testing import CliRunner
+from moto.server import ThreadedMotoServer
+
+from image.reaper.cli import main
+from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL
+from image.reaper.times import format_time
+from tests.reaper.alicloud_server import ENVIRON, REGION, serving
+from tests.reaper.alicloud_world import Actions
+from tests.reaper.moto_fleet import policy_json, pool_policy
+from tests.reaper.world import World
+
+TAGS = {
+    "gpu-fleet:stack": "test",
+    "gpu-fleet:managed": "true",
+    "gpu-fleet:pool": "dev",
+    "gpu-fleet:owner": "ada",
+}
+
+
+@pytest.fixture
+def world(monkeypatch):
+    made = World()
+    with serving(Actions(made)) as server:
+        made.asked = server.asked
+        for name, value in {
+            **ENVIRON,
+            "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
+            "GPU_FLEET_INSTANCE_FILE": "/nowhere.toml",
+            "ALIBABA_CLOUD_REGION_ID": REGION,
+        }.items():
+            monkeypatch.setenv(name, value)
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "GPU_FLEET_LEDGER_URI", "GPU_FLEET_ACCOUNT_ID"):
+            monkeypatch.delenv(name, raising=False)
+        yield made
+
+
+@pytest.fixture
+def idle(world):
+    machine = world.start(TAGS, busy=False)
+    world.pass_minutes(90)
+    return machine
+
+
+@pytest.fixture
+def policy_file(tmp_path):
+    pools = {"dev": pool_policy(idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)}
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps(policy_json(cloud="alicloud", region=REGION, pools=pools)))
+    return str(path)
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+def test_status_shows_each_machine_and_what_would_become_of_it(world, idle, policy_file):
+    result = run("status", "--policy", policy_file, "--now", format_time(world.now))
+
+    assert result.exit_code == 0, result.output
+    assert idle.id in result.output
+    assert "ada" in result.output
+    assert "MARK" in result.output
+
+
+def test_the_account_is_asked_for_once_where_nobody_told_it(world, idle, policy_file):
+    run("status", "--policy", policy_file, "--now", format_time(world.now))
+
+    assert world.asked["GetCallerIdentity"] == 1
+
+
+def test_explain_shows_the_heartbeats_of_a_machine(world, idle, policy_file):
+    result = run("explain", idle.id, "--policy", policy_file, "--now", format_time(world.now))
+
+    assert result.exit_code == 0, result.output
+    assert "verdict: MARK" in result.output
+    assert "······" in result.output
+
+
+def test_a_dry_sweep_says_what_it_would_do(world, idle, policy_file):
+    result = run("sweep", "--policy", policy_file, "--dry-run", "--now", format_time(world.now))
+
+    assert result.exit_code == 0, result.output
+    assert "MARK" in result.output
+
+
+def test_a_machine_is_kept_and_released(world, idle):
+    kept = run("keep", "8h", "--reason", "paper deadline", "--instance-id", idle.id)
+
+    assert kept.exit_code == 0, kept.output
+    assert idle.tags[TAG_KEEP_REASON] == "paper deadline"
+    assert TAG_KEEP_UNTIL in idle.tags
+
+    released = run("release", "--instance-id", idle.id)
+
+    assert released.exit_code == 0, released.output
+    assert TAG_KEEP_UNTIL not in idle.tags
+
+
+def test_a_machine_that_is_not_there_is_named(world):
+    result = run("keep", "8h", "--reason", "x", "--instance-id", "i-far", "--cloud", "alicloud")
+
+    assert result.exit_code == 1
+    assert "i-far does not carry gpu-fleet:managed=true" in result.output
+
+
+def test_keys_that_are_missing_are_named(world, monkeypatch):
+    monkeypatch.delenv("ALIBABA_CLOUD_ACCESS_KEY_ID")
+    monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", "http://127.0.0.1:9")
+
+    result = run("keep", "8h", "--reason", "x", "--instance-id", "i-1")
+
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert "127.0.0.1:9" in result.output
+
+
+def test_a_report_reads_the_ledger_from_oss(world, policy_file, tmp_path, monkeypatch):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    monkeypatch.setenv("GPU_FLEET_ALICLOUD_OSS_ENDPOINT", url)
+    keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
+    boto3.client("s3", "us-east-1", endpoint_url=url, **keys).create_bucket(Bucket="records")
+    page = tmp_path / "saved.html"
+    try:
+        result = run(
+            *("report", "--month", "2026-03", "--policy", policy_file),
+            *("--ledger", "oss://records/reaper", "--output", page),
+        )
+    finally:
+        server.stop()
+
+    assert result.exit_code == 0, result.output
+    assert page.exists()
