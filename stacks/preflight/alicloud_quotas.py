@@ -23,9 +23,9 @@ CONSOLE = "https://quotas.console.aliyun.com/products"
 
 def quotas(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
     """Every quota that the stack touches."""
-    for quota, wanted in vcpus(stack, quota_of).items():
-        subject = f"vCPUs, {quota}"
-        yield guarded(subject, partial(_vcpus, stack, cloud, quota, wanted))
+    for quota, demand in vcpus(stack, quota_of).items():
+        subject = f"vCPUs for {', '.join(demand.pools)}, {quota}"
+        yield guarded(subject, partial(_vcpus, stack, cloud, subject, quota, demand.vcpus))
     if many := gateways(stack.network):
         yield guarded("elastic addresses", partial(_addresses, stack, cloud, many))
     yield guarded("VPCs", partial(_networks, stack, cloud))
@@ -44,7 +44,7 @@ def increase(product: str, code: str, value: int, region: str) -> str:
     )
 
 
-def _vcpus(stack: Stack, cloud: Alicloud, quota: str, wanted: int) -> Finding:
+def _vcpus(stack: Stack, cloud: Alicloud, subject: str, quota: str, wanted: int) -> Finding:
     """What is in use counts this stack too where it stands already: the cloud does not tell them apart."""
     names = [f"{bound}-{quota}-instance-vcpu-count" for bound in ("max", "used")]
     asked = {f"AttributeName.{number}": name for number, name in enumerate(names, 1)}
@@ -57,7 +57,7 @@ def _vcpus(stack: Stack, cloud: Alicloud, quota: str, wanted: int) -> Finding:
     if missing:
         raise CannotCheckError(f"DescribeAccountAttributes tells no {', '.join(missing)}")
     allowed, used = (int(values[name][0]["Value"]) for name in names)
-    subject, says = f"vCPUs, {quota}", f"needs {wanted}, {used} in use, {allowed} allowed"
+    says = f"needs {wanted}, {used} in use, {allowed} allowed"
     if wanted + used <= allowed:
         return Finding(subject, Verdict.FINE, says)
     # the code of the quota differs by family, and only the console lists them

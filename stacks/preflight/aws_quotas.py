@@ -63,7 +63,7 @@ def _held(stack: Stack, aws: Aws, need: Need) -> Finding:
     allowed = int(quota["Quota"]["Value"])
     # too little even for the stack alone: no need to know, or to be allowed to ask, what else runs
     used = 0 if need.wanted > allowed else need.used()
-    says = f"needs {need.wanted}, {used} in use beside it, {allowed} allowed"
+    says = f"needs {need.wanted}, {used} in use beside it, {allowed} allowed ({need.code})"
     if need.wanted + used <= allowed:
         return Finding(need.subject, Verdict.FINE, says)
     return Finding(need.subject, Verdict.PROBLEM, says, increase(stack, need, need.wanted + used))
@@ -77,8 +77,9 @@ def _of_machines(stack: Stack, aws: Aws) -> Iterator[Need]:
     def others(code: str) -> int:
         return running().get(code, 0)
 
-    for code, wanted in vcpus(stack, quota_of).items():
-        yield Need(f"vCPUs under {code}", "ec2", code, wanted, partial(others, code))
+    for code, demand in vcpus(stack, quota_of).items():
+        subject = f"vCPUs for {', '.join(demand.pools)}"
+        yield Need(subject, "ec2", code, demand.vcpus, partial(others, code))
 
 
 def _of_the_network(stack: Stack, aws: Aws) -> Iterator[Need]:

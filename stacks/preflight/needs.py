@@ -1,7 +1,7 @@
 """What a stack will ask a cloud for when every pool is as full as it may be. Pure."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from stacks import catalog
 from stacks.cost import Level
@@ -13,24 +13,38 @@ from stacks.settings import Market, Pool, Stack
 OUTSIDE_OF_QUOTAS = frozenset({Market.CAPACITY_BLOCK})
 
 
-def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) -> dict[str, int]:
-    """The virtual CPUs of all pools at their fullest, by the quota that limits them.
+@dataclass(frozen=True)
+class Demand:
+    """What a stack takes of one quota.
+
+    Attributes:
+        vcpus: virtual CPUs at every pool's fullest.
+        pools: who takes them.
+    """
+
+    vcpus: int
+    pools: tuple[str, ...]
+
+
+def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) -> dict[str, Demand]:
+    """The virtual CPUs of all pools, by the quota that limits them.
 
     Args:
         stack: the settings.
         quota_of: the quota of a type in a market; None where none limits it.
     """
-    found: Counter[str] = Counter()
+    found: dict[str, Demand] = {}
     for pool in stack.pools:
         for market, count in by_market(stack, pool):
             largest: dict[str, int] = {}
             for kind in types_of(pool):
                 quota = quota_of(kind, market)
-                if quota is not None:
+                if quota is not None and count:
                     largest[quota] = max(kind.vcpu, largest.get(quota, 0))
             for quota, cpus in largest.items():
-                found[quota] += cpus * count
-    return {quota: count for quota, count in found.items() if count}
+                before = found.get(quota, Demand(0, ()))
+                found[quota] = Demand(before.vcpus + cpus * count, (*before.pools, pool.name))
+    return found
 
 
 def by_market(stack: Stack, pool: Pool) -> Iterator[tuple[Market, int]]:

@@ -129,7 +129,7 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
     assert {finding.verdict for finding in found.values()} == {Verdict.FINE}
     assert list(found) == [
         "account",
-        "vCPUs, postpaid",
+        "vCPUs for dev, postpaid",
         "elastic addresses",
         "VPCs",
         "types of dev",
@@ -147,7 +147,7 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
     ids=["enough", "perhaps-its-own-use", "too-few"],
 )
 def test_virtual_cpus_are_held_to_the_accounts_limit(allowed, used, verdict):
-    told = look(stack(), account(DescribeAccountAttributes=limits(allowed, used)))["vCPUs, postpaid"]
+    told = look(stack(), account(DescribeAccountAttributes=limits(allowed, used)))["vCPUs for dev, postpaid"]
 
     assert told.verdict is verdict
     assert told.says == f"needs 16, {used} in use, {allowed} allowed"
@@ -158,13 +158,13 @@ def test_a_spot_pool_has_a_limit_of_its_own():
 
     found = look(stack(pools=pools), account(DescribeAccountAttributes=limits(10_000, spot=4)))
 
-    assert found["vCPUs, postpaid"].verdict is Verdict.FINE
-    assert found["vCPUs, spot"].verdict is Verdict.PROBLEM
-    assert found["vCPUs, spot"].says.startswith("needs 8,")
+    assert found["vCPUs for dev, postpaid"].verdict is Verdict.FINE
+    assert found["vCPUs for dev, spot"].verdict is Verdict.PROBLEM
+    assert found["vCPUs for dev, spot"].says.startswith("needs 8,")
 
 
 def test_a_limit_that_is_not_told_is_not_guessed():
-    told = look(stack(), account(DescribeAccountAttributes={}))["vCPUs, postpaid"]
+    told = look(stack(), account(DescribeAccountAttributes={}))["vCPUs for dev, postpaid"]
 
     assert told.verdict is Verdict.UNCHECKED
     assert "DescribeAccountAttributes tells no max-postpaid-instance-vcpu-count" in told.says
@@ -327,7 +327,7 @@ def test_the_command_tells_every_answer_of_a_shipped_stack(monkeypatch):
         done = CliRunner().invoke(preflight, ["alicloud-dev"])
 
     assert done.exit_code == 1
-    assert "vCPUs, postpaid: ask for " in " ".join(done.output.split())
+    assert "postpaid: ask for " in " ".join(done.output.split())
 
 
 def test_where_nobody_answers_one_line_says_so(monkeypatch):
