@@ -37,22 +37,26 @@ def main() -> None:
         click.echo(json.dumps({}))
         return
     with tempfile.TemporaryDirectory() as folder:
-        click.echo(json.dumps(entries(Path(folder)), indent=2))
+        click.echo(json.dumps(entries(tables(Path(folder)), TURNS, STEPS), indent=2))
 
 
-def entries(folder: Path) -> dict[str, dict[str, Any]]:
-    """Both models, eager and compiled."""
-    pictures, text = write_pictures(folder / "pictures"), write_tokens(folder / "tokens")
-    tables = {
-        "resnet50": resnet50_table(pictures, folder / "run"),
-        "gpt2": gpt2_table(text, folder / "run"),
+def tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """Both models at their usual sizes, by name."""
+    return {
+        "resnet50": resnet50_table(write_pictures(folder / "pictures"), folder / "run"),
+        "gpt2": gpt2_table(write_tokens(folder / "tokens"), folder / "run"),
     }
+
+
+def entries(tables: dict[str, dict[str, Any]], turns: int, steps: int) -> dict[str, dict[str, Any]]:
+    """Every model eager and compiled, one after the other on this process's device."""
     found: dict[str, dict[str, Any]] = {}
     for model, table in tables.items():
         for compiled in (False, True):
             table["precision"]["compile"] = compiled
             name = f"{model}_compiled" if compiled else model
-            found |= entries_of(name, measure(table, TURNS, STEPS))
+            found |= entries_of(name, measure(table, turns, steps))
+            torch.compiler.reset()  # the graphs hold the models, and their memory
             gc.collect()
             torch.cuda.empty_cache()
     return found

@@ -3,11 +3,13 @@
 import os
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from tests.training.ranks import run_ranks
 from training import config, loop
@@ -18,6 +20,7 @@ from training.metrics.writers import read_json_lines
 from training.parallel import world
 
 VOCABULARY = 32
+NUMBERED_LENGTH = 4
 
 
 def few_digits(digits: Path, folder: Path, count: int = 512) -> Path:
@@ -40,6 +43,16 @@ def write_tokens(folder: Path, tokens: int = 4000) -> Path:
         (folder / split).mkdir(parents=True)
         part.astype("<u2").tofile(folder / split / "tokens.bin")
     write_description(folder, Description("tokens", vocabulary=VOCABULARY, bytes_per_token=1.0))
+    return folder
+
+
+def write_numbered(folder: Path, samples: int) -> Path:
+    """Token files whose sample n, of NUMBERED_LENGTH tokens, is n over and over."""
+    for split in ("train", "val"):
+        (folder / split).mkdir(parents=True)
+        tokens = np.append(np.repeat(np.arange(samples), NUMBERED_LENGTH), 0)
+        tokens.astype("<u2").tofile(folder / split / "tokens.bin")
+    write_description(folder, Description("tokens", vocabulary=samples))
     return folder
 
 
@@ -138,3 +151,12 @@ def losses(directory: str | Path) -> list[float]:
     """The loss of every logged step."""
     records = read_json_lines(Path(directory) / "metrics.jsonl")
     return [float(record["loss"]) for record in records if record["kind"] == "train"]
+
+
+def compile_without_code() -> None:
+    """From here on this process captures, differentiates and splits graphs, and lets torch run them.
+
+    The code that the default backend generates for a model takes most of a minute to compile.
+    """
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[assignment,method-assign]  # for this process
+    torch.compile = partial(torch.compile, backend="aot_eager")

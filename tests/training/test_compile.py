@@ -1,24 +1,24 @@
-"""Compiled models learn what the others learn, however they are spread.
+"""Compiled models learn what the others learn, however they are spread."""
 
-Graphs are captured, differentiated and split as with the default backend, and then run by torch: generating
-code for them would take most of a minute a test.
-"""
-
-from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 from torch._dynamo.utils import counters
 
-from tests.training.examples import changed, gpt_table, losses, train_on, train_rank, write_tokens
+from tests.training.examples import (
+    changed,
+    compile_without_code,
+    gpt_table,
+    losses,
+    train_on,
+    train_rank,
+    write_tokens,
+)
 from tests.training.ranks import run_ranks
 
 TOLERANCE = 2e-5  # as among the strategies: sums in another order
 STEPS = 3
-BACKEND = "aot_eager"
 FSDP = {"strategy": "fsdp"}
 TENSOR = {"strategy": "tensor", "tensor": 2}
 PIPELINE = {"strategy": "pipeline", "pipeline": 2}
@@ -39,8 +39,7 @@ def plain(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]
 
 def compiled_rank(table: dict[str, Any]) -> int:
     """Trains on this rank; how many graphs were compiled."""
-    nn.Module.compile = partialmethod(nn.Module.compile, backend=BACKEND)  # type: ignore[assignment,method-assign]
-    torch.compile = partial(torch.compile, backend=BACKEND)
+    compile_without_code()
     train_rank(table)
     return int(counters["stats"]["unique_graphs"])
 

@@ -19,6 +19,8 @@ from tests.training.examples import (
     write_tokens,
 )
 from training import config, models, optimization, precision
+from training.checkpoint.restore import read_state
+from training.checkpoint.saver import STATE
 from training.errors import ModelError
 from training.metrics.writers import read_json_lines
 
@@ -161,8 +163,9 @@ def test_accumulation_takes_the_step_of_the_whole_batch(tokens: Path, tmp_path: 
         ({"activation_checkpointing": True}, 1e-6),
         ({"dtype": "tf32"}, 1e-6),  # no effect on a CPU, and no error
         ({"dtype": "bf16"}, 0.02),  # 8 bits of mantissa
+        ({"dtype": "fp16"}, 0.005),  # 11 bits
     ],
-    ids=["activation checkpointing", "tf32", "bf16"],
+    ids=["activation checkpointing", "tf32", "bf16", "fp16"],
 )
 def test_memory_savings_learn_the_same(
     options: dict[str, Any], tolerance: float, tokens: Path, tmp_path: Path
@@ -174,6 +177,16 @@ def test_memory_savings_learn_the_same(
     train_rank(saving)
 
     assert losses(tmp_path / "saving") == pytest.approx(losses(tmp_path / "plain"), rel=tolerance)
+
+
+def test_the_scale_of_fp16_goes_on_where_it_was(tokens: Path, tmp_path: Path) -> None:
+    table = changed(gpt_table(tokens, tmp_path), precision={"dtype": "fp16"})
+
+    train_rank(table, stop_at=3)
+    train_rank(table)
+
+    saved = read_state(tmp_path / "checkpoints/step-6" / STATE)
+    assert saved["scaler"]["_growth_tracker"] == 6  # steps since its last change, on both sides of the stop
 
 
 def test_channels_last_learns_the_same(pictures: Path, tmp_path: Path) -> None:

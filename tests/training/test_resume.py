@@ -1,20 +1,30 @@
 """A run that was interrupted anywhere ends with the very parameters of one that was not."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.training.examples import (
+    NUMBERED_LENGTH,
     changed,
     few_digits,
     gpt_table,
     killed_rank,
     resnet_table,
     train_on,
+    train_rank,
+    write_numbered,
     write_tokens,
 )
 from tests.training.ranks import run_ranks
+from training import loop
+from training.data.loader import Batch
+from training.loop import take_step
+from training.meter import Meter
+from training.run import Run
+from training.state import State
 
 STEPS_AN_EPOCH = 4  # 512 samples, 128 a step
 
@@ -97,14 +107,39 @@ def test_reader_processes_change_no_bit(straight, pictures: Path, tmp_path: Path
     assert outcome["parameters_sha256"] == straight["parameters_sha256"]
 
 
-def test_a_run_goes_on_with_fewer_and_with_more_ranks(pictures: Path, tmp_path: Path) -> None:
-    table = table_of(pictures, tmp_path)
+def test_fewer_and_more_ranks_read_every_sample_of_an_epoch_once(tmp_path: Path) -> None:
+    samples, per_step = 64, 16
+    table = changed(
+        gpt_table(write_numbered(tmp_path / "data", samples), tmp_path / "run", steps=8),
+        run={"batch_size": per_step},
+        data={"sequence_length": NUMBERED_LENGTH},
+    )
 
-    steps = [train_on(size, table, stop_at=2)["step"] for size in (2, 1)]
-    finished = train_on(2, table)
+    read = [run_ranks(reading_rank, size, table, stop_at) for size, stop_at in ((2, 3), (1, 2), (2, 0))]
 
-    assert steps == [2, 4]
-    assert (finished["resumed_from_step"], finished["step"]) == (4, 10)
+    assert [len(ranks[0]) for ranks in read] == [3, 2, 3]
+    steps = [[n for part in parts for n in part] for ranks in read for parts in zip(*ranks, strict=True)]
+    for epoch in (steps[:4], steps[4:]):
+        assert sorted(number for step in epoch for number in step) == list(range(samples))
+
+
+def reading_rank(table: dict[str, Any], stop_at: int) -> list[list[int]]:
+    """Trains on this rank; the numbers of the samples of each step that it took."""
+    taken: list[list[int]] = []
+
+    def noted(run: Run, state: State, batches: Iterator[Batch], meter: Meter, **options: bool) -> Any:
+        taken.append([])
+
+        def noting() -> Iterator[Batch]:
+            for batch in batches:
+                taken[-1] += batch.inputs[:, 0].tolist()
+                yield batch
+
+        return take_step(run, state, noting(), meter, **options)
+
+    loop.take_step = noted
+    train_rank(table, stop_at)
+    return taken
 
 
 def test_a_finished_run_is_measured_again_and_not_trained(pictures: Path, tmp_path: Path) -> None:
