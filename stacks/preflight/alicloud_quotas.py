@@ -82,20 +82,40 @@ def _networks(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def _addresses(stack: Stack, cloud: Alicloud, wanted: int) -> Finding:
-    """Of the quotas of elastic addresses the tightest; which codes there are differs by account."""
-    found = [one for one in _of_product(stack, cloud, "eip") if one.get("TotalUsage") is not None]
-    if not found:
+    """No public list has the code of the number of addresses: any tight quota of theirs is noted."""
+    counted = [
+        one
+        for one in _of_product(stack, cloud, "eip")
+        # of 0 are features that are off, below 0 is unlimited
+        if one.get("TotalUsage") is not None and float(one["TotalQuota"]) > 0
+    ]
+    if not counted:
         raise CannotCheckError(f"Quota Center lists no quota of eip with its use in {stack.region}")
-    tightest = min(found, key=lambda one: float(one["TotalQuota"]) - float(one["TotalUsage"]))
-    return _room(stack, "elastic addresses", "eip", tightest, wanted)
+    tight = [one for one in counted if wanted + float(one["TotalUsage"]) > float(one["TotalQuota"])]
+    subject = "elastic addresses"
+    if not tight:
+        return Finding(subject, Verdict.FINE, f"needs {wanted}; no quota of eip is tight")
+    said = "; ".join(
+        f"{_name(one)}: {_count(one, 'TotalUsage')} of {_count(one, 'TotalQuota')}" for one in tight
+    )
+    first = tight[0]
+    remedy = increase("eip", first["QuotaActionCode"], wanted + _count(first, "TotalUsage"), stack.region)
+    return Finding(subject, Verdict.NOTE, f"needs {wanted}; in use {said}", remedy)
 
 
 def _room(stack: Stack, subject: str, product: str, quota: dict[str, Any], wanted: int) -> Finding:
     """A quota of Quota Center; its use counts this stack too where it stands already."""
-    allowed, used = int(float(quota["TotalQuota"])), int(float(quota.get("TotalUsage") or 0))
-    name = quota.get("QuotaDescription") or quota["QuotaActionCode"]
-    says = f"needs {wanted}, {used} in use, {allowed} allowed ({name})"
+    allowed, used = _count(quota, "TotalQuota"), _count(quota, "TotalUsage")
+    says = f"needs {wanted}, {used} in use, {allowed} allowed ({_name(quota)})"
     if wanted + used <= allowed:
         return Finding(subject, Verdict.FINE, says)
     remedy = increase(product, quota["QuotaActionCode"], wanted + used, stack.region)
     return Finding(subject, Verdict.PROBLEM if wanted > allowed else Verdict.NOTE, says, remedy)
+
+
+def _name(quota: dict[str, Any]) -> str:
+    return str(quota.get("QuotaDescription") or quota["QuotaActionCode"])
+
+
+def _count(quota: dict[str, Any], key: str) -> int:
+    return int(float(quota.get(key) or 0))

@@ -4,7 +4,7 @@ import datetime
 import importlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -70,7 +70,7 @@ def _asked(
     return texts, changes, unlisted
 
 
-def ask(cloud: Cloud, text: str, today: datetime.date, say: object) -> Answers:
+def ask(cloud: Cloud, text: str, today: datetime.date, say: Callable[[str], None]) -> Answers:
     """Every price that one cloud lists of what the files name."""
     # an SDK takes a second to load: only those that are asked
     module = importlib.import_module(f"stacks.refresh.{cloud}")

@@ -178,7 +178,15 @@ def test_a_full_quota_is_told_with_the_command_that_asks_for_more():
         "aliyun quotas CreateQuotaApplication --ProductCode vpc --QuotaActionCode vpc_quota_instances_num "
         "--DesireValue 1 --Reason gpu-fleet --Dimensions.1.Key regionId --Dimensions.1.Value cn-shenzhen"
     )
-    assert "--ProductCode eip --QuotaActionCode eip_example" in found["elastic addresses"].remedy
+    assert found["elastic addresses"].verdict is Verdict.UNCHECKED
+
+
+def test_a_tight_quota_of_addresses_is_noted_with_the_command_that_asks_for_more():
+    told = look(stack(), account(ListProductQuotas=center(20, 20)))["elastic addresses"]
+
+    assert told.verdict is Verdict.NOTE
+    assert told.says == "needs 1; in use most: 20 of 20"
+    assert "--ProductCode eip --QuotaActionCode eip_example --DesireValue 21" in told.remedy
 
 
 def test_quota_center_is_asked_about_the_stacks_region_and_not_about_its_own():
