@@ -1,5 +1,6 @@
 """OSS through its S3 interface: boto3's client, and small objects that are written only under a condition."""
 
+import json
 import os
 from typing import Any
 
@@ -7,10 +8,12 @@ import boto3
 from botocore.config import Config
 
 from image.reaper.alicloud_credentials import Credentials
-from image.reaper.store import Found, Store
+from image.reaper.errors import CloudError
+from image.reaper.store import ABSENT, REFUSED, Found, Store, found_in
 
 ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers, in tests
 DIGITS = 12
+MOST_WRITERS = 100  # of one key at the same moment; two are enough
 FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
 
 
@@ -53,33 +56,85 @@ def _forbid_overwrite(params: dict[str, Any], **_: object) -> None:
 
 
 class OssStore(Store):
-    """A store on a cloud that can forbid to overwrite, and knows no condition on a version.
+    """A store on a cloud without conditions on a version, and without any where the bucket keeps versions.
 
-    Each new version of an object is an object of its own, with a number that nobody may take twice. The
-    newest comes first in a listing. Old ones are never deleted here: a number must not become free again.
+    OSS ignores ``x-oss-forbid-overwrite`` in a bucket with versions, which the stack's are (OSS API,
+    PutObject). There every write makes a version, and nobody can undo their order: of several that write one
+    key, the writer of its oldest version was first. Each new state of an object is a key of its own, with a
+    number; the newest comes first in a listing. None is deleted here: a number must not become free again.
     """
 
     def get(self, key: str) -> Found | None:
-        """The newest version; errors as of ``Store``."""
-        listed = self._calls.look(
-            self._s3.list_objects_v2, Bucket=self._bucket, Prefix=f"{self._prefix}{key}.", MaxKeys=1
-        ).get("Contents", [])
-        if not listed:
-            first = super().get(key)
-            return None if first is None else Found(first.content, "0")
-        newest = str(listed[0]["Key"]).removeprefix(self._prefix)
-        found = super().get(newest)
-        left = int(newest.rpartition(".")[2])
-        return None if found is None else Found(found.content, str(10**DIGITS - left))
+        """The newest state; errors as of ``Store``."""
+        newest, version = self._oldest_version(f"{key}.")
+        if newest is None:
+            newest, version = self._oldest_version(key)
+        if newest != key and not (newest or "").startswith(f"{key}."):
+            return None
+        found = self._read(newest or key, version)
+        left = (newest or key).removeprefix(key).removeprefix(".")
+        return None if found is None else Found(found.content, str(10**DIGITS - int(left)) if left else "0")
 
     def create(self, key: str, content: dict[str, Any]) -> str | None:
-        """As ``Store``; the first version's number is 0."""
-        return None if super().create(key, content) is None else "0"
+        """As ``Store``; the first state's number is 0."""
+        return "0" if self._claim(key, content) else None
 
     def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
         """As ``Store``: the next number, or None where somebody has it."""
-        number = int(version) + 1 if version.isdecimal() else 0
-        if not number:
+        if not version.isdecimal():
             return None
-        made = super().create(f"{key}.{10**DIGITS - number:0{DIGITS}d}", content)
-        return None if made is None else str(number)
+        number = int(version) + 1
+        claimed = self._claim(f"{key}.{10**DIGITS - number:0{DIGITS}d}", content)
+        return str(number) if claimed else None
+
+    def _claim(self, key: str, content: dict[str, Any]) -> bool:
+        """Write a key that nobody wrote before; whether this was the first to."""
+        if self._oldest_version(key)[0] == key:
+            return False
+        version = self._written(key, content)
+        if not version:
+            return version is not None
+        return self._oldest_version(key) == (key, version)
+
+    def _written(self, key: str, content: dict[str, Any]) -> str | None:
+        """The version that a write made, empty in a bucket without; None where the write was forbidden."""
+        try:
+            answer = self._calls.change(
+                self._s3.put_object,
+                Bucket=self._bucket,
+                Key=self._prefix + key,
+                Body=json.dumps(content, indent=1, sort_keys=True).encode(),
+                ContentType="application/json",
+                IfNoneMatch="*",
+            )
+        except CloudError as error:
+            if error.code in REFUSED:
+                return None
+            raise
+        return str(answer.get("VersionId") or "")
+
+    def _oldest_version(self, start: str) -> tuple[str | None, str]:
+        """(the first key that starts so, its oldest version), or (None, "") without any."""
+        listed = self._calls.look(
+            self._s3.list_object_versions,
+            Bucket=self._bucket,
+            Prefix=self._prefix + start,
+            MaxKeys=MOST_WRITERS,
+        ).get("Versions", [])
+        if not listed:
+            return None, ""
+        first = listed[0]["Key"]  # a key's versions follow one another, the newest first
+        oldest = [one for one in listed if one["Key"] == first][-1]
+        return str(first).removeprefix(self._prefix), str(oldest.get("VersionId") or "")
+
+    def _read(self, key: str, version: str) -> Found | None:
+        exact = {} if version in ("", "null") else {"VersionId": version}
+        try:
+            answer = self._calls.look(
+                self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
+            )
+        except CloudError as error:
+            if error.code in ABSENT:
+                return None
+            raise
+        return found_in(answer, self._prefix + key)

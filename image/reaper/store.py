@@ -61,13 +61,7 @@ class Store:
             if error.code in ABSENT:
                 return None
             raise
-        try:
-            content = json.loads(answer["Body"].read())
-        except ValueError:
-            content = None
-        if not isinstance(content, dict):
-            raise CloudError(f"{self._prefix}{key}: not a JSON object", "Malformed")
-        return Found(content, answer["ETag"])
+        return found_in(answer, self._prefix + key)
 
     def create(self, key: str, content: dict[str, Any]) -> str | None:
         """Write an object that must not be there yet: its version, or None where it is. Raises CloudError."""
@@ -107,3 +101,18 @@ class Store:
                 return None
             raise
         return str(answer["ETag"])
+
+
+def found_in(answer: dict[str, Any], key: str) -> Found:
+    """What GetObject answered.
+
+    Raises:
+        CloudError: it is no JSON object.
+    """
+    try:
+        content = json.loads(answer["Body"].read())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise CloudError(f"{key}: not a JSON object", "Malformed")
+    return Found(content, answer["ETag"])

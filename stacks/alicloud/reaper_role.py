@@ -104,9 +104,10 @@ def _records(args: RoleArgs) -> Sequence[policies.Statement]:
     """Ledger, lease and metrics; CloudMonitor tells people, by its alarms."""
     return [
         policies.allow(
-            ["oss:GetObject", "oss:PutObject"], pulumi.Output.concat(args.records_arn, "/reaper/*")
+            ["oss:GetObject", "oss:GetObjectVersion", "oss:PutObject"],
+            pulumi.Output.concat(args.records_arn, "/reaper/*"),
         ),
-        policies.allow(["oss:ListObjects"], args.records_arn),
+        policies.allow(["oss:ListObjects", "oss:ListObjectVersions"], args.records_arn),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
     ]

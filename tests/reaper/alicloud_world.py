@@ -1,6 +1,7 @@
 """A ``World`` as Alibaba Cloud's API shows it; and its bucket as OSS shows it to boto3."""
 
 import bisect
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from image.reaper.alicloud_answers import TAG_GROUP
 from image.reaper.aws import TAG_GROUP as WORLD_GROUP
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from tests.reaper.alicloud_server import RefusedError
-from tests.reaper.world import Machine, World
+from tests.reaper.world import Machine, World, refusal
 from tests.reaper.world_clients import _S3
 
 STATES = {"running": "Running", "stopped": "Stopped", "pending": "Starting", "terminated": "Released"}
@@ -232,12 +233,46 @@ class Actions:
 
 
 class Bucket(_S3):
-    """OSS as boto3 shows it: listings beside what every bucket has."""
+    """OSS as boto3 shows it: a bucket with versions, in which nothing forbids to overwrite."""
 
-    def list_objects_v2(self, Bucket: str, Prefix: str, MaxKeys: int) -> dict[str, Any]:  # noqa: N803 - boto3's
-        self._world.before("ListObjectsV2")
-        keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]
-        return self._world.answer("ListObjectsV2", {"Contents": [{"Key": key} for key in keys]})
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        if not hasattr(world, "versions"):
+            world.versions = {}
+
+    def put_object(self, Bucket, Key, Body, ContentType, IfNoneMatch=None):  # noqa: N803 - boto3's
+        world = self._world
+        world.before("PutObject")
+        version = f"v{len(world.calls)}-{world.now.timestamp()}"
+        world.versions[Key] = [*self._versions(Key), (version, Body)]
+        world.objects[Key] = (Body, f'"{version}"')
+        world.after("PutObject")
+        return world.answer("PutObject", {"ETag": f'"{version}"', "VersionId": version})
+
+    def get_object(self, Bucket, Key, VersionId=None):  # noqa: N803 - boto3's
+        if VersionId is None:
+            return super().get_object(Bucket, Key)
+        self._world.before("GetObject")
+        bodies = dict(self._versions(Key))
+        if VersionId not in bodies:
+            raise refusal("NoSuchKey", "GetObject")
+        return self._world.answer("GetObject", {"Body": io.BytesIO(bodies[VersionId]), "ETag": VersionId})
+
+    def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
+        self._world.before("ListObjectVersions")
+        keys = sorted(key for key in self._world.objects if key.startswith(Prefix))
+        found = [
+            {"Key": key, "VersionId": version} for key in keys for version, _ in reversed(self._versions(key))
+        ]
+        return self._world.answer("ListObjectVersions", {"Versions": found[:MaxKeys]})
+
+    def _versions(self, key: str) -> list[tuple[str, bytes]]:
+        """Oldest first; what somebody put in the world by hand is the only one."""
+        if key not in self._world.objects:
+            return []
+        body, version = self._world.objects[key]
+        known = self._world.versions.get(key, [])
+        return known if known and known[-1][1] == body else [(version, body)]
 
 
 class Told:

@@ -24,6 +24,7 @@ from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested,
 from tests.reaper.alicloud_world import Actions, Bucket
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import EPOCH, World
+from tests.reaper.world_clients import _S3
 
 STACK = "test"
 TAGS = {"gpu-fleet:stack": STACK, "gpu-fleet:managed": "true", "gpu-fleet:pool": "dev"}
@@ -493,6 +494,42 @@ def test_the_newest_of_many_versions_is_read(store):
         version = store.replace("lease.json", {"n": number}, version)
 
     assert store.get("lease.json").content == {"n": 11}
+
+
+def test_of_two_that_write_one_state_at_the_same_moment_the_first_alone_has_it():
+    world = World()
+    first = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
+    second = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
+    version = first.create("lease.json", {"holder": "nobody"})
+    taken = []
+    # between the first one's look and its write
+    world.on_call(
+        "PutObject", lambda: taken.append(second.replace("lease.json", {"holder": "second"}, version)), 1
+    )
+
+    late = first.replace("lease.json", {"holder": "first"}, version)
+
+    assert taken == ["1"]
+    assert late is None
+    assert first.get("lease.json").content == {"holder": "second"}
+
+
+def test_a_bucket_without_versions_forbids_by_itself():
+    world = World()
+    unversioned = OssStore(Unversioned(world), Calls(world.clock), "oss://records/reaper")
+    version = unversioned.create("lease.json", {"n": 1})
+
+    assert unversioned.replace("lease.json", {"n": 2}, version) == "1"
+    assert unversioned.replace("lease.json", {"n": 3}, version) is None
+    assert unversioned.get("lease.json").content == {"n": 2}
+
+
+class Unversioned(_S3):
+    """A bucket that nobody turned versions on for: a forbidden write is refused."""
+
+    def list_object_versions(self, Bucket, Prefix, MaxKeys):  # noqa: N803 - boto3's
+        keys = sorted(key for key in self._world.objects if key.startswith(Prefix))[:MaxKeys]
+        return {"Versions": [{"Key": key, "VersionId": "null"} for key in keys]}
 
 
 def test_nothing_follows_a_version_that_never_was(store):

@@ -60,6 +60,9 @@ def bucket():
     keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
     client = boto3.client("s3", "us-east-1", endpoint_url=url, **keys)
     client.create_bucket(Bucket=bucket_name(STACK, "records"))
+    client.put_bucket_versioning(
+        Bucket=bucket_name(STACK, "records"), VersioningConfiguration={"Status": "Enabled"}
+    )
     yield url, client
     server.stop()
 
