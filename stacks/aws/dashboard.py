@@ -5,7 +5,7 @@ Prometheus (``stacks/monitoring``).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,35 +79,6 @@ def widgets(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
         group_names: pool -> its Auto Scaling groups.
         spot_rule: the rule that matches spot interruptions.
     """
-    own, currency = naming.metric_namespace(stack.name), stack.budget.currency
-    graphs = [
-        _graph("machines in service", stack, _sizes(group_names), "Average"),
-        _graph(
-            "share of the last minute in which machines worked",
-            stack,
-            [[{"expression": busy_share(own), "label": "busy", "id": "busy"}]],
-            "Average",
-            top=1,
-        ),
-        _graph(
-            "memory of the fullest GPU, %", stack, _by_pool(stack, own, "GpuMemoryUsedPercent"), "Maximum"
-        ),
-        _graph(f"month's cost against the budget, {currency}", stack, _month(own), "Maximum"),
-        _graph(
-            f"cost of an hour by pool, {currency}", stack, _by_pool(stack, own, "HourCost", SHARED), "Maximum"
-        ),
-        _graph("sweep: marked, ended, not understood", stack, _sweep(own), "Sum"),
-        _graph("sweep: runs, failures, breaker", stack, _health(own), "Sum"),
-        _graph(
-            f"spot interruptions of the account in {stack.region}",
-            stack,
-            [["AWS/Events", "TriggeredRules", "RuleName", spot_rule, {"label": "taken back"}]],
-            "Sum",
-        ),
-        _graph(
-            "pools that freeze: 0 open, 1 capped, 2 closed", stack, [[own, "FreezeStage"]], "Maximum", top=2
-        ),
-    ]
     width = COLUMNS // 3
     return [
         {
@@ -118,8 +89,26 @@ def widgets(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
             "height": HEIGHT,
             "properties": graph,
         }
-        for index, graph in enumerate(graphs)
+        for index, graph in enumerate(_graphs(stack, group_names, spot_rule))
     ]
+
+
+def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: Name) -> Iterator[Widget]:
+    own, currency = naming.metric_namespace(stack.name), stack.budget.currency
+    busy = {"expression": busy_share(own), "label": "busy", "id": "busy"}
+    memory = _by_pool(stack, own, "GpuMemoryUsedPercent")
+    hour = _by_pool(stack, own, "HourCost", SHARED)
+    taken_back = ["AWS/Events", "TriggeredRules", "RuleName", spot_rule, {"label": "taken back"}]
+    freeze = [own, "FreezeStage"]
+    yield _graph("machines in service", stack, _sizes(group_names), "Average")
+    yield _graph("share of the last minute in which machines worked", stack, [[busy]], "Average", top=1)
+    yield _graph("memory of the fullest GPU, %", stack, memory, "Maximum")
+    yield _graph(f"month's cost against the budget, {currency}", stack, _month(own), "Maximum")
+    yield _graph(f"cost of an hour by pool, {currency}", stack, hour, "Maximum")
+    yield _graph("sweep: marked, ended, not understood", stack, _sweep(own), "Sum")
+    yield _graph("sweep: runs, failures, breaker", stack, _health(own), "Sum")
+    yield _graph(f"spot interruptions of the account in {stack.region}", stack, [taken_back], "Sum")
+    yield _graph("pools that freeze: 0 open, 1 capped, 2 closed", stack, [freeze], "Maximum", top=2)
 
 
 def busy_share(namespace: str) -> str:

@@ -72,16 +72,11 @@ def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
 
 def _key(stack: Stack, cloud: Alicloud) -> Finding:
     alias = f"alias/{naming.prefixed(stack.name)}"
-    try:
-        found = cloud.ask("kms", "DescribeKey", KeyId=alias)["KeyMetadata"]
-    except CannotCheckError as error:
-        if "NotFound" not in str(error):
-            raise
-        found = {}
-    which = f"--region {stack.region} --KeyId {found.get('KeyId', alias)}"
+    found = usable.unless_missing(partial(cloud.ask, "kms", "DescribeKey", KeyId=alias), "NotFound")
+    which = f"--region {stack.region} --KeyId {found.get('KeyMetadata', {}).get('KeyId', alias)}"
     return usable.key(
         alias,
-        found.get("KeyState"),
+        found,
         enable=f"aliyun kms EnableKey {which}",
         cancel_deletion=f"aliyun kms CancelKeyDeletion {which}",
     )

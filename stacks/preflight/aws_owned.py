@@ -6,7 +6,6 @@ from typing import Any
 
 from stacks import naming
 from stacks.calls.aws import Aws
-from stacks.errors import CannotCheckError
 from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Stack
@@ -37,16 +36,14 @@ def owned(stack: Stack, aws: Aws) -> Iterator[Finding]:
 
 def _image(stack: Stack, aws: Aws) -> Finding:
     identifier = _image_id(stack, aws)
-    try:
-        images = aws.ask("ec2", "describe_images", ImageIds=[identifier])["Images"]
-    except CannotCheckError as error:
-        if "InvalidAMIID" not in str(error):
-            raise
-        images = []
+    found = usable.unless_missing(
+        partial(aws.ask, "ec2", "describe_images", ImageIds=[identifier]), "InvalidAMIID"
+    )
+    images = found.get("Images")
     if not images:
         return usable.no_image(stack, identifier, BUILD)
-    (found,) = images
-    return usable.image(f"{identifier} ({found.get('Name', 'unnamed')})", _wrong_with(stack, found), BUILD)
+    (one,) = images
+    return usable.image(f"{identifier} ({one.get('Name', 'unnamed')})", _wrong_with(stack, one), BUILD)
 
 
 def _image_id(stack: Stack, aws: Aws) -> str:
@@ -78,16 +75,11 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
 
 def _key(stack: Stack, aws: Aws) -> Finding:
     alias = f"alias/{naming.prefixed(stack.name)}"
-    try:
-        found = aws.ask("kms", "describe_key", KeyId=alias)["KeyMetadata"]
-    except CannotCheckError as error:
-        if "NotFoundException" not in str(error):
-            raise
-        found = {}
-    which = f"--region {stack.region} --key-id {found.get('KeyId', alias)}"
+    found = usable.unless_missing(partial(aws.ask, "kms", "describe_key", KeyId=alias), "NotFoundException")
+    which = f"--region {stack.region} --key-id {found.get('KeyMetadata', {}).get('KeyId', alias)}"
     return usable.key(
         alias,
-        found.get("KeyState"),
+        found,
         enable=f"aws kms enable-key {which}",
         cancel_deletion=f"aws kms cancel-key-deletion {which}",
     )

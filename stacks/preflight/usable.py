@@ -1,7 +1,9 @@
 """What makes an image or a key usable, whichever cloud it is of. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from stacks.errors import CannotCheckError
 from stacks.preflight.findings import Finding, Verdict
 from stacks.settings import Stack
 
@@ -11,6 +13,20 @@ ARCHITECTURE = "x86_64"
 def so(*said: tuple[str, bool]) -> list[str]:
     """The sentences that are true."""
     return [sentence for sentence, is_so in said if is_so]
+
+
+def unless_missing(ask: Callable[[], dict[str, Any]], code: str) -> dict[str, Any]:
+    """An answer, or an empty one where the cloud refuses with this code: it knows of no such thing.
+
+    Raises:
+        CannotCheckError: refused for any other reason.
+    """
+    try:
+        return ask()
+    except CannotCheckError as error:
+        if code not in str(error):
+            raise
+        return {}
 
 
 def image(named: str, wrong: Sequence[str], build: str) -> Finding:
@@ -34,17 +50,18 @@ def misfits(stack: Stack, architecture: object, size_gib: int) -> Iterable[str]:
     )
 
 
-def key(alias: str, state: str | None, *, enable: str, cancel_deletion: str) -> Finding:
+def key(alias: str, answer: dict[str, Any], *, enable: str, cancel_deletion: str) -> Finding:
     """The stack's key: a first ``up`` makes it, a later one needs it enabled.
 
     Args:
         alias: its name.
-        state: as the cloud calls it; None where there is none yet.
+        answer: of DescribeKey; empty where there is none yet.
         enable: the command that enables it.
         cancel_deletion: the command that takes a scheduled deletion back.
     """
-    if state is None:
+    if not answer:
         return Finding("key", Verdict.FINE, f"{alias} does not exist yet: an up makes it")
+    state = answer["KeyMetadata"]["KeyState"]
     if state == "Enabled":
         return Finding("key", Verdict.FINE, f"{alias} is enabled")
     remedy = f"{cancel_deletion} && {enable}" if state == "PendingDeletion" else enable
