@@ -25,11 +25,13 @@ class Place:
 
     Attributes:
         s3: the client of its bucket.
+        scheme: ``s3`` or ``oss``, for people.
         bucket: the bucket.
         prefix: of everything in it, empty or with a slash at its end.
     """
 
     s3: Any
+    scheme: str
     bucket: str
     prefix: str
 
@@ -46,7 +48,7 @@ class Place:
             raise ConfigurationError(
                 f"--ledger or {LEDGER_URI} = {uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
             )
-        return cls(s3, bucket, "".join(f"{part}/" for part in prefix.split("/") if part))
+        return cls(s3, scheme, bucket, "".join(f"{part}/" for part in prefix.split("/") if part))
 
     def keys(self, prefix: str) -> list[str]:
         """Every key below a prefix; raises what boto3 raises."""
@@ -71,7 +73,7 @@ class Place:
 
     def __str__(self) -> str:
         """For messages."""
-        return f"s3://{self.bucket}/{self.prefix}"
+        return f"{self.scheme}://{self.bucket}/{self.prefix}"
 
 
 def read_ends(place: Place, month: Month) -> Iterator[End]:

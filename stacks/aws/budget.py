@@ -18,7 +18,7 @@ from stacks.settings import BudgetScope, Stack, Threshold, ThresholdKind
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
 # What the meter publishes of the whole stack (image/reaper/metrics.py), in the budget's currency.
 METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
-PERIOD_S = 300
+PERIOD_S = 60  # a sweep's word every ten minutes is judged as soon as it comes
 
 
 @dataclass(frozen=True)
