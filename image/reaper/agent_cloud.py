@@ -23,6 +23,9 @@ class AgentCloud(Protocol):
     def hook(self, instance_id: str) -> Holds:
         """What holds the machine while it leaves."""
 
+    def harden(self, metadata: Metadata, instance_id: str) -> None:
+        """Make the metadata service ask for tokens, where the machine was started without."""
+
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
         """Word that the machine goes."""
 

@@ -101,6 +101,7 @@ def run(options: Options) -> None:
     clock = Clock(options.clock_start, options.clock_speed)
     going, own = None, OwnUse()
     if metadata:
+        cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
         replies = answers(cloud, Target(machine, instance_id), options.keep_folder, running, own)
         going = Going(cloud.notices(metadata, instance_id, clock.now), replies, clock.now)

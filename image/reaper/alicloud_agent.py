@@ -1,6 +1,7 @@
 """What an agent on Alibaba Cloud talks to: CloudMonitor, its bucket, its group, the sweep's mark."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -25,6 +26,8 @@ SPOT_TERMINATION = "instance/spot/termination-time"
 # The metadata service knows neither groups nor tags: two calls a machine each time, and a thousand machines
 # share an account's limits (some 50 calls a second).
 LOOK_EVERY = timedelta(minutes=2)
+
+LOG = logging.getLogger(__name__)
 
 
 class AgentCloud:
@@ -51,6 +54,22 @@ class AgentCloud:
     def hook(self, instance_id: str) -> Hook:
         """What holds the machine while it leaves."""
         return Hook(self._clients.ess, instance_id)
+
+    def harden(self, metadata: Metadata, instance_id: str) -> None:
+        """Ask for session tokens from now on, where the machine was started without asking for them.
+
+        A scaling configuration, which eRDMA and reserved pools start from, has no word for it; their machines
+        may change it on themselves. A failure is told: it leaves the machine as it was started.
+        """
+        try:
+            if not metadata.answers_without_token():
+                return
+            self._clients.ecs.action("ModifyInstanceMetadataOptions")(
+                InstanceId=instance_id, HttpEndpoint="enabled", HttpTokens="required"
+            )
+            LOG.info("event=metadata-hardened")
+        except (AnswerError, CloudError) as error:
+            LOG.error("event=metadata-not-hardened reason=%r", str(error))
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> "Notices":
         """Word that the machine goes."""

@@ -41,6 +41,9 @@ class AgentCloud:
         autoscaling = boto3.client("autoscaling", region_name=self._machine.region)
         return Hook(autoscaling, self._machine.lifecycle_hook, instance_id)
 
+    def harden(self, metadata: Metadata, instance_id: str) -> None:
+        """Nothing: every launch template asks for session tokens."""
+
     def notices(
         self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]
     ) -> notices.FromMetadata:

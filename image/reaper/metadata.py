@@ -62,6 +62,14 @@ class Metadata:
                 return None
             raise CloudError(f"metadata {path}: HTTP {error.code}") from error
 
+    def answers_without_token(self) -> bool:
+        """Whether anybody may ask who can send a plain request, say through a proxy; raises CloudError."""
+        try:
+            self._send("GET", "/latest/meta-data/instance-id", {})
+        except urllib.error.HTTPError:
+            return False
+        return True
+
     def _get(self, path: str) -> str:
         if not self._token:
             headers = {f"{self._header}-ttl-seconds": str(TOKEN_TTL_S)}

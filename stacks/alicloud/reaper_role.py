@@ -13,8 +13,7 @@ MANAGED = f"{naming.PROJECT}:managed"
 STACK = f"{naming.PROJECT}:stack"
 POOL = f"{naming.PROJECT}:pool"
 PROTECTED = f"{naming.PROJECT}:protected"
-# ModifyInstanceAutoReleaseTime is the last safety on spot: a machine whose sweep never comes ends by itself.
-END_ACTIONS = ("ecs:StopInstances", "ecs:DeleteInstances", "ecs:ModifyInstanceAutoReleaseTime")
+END_ACTIONS = ("ecs:StopInstances", "ecs:DeleteInstances")
 GROUP_ACTIONS = ("ess:AttachInstances", "ess:DetachInstances")
 LIMIT_ACTIONS = ("ess:ModifyScalingGroup", "ess:SuspendProcesses", "ess:ResumeProcesses")
 MARK_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")

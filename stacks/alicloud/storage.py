@@ -11,6 +11,7 @@ from stacks.alicloud.firewall import private_networks
 from stacks.settings import Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
+OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
 BUCKETS = ("data", "checkpoints", "records")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 ABORT_UPLOADS_AFTER_DAYS = 7
@@ -87,7 +88,10 @@ class Storage(pulumi.ComponentResource):
                 sse_algorithm="KMS", kms_master_key_id=self._args.key_id
             ),
             versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
-            lifecycle_rules=_lifecycle_rules(self._stack.storage.old_versions_days),
+            lifecycle_rules=[
+                *_lifecycle_rules(self._stack.storage.old_versions_days),
+                *(_states_of_the_sweep() if kind == "records" else []),
+            ],
             tags=self._tags(kind),
             opts=pulumi.ResourceOptions(
                 parent=self, protect=self._stack.protected, ignore_changes=["policy"]
@@ -178,6 +182,19 @@ class Storage(pulumi.ComponentResource):
             opts=self._child,
         )
         return target.mount_target_domain
+
+
+def _states_of_the_sweep() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
+    """Each state of lease and meter is an object of its own; a silent sweep of a month begins anew."""
+    return [
+        alicloud.oss.BucketLifecycleRuleArgs(
+            id=f"old-states-of-{name}",
+            enabled=True,
+            prefix=f"reaper/{name}.json.",
+            expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(days=OLD_STATES_DAYS)],
+        )
+        for name in ("lease", "meter")
+    ]
 
 
 def _lifecycle_rules(old_versions_days: int) -> list[alicloud.oss.BucketLifecycleRuleArgs]:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper import alicloud_agent, aws_agent
+from image.reaper import alicloud_agent, aws_agent, instance_file
 from image.reaper.alicloud_agent import CloudMonitor, Notices
 from image.reaper.alicloud_credentials import Credentials
 from image.reaper.alicloud_lifecycle import Hook
@@ -201,6 +201,39 @@ def test_a_heartbeat_that_is_refused_is_told_and_dropped(cloud, caplog):
     publisher.add(heartbeat(judgement(), MACHINE, "dev"), NOON)
 
     assert "event=heartbeat-lost" in caplog.text
+
+
+@pytest.fixture
+def agent_cloud(cloud, metadata, monkeypatch, tmp_path):
+    for name, value in {**ENVIRON, "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url}.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "instance.toml"
+    path.write_text(MACHINE_FILE.replace('"aws"', '"alicloud"'))
+    return alicloud_agent.AgentCloud(instance_file.load(path), Metadata("alicloud"))
+
+
+def test_a_machine_that_asks_for_tokens_is_left_as_it_is(cloud, metadata, agent_cloud):
+    agent_cloud.harden(Metadata("alicloud"), MACHINE)
+
+    assert not cloud.asked
+
+
+def test_a_machine_that_was_started_without_tokens_asks_for_them_from_now_on(cloud, metadata, agent_cloud):
+    metadata.open = True
+    hardened = []
+    cloud.actions.modify_instance_metadata_options = lambda ask: hardened.append(ask["HttpTokens"]) or {}
+
+    agent_cloud.harden(Metadata("alicloud"), MACHINE)
+
+    assert hardened == ["required"]
+
+
+def test_a_machine_that_cannot_be_hardened_says_so_and_goes_on(metadata, agent_cloud, caplog):
+    metadata.open = True
+
+    agent_cloud.harden(Metadata("alicloud"), MACHINE)
+
+    assert "event=metadata-not-hardened" in caplog.text
 
 
 ROLE = {
