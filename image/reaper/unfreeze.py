@@ -1,6 +1,7 @@
 """``gpu-reaper unfreeze``: training pools take machines again, although the money is spent."""
 
 import getpass
+import os
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -15,6 +16,14 @@ from image.reaper.errors import ConfigurationError
 from image.reaper.freeze import Stage
 from image.reaper.options import environment_with, ledger_option, policy_option
 from image.reaper.spending import look
+
+
+def login() -> str:
+    """Who asks, for the record."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"user {os.getuid()}"
 
 
 @click.command()
@@ -37,7 +46,7 @@ def unfreeze(reason: str, policy_path: Path | None, ledger: str | None) -> None:
     fleet = cloud.machines.fleet()
     spending = look(cloud, policy, fleet, now)
     spent = spending.reading.month_cost if spending else Decimal(0)
-    actor = freezing.Actor(getpass.getuser(), reason)
+    actor = freezing.Actor(login(), reason)
     lifted, failures = freezing.Freezer(cloud, policy, fleet.groups, spent).unfreeze(now, actor)
     for failure in failures:
         click.echo(f"failed: {failure.instance_id}: {failure.step}: {failure.error}", err=True)

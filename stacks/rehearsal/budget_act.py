@@ -5,7 +5,6 @@ the one thing here that nobody spent. Everything else is the stack's own: the fu
 its bucket, the alarms, the groups.
 """
 
-import getpass
 import json
 import sys
 import time
@@ -151,8 +150,7 @@ def _unfreeze(function: sweeps.Function, folder: Path) -> None:
         *(sys.executable, "-m", "image.reaper", "unfreeze"),
         *("--reason", "the rehearsal goes on", "--policy", str(function.folder / "policy.json")),
     ]
-    environment = {**function.environment, "PYTHONPATH": str(ROOT), "LOGNAME": getpass.getuser()}
-    processes.run(command, folder / "unfreeze.log", environment)
+    processes.run(command, folder / "unfreeze.log", {**function.environment, "PYTHONPATH": str(ROOT)})
 
 
 def summary(found: Breached) -> str:
