@@ -99,7 +99,7 @@ class Group:
     @property
     def size(self) -> int:
         """Machines that are in it and not on their way out."""
-        leaving = ("Terminat", "Detach")
+        leaving = ("Terminat", "Detach", "Remov")
         return sum(not state.startswith(leaving) for state in self.members.values())
 
 
