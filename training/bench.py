@@ -30,6 +30,7 @@ from training.metrics.flops import Utilisation
 from training.parallel import World, world
 from training.profiling import StepTrace
 from training.run import Run, build_model, fresh_state, opened, rehearse
+from training.spread import reduced_last
 from training.stop import Stop
 from training.train import shown_errors
 
@@ -156,7 +157,12 @@ def bare_loop(run: Run, batch: Batch) -> Callable[[int], None]:
     if where.size > 1:
         ids = [where.device.index] if where.device.type == "cuda" else None
         model = DistributedDataParallel(
-            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=True, forward_sync_buffers=False
+            model,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            static_graph=settings.run.accumulation
+            == 1,  # torch 2.13 fails on no_sync before a first reduction
+            forward_sync_buffers=False,
         )
     if settings.precision.compile:
         model.compile()
@@ -165,11 +171,12 @@ def bare_loop(run: Run, batch: Batch) -> Callable[[int], None]:
 
     def train(steps: int) -> None:
         for _ in range(steps):
-            for _ in range(settings.run.accumulation):
-                with precision.autocast(settings.precision, where.device):
-                    logits = model(batch.inputs)
-                    loss = functional.cross_entropy(logits.flatten(0, -2).float(), batch.targets.flatten())
-                scaler.scale(loss / settings.run.accumulation).backward()  # type: ignore[no-untyped-call]  # no hints
+            for left in reversed(range(settings.run.accumulation)):
+                with reduced_last(model, last=left == 0):
+                    with precision.autocast(settings.precision, where.device):
+                        logits = model(batch.inputs).flatten(0, -2).float()
+                        loss = functional.cross_entropy(logits, batch.targets.flatten())
+                    scaler.scale(loss / settings.run.accumulation).backward()  # type: ignore[no-untyped-call]  # no hints
             if settings.optimizer.clip_norm:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.clip_norm)

@@ -35,7 +35,7 @@ def capture(state: State, settings: config.Config, samples: int, where: World) -
     return {
         "scaler": state.scaler.state_dict(),
         "rng": where.gather(capture_rng()),
-        "carried": where.gather_on_first(state.spread.carried()),
+        "carried": where.gather_on_first(state.spread.carried()) if settings.parallel.powersgd_rank else [],
         "step": state.step,
         "position": state.position,
         "stream": {"samples": samples, "seed": settings.run.seed},

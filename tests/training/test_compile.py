@@ -29,14 +29,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-@pytest.fixture(scope="module")
-def plain(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of one process that compiles nothing."""
-    directory = tmp_path_factory.mktemp("plain")
-    train_on(1, gpt_table(tokens, directory, STEPS))
-    return losses(directory)
-
-
 def compiled_rank(table: dict[str, Any]) -> int:
     """Trains on this rank; how many graphs were compiled."""
     compile_without_code()
@@ -45,19 +37,25 @@ def compiled_rank(table: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("size", "parallel"),
-    [(1, {}), (2, {}), (2, FSDP), (2, TENSOR), (4, PIPELINE)],
+    ("size", "parallel", "layers"),
+    [(1, {}, 1), (2, {}, 1), (2, FSDP, 2), (2, TENSOR, 1), (4, PIPELINE, 2)],
     ids=["alone", "ddp", "fsdp", "tensor", "pipeline of sharded stages"],
 )
 def test_a_compiled_model_learns_what_the_plain_one_learns(
-    size: int, parallel: dict[str, Any], plain: list[float], tokens: Path, tmp_path: Path
+    size: int, parallel: dict[str, Any], layers: int, tokens: Path, tmp_path: Path
 ) -> None:
-    table = changed(gpt_table(tokens, tmp_path, STEPS), parallel=parallel, precision={"compile": True})
+    plain, compiled = tmp_path / "plain", tmp_path / "compiled"
+    table = gpt_table(tokens, plain, STEPS)
+    table["model"]["options"]["layers"] = layers
+    run = {"directory": str(compiled)}
 
-    graphs = run_ranks(compiled_rank, size, table)
+    train_on(1, table)
+    graphs = run_ranks(
+        compiled_rank, size, changed(table, run=run, parallel=parallel, precision={"compile": True})
+    )
 
     assert graphs == [2] * size  # one to train and one to evaluate: each layer of FSDP uses the same
-    assert losses(tmp_path) == pytest.approx(plain, rel=TOLERANCE)
+    assert losses(compiled) == pytest.approx(losses(plain), rel=TOLERANCE)
 
 
 def test_what_torch_compiles_wrongly_is_refused(tokens: Path, tmp_path: Path) -> None:
