@@ -44,6 +44,16 @@ PRODUCTS = {
     "Vpc": ("2016-04-28", "vpc.{region}.aliyuncs.com"),
     "Sts": ("2015-04-01", "sts.{region}.aliyuncs.com"),
 }
+# Regions that older products serve from one place, as the SDK's packages for each product have it.
+CENTRAL = {
+    "ecs-cn-hangzhou.aliyuncs.com": ("Ecs", {"cn-hangzhou"}),
+    "vpc.aliyuncs.com": ("Vpc", {"cn-hangzhou"}),
+    "ess.aliyuncs.com": (
+        "Ess",
+        {"cn-beijing", "cn-hangzhou", "cn-nanjing", "cn-qingdao", "cn-shanghai", "cn-shenzhen", "cn-wuhan"}
+        | {"ap-southeast-1", "cn-hongkong", "us-east-1", "us-west-1"},
+    ),
+}
 
 Answer = dict[str, Any]
 # The SDK writes every refusal to its log, with the text that was signed; `Calls` tells of it in a line.
@@ -87,10 +97,10 @@ class Product:
         endpoint: str = "",
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._version, host = PRODUCTS[name]
+        self._version = PRODUCTS[name][0]
         self._name, self._region = name, region
         self._protocol, _, self._host = endpoint.rpartition("://")
-        self._host = self._host or host.format(region=region)
+        self._host = self._host or host_of(name, region)
         self._credentials = credentials
         self._wait = wait
         self._client: tuple[Any, Any] | None = None
@@ -151,6 +161,14 @@ class Product:
             )
             self._client = keys, made
         return self._client[1]
+
+
+def host_of(product: str, region: str) -> str:
+    """Where a product answers for a region. Pure."""
+    for host, (name, regions) in CENTRAL.items():
+        if name == product and region in regions:
+            return host
+    return PRODUCTS[product][1].format(region=region)
 
 
 def _for_sdk(keys: Keys) -> Any:

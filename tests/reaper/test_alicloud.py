@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 from botocore.awsrequest import AWSResponse
 
+from image.reaper import alicloud_connect, aws, aws_connect, aws_leftovers, aws_metrics
 from image.reaper.alicloud import Machines
 from image.reaper.alicloud_answers import TAG_STOPPED_AT, instance_of
 from image.reaper.alicloud_credentials import Credentials
 from image.reaper.alicloud_leftovers import Leftovers
 from image.reaper.alicloud_metrics import Heartbeats
 from image.reaper.alicloud_oss import OssStore, bucket_client
-from image.reaper.alicloud_session import ATTEMPTS, flat
+from image.reaper.alicloud_session import ATTEMPTS, flat, host_of
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
 from image.reaper.heartbeats import Query, Span
@@ -157,6 +158,38 @@ def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
 
     assert wire["Tag.2.Key"] == "c"
     assert nested(wire) == {**asked, "Force": "true", "Size": "3"}
+
+
+@pytest.mark.parametrize(
+    ("product", "region", "host"),
+    [
+        ("Ess", "cn-shenzhen", "ess.aliyuncs.com"),
+        ("Ess", "cn-wulanchabu", "ess.cn-wulanchabu.aliyuncs.com"),
+        ("Ecs", "cn-hangzhou", "ecs-cn-hangzhou.aliyuncs.com"),
+        ("Ecs", "cn-shenzhen", "ecs.cn-shenzhen.aliyuncs.com"),
+        ("Cms", "cn-shenzhen", "metrics.cn-shenzhen.aliyuncs.com"),
+    ],
+)
+def test_each_product_is_asked_where_it_answers_for_the_region(product, region, host):
+    assert host_of(product, region) == host
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [(Machines, aws.Machines), (Heartbeats, aws_metrics.Heartbeats), (Leftovers, aws_leftovers.Leftovers)],
+)
+def test_each_class_has_what_aws_s_has(own, other):
+    assert public(own) == public(other)
+
+
+def test_both_connectors_have_the_same_functions():
+    names = ("connect", "machines", "bucket_client")
+
+    assert all(callable(getattr(one, name)) for one in (aws_connect, alicloud_connect) for name in names)
+
+
+def public(kind):
+    return {name for name in vars(kind) if not name.startswith("_")}
 
 
 # machines
