@@ -60,9 +60,11 @@ class Snapshot:
             copied = self._take(state)
             arrival = side.record_event()
         self._arrival = arrival
+        held = [state]  # the memory of what nobody else holds must not be given away before the copy is done
 
         def arrived() -> Any:
             arrival.synchronize()
+            held.clear()
             return copied
 
         return arrived
