@@ -1,12 +1,14 @@
 """From a policy and environment variables to AWS as a sweep sees it."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from image.reaper.aws import Machines
 from image.reaper.aws_leftovers import Leftovers
 from image.reaper.aws_metrics import Heartbeats
 from image.reaper.aws_session import Clients, clients
+from image.reaper.aws_spot import CURRENCY, spot_prices
 from image.reaper.aws_topic import Topic
 from image.reaper.calls import Calls
 from image.reaper.cloud import Cloud
@@ -37,6 +39,7 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
         leftovers=Leftovers(aws.ec2, calls, policy.stack),
         notifier=Notifier(Topic(aws.sns, calls, topic)) if topic else None,
         store=Store(aws.s3, calls, ledger) if ledger else None,
+        spot_prices=partial(spot_prices, aws.ec2, calls) if policy.currency == CURRENCY else None,
     )
 
 

@@ -4,9 +4,10 @@ Neither is imported here: the archive of one cloud's sweep carries nothing of th
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -106,6 +107,8 @@ class Cloud:
         leftovers: of the stack.
         notifier: tells people; None only in a dry run.
         store: holds lease and ledger; None only in a dry run.
+        spot_prices: what an hour of some types costs on the spot market now, in the policy's currency, types
+            without a price left out; raises CloudError. None where the policy's own prices are all there is.
     """
 
     calls: Calls
@@ -114,6 +117,7 @@ class Cloud:
     leftovers: Leftovers
     notifier: Notifier | None = None
     store: Store | None = None
+    spot_prices: Callable[[Sequence[str]], Mapping[str, Decimal]] | None = None
 
 
 def module(cloud: str) -> ModuleType:

@@ -6,8 +6,9 @@ says that it stopped, or, where the cloud tells nothing of it any more, until no
 loses no money, and one that runs twice counts nothing twice. Only a machine that came and went within one gap
 of more than an hour, after which EC2 forgets it, is missed.
 
-Hours count at the prices of the policy: list prices, and for spot the most that it may cost. Time is cut at
-midnight UTC, so that days and months add up to the same money.
+Hours count at the prices of the policy: list prices, and for spot the market's of the sweep where the cloud
+tells them, else the most that it may cost. Time is cut at midnight UTC, so that days and months add up to the
+same money.
 """
 
 import calendar
@@ -36,6 +37,21 @@ def machine_of(instance: Instance, budget: Budget) -> Machine | None:
     gpus = pool.gpus.get(instance.type, 0)
     per_hour = (price or Decimal(0)) + pool.disk_per_hour
     return Machine(instance.pool, instance.owner, instance.type, gpus, per_hour)
+
+
+def with_spot_prices(budget: Budget, market: Mapping[str, Decimal]) -> Budget:
+    """The budget at the spot market's prices, each at most the one it knows: spot never passes on demand.
+
+    Args:
+        budget: with list prices.
+        market: instance type -> what an hour costs now.
+    """
+    pools = {}
+    for name, pool in budget.pools.items():
+        known = {kind: price for kind, price in pool.spot.items() if kind in market}
+        lower = {kind: market[kind] if old is None else min(old, market[kind]) for kind, old in known.items()}
+        pools[name] = replace(pool, spot={**pool.spot, **lower})
+    return replace(budget, pools=pools)
 
 
 def unpriced(instances: Iterable[Instance], budget: Budget) -> int:

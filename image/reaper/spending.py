@@ -33,9 +33,11 @@ def settle(cloud: Cloud, policy: Policy, result: Result, *, act: bool) -> Spendi
     Returns:
         None where the policy has no budget, there is no bucket, or the meter could not be read.
     """
-    budget, store, failures = policy.budget, cloud.store, result.done.failures
-    if budget is None or store is None:
+    store, failures = cloud.store, result.done.failures
+    if policy.budget is None or store is None:
         return None
+    budget, failed = _at_market_prices(cloud, policy.budget, result.fleet)
+    failures += failed
     try:
         reading = _count(store, policy, budget, result)
     except (CloudError, DeadlineError) as error:
@@ -63,15 +65,29 @@ def look(cloud: Cloud, policy: Policy, fleet: Fleet, now: datetime) -> Spending 
     Raises:
         CloudError: the meter or the freeze could not be read.
     """
-    budget, store = policy.budget, cloud.store
-    if budget is None or store is None:
+    store = cloud.store
+    if policy.budget is None or store is None:
         return None
     before, _ = _read(store)
     if before is None:
         return None
+    # Without an answer spot counts at most; that the sweep got none, its own report says.
+    budget, _ = _at_market_prices(cloud, policy.budget, fleet)
     reading, _ = meter.advance(before, fleet, budget, policy.currency, now)
     freeze = freezing.read(store, now)[0] if budget.freezes else None
     return _spending(policy, budget, reading, fleet, freeze)
+
+
+def _at_market_prices(cloud: Cloud, budget: Budget, fleet: Fleet) -> tuple[Budget, list[Failure]]:
+    """The budget with what spot machines cost now, at most what it says; without an answer it stays."""
+    types = sorted({one.type for one in fleet.instances if one.spot and one.state in meter.BILLED})
+    if cloud.spot_prices is None or not types:
+        return budget, []
+    try:
+        market = cloud.spot_prices(types)
+    except (CloudError, DeadlineError) as error:
+        return budget, [Failure("*", "read spot prices", str(error))]
+    return meter.with_spot_prices(budget, market), []
 
 
 def _spending(

@@ -35,6 +35,7 @@ LOOK_ACTIONS = (
     "ec2:DescribeAddresses",
     "ec2:DescribeInstances",
     "ec2:DescribeSnapshots",
+    "ec2:DescribeSpotPriceHistory",
     "ec2:DescribeVolumes",
 )
 

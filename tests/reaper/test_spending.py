@@ -79,6 +79,40 @@ def test_sweeps_that_fail_for_hours_lose_no_money(world):
     assert grown == pytest.approx(14 * HOUR_OF_ONE, rel=Decimal("0.001"))
 
 
+def spot_world(**prices):
+    """One spot machine, and the market's prices by zone."""
+    made = World()
+    made.start(TAGS, spot=True)
+    made.pass_minutes(1)
+    made.spot_prices = {"g5.xlarge": prices}
+    return made
+
+
+def test_spot_counts_at_the_price_of_the_dearest_zone():
+    rates = swept(spot_world(a="0.20", b="0.30"), rules()).spending.rates
+
+    assert rates["dev"] == Decimal("0.32")
+
+
+def test_spot_never_counts_for_more_than_the_policy_says():
+    assert swept(spot_world(a="3.00"), rules()).spending.rates["dev"] == Decimal("0.523")
+
+
+def test_spot_counts_at_the_policys_price_where_the_market_tells_none_and_a_refusal_shows():
+    world = spot_world()
+
+    def deny():
+        raise refusal("UnauthorizedOperation", "DescribeSpotPriceHistory")
+
+    first = swept(world, rules())
+    world.on_call("DescribeSpotPriceHistory", deny, number=1)
+    second = swept(world, rules())
+
+    assert first.spending.rates["dev"] == second.spending.rates["dev"] == Decimal("0.523")
+    assert not first.failed
+    assert [failure.step for failure in second.done.failures] == ["read spot prices"]
+
+
 def test_a_policy_without_a_budget_meters_nothing(world):
     result = swept(world, policy(idle_after_hours=100))
 

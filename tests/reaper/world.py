@@ -84,6 +84,7 @@ class World:
         ends: (time, machine, how) of every end.
         page: machines to a page.
         daily: (machine, metric) -> what the cloud says of a whole day of it.
+        spot_prices: instance type -> zone -> price of an hour.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -98,6 +99,7 @@ class World:
         self.ends: list[tuple[datetime, Machine, str]] = []
         self.published: dict[str, float] = defaultdict(float)
         self.daily: dict[tuple[str, str], float] = {}
+        self.spot_prices: dict[str, dict[str, str]] = {}
         self.faults = Faults()
         self.page = 1000
         self.calls: list[str] = []

@@ -52,6 +52,16 @@ class _Ec2(_Client):
         self._world.before("DescribeAddresses")
         return self._world.answer("DescribeAddresses", {"Addresses": []})
 
+    def describe_spot_price_history(self, InstanceTypes, ProductDescriptions, StartTime, EndTime):
+        self._world.before("DescribeSpotPriceHistory")
+        assert (ProductDescriptions, StartTime) == (["Linux/UNIX"], EndTime)
+        told = [
+            {"InstanceType": kind, "AvailabilityZone": zone, "SpotPrice": str(price)}
+            for kind in InstanceTypes
+            for zone, price in self._world.spot_prices.get(kind, {}).items()
+        ]
+        return self._world.answer("DescribeSpotPriceHistory", {"SpotPriceHistory": told})
+
     def create_tags(self, Resources, Tags):
         self._world.before("CreateTags")
         for machine in self._find(Resources, "CreateTags"):
