@@ -7,7 +7,7 @@ REQUIREMENTS := $(wildcard requirements.txt training/requirements.txt image/reap
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test test-image image-lock lint format bench up preview preflight check cost clean
+.PHONY: help rehearse test test-image image-lock lint format bench up preview preflight check cost refresh clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ check: $(READY) ## Check a stack file without a cloud: make check STACK=aws-dev
 
 cost: $(READY) ## What a stack costs an hour and a month: make cost STACK=aws-prod
 	@$(PY) -m stacks cost $(STACK)
+
+refresh: $(READY) ## Read today's list prices: make refresh ARGS="--dry-run --cloud aws"
+	@$(PY) -m stacks.catalog refresh $(ARGS)
 
 preflight: $(READY) ## Ask the cloud whether there is room: make preflight STACK=aws-prod
 	@$(PY) -m stacks preflight $(STACK)
