@@ -63,15 +63,18 @@ class Machines:
         return Fleet(instances, tuple(group_of(raw, members[key]) for key, raw in groups.items()))
 
     def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
-        """The same machines and their groups, read anew; what is no longer managed or there is left out.
+        """The same machines and their groups, read anew; what is no longer managed is left out.
+
+        In ``gone`` are those that the cloud knows no more.
 
         Raises:
             CloudError: they could not be read.
         """
-        found: dict[str, Instance] = {}
+        there: dict[str, Instance] = {}
         for some in batches(ids, PAGE):
-            chosen = self._instances(Tag=self._own(), InstanceIds=json.dumps(list(some)))
-            found |= {one.id: one for one in chosen}
+            there |= {one.id: one for one in self._instances(InstanceIds=json.dumps(list(some)))}
+        own = {tag["Key"]: tag["Value"] for tag in self._own()}
+        found = {key: one for key, one in there.items() if own.items() <= one.tags.items()}
         names = set(group_names)
         for some in batches(list(found), DETACH_BATCH):
             names |= {row["ScalingGroupId"] for row in self._members(InstanceIds=list(some))}
@@ -79,7 +82,8 @@ class Machines:
         for raw in self._groups_of(sorted(names)):
             rows = self._members(ScalingGroupId=raw["ScalingGroupId"])
             groups.append(group_of(raw, {row["InstanceId"]: row["LifecycleState"] for row in rows}))
-        return Fleet(tuple(found.values()), tuple(groups))
+        gone = (Instance(one, "", "terminated", self._calls.now()) for one in ids if one not in there)
+        return Fleet(tuple(found.values()), tuple(groups), tuple(gone))
 
     def tags(self, instance_id: str) -> dict[str, str]:
         """A machine's tags; none for one that is not there. Raises CloudError."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from image.reaper import alicloud_oss
@@ -12,6 +12,7 @@ from image.reaper.alicloud_leftovers import Leftovers
 from image.reaper.alicloud_metrics import Heartbeats
 from image.reaper.alicloud_notify import Alarm
 from image.reaper.alicloud_session import ENDPOINT, Clients, clients
+from image.reaper.alicloud_spot import spot_prices
 from image.reaper.calls import Calls
 from image.reaper.cloud import Cloud
 from image.reaper.environment import LEDGER_URI
@@ -47,6 +48,7 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
         leftovers=Leftovers(own, calls, policy.stack),
         notifier=Notifier(Alarm(own.cms, calls, policy.stack)),
         store=store,
+        spot_prices=partial(spot_prices, own.ecs, calls, policy.currency),
     )
 
 

@@ -26,6 +26,7 @@ LOOK_ACTIONS = (
     "ecs:DescribeDisks",
     "ecs:DescribeInstances",
     "ecs:DescribeSnapshots",
+    "ecs:DescribeSpotPriceHistory",
     "ess:DescribeAlarms",
     "ess:DescribeScalingGroups",
     "ess:DescribeScalingInstances",

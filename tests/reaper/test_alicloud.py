@@ -2,6 +2,7 @@
 
 import json
 from datetime import timedelta
+from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from image.reaper.alicloud_leftovers import Leftovers
 from image.reaper.alicloud_metrics import Heartbeats
 from image.reaper.alicloud_oss import OssStore, bucket_client
 from image.reaper.alicloud_session import ATTEMPTS, flat, host_of
+from image.reaper.alicloud_spot import spot_prices
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
 from image.reaper.heartbeats import Query, Span
@@ -260,6 +262,36 @@ def test_the_time_of_a_stop_is_the_sweep_s_own_note_of_it(status, noted, known):
     assert (described(Status=status, Tags=tags).stopped_at is not None) is known
 
 
+def test_a_machine_that_was_released_is_gone_and_one_of_another_stack_is_left_out(stage):
+    mine, released = stage.world.start(TAGS), stage.world.start(TAGS)
+    other = stage.world.start(TAGS | {"gpu-fleet:stack": "other"})
+    released.state = "terminated"
+
+    fresh = stage.machines.again([mine.id, released.id, other.id], ())
+
+    assert [one.id for one in fresh.instances] == [mine.id]
+    assert [(one.id, one.state) for one in fresh.gone] == [(released.id, "terminated")]
+
+
+def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
+    def history(ask):
+        rows = [
+            ("a", "2026-03-02T07:00:00Z", 9.0),
+            ("a", "2026-03-02T08:00:00Z", 3.5),
+            ("b", "2026-03-02T08:00:00Z", 4),
+        ]
+        prices = [{"ZoneId": zone, "Timestamp": at, "SpotPrice": price} for zone, at, price in rows]
+        start = int(ask["Offset"])
+        page = prices[start : start + 2] if ask["InstanceType"] == "gn7i" else []
+        following = start + 2 if start + 2 < len(prices) else 0
+        return {"Currency": "CNY", "SpotPrices": {"SpotPriceType": page}, "NextOffset": following}
+
+    stage.actions.describe_spot_price_history = history
+
+    assert spot_prices(stage.clients.ecs, stage.calls, "CNY", ["gn7i", "gn8v"]) == {"gn7i": Decimal(4)}
+    assert spot_prices(stage.clients.ecs, stage.calls, "USD", ["gn7i"]) == {}
+
+
 # ends
 
 
@@ -274,17 +306,15 @@ def test_forgotten_machines_leave_their_group_which_then_wants_fewer():
     assert order == ["DetachInstances", "DeleteInstances"]
 
 
-def test_a_machine_that_vanishes_fails_alone():
+def test_a_machine_that_vanishes_keeps_no_other_from_going():
     world, checked = idle_world(3)
     vanishing = next(iter(world.machines.values()))
     world.on_call("DeleteInstances", lambda: setattr(vanishing, "state", "terminated"), 1)
 
     result = sweep_until_they_go(world, checked)
 
-    assert [failure.instance_id for failure in result.done.failures] == [vanishing.id]
-    assert "InvalidInstanceId.NotFound" in result.done.failures[0].error
-    assert len(result.done.ended) == 2
-    assert result.failed
+    assert len(world.ends) == 2
+    assert result.done.failures == [], "the one that vanished is gone, which is what was wanted"
 
 
 def test_a_machine_that_may_not_be_released_goes_back_into_its_group():
