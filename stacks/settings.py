@@ -237,7 +237,7 @@ class Pool:
         efa: Elastic Fabric Adapter on every network card (AWS).
         erdma: elastic RDMA interfaces (Alibaba Cloud).
         gpu_memory_gib: what the work needs of each GPU; a type with less is refused. Null for no such need.
-        mig_profile: cut each GPU into instances of this profile at boot, say ``1g.10gb``; null for whole ones.
+        mig_profile: cut each GPU into instances of this profile at boot, say ``1g.10gb``; null: whole ones.
         on_demand_base: machines of a spot pool that are bought on demand first.
         spot_price_limit: most to pay for a spot machine and hour, in the currency of the account (Alibaba
             Cloud); null for whatever the market asks, which never passes the on-demand price.
