@@ -22,14 +22,13 @@ from stacks.errors import CannotCheckError
 
 # Product -> version of its API, and the permission's first half: api.alibabacloud.com, page of each product.
 VERSIONS = {
-    "bssopenapi": ("2017-12-14", "bssapi"),
     "ecs": ("2014-05-26", "ecs"),
     "kms": ("2016-01-20", "kms"),
     "quotas": ("2020-05-10", "quotas"),
     "sts": ("2015-04-01", "sts"),
 }
 # One door for all regions of mainland China; every other product has one in each region.
-CENTRAL = {"bssopenapi": "business.aliyuncs.com", "quotas": "quotas.aliyuncs.com"}
+CENTRAL = {"quotas": "quotas.aliyuncs.com"}
 # www.alibabacloud.com/help/en/ram, "Common errors": each product spells it in its own way.
 DENIALS = ("Forbidden.RAM", "NoPermission", "NotAuthorized", "AccessDenied", "Forbidden.Unauthorized")
 KEY_ID, KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"

@@ -1,13 +1,11 @@
-"""What must be ours and usable on Alibaba Cloud: the account, the image, the key, the bill."""
+"""What must be ours and usable on Alibaba Cloud: the account, the image, the key."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from stacks import naming
 from stacks.calls.alicloud import Alicloud, listed
-from stacks.errors import CannotCheckError
 from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Stack
@@ -31,11 +29,10 @@ def account(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
-    """Image, key and bill."""
+    """Image and key."""
     yield guarded("image", partial(_image, stack, cloud))
     yield guarded("KMS instance", partial(_key_instance, stack, cloud))
     yield guarded("key", partial(_key, stack, cloud))
-    yield guarded("bill", partial(_bill, cloud, datetime.now(UTC)))
 
 
 def _image(stack: Stack, cloud: Alicloud) -> Finding:
@@ -80,11 +77,3 @@ def _key(stack: Stack, cloud: Alicloud) -> Finding:
         enable=f"aliyun kms EnableKey {which}",
         cancel_deletion=f"aliyun kms CancelKeyDeletion {which}",
     )
-
-
-def _bill(cloud: Alicloud, now: datetime) -> Finding:
-    """The meter reads the bill; an account of a reseller may not."""
-    answer = cloud.ask("bssopenapi", "QueryBillOverview", BillingCycle=f"{now:%Y-%m}")
-    if not answer.get("Success", False):
-        raise CannotCheckError(f"QueryBillOverview: {answer.get('Code')}: {answer.get('Message')}")
-    return Finding("bill", Verdict.FINE, f"may be read for {now:%Y-%m}")

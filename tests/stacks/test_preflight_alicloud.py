@@ -111,7 +111,6 @@ def account(**changes: Any) -> Account:
         "DescribeImages": {"Images": {"Image": [IMAGE]}},
         "GetKmsInstance": {"KmsInstance": {"Status": "Connected"}},
         "DescribeKey": Refusal("Forbidden.AliasNotFound", "alias not found"),
-        "QueryBillOverview": {"Success": True, "Code": "Success"},
     }
     return Account(answers | changes)
 
@@ -136,7 +135,6 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
         "image",
         "KMS instance",
         "key",
-        "bill",
     ]
     assert cloud.unsigned == []
 
@@ -303,21 +301,6 @@ def test_keys_need_a_connected_instance_and_to_be_enabled():
     assert found["KMS instance"].verdict is Verdict.PROBLEM
     assert found["key"].verdict is Verdict.PROBLEM
     assert found["key"].remedy.startswith("aliyun kms CancelKeyDeletion --region cn-shenzhen --KeyId key-1")
-
-
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (Refusal("NotAuthorized"), "denied bssapi:QueryBillOverview"),
-        ({"Success": False, "Code": "NotApplicable", "Message": "reseller"}, "NotApplicable: reseller"),
-    ],
-    ids=["denied", "reseller"],
-)
-def test_a_bill_that_may_not_be_read_is_told(answer, says):
-    told = look(stack(), account(QueryBillOverview=answer))["bill"]
-
-    assert told.verdict is Verdict.UNCHECKED
-    assert says in told.says
 
 
 def test_credentials_of_another_account_are_the_first_problem():
