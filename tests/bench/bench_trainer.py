@@ -23,6 +23,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
 from training import config, loop
+from training.bench import StepTimes, Turns
 from training.checkpoint.manager import Checkpoints
 from training.cli import main as training_command
 from training.data.loader import Share, training_slices
@@ -36,8 +37,8 @@ from training.state import State
 from training.stop import Stop
 
 COMMAND = "python -m tests.bench.bench_trainer"
-STEPS_A_BLOCK = 100
-BLOCKS = 8
+STEPS_A_TURN = 20
+TURNS = 40
 SAVES = 12
 SAMPLES_A_STEP = 64  # of the model whose saves are timed
 MEGABYTE = 10**6
@@ -74,30 +75,31 @@ def loop_overhead(data: Path, folder: Path) -> dict[str, Any]:
 
 
 def measure_loops(data: str, folder: str) -> list[tuple[float, float]]:
-    """Seconds per step of trainer and bare loop in alternating blocks, on this rank of two."""
-    settings = config.load(
-        DIGITS, ["--data.path", data, "--run.directory", folder, "--checkpoint.every_steps", "0"]
-    )
+    """Seconds per step of trainer and bare loop in turns of one log interval, on this rank of two."""
+    overrides = {
+        "--data.path": data,
+        "--run.directory": folder,
+        "--run.epochs": "0.0",
+        "--run.steps": str(STEPS_A_TURN * (TURNS + 1)),
+        "--run.log_every_steps": str(STEPS_A_TURN),
+        "--checkpoint.every_steps": "0",
+    }
+    settings = config.load(DIGITS, [part for pair in overrides.items() for part in pair])
     with world(settings.parallel) as where, opened(settings, where) as run:
         state, bare = fresh_state(run), fresh_state(run)
         rehearse(run, state)
+        called, batches = bare_model(bare), run.batches(bare)
+        times = StepTimes()
+        turns = Turns(
+            times,
+            STEPS_A_TURN,
+            where.device,
+            lambda: bare_steps(called, bare.optimizer, islice(batches, STEPS_A_TURN)),
+        )
         stop = Stop(where, Interruption([], 1.0), run.checkpoints.due_by_time, lambda: None)
-        called = bare_model(bare)
-        found = []
-        for number in range(BLOCKS + 1):
-            until = config.Run(
-                **{**settings.run.model_dump(), "epochs": 0.0, "steps": state.step + STEPS_A_BLOCK}
-            )
-            block = replace(run, settings=settings.model_copy(update={"run": until}))
-            begin = time.perf_counter()
-            loop.train_steps(block, state, stop)
-            middle = time.perf_counter()
-            bare_steps(called, bare.optimizer, islice(run.batches(bare), STEPS_A_BLOCK))
-            bare.position += STEPS_A_BLOCK * settings.run.batch_size
-            end = time.perf_counter()
-            if number > 0:  # the first block warms both up
-                found.append(((middle - begin) / STEPS_A_BLOCK, (end - middle) / STEPS_A_BLOCK))
-        return found
+        loop.train_steps(replace(run, trace=turns), state, stop)
+        turns.finish()
+        return list(zip(times.trainer_s, times.bare_s, strict=True))
 
 
 def bare_model(state: State) -> nn.Module:
