@@ -17,6 +17,8 @@ BLOCK = re.compile(r"^```(?:sh|bash|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL
 BY_CI = {"make rehearse", "make test", "make test-image", "make lint"}
 # a server stays until it is told to go
 SERVERS = {".venv/bin/moto_server -p 5000": "http://127.0.0.1:5000/moto-api/"}
+# asks a cloud; without an account it says so
+ASKING = {"make preflight STACK=aws-dev": "Unable to locate credentials"}
 PATIENCE_S = 280
 
 
@@ -47,18 +49,29 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: str, checkout: Path) -> None:
+def say(command: str, checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     path = f"{checkout / 'programs'}:{os.environ['PATH']}"
-    done = subprocess.run(
+    return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=checkout,
-        env=os.environ | {"PATH": path, "COLUMNS": "120"},
+        env=os.environ | {"PATH": path, "COLUMNS": "120"} | environment,
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_S,
     )
+
+
+def run(command: str, checkout: Path) -> None:
+    done = say(command, checkout)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def ask_without_account(command: str, answer: str, checkout: Path) -> None:
+    none = {"AWS_ACCESS_KEY_ID": "", "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
+    done = say(command, checkout, **none, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
+    assert done.returncode != 0
+    assert answer in done.stdout, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
 def serve(command: str, url: str, checkout: Path) -> None:
@@ -99,6 +112,8 @@ def test_the_commands_of_a_readme_work(place, checkout):
             assert f"\n{command}\n" in by_ci
         elif command in SERVERS:
             serve(command, SERVERS[command], checkout)
+        elif command in ASKING:
+            ask_without_account(command, ASKING[command], checkout)
         else:
             run(command, checkout)
 
