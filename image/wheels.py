@@ -69,7 +69,7 @@ def check_fresh(listing: Path, requirements: Iterable[str]) -> None:
 
 
 def fetch(folder: Path, listing: Path = LIST) -> None:
-    """Download every wheel of the list that is not in the folder yet, each held against its hash by pip.
+    """Download every wheel of the list that is not in the folder yet, each held against its hash.
 
     Raises:
         LockError: pip's words when a wheel is not to be had, or is another one.
@@ -77,6 +77,8 @@ def fetch(folder: Path, listing: Path = LIST) -> None:
     """
     _require_python(LOCAL)
     folder.mkdir(parents=True, exist_ok=True)
+    if hashes(listing.read_text(encoding="utf-8")) <= {sha256(wheel) for wheel in folder.glob("*.whl")}:
+        return
     _pip(
         "--no-deps",
         "--require-hashes",
@@ -136,11 +138,20 @@ def with_hash(lockfile: str, base: str, found: str) -> str:
     return changed
 
 
+def hashes(text: str) -> set[str]:
+    """The hashes of a list of wheels."""
+    return set(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
+
+
+def sha256(wheel: Path) -> str:
+    """Of a wheel's content, in hexadecimal."""
+    with wheel.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _line(wheel: Path) -> str:
     name, version, _, _ = parse_wheel_filename(wheel.name)
-    with wheel.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    return f"{name}=={version} --hash=sha256:{found}\n"
+    return f"{name}=={version} --hash=sha256:{sha256(wheel)}\n"
 
 
 def _require_python(base: str) -> None:

@@ -14,8 +14,14 @@ lay etc/hosts
 if [ "$TARGET" = oci ]; then
     exit 0
 fi
+if [ "$TARGET" = qemu ]; then
+    # before the package that brings the defaults; the clouds' own base knows its disks
+    lay etc/initramfs-tools usr/share/initramfs-tools
+fi
 install_group machine
 lay etc/sysusers.d etc/tmpfiles.d etc/cloud etc/systemd/system/user-.slice.d etc/systemd/system/gpu-fleet.slice
 systemd-sysusers
 systemctl enable systemd-networkd.service
 systemctl disable --quiet apt-daily.timer apt-daily-upgrade.timer
+# what nobody here asks for, and every boot waits on: checks of LVM snapshots, formats of foreign programs
+systemctl mask --quiet e2scrub_reap.service e2scrub_all.timer systemd-binfmt.service uuidd.socket

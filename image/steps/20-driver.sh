@@ -14,8 +14,14 @@ lay etc/modprobe.d
 if [ "$TARGET" = qemu ]; then
     # the kernel is locked with the driver: a newer one of the same series need not compile its modules
     install_locked kernel kernel
+    lay etc/dkms
 fi
 install_locked driver nvidia-driver
+if [ "$TARGET" = qemu ]; then
+    # Ubuntu's package loads the driver as GPUs are found, Debian's on every boot, GPU or not
+    lay etc/udev
+    ln -sfn /dev/null /etc/modules-load.d/nvidia.conf
+fi
 
 kernel=$(find /lib/modules -mindepth 1 -maxdepth 1 -printf '%f\n' | sort -V | tail -n 1)
 # Debian names it for the branch and loads it by an alias

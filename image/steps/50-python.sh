@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trainer, agent and gate in one virtual environment, from locked wheels and no index.
+# Trainer, agent and gate in one virtual environment, from wheels that are locked by hash.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
@@ -7,8 +7,11 @@ set -euo pipefail
 environment=/opt/gpu-fleet/venv modules=/opt/gpu-fleet/lib
 install_group python
 python3 -m venv --clear "$environment"
-"$environment/bin/pip" install --quiet --no-index --no-deps --require-hashes --no-cache-dir \
-    --disable-pip-version-check --find-links "$FILES/wheels" --requirement "$PAYLOAD/wheels/$BASE.txt"
+# a builder on a cloud has no folder of them, and an index instead; the hashes hold either
+source=()
+[ ! -d "$FILES/wheels" ] || source=(--no-index --find-links "$FILES/wheels")
+"$environment/bin/pip" install --quiet --no-deps --require-hashes --no-cache-dir --no-compile \
+    --disable-pip-version-check "${source[@]}" --requirement "$PAYLOAD/wheels/$BASE.txt"
 "$environment/bin/pip" check --disable-pip-version-check
 
 rm -rf "$modules"
@@ -16,7 +19,13 @@ mkdir -p "$modules"
 cp -r --no-preserve=ownership "$PAYLOAD/python/." "$modules/"
 site=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 printf '%s\n' "$modules" >"$site/gpu-fleet.pth"
-"$environment/bin/python" -m compileall -q "$modules"
+# on all processors; with a hash that nobody checks, so that no machine reads the sources at boot
+compile() {
+    "$environment/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$@"
+}
+compile "$modules"
+# some wheels carry templates that are no Python yet
+compile "$site" >/dev/null || log event=not-all-compiled folder="$site"
 if [ "$TARGET" = oci ]; then
     exit 0
 fi

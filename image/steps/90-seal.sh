@@ -5,8 +5,8 @@ set -euo pipefail
 . "$PAYLOAD/lib.sh"
 
 rm -f /etc/ssh/ssh_host_*
-# what signed the modules here could sign any module for every machine of this image
-rm -f /var/lib/dkms/mok.key
+# what signed modules here could sign any module for every machine of this image
+rm -f /var/lib/dkms/mok.*
 rm -rf /root/.ssh /home/*/.ssh /root/.cache /root/.config
 find / -xdev \( -name '.*_history' -o -name '.wget-hsts' -o -name '.lesshst' -o -name .pip \) -prune -exec rm -rf {} +
 if command -v cloud-init >/dev/null; then
@@ -15,6 +15,8 @@ fi
 # empty, not absent: systemd then gives each machine its own at first boot
 : >/etc/machine-id
 rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed /var/lib/systemd/credential.secret
+# a name by which storage over the network tells machines apart
+rm -f /etc/nvme/hostid /etc/nvme/hostnqn
 rm -f /etc/hostname /etc/.pwd.lock /etc/*- /var/lib/dpkg/*-old /var/cache/debconf/*-old
 find /var/log -type f -delete
 rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/lib/dhcp/* /var/tmp/*

@@ -49,6 +49,29 @@ def test_the_clouds_torch_brings_cuda_and_the_local_one_does_not():
     assert "nvidia-nccl-cu13" in cloud.keys() - local.keys()
 
 
+def test_wheels_that_are_all_there_are_not_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"content")
+    listing = tmp_path / "list.txt"
+    listing.write_text(wheels._line(tmp_path / "a-1-py3-none-any.whl"))
+    monkeypatch.setattr(wheels, "_require_python", lambda base: None)
+    monkeypatch.setattr(wheels, "_pip", lambda *options, into: pytest.fail("asked pip"))
+
+    wheels.fetch(tmp_path, listing)
+
+
+def test_a_wheel_with_another_content_is_asked_for_again(tmp_path, monkeypatch):
+    (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"tampered")
+    listing = tmp_path / "list.txt"
+    listing.write_text(f"a==1 --hash=sha256:{'0' * 64}\n")
+    asked = []
+    monkeypatch.setattr(wheels, "_require_python", lambda base: None)
+    monkeypatch.setattr(wheels, "_pip", lambda *options, into: asked.append(options))
+
+    wheels.fetch(tmp_path, listing)
+
+    assert "--require-hashes" in asked[0]
+
+
 def test_the_hash_of_a_list_goes_into_its_own_table():
     text = '[a."debian-12"]\nsha256 = "1"\n[python-wheels."debian-12"]\nkind = "wheels"\nsha256 = "2"\n'
 

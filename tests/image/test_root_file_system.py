@@ -1,17 +1,30 @@
-"""The baked root file system, looked at from outside and run from inside."""
+"""The baked root file system: testinfra looks at what is installed, set and enabled; the rest runs inside."""
 
 import json
 import re
-import stat
-from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+import testinfra
 
 from image import lock
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
 
-ENABLED = ("scratch", "gpu-ready", "gpu-reaper", "home-file-system", "auditd", "prometheus-node-exporter")
+DRIVER = ("nvidia-open-kernel-dkms", "nvidia-smi", "libnvidia-ml1", "libcuda1")
+ENABLED = (
+    "scratch",
+    "gpu-ready",
+    "gpu-reaper",
+    "mig",
+    "home-file-system",
+    "auditd",
+    "prometheus-node-exporter",
+)
+MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
+PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "scratch")
+UNITS = (*(f"{name}.service" for name in ENABLED[:5]), "trainer@.service", "bucket@.service", "mig@.service")
+SOURCES = ("nvidia-graphics-drivers", "nvidia-open-gpu-kernel-modules")
 PRIVATE_KEY = re.compile(
     rb"-----BEGIN (?:OPENSSH |RSA |EC |DSA |ENCRYPTED )?PRIVATE KEY-----\n[A-Za-z0-9+/=\n]{64}"
 )
@@ -21,8 +34,21 @@ SECRET_PLACES = ("etc", "root", "home", "opt/gpu-fleet/lib", "var/lib", "srv", "
 LARGEST_GIB = 3.5
 
 
+@pytest.fixture(scope="module")
+def host(root):
+    """The root file system as testinfra sees it."""
+    return testinfra.get_host(str(root), connection="chroot")
+
+
 def version_of(name):
     return next(one.version for one in lock.load() if (one.name, one.base) == (name, "debian-12"))
+
+
+def installed(host, *fields):
+    """The rows of those fields, one for each installed package."""
+    form = " ".join(f"${{{field}}}" for field in (*fields, "db:Status-Status"))
+    listing = host.check_output("dpkg-query --show --showformat %s", f"{form}\\n")
+    return [line.split()[:-1] for line in listing.splitlines() if line.endswith(" installed")]
 
 
 def files_below(root, *places):
@@ -30,55 +56,62 @@ def files_below(root, *places):
         yield from (path for path in (root / place).rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def test_every_nvidia_package_has_the_drivers_version(inside):
-    listing = inside(
-        "dpkg-query --show --showformat '${Package} ${Version} ${source:Package} ${db:Status-Status}\\n'"
-    )
-    rows = [line.split() for line in listing.splitlines() if line.endswith(" installed")]
-    driver = {
-        name: version
-        for name, version, source, _ in rows
-        if source in ("nvidia-graphics-drivers", "nvidia-open-gpu-kernel-modules")
+@pytest.mark.parametrize("name", DRIVER)
+def test_a_package_of_the_driver_has_the_locked_version(host, name):
+    assert host.package(name).is_installed
+    assert host.package(name).version == version_of("nvidia-driver")
+
+
+def test_every_package_made_from_the_drivers_sources_has_its_version(host):
+    versions = {
+        version for version, source in installed(host, "Version", "source:Package") if source in SOURCES
     }
 
-    assert {"nvidia-open-kernel-dkms", "nvidia-smi", "libnvidia-ml1", "libcuda1"} <= driver.keys()
-    assert set(driver.values()) == {version_of("nvidia-driver")}
+    assert versions == {version_of("nvidia-driver")}
 
 
-def test_the_driver_was_built_for_the_kernel_that_boots(root, inside):
-    kernels = [path.name for path in (root / "lib/modules").iterdir()]
+def test_the_driver_was_built_for_the_kernel_that_boots(host):
+    (kernel,) = host.file("/lib/modules").listdir()
 
-    built = inside(f"modinfo --set-version {kernels[0]} --field version nvidia-current-open").strip()
+    built = host.check_output("modinfo --set-version %s --field version nvidia-current-open", kernel)
 
-    assert len(kernels) == 1
-    assert version_of("nvidia-driver").startswith(built)
     assert built
+    assert version_of("nvidia-driver").startswith(built)
 
 
-def test_driver_and_kernel_are_held(inside):
-    held = inside("apt-mark showhold").split()
+def test_driver_and_kernel_are_held(host):
+    held = host.check_output("apt-mark showhold").split()
 
     assert {"nvidia-open-kernel-dkms", "linux-image-cloud-amd64"} <= set(held)
 
 
-def test_nothing_compiles_or_upgrades_at_boot(root):
-    units = root / "etc/systemd/system"
+@pytest.mark.parametrize("unit", MASKED)
+def test_what_no_boot_needs_never_starts(host, unit):
+    assert host.file(f"/etc/systemd/system/{unit}").linked_to == "/dev/null"
 
-    assert (units / "dkms.service").readlink() == Path("/dev/null")
-    assert not list(units.rglob("apt-daily*.timer"))
-    assert not (root / "usr/bin/unattended-upgrade").exists()
+
+def test_nothing_upgrades_behind_our_back(host):
+    assert not host.package("unattended-upgrades").is_installed
+    assert "apt-daily" not in host.check_output("ls /etc/systemd/system/timers.target.wants")
 
 
 @pytest.mark.parametrize("unit", ENABLED)
-def test_the_unit_starts_at_boot(root, unit):
-    assert (root / f"etc/systemd/system/multi-user.target.wants/{unit}.service").is_symlink()
+def test_the_unit_starts_at_boot(host, unit):
+    assert host.check_output("systemctl is-enabled %s.service", unit) == "enabled"
 
 
-def test_no_machine_shares_an_identity(root):
-    assert (root / "etc/machine-id").read_text() == ""
-    assert not list((root / "etc/ssh").glob("ssh_host_*"))
-    assert not (root / "var/lib/systemd/random-seed").exists()
-    assert not list((root / "var/lib/cloud").glob("instance*"))
+def test_the_driver_loads_where_there_is_a_gpu_and_not_on_every_boot(host):
+    assert host.file("/etc/modules-load.d/nvidia.conf").linked_to == "/dev/null"
+    assert 'ATTR{vendor}=="0x10de"' in host.file("/etc/udev/rules.d/70-gpu-fleet-nvidia.rules").content_string
+
+
+def test_no_machine_shares_an_identity(host):
+    assert host.file("/etc/machine-id").content_string == ""
+    assert not [name for name in host.file("/etc/ssh").listdir() if name.startswith("ssh_host_")]
+    assert not host.file("/var/lib/systemd/random-seed").exists
+    assert not host.file("/etc/nvme/hostid").exists
+    assert not host.file("/var/lib/dkms/mok.key").exists
+    assert not host.file("/var/lib/cloud/instances").exists
 
 
 def test_no_private_key_or_token_lies_in_it(root):
@@ -102,39 +135,53 @@ def test_no_history_or_log_of_the_builder_lies_in_it(root):
     assert not (root / "usr/sbin/policy-rc.d").exists()
 
 
-def test_nobody_can_log_in_with_a_password(root):
-    shadow = [line.split(":") for line in (root / "etc/shadow").read_text().splitlines()]
+def test_nobody_can_log_in_with_a_password(host):
+    rows = [line.split(":") for line in host.file("/etc/shadow").content_string.splitlines()]
 
-    assert {name for name, password, *_ in shadow if not password.startswith(("!", "*"))} == set()
-
-
-def test_our_files_belong_to_root_and_only_programs_run(root):
-    own = [
-        *files_below(root, "usr/libexec/gpu-fleet"),
-        *(root / "etc/systemd/system").glob("*.service"),
-    ]
-    for path in (path for path in own if not path.is_symlink()):
-        found = path.stat()
-        assert (found.st_uid, found.st_gid) == (0, 0)
-        assert bool(found.st_mode & stat.S_IXUSR) == ("libexec" in path.parts), path
-        assert not found.st_mode & stat.S_IWOTH
+    assert {name for name, password, *_ in rows if not password.startswith(("!", "*"))} == set()
 
 
-def test_the_bill_of_materials_names_every_package(root, inside):
-    bill = json.loads((root / "usr/share/gpu-fleet/sbom.cdx.json").read_text())
-    urls = {component["purl"] for component in bill["components"]}
-    listing = inside("dpkg-query --show --showformat '${Package} ${db:Status-Status}\\n'")
-    installed = {line.split()[0] for line in listing.splitlines() if line.endswith(" installed")}
-    wheels = inside("/opt/gpu-fleet/venv/bin/pip list --format=freeze --disable-pip-version-check").split()
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_our_programs_belong_to_root_and_run(host, name):
+    file = host.file(f"/usr/libexec/gpu-fleet/{name}")
 
-    debian = {
-        url.split("/")[2].split("@")[0].replace("%2B", "+") for url in urls if url.startswith("pkg:deb/")
+    assert (file.user, file.group, file.mode) == ("root", "root", 0o755)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_our_units_belong_to_root_and_only_root_changes_them(host, name):
+    file = host.file(f"/etc/systemd/system/{name}")
+
+    assert (file.user, file.group, file.mode) == ("root", "root", 0o644)
+
+
+def test_the_account_that_trains_has_no_shell_and_no_password(host):
+    account = host.user("gpu-fleet")
+
+    assert account.shell == "/usr/sbin/nologin"
+    assert account.uid < 1000
+    assert account.password.startswith(("!", "*"))
+
+
+def test_the_bill_of_materials_names_every_package(host):
+    bill = json.loads(host.file("/usr/share/gpu-fleet/sbom.cdx.json").content_string)
+    urls = [component["purl"] for component in bill["components"]]
+    named = {
+        kind: {unquote(url.split("/")[-1].split("@")[0]) for url in urls if url.startswith(f"pkg:{kind}/")}
+        for kind in ("deb", "pypi")
     }
-    python = {url.split("/")[1].split("@")[0] for url in urls if url.startswith("pkg:pypi/")}
+    wheels = host.pip.get_packages(pip_path="/opt/gpu-fleet/venv/bin/pip")
 
     assert bill["bomFormat"] == "CycloneDX"
-    assert installed == debian
-    assert {wheel.split("==")[0].lower() for wheel in wheels} == python
+    assert named["deb"] == {name for (name,) in installed(host, "Package")}
+    assert named["pypi"] == {name.lower() for name in wheels}
+
+
+def test_the_image_finds_itself_in_order(inside):
+    said = inside("/usr/libexec/gpu-fleet/check-image")
+
+    assert said.count("ok=true") == 9
+    assert "ok=false" not in said
 
 
 def test_the_manifest_names_the_payload_it_was_made_from(root, baked):

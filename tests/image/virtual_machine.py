@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # The shell is asked for on the kernel's command line; the image itself has no such door.
-CONSOLE = "console=ttyS0 systemd.debug_shell=ttyS1"
+# An emulated serial port is slow: the kernel says what is wrong there, systemd what it starts.
+CONSOLE = "console=ttyS0 quiet systemd.show_status=yes systemd.debug_shell=ttyS1"
 # The machine's network leads nowhere but to the services a test names: service -> its address in there.
 NETWORK = "user,id=network,restrict=on"
 SERVICE_ADDRESSES = ("10.0.2.100", "10.0.2.101")
