@@ -67,7 +67,7 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
         )
     state.scaler.load_state_dict(saved["scaler"])
     state.step, state.position = saved["step"], saved["position"]
-    state.spread.take_up(saved["carried"])
+    state.spread.take_up(saved.get("carried", []))  # a checkpoint of an older trainer has none
     if where.rank < len(saved["rng"]):
         restore_rng(saved["rng"][where.rank])
     else:
