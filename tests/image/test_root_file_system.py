@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
 DRIVER = ("nvidia-open-kernel-dkms", "nvidia-smi", "libnvidia-ml1", "libcuda1")
 ENABLED = (
     "scratch",
+    "scratch-disk",
     "gpu-ready",
     "gpu-reaper",
     "mig",
@@ -23,7 +24,7 @@ ENABLED = (
 )
 MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
 PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "scratch")
-UNITS = (*(f"{name}.service" for name in ENABLED[:5]), "trainer@.service", "bucket@.service", "mig@.service")
+UNITS = (*(f"{name}.service" for name in ENABLED[:6]), "trainer@.service", "bucket@.service", "mig@.service")
 SOURCES = ("nvidia-graphics-drivers", "nvidia-open-gpu-kernel-modules")
 PRIVATE_KEY = re.compile(
     rb"-----BEGIN (?:OPENSSH |RSA |EC |DSA |ENCRYPTED )?PRIVATE KEY-----\n[A-Za-z0-9+/=\n]{64}"
