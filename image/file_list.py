@@ -18,6 +18,7 @@ import click
 VOLATILE = {
     "etc/shadow*": "the day an account was made",
     "opt/gpu-fleet/venv/*/_distutils_hack/__pycache__/*": "Python's own start loads it while it is compiled",
+    "var/cache/apt/archives/partial": "whether apt fetched anything, which it does as a user of its own",
     "var/cache/apt/*.bin": "apt writes them when somebody asks it something",
     "var/lib/dkms/*/make.log": "when the modules were compiled",
     "var/lib/dpkg/*": "the order in which packages were unpacked",
