@@ -16,7 +16,7 @@ from typing import Any
 from image.reaper.alicloud_session import Product
 from image.reaper.calls import Calls, Failure, batches
 from image.reaper.errors import CloudError
-from image.reaper.heartbeats import COMPLETE, Answer, Query, Span, Statistic
+from image.reaper.heartbeats import COMPLETE, Answer, Query, Span, Statistic, give_up
 from image.reaper.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, HEARTBEAT, Figure
 
 DIMENSION_STACK = "Stack"
@@ -94,15 +94,13 @@ class Heartbeats:
         for query in queries:
             if not answers[query].complete:
                 alike[query.metric, query.period_s, query.statistic].append(query)
-        failures = []
+        failures: list[Failure] = []
         for some in alike.values():
             for batch in batches(some, MAX_MACHINES):
                 try:
                     self._read_windows(batch, span, answers)
                 except CloudError as error:
-                    failures += [Failure(query.instance_id, "read heartbeats", str(error)) for query in batch]
-                    for query in batch:
-                        answers[query].status = "Failed"
+                    failures += give_up(batch, answers, error)
         return answers, failures
 
     def publish(self, figures: Sequence[Figure]) -> None:

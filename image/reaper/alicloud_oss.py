@@ -1,6 +1,5 @@
 """OSS through its S3 interface: boto3's client, and small objects that are written only under a condition."""
 
-import json
 import os
 from typing import Any
 
@@ -8,8 +7,7 @@ import boto3
 from botocore.config import Config
 
 from image.reaper.alicloud_credentials import Credentials
-from image.reaper.errors import CloudError
-from image.reaper.store import ABSENT, REFUSED, Found, Store, found_in
+from image.reaper.store import Found, Store
 
 ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers, in tests
 DIGITS = 12
@@ -71,7 +69,8 @@ class OssStore(Store):
             newest, version = self._oldest_version(key)
         if newest != key and not (newest or "").startswith(f"{key}."):
             return None
-        found = self._read(newest or key, version)
+        exact = {} if version in ("", "null") else {"VersionId": version}
+        found = self._read(newest or key, **exact)
         left = (newest or key).removeprefix(key).removeprefix(".")
         return None if found is None else Found(found.content, str(10**DIGITS - int(left)) if left else "0")
 
@@ -91,27 +90,11 @@ class OssStore(Store):
         """Write a key that nobody wrote before; whether this was the first to."""
         if self._oldest_version(key)[0] == key:
             return False
-        version = self._written(key, content)
-        if not version:
-            return version is not None
-        return self._oldest_version(key) == (key, version)
-
-    def _written(self, key: str, content: dict[str, Any]) -> str | None:
-        """The version that a write made, empty in a bucket without; None where the write was forbidden."""
-        try:
-            answer = self._calls.change(
-                self._s3.put_object,
-                Bucket=self._bucket,
-                Key=self._prefix + key,
-                Body=json.dumps(content, indent=1, sort_keys=True).encode(),
-                ContentType="application/json",
-                IfNoneMatch="*",
-            )
-        except CloudError as error:
-            if error.code in REFUSED:
-                return None
-            raise
-        return str(answer.get("VersionId") or "")
+        answer = self._put(key, content, IfNoneMatch="*")
+        if answer is None:
+            return False
+        version = answer.get("VersionId")  # none from a bucket without versions, which forbids by itself
+        return not version or self._oldest_version(key) == (key, version)
 
     def _oldest_version(self, start: str) -> tuple[str | None, str]:
         """(the first key that starts so, its oldest version), or (None, "") without any."""
@@ -126,15 +109,3 @@ class OssStore(Store):
         first = listed[0]["Key"]  # a key's versions follow one another, the newest first
         oldest = [one for one in listed if one["Key"] == first][-1]
         return str(first).removeprefix(self._prefix), str(oldest.get("VersionId") or "")
-
-    def _read(self, key: str, version: str) -> Found | None:
-        exact = {} if version in ("", "null") else {"VersionId": version}
-        try:
-            answer = self._calls.look(
-                self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
-            )
-        except CloudError as error:
-            if error.code in ABSENT:
-                return None
-            raise
-        return found_in(answer, self._prefix + key)

@@ -6,7 +6,7 @@ from typing import Any
 from image.reaper.activity import MAX_POINTS, MAX_QUERIES
 from image.reaper.calls import Calls, Failure, batches
 from image.reaper.errors import CloudError
-from image.reaper.heartbeats import COMPLETE, Answer, Query, Span
+from image.reaper.heartbeats import COMPLETE, Answer, Query, Span, give_up
 from image.reaper.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, Figure
 
 MAX_DATA_PER_CALL = 1000  # PutMetricData
@@ -38,14 +38,12 @@ class Heartbeats:
             An answer for every query, incomplete where a call failed; and the failures.
         """
         answers = {query: Answer() for query in queries}
-        failures = []
+        failures: list[Failure] = []
         for batch in _batches(queries, span):
             try:
                 self._read_batch(batch, span, answers)
             except CloudError as error:
-                failures += [Failure(query.instance_id, "read heartbeats", str(error)) for query in batch]
-                for query in batch:
-                    answers[query].status = "Failed"
+                failures += give_up(batch, answers, error)
         return answers, failures
 
     def publish(self, figures: Sequence[Figure]) -> None:

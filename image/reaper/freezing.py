@@ -121,8 +121,7 @@ class Freezer:
         return failures
 
     def _write(self, freeze: Freeze, version: str | None) -> str:
-        store, content = self._store, freeze.to_json()
-        written = store.create(KEY, content) if version is None else store.replace(KEY, content, version)
+        written = self._store.move_on(KEY, freeze.to_json(), version)
         if written is None:
             raise CloudError("the freeze was changed at the same moment by another; try again")
         return written

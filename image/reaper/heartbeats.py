@@ -1,8 +1,12 @@
 """What is asked of a cloud's metrics, and what comes back: the same words on both clouds."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
+
+from image.reaper.calls import Failure
+from image.reaper.errors import CloudError
 
 COMPLETE = "Complete"
 Statistic = Literal["Minimum", "Average", "Sum"]
@@ -52,3 +56,10 @@ class Span:
 
     start: datetime
     end: datetime
+
+
+def give_up(batch: Sequence[Query], answers: Mapping[Query, Answer], error: CloudError) -> list[Failure]:
+    """Note that a call for these failed; a failure of each."""
+    for query in batch:
+        answers[query].status = "Failed"
+    return [Failure(query.instance_id, "read heartbeats", str(error)) for query in batch]

@@ -113,7 +113,7 @@ def _count(store: Store, policy: Policy, budget: Budget, result: Result) -> Read
         for day in days:
             daily.keep(store, day)
         reading = replace(reading, unreported=(*reading.unreported, *(day.name for day in days)))
-        if _write(store, reading, version):
+        if store.move_on(KEY, reading.to_json(), version) is not None:
             return reading
     raise CloudError("the meter was moved by others at the same moment, again and again")
 
@@ -123,12 +123,6 @@ def _read(store: Store) -> tuple[Reading | None, str | None]:
     return (None, None) if found is None else (from_json(found.content, KEY), found.version)
 
 
-def _write(store: Store, reading: Reading, version: str | None) -> bool:
-    content = reading.to_json()
-    written = store.create(KEY, content) if version is None else store.replace(KEY, content, version)
-    return written is not None
-
-
 def _forget_reported(store: Store, reported: Iterable[str]) -> None:
     """A day that is told stays so; where another sweep writes at the same moment, the marker of the day's
     report keeps people from being told twice.
@@ -136,7 +130,7 @@ def _forget_reported(store: Store, reported: Iterable[str]) -> None:
     before, version = _read(store)
     if before is not None:
         left = tuple(name for name in before.unreported if name not in set(reported))
-        _write(store, replace(before, unreported=left), version)
+        store.move_on(KEY, replace(before, unreported=left).to_json(), version)
 
 
 def _hold(

@@ -55,17 +55,12 @@ class Store:
         Raises:
             CloudError: it could not be read, or is no JSON object.
         """
-        try:
-            answer = self._calls.look(self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key)
-        except CloudError as error:
-            if error.code in ABSENT:
-                return None
-            raise
-        return found_in(answer, self._prefix + key)
+        return self._read(key)
 
     def create(self, key: str, content: dict[str, Any]) -> str | None:
         """Write an object that must not be there yet: its version, or None where it is. Raises CloudError."""
-        return self._put(key, content, IfNoneMatch="*")
+        answer = self._put(key, content, IfNoneMatch="*")
+        return None if answer is None else str(answer["ETag"])
 
     def put_page(self, key: str, text: str) -> str:
         """Write an HTML page, over an older one if there is one; gives its URI. Raises CloudError."""
@@ -84,11 +79,28 @@ class Store:
         Raises:
             CloudError: it could not be written.
         """
-        return self._put(key, content, IfMatch=version)
+        answer = self._put(key, content, IfMatch=version)
+        return None if answer is None else str(answer["ETag"])
 
-    def _put(self, key: str, content: dict[str, Any], **condition: str) -> str | None:
+    def move_on(self, key: str, content: dict[str, Any], version: str | None) -> str | None:
+        """Create an object where none was read, else replace the version that was; as those two."""
+        return self.create(key, content) if version is None else self.replace(key, content, version)
+
+    def _read(self, key: str, **exact: str) -> Found | None:
         try:
-            answer = self._calls.change(
+            answer = self._calls.look(
+                self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
+            )
+        except CloudError as error:
+            if error.code in ABSENT:
+                return None
+            raise
+        return found_in(answer, self._prefix + key)
+
+    def _put(self, key: str, content: dict[str, Any], **condition: str) -> dict[str, Any] | None:
+        """What PutObject answered, or None where the condition does not hold."""
+        try:
+            answer: dict[str, Any] = self._calls.change(
                 self._s3.put_object,
                 Bucket=self._bucket,
                 Key=self._prefix + key,
@@ -100,7 +112,7 @@ class Store:
             if error.code in REFUSED or (error.code in ABSENT and "IfMatch" in condition):
                 return None
             raise
-        return str(answer["ETag"])
+        return answer
 
 
 def found_in(answer: dict[str, Any], key: str) -> Found:

@@ -22,10 +22,7 @@ def account(stack: Stack, cloud: Alicloud) -> Finding:
         CannotCheckError: there are no credentials, or nobody answers.
     """
     found = cloud.ask("sts", "GetCallerIdentity")
-    if found["AccountId"] == stack.account_id:
-        return Finding("account", Verdict.FINE, f"{found['Arn']} of {found['AccountId']}")
-    says = f"the credentials are of {found['AccountId']}, the stack belongs to {stack.account_id}"
-    return Finding("account", Verdict.PROBLEM, says, "use other credentials, or set account_id")
+    return usable.account(stack, found["Arn"], found["AccountId"], "use other credentials, or set account_id")
 
 
 def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:

@@ -21,10 +21,8 @@ def account(stack: Stack, aws: Aws) -> Finding:
         CannotCheckError: there are no credentials, or nobody answers.
     """
     found = aws.ask("sts", "get_caller_identity")
-    if found["Account"] == stack.account_id or stack.emulated:
-        return Finding("account", Verdict.FINE, f"{found['Arn']} of {found['Account']}")
-    says = f"the credentials are of {found['Account']}, the stack belongs to {stack.account_id}"
-    return Finding("account", Verdict.PROBLEM, says, "choose another AWS_PROFILE, or set account_id")
+    remedy = "choose another AWS_PROFILE, or set account_id"
+    return usable.account(stack, found["Arn"], found["Account"], remedy)
 
 
 def owned(stack: Stack, aws: Aws) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What makes an image or a key usable, whichever cloud it is of. Pure."""
+"""What makes an account, an image or a key usable, whichever cloud it is of. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,6 +13,14 @@ ARCHITECTURE = "x86_64"
 def so(*said: tuple[str, bool]) -> list[str]:
     """The sentences that are true."""
     return [sentence for sentence, is_so in said if is_so]
+
+
+def account(stack: Stack, who: str, of: str, remedy: str) -> Finding:
+    """Whose credentials these are, and whether that account is the stack's; an emulator has its own."""
+    if of == stack.account_id or stack.emulated:
+        return Finding("account", Verdict.FINE, f"{who} of {of}")
+    says = f"the credentials are of {of}, the stack belongs to {stack.account_id}"
+    return Finding("account", Verdict.PROBLEM, says, remedy)
 
 
 def unless_missing(ask: Callable[[], dict[str, Any]], code: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import contextlib
 from datetime import timedelta
 from typing import ClassVar
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -34,6 +35,18 @@ COVERED = IDLE_AFTER + timedelta(minutes=15) + OLDEST_HEARTBEAT
 
 machines = st.integers(min_value=0, max_value=7)
 chances = st.sampled_from([0.0, 0.01, 0.1, 0.3, 0.6])
+
+
+def same_runs_each_time(count: int) -> settings:
+    """So many runs of fifty steps, the same ones whenever they are made; the benches look for new ones."""
+    return settings(
+        max_examples=count,
+        stateful_step_count=50,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+        derandomize=True,
+        database=None,
+    )
 
 
 class FaultMachine(RuleBasedStateMachine):

@@ -2,11 +2,10 @@
 
 from typing import ClassVar
 
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from image.reaper.policy import Policy
-from tests.reaper.fault_machine import POOL, FaultMachine
+from tests.reaper.fault_machine import POOL, FaultMachine, same_runs_each_time
 from tests.reaper.sweeping import policy
 
 CLOUD = {"cloud": "alicloud", "region": "cn-wulanchabu"}
@@ -24,14 +23,7 @@ def test_no_machine_at_work_is_ended_on_alibaba_cloud_whatever_goes_wrong():
 
     run_state_machine_as_test(
         AlicloudFaultMachine,
-        settings=settings(
-            max_examples=12,
-            stateful_step_count=50,
-            suppress_health_check=list(HealthCheck),
-            deadline=None,
-            derandomize=True,
-            database=None,
-        ),
+        settings=same_runs_each_time(12),
     )
 
     assert FaultMachine.ends > before, "a machine that is never ended proves nothing"

@@ -1,4 +1,4 @@
-"""What the trainer's tests share: the digits, a bucket, a machine of no fleet."""
+"""What the trainer's tests share: the digits, a text, a bucket, a machine of no fleet."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from stacks.rehearsal.moto_server import moto_server
+from tests.training.examples import write_tokens
 from training.cli import main
 
 
@@ -36,6 +37,12 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = CliRunner().invoke(main, ["prepare", "digits", str(folder)])
     assert result.exit_code == 0, result.output
     return folder
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small text as token files."""
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Small data sets and configurations for tests."""
 
 import os
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict
 from functools import partial, partialmethod
@@ -18,6 +19,9 @@ from training.evaluation import mean_loss
 from training.interrupt import Interruption, Reason
 from training.metrics.writers import read_json_lines
 from training.parallel import world
+
+# From a good configuration and a folder of the test to a changed configuration.
+Change = Callable[[dict[str, Any], Path], dict[str, Any]]
 
 VOCABULARY = 32
 NUMBERED_LENGTH = 4
@@ -160,3 +164,16 @@ def compile_without_code() -> None:
     """
     nn.Module.compile = partialmethod(nn.Module.compile, backend="aot_eager")  # type: ignore[assignment,method-assign]  # for this process
     torch.compile = partial(torch.compile, backend="aot_eager")
+
+
+def section(name: str, /, **keys: Any) -> Change:
+    """Other keys in a section."""
+    return lambda table, _: changed(table, **{name: keys})
+
+
+def without_pictures(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A data set whose folders are empty."""
+    data = folder / "empty"
+    for split in ("train", "val"):
+        (data / split / "7").mkdir(parents=True)
+    return changed(table, data={"path": str(data)})

@@ -2,33 +2,18 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.training.commands import command, tried_alone
-from tests.training.examples import changed, few_digits, resnet_table
+from tests.training.examples import Change, changed, few_digits, resnet_table, section, without_pictures
 from training import config, train
-
-Change = Callable[[dict[str, Any], Path], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=64)
-
-
-def section(name: str, /, **keys: Any) -> Change:
-    return lambda table, _: changed(table, **{name: keys})
-
-
-def without_pictures(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    data = folder / "empty"
-    for split in ("train", "val"):
-        (data / split / "7").mkdir(parents=True)
-    return changed(table, data={"path": str(data)})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,25 @@ import torch
 from moto.core import set_initial_no_auth_action_count
 
 from tests.training.commands import command, tried, tried_alone
-from tests.training.examples import changed, few_digits, gpt_table, resnet_table, write_tokens
+from tests.training.examples import (
+    Change,
+    changed,
+    few_digits,
+    gpt_table,
+    resnet_table,
+    section,
+    without_pictures,
+    write_tokens,
+)
 from tests.training.ranks import run_ranks
 from training import loop
 
-Change = Callable[[dict[str, Any], Path], dict[str, Any]]
 ONE_PETABYTE = 1 << 50
 
 
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=64)
-
-
-def section(name: str, /, **keys: Any) -> Change:
-    return lambda table, _: changed(table, **{name: keys})
-
-
-def without_pictures(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    data = folder / "empty"
-    for split in ("train", "val"):
-        (data / split / "7").mkdir(parents=True)
-    return changed(table, data={"path": str(data)})
 
 
 def one_shard(table: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from tests.training.examples import (
     losses,
     train_on,
     train_rank,
-    write_tokens,
 )
 from tests.training.ranks import run_ranks
 
@@ -22,11 +21,6 @@ STEPS = 3
 FSDP = {"strategy": "fsdp"}
 TENSOR = {"strategy": "tensor", "tensor": 2}
 PIPELINE = {"strategy": "pipeline", "pipeline": 2}
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def compiled_rank(table: dict[str, Any]) -> int:

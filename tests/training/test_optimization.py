@@ -16,7 +16,6 @@ from tests.training.examples import (
     losses,
     resnet_table,
     train_rank,
-    write_tokens,
 )
 from training import config, models, optimization, precision
 from training.checkpoint.restore import read_state
@@ -25,11 +24,6 @@ from training.errors import ModelError
 from training.metrics.writers import read_json_lines
 
 STEPS = 1000
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from tests.training.examples import (
     train_on,
     train_rank,
     write_numbered,
-    write_tokens,
 )
 from tests.training.ranks import run_ranks
 from training import loop
@@ -32,11 +31,6 @@ STEPS_AN_EPOCH = 4  # 512 samples, 128 a step
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"))
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def table_of(pictures: Path, directory: Path) -> dict[str, Any]:

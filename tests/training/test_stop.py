@@ -15,7 +15,6 @@ from tests.training.examples import (
     resnet_table,
     train_on,
     train_rank,
-    write_tokens,
 )
 from tests.training.test_bad_input import tried_alone
 from training import config
@@ -37,11 +36,6 @@ def alone() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return few_digits(digits, tmp_path_factory.mktemp("few"), count=256)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def test_a_reason_is_agreed_on_one_call_later(alone: World) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.examples import changed, gpt_table, losses, train_on, write_tokens
+from tests.training.examples import changed, gpt_table, losses, train_on
 
 # Sums in another order round differently; after six steps of AdamW about 1e-6 is left of it, relatively.
 TOLERANCE = 2e-5
@@ -13,11 +13,6 @@ DDP = {"strategy": "ddp"}
 FSDP = {"strategy": "fsdp"}
 TENSOR = {"strategy": "tensor", "tensor": 2}
 PIPELINE = {"strategy": "pipeline", "pipeline": 2}
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 @pytest.fixture(scope="module")
