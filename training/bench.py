@@ -93,7 +93,9 @@ def measure_steps(settings: config.Config, where: World, turns: int, steps: int)
         times = StepTimes(utilisation=state.utilisation, samples_per_step=settings.run.batch_size)
         turn_of_bare = bare_loop(run, first)
         watch = Turns(times, steps, where.device, lambda: turn_of_bare(steps))
-        train_steps(replace(run, trace=watch), state, Stop(where, interruption, lambda: False, lambda: None))
+        every_s = settings.interrupt.agree_every_s
+        stop = Stop(where, interruption, every_s, lambda: False, lambda: None, clock=watch.clock)
+        train_steps(replace(run, trace=watch), state, stop)
         watch.finish()
     return times
 
@@ -117,7 +119,12 @@ class Turns(StepTrace):
         super().__init__((), Path())
         self._times, self._turn_steps, self._device, self._bare_turn = times, steps, device, bare_turn
         self._begin_s = 0.0
+        self._away_s = 0.0
         self._warm = False
+
+    def clock(self) -> float:
+        """Seconds that stand still while the bare loop has its turn; for what paces itself by the steps."""
+        return time.perf_counter() - self._away_s
 
     def before_step(self, step: int) -> None:
         if (step - 1) % self._turn_steps == 0:
@@ -129,17 +136,15 @@ class Turns(StepTrace):
 
     def finish(self) -> None:
         """The trainer's turn is over; afterwards the bare loop has had its own."""
-        if not self._begin_s:
-            self._bare_turn()  # warms up
-            return
         trainer_s = self._now_s() - self._begin_s
         begin_s = self._now_s()
         self._bare_turn()
         bare_s = self._now_s() - begin_s
+        self._away_s += bare_s
         if self._warm:
             self._times.trainer_s.append(trainer_s / self._turn_steps)
             self._times.bare_s.append(bare_s / self._turn_steps)
-        self._warm = True
+        self._warm = self._begin_s > 0  # the first turn of each warms up
 
     def _now_s(self) -> float:
         if self._device.type == "cuda":

@@ -139,9 +139,10 @@ class Checkpoint(Section):
 
 
 class Interrupt(Section):
-    """How often the stop file and the metadata service are asked."""
+    """How often the stop file and the metadata service are asked, and the ranks tell each other."""
 
     poll_s: Annotated[float, Field(gt=0)] = 1.0
+    agree_every_s: Seconds = 0.25  # 0: at every step
 
 
 class Metrics(Section):

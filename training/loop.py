@@ -30,9 +30,9 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
     with opened(settings, where) as run:
         state = fresh_state(run)
         resumed_from_step = run.checkpoints.restore(state)
-        limit_s = SOONER * settings.parallel.timeout_s
+        limit_s, every_s = SOONER * settings.parallel.timeout_s, settings.interrupt.agree_every_s
         with Watchdog(where.rank, limit_s, run.directory, lambda: state.step) as watchdog:
-            stop = Stop(where, interruption, run.checkpoints.due_by_time, watchdog.beat)
+            stop = Stop(where, interruption, every_s, run.checkpoints.due_by_time, watchdog.beat)
             rehearse(run, state)
             stopped = train_steps(run, state, stop)
             watchdog.rest()
@@ -58,7 +58,7 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
     if state.step < last_step and stop.agreed_now():
         return True
     while state.step < last_step:
-        if stop.agreed():
+        if stop.agreed_soon():
             meter.check(state.step)  # a diverged state is not worth saving
             return True
         factor = optimization.learning_rate_factor(state.step, last_step, settings.schedule)

@@ -143,30 +143,35 @@ def divisors(number: int) -> str:
 
 
 class Agreement:
-    """One small number that all ranks agree on, as the largest of theirs, one call late.
+    """A few small numbers that all ranks agree on, each as the largest of theirs, read some time later.
 
-    The reduction runs beside the step on the control group, so that nobody waits for it: `exchange`
-    returns what was agreed on values handed in at the call before.
+    The reduction runs beside the step on the control group, so that nobody waits for it: `settle` returns
+    what was agreed on the values that the ranks handed to the last `hand_in`.
     """
 
-    def __init__(self, where: World) -> None:
+    def __init__(self, where: World, count: int) -> None:
         self._group, self._shared = where.control, where.size > 1
-        self._value = torch.zeros(1, dtype=torch.int64)
+        self._values = torch.zeros(count, dtype=torch.int64)
         self._options = dist.AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._pending: dist.Work | None = None
+        self._settled = True
 
-    def exchange(self, value: int) -> int:
-        """Hands in this rank's value; returns the largest value of the call before, 0 at first."""
-        agreed = self.settle()
-        self._value.fill_(value)
+    def hand_in(self, *values: int) -> None:
+        """This rank's values, as many as `count`; what was handed in before must be settled."""
+        for index, value in enumerate(values):
+            self._values[index] = value
+        self._settled = False
         if self._shared:  # not by dist.all_reduce, whose checks take longer than the call itself
-            self._pending = self._group.allreduce([self._value], self._options)
-        return agreed
+            self._pending = self._group.allreduce([self._values], self._options)
 
-    def settle(self) -> int:
-        """Waits for the last exchange and returns it; afterwards none is pending."""
+    def settle(self) -> list[int] | None:
+        """Waits for what was handed in last and returns it, once; None when there is nothing to settle."""
+        if self._settled:
+            return None
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
-        return int(self._value)
+        self._settled = True
+        agreed: list[int] = self._values.tolist()
+        return agreed

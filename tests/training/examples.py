@@ -77,6 +77,7 @@ def gpt_table(data: Path, directory: Path, steps: int = 6) -> dict[str, Any]:
         "data": {"path": str(data), "sequence_length": 16},
         "optimizer": {"learning_rate": 0.01, "clip_norm": 1.0},
         "checkpoint": {"every_steps": 0, "every_s": 0.0},
+        "interrupt": {"agree_every_s": 0.0},  # a test knows at which step a run stops
         "metrics": {"progress": False},
     }
 
@@ -94,6 +95,7 @@ def resnet_table(data: Path, directory: Path, steps: int = 12) -> dict[str, Any]
         "model": {"name": "resnet_small", "options": {"widths": [8], "dropout": 0.2}},
         "data": {"path": str(data), "augmentation": "shift"},
         "checkpoint": {"every_steps": 0, "every_s": 0.0},
+        "interrupt": {"agree_every_s": 0.0},  # a test knows at which step a run stops
         "metrics": {"progress": False},
     }
 
@@ -139,12 +141,12 @@ class CountingInterruption(Interruption):
 
     def __init__(self, stop_at: int) -> None:
         super().__init__([], poll_s=1.0)
-        self._asked, self._stop_at = 0, stop_at
+        self.asked, self._stop_at = 0, stop_at
 
     @property
     def reason(self) -> Reason:
-        self._asked += 1
-        return Reason.STOP_FILE if 0 < self._stop_at < self._asked else Reason.NONE
+        self.asked += 1
+        return Reason.STOP_FILE if 0 < self._stop_at < self.asked else Reason.NONE
 
     @property
     def detail(self) -> str:

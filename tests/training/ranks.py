@@ -20,7 +20,7 @@ PRELOADED = [
     "training.train",
     "training.checkpoint.sharded",
 ]
-DEADLINE_S = 120.0  # a hang must end as a failure
+DEADLINE_S = 120.0  # of a test: a hang must end as a failure
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(PRELOADED)
@@ -33,7 +33,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def run_ranks(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], size: int, *arguments: Any, deadline_s: float = DEADLINE_S
+) -> list[Any]:
     """`function(*arguments)` on `size` ranks, as torchrun would start them; their results in rank order.
 
     An exception on any rank is raised here with its traceback as text.
@@ -55,7 +57,7 @@ def run_ranks(function: Callable[..., Any], size: int, *arguments: Any) -> list[
         pipes.append(here)
         processes.append(process)
     try:
-        answers = [_receive(pipe) for pipe in pipes]
+        answers = [_receive(pipe, deadline_s) for pipe in pipes]
     finally:
         for process in processes:
             process.join(5)
@@ -66,9 +68,9 @@ def run_ranks(function: Callable[..., Any], size: int, *arguments: Any) -> list[
     return [result for result, _ in answers]
 
 
-def _receive(pipe: Connection) -> tuple[Any, str]:
+def _receive(pipe: Connection, deadline_s: float) -> tuple[Any, str]:
     try:
-        return pipe.recv() if pipe.poll(DEADLINE_S) else (None, f"silent for {DEADLINE_S} s")
+        return pipe.recv() if pipe.poll(deadline_s) else (None, f"silent for {deadline_s} s")
     except EOFError:
         return None, "ended without a word"
 

@@ -72,15 +72,21 @@ def test_a_sharded_run_needs_a_folder_that_machines_share(tmp_path: Path) -> Non
     assert all("is not the same folder on all machines" in text for text in said)
 
 
-def agreed_values(values: list[list[int]]) -> list[int]:
-    """What this rank learns by handing in its row of `values`."""
+def agreed_values(values: list[list[tuple[int, int]]]) -> list[list[int] | None]:
+    """What this rank learns by handing in its row of `values`, and then without handing in anything."""
     with world(config.Parallel()) as where:
-        agreement = Agreement(where)
-        return [agreement.exchange(value) for value in values[where.rank]] + [agreement.settle()]
+        agreement = Agreement(where, count=2)
+        learned = []
+        for pair in values[where.rank]:
+            agreement.hand_in(*pair)
+            learned.append(agreement.settle())
+        return [*learned, agreement.settle()]
 
 
-def test_all_ranks_learn_the_largest_value_one_call_later() -> None:
-    assert run_ranks(agreed_values, 2, [[0, 0, 5, 0], [0, 3, 2, 0]]) == [[0, 0, 3, 5, 0]] * 2
+def test_all_ranks_learn_the_largest_of_each_value_once() -> None:
+    values = [[(0, 1), (5, 0)], [(3, 0), (2, 7)]]
+
+    assert run_ranks(agreed_values, 2, values) == [[[3, 1], [5, 7], None]] * 2
 
 
 def failed_together() -> tuple[str, bool]:

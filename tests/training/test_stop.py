@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.training.examples import (
     train_on,
     train_rank,
 )
+from tests.training.ranks import run_ranks
 from tests.training.test_bad_input import tried_alone
 from training import config
 from training.checkpoint.manager import Checkpoints, location
@@ -39,14 +41,14 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_reason_is_agreed_on_one_call_later(alone: World) -> None:
-    stop = Stop(alone, CountingInterruption(stop_at=1), save_due=lambda: False, moved=lambda: None)
+    stop = Stop(alone, CountingInterruption(stop_at=1), 0.0, save_due=lambda: False, moved=lambda: None)
 
     assert [stop.agreed() for _ in range(4)] == [False, False, True, True]
     assert stop.reason is Reason.STOP_FILE
 
 
 def test_a_save_is_asked_for_once_until_it_is_taken(alone: World) -> None:
-    stop = Stop(alone, Interruption([], 1.0), save_due=lambda: True, moved=lambda: None)
+    stop = Stop(alone, Interruption([], 1.0), 0.0, save_due=lambda: True, moved=lambda: None)
 
     taken = []
     for _ in range(6):
@@ -54,6 +56,81 @@ def test_a_save_is_asked_for_once_until_it_is_taken(alone: World) -> None:
         taken.append(stop.take_save_request())
 
     assert taken == [False, True, False, True, False, True]  # asked, agreed one call later, asked again
+
+
+def exchanges(where: World, every_s: float, step_s: list[float]) -> list[int]:
+    """The calls, counted from 0, at which the ranks exchange what they know, when steps take so long."""
+    now = [0.0]
+    interruption = CountingInterruption(stop_at=0)
+    stop = Stop(where, interruption, every_s, lambda: False, lambda: None, clock=lambda: now[0])
+    found = []
+    for call, seconds in enumerate(step_s):
+        asked = interruption.asked
+        stop.agreed_soon()
+        if interruption.asked > asked:
+            found.append(call)
+        now[0] += seconds
+    return found
+
+
+def test_short_steps_share_an_exchange(alone: World) -> None:
+    assert exchanges(alone, every_s=0.25, step_s=[0.06] * 16) == [0, 1, 5, 9, 13]
+
+
+def test_long_steps_have_an_exchange_each(alone: World) -> None:
+    assert exchanges(alone, every_s=0.25, step_s=[0.2] * 6) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_shortest_steps_share_an_exchange_no_longer_than_sixteen_do(alone: World) -> None:
+    assert exchanges(alone, every_s=0.25, step_s=[0.001] * 40) == [0, 1, 17, 33]
+
+
+def test_an_evaluation_says_nothing_about_the_pace_of_the_steps_after_it(alone: World) -> None:
+    now, interruption = [0.0], CountingInterruption(stop_at=0)
+    stop = Stop(alone, interruption, 0.25, lambda: False, lambda: None, clock=lambda: now[0])
+    for _ in range(100):
+        stop.agreed()  # once per batch, of a millisecond
+        now[0] += 0.001
+    before = interruption.asked
+
+    for _ in range(4):
+        stop.agreed_soon()
+        now[0] += 20.0
+
+    assert interruption.asked == before + 4
+
+
+def stopped_at(scenarios: list[tuple[list[float], int, int]]) -> list[int]:
+    """The call at which this rank learns that it has to stop, in each scenario.
+
+    A scenario is the step time of every rank in seconds, the rank that sees a reason, and at which call.
+    """
+    found = []
+    with world(config.Parallel()) as where:
+        for step_s, rank, call in scenarios:
+            now, interruption = [0.0], Interruption([lambda: (Reason.STOP_FILE, "idle")], 1.0)
+            stop = Stop(where, interruption, 0.25, lambda: False, lambda: None, clock=lambda now=now: now[0])
+            calls = 0
+            while not stop.agreed_soon():
+                now[0] += step_s[where.rank]
+                if where.rank == rank and calls == call:
+                    interruption.look()
+                calls += 1
+            found.append(calls)
+    return found
+
+
+def test_ranks_of_any_speed_stop_at_the_same_step_soon_after_one_knows() -> None:
+    random = Random(1)
+    speeds = (0.0001, 0.001, 0.03, 0.1, 0.5, 4.0)
+    scenarios = [(random.choices(speeds, k=2), random.randrange(2), random.randrange(60)) for _ in range(200)]
+
+    one, other = run_ranks(stopped_at, 2, scenarios)
+
+    assert one == other
+    for stopped, (step_s, _, call) in zip(one, scenarios, strict=True):
+        assert call < stopped
+        assert (stopped - call - 3) * max(step_s) <= 0.25
 
 
 def test_a_stop_during_the_evaluation_is_taken_at_once(pictures: Path, tmp_path: Path) -> None:
