@@ -39,7 +39,7 @@ from training.stop import Stop
 COMMAND = "python -m tests.bench.bench_trainer"
 STEPS_A_TURN = 5  # few, for both loops to have the same share of what else the machine does
 STEPS_A_BLOCK = 20  # one log interval
-BLOCKS = 100
+BLOCKS = 200
 SAVES = 12
 SAMPLES_A_STEP = 64  # of the model whose saves are timed
 MEGABYTE = 10**6
