@@ -19,10 +19,14 @@ LIMIT_ACTIONS = ("ess:ModifyScalingGroup", "ess:SuspendProcesses", "ess:ResumePr
 MARK_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")
 MARK_ADDRESS_ACTIONS = ("vpc:TagResources", "vpc:UnTagResources")
 REMOVE_ACTIONS = ("ecs:DeleteDisk", "vpc:ReleaseEipAddress")
-# None of these knows a resource or a condition narrower than the account.
+# None of these knows a resource or a condition narrower than the account. CloudMonitor checks what asks for
+# heartbeats, DescribeMetricList and DescribeMetricLast, under names of its own
+# (www.alibabacloud.com/help/en/cms/developer-reference/api-cms-2019-01-01-ram).
 LOOK_ACTIONS = (
-    "cms:DescribeMetricList",
     "cms:DescribeMetricLast",
+    "cms:DescribeMetricList",
+    "cms:QueryMetricLast",
+    "cms:QueryMetricList",
     "ecs:DescribeDisks",
     "ecs:DescribeInstances",
     "ecs:DescribeSnapshots",

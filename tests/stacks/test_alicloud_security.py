@@ -286,6 +286,12 @@ def test_the_sweep_may_end_managed_machines_of_its_stack_alone(found):
     ]
 
 
+def test_the_sweep_may_read_heartbeats_under_the_names_that_cloudmonitor_checks(found):
+    allowed = {action for one in role_statements(found, "-reaper") for action in one["Action"]}
+
+    assert {"cms:QueryMetricLast", "cms:QueryMetricList"} <= allowed
+
+
 def test_exports_hold_no_secret(found):
     words = json.dumps(found.outputs).lower()
 
