@@ -4,6 +4,7 @@ Nothing declared here ends a healthy on-demand machine. Groups launch with scale
 rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ from stacks.settings import Grouping, Market, Pool, Size, Stack
 
 # A spot machine gets two minutes; an on-demand one that fails its health check may need longer to save.
 DRAIN_S = 900
+# A group is deleted once its machines are gone; the provider gives up after 10 minutes unless told otherwise,
+# and a machine may drain for 15 and then take its time to shut down.
+EMPTYING_S = 3600
 HEALTH_GRACE_S = 600
 GROUP_METRICS = (
     aws.autoscaling.Metric.GROUP_DESIRED_CAPACITY,
@@ -85,6 +89,9 @@ class FleetArgs:
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
+        surroundings: what a machine needs from its first minute to its last, beyond the ids above: routes,
+            firewall rules, endpoints, mount targets. They stand before any group starts one, and a
+            ``pulumi destroy`` takes them away only after the groups are empty.
     """
 
     stack: Stack
@@ -96,6 +103,7 @@ class FleetArgs:
     bucket_arns: dict[str, pulumi.Output[str]]
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
+    surroundings: Sequence[pulumi.Resource]
 
 
 class Fleet(pulumi.ComponentResource):
@@ -130,7 +138,7 @@ class Fleet(pulumi.ComponentResource):
         self.register_outputs({"group_names": self.group_names, "launch_template_id": template.id})
 
     def _group(self, name: str, plan: GroupPlan, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
-        args, child = self._args, pulumi.ResourceOptions(parent=self)
+        args = self._args
         group = aws.autoscaling.Group(
             name,
             min_size=plan.size.min,
@@ -148,7 +156,10 @@ class Fleet(pulumi.ComponentResource):
             enabled_metrics=list(GROUP_METRICS),
             tags=self._tags(),
             opts=pulumi.ResourceOptions(
-                parent=self, ignore_changes=["desired_capacity", "suspended_processes"]
+                parent=self,
+                depends_on=args.surroundings,
+                ignore_changes=["desired_capacity", "suspended_processes"],
+                custom_timeouts=pulumi.CustomTimeouts(delete=f"{EMPTYING_S}s"),
             ),
             **capacity(args.pool, template),
         )
@@ -159,7 +170,9 @@ class Fleet(pulumi.ComponentResource):
             lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
             heartbeat_timeout=DRAIN_S,
             default_result="CONTINUE",
-            opts=child,
+            # It goes with its group. Deleted before, as the order of dependencies has it, it would not hold
+            # the machines that the group's deletion ends, and nothing would be saved.
+            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
         )
         if args.pool.scales:
             scale_by_load(name, args.stack, args.pool, label=plan.label, group=group, parent=self)

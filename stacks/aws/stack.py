@@ -59,10 +59,13 @@ def build(stack: Stack) -> dict[str, Any]:
     network = Network(name, NetworkArgs(stack, keys.key_arn), own)
     firewall = Firewall(name, FirewallArgs(stack, network.vpc_id, network.s3_prefix_list_id), own)
     subnet_ids = network.private_subnet_ids
+    surroundings: list[pulumi.Resource] = [network, firewall]
     if stack.network.interface_endpoints:
         group = firewall.group_ids[ENDPOINTS]
-        Endpoints(name, EndpointsArgs(stack, network.vpc_id, list(subnet_ids.values()), group), own)
-    storage = Storage(name, StorageArgs(stack, keys.key_arn, subnet_ids, firewall.group_ids), own)
+        endpoints = EndpointsArgs(stack, network.vpc_id, list(subnet_ids.values()), group)
+        surroundings.append(Endpoints(name, endpoints, own))
+    storage = Storage(name, StorageArgs(stack, keys.key_arn, subnet_ids, firewall.group_ids, firewall), own)
+    surroundings.append(storage)
     budget = Budget(name, BudgetArgs(stack, keys.key_arn), own)
     image = Image(
         name,
@@ -89,6 +92,7 @@ def build(stack: Stack) -> dict[str, Any]:
                 bucket_arns=storage.bucket_arns,
                 home=storage.home_dns_name,
                 scratch=storage.scratch_dns_name,
+                surroundings=surroundings,
             ),
             own,
         )

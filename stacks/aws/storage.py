@@ -33,12 +33,15 @@ class StorageArgs:
         key_arn: the key that encrypts everything here.
         subnet_ids: zone -> private subnet.
         group_ids: label -> security group, with ``home`` and ``scratch`` where the settings ask for them.
+        firewall: owns the groups' rules. FSx refuses a Lustre whose group does not let its port in yet
+            ("do not permit Lustre LNET network traffic on port 988"), and the rules follow their group.
     """
 
     stack: Stack
     key_arn: pulumi.Output[str]
     subnet_ids: dict[str, pulumi.Output[str]]
     group_ids: dict[str, pulumi.Output[str]]
+    firewall: pulumi.Resource
 
 
 class Storage(pulumi.ComponentResource):
@@ -179,7 +182,9 @@ class Storage(pulumi.ComponentResource):
             security_group_ids=[self._args.group_ids[SCRATCH]],
             copy_tags_to_backups=True,
             tags=self._tags("scratch"),
-            opts=self._kept,
+            opts=pulumi.ResourceOptions.merge(
+                self._kept, pulumi.ResourceOptions(depends_on=[self._args.firewall])
+            ),
         )
         return files.dns_name
 

@@ -123,7 +123,10 @@ class RehearsalMocks(Mocks):
                 outputs=outputs,
                 id=identifier,
                 outcome=outcome,
-                protected=getattr(request, "protect", False),  # a read has no options
+                # a read has no options
+                protected=getattr(request, "protect", False),
+                retained=getattr(request, "retainOnDelete", False),
+                delete_timeout=request.customTimeouts.delete if hasattr(request, "customTimeouts") else "",
                 dependencies=tuple(request.dependencies),
                 ignored_changes=tuple(getattr(request, "ignoreChanges", ())),
                 provider=request.provider,

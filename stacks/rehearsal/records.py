@@ -33,6 +33,8 @@ class Registration:
         id: the physical id.
         outcome: created, recorded or grouped.
         protected: the ``protect`` option.
+        retained: the ``retain_on_delete`` option.
+        delete_timeout: how long a deletion may take, as Go writes it; empty for the provider's default.
         dependencies: URNs of everything it waits for.
         ignored_changes: the ``ignore_changes`` option, in the provider's names.
         provider: the provider's URN and id, joined by ``::``; empty for the default provider.
@@ -48,6 +50,8 @@ class Registration:
     id: str
     outcome: Outcome
     protected: bool
+    retained: bool
+    delete_timeout: str
     dependencies: tuple[str, ...]
     ignored_changes: tuple[str, ...]
     provider: str

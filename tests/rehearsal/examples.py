@@ -49,6 +49,8 @@ def registered(
         id=identifier,
         outcome=outcome,
         protected=False,
+        retained=False,
+        delete_timeout="",
         dependencies=(),
         ignored_changes=(),
         provider="",

@@ -85,6 +85,15 @@ def test_protection_is_seen(clients):
     assert only(run(program), "aws:sns/topic:Topic").protected is True
 
 
+def test_what_outlives_its_deletion_and_how_long_a_deletion_may_take_are_seen(clients):
+    def program():
+        lasting = pulumi.CustomTimeouts(delete="90s")
+        aws.sns.Topic("kept", opts=pulumi.ResourceOptions(retain_on_delete=True, custom_timeouts=lasting))
+
+    topic = only(run(program), "aws:sns/topic:Topic")
+    assert (topic.retained, topic.delete_timeout) == (True, "90s")
+
+
 def test_ignored_changes_are_seen_in_the_providers_names(clients):
     def program():
         aws.sns.Topic("alarms", opts=pulumi.ResourceOptions(ignore_changes=["display_name"]))
