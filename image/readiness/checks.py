@@ -42,6 +42,7 @@ class Gpu:
         uncorrected_ecc_errors: since boot; None where it has no ECC.
         inactive_nvlinks: links that the GPU has and that are down.
         copy_gib_per_s: memory bandwidth of a copy; None when it was not measured.
+        cuda_problem: why CUDA could run nothing on it; empty when it could, or was not asked.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Gpu:
     uncorrected_ecc_errors: int | None = None
     inactive_nvlinks: int = 0
     copy_gib_per_s: float | None = None
+    cuda_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,16 @@ def ecc(_expected: Expected, seen: Seen) -> Finding:
     return Finding("ecc", not bad, _told(bad, "no uncorrected error since boot"))
 
 
+def cuda(_expected: Expected, seen: Seen) -> Finding:
+    """Each GPU runs something: NVML answers for one that a dead fabric manager keeps from all work."""
+    bad = [f"GPU {gpu.name}: {gpu.cuda_problem}" for gpu in seen.gpus if gpu.cuda_problem]
+    return Finding("cuda", not bad, _told(bad, "every GPU that was asked ran a copy"))
+
+
 def nvlink(_expected: Expected, seen: Seen) -> Finding:
-    """Every link up."""
+    """Every link up; those of a machine's only GPU (p5.4xlarge) lead nowhere and are down."""
+    if len(seen.gpus) == 1:
+        return Finding("nvlink", ok=True, detail="one GPU, nothing to link it to")
     down = [f"GPU {gpu.name}: {gpu.inactive_nvlinks} down" for gpu in seen.gpus if gpu.inactive_nvlinks]
     return Finding("nvlink", not down, _told(down, "no link down"))
 
@@ -142,6 +152,7 @@ CHECKS: tuple[Callable[[Expected, Seen], Finding], ...] = (
     gpu_count,
     gpu_memory,
     ecc,
+    cuda,
     nvlink,
     xid,
     bandwidth,

@@ -53,13 +53,23 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     states = [
         _ask(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(handle, link)) for link in _links(nvml)
     ]
+    copied, cuda_problem = _copied(index)
     return Gpu(
         name=f"{index} ({nvml.nvmlDeviceGetPciInfo(handle).busId})",
         memory_gib=nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB,
         uncorrected_ecc_errors=errors,
         inactive_nvlinks=states.count(nvml.NVML_FEATURE_DISABLED),
-        copy_gib_per_s=copy_speed(index),
+        copy_gib_per_s=copied,
+        cuda_problem=cuda_problem,
     )
+
+
+def _copied(index: int) -> tuple[float | None, str]:
+    """The speed of a copy, and why there was none where CUDA failed; torch's words go over many lines."""
+    try:
+        return copy_speed(index), ""
+    except RuntimeError as error:
+        return None, str(error).partition("\n")[0]
 
 
 def _links(nvml: Any) -> range:
@@ -77,10 +87,17 @@ def _ask(nvml: Any, call: Any) -> Any:
 
 
 def copy_speed(index: int) -> float | None:
-    """GiB/s read and written by copies inside one GPU's memory; None without CUDA for it."""
+    """GiB/s read and written by copies inside one GPU's memory; None for what this torch does not see.
+
+    A torch without CUDA sees no GPU, and of a machine cut by MIG only the first piece. Where CUDA cannot be
+    initialized torch counts no GPU either, and says why when it is used.
+
+    Raises:
+        RuntimeError: CUDA's own words.
+    """
     import torch  # noqa: PLC0415 - seconds of loading, only where there is a GPU
 
-    if index >= torch.cuda.device_count():
+    if torch.version.cuda is None or 0 < torch.cuda.device_count() <= index:
         return None
     with torch.cuda.device(index):
         source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")

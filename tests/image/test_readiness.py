@@ -4,9 +4,11 @@ import json
 import logging
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import boto3
 import pytest
+import torch
 from moto import mock_aws
 
 from image.readiness import __main__ as gate
@@ -51,6 +53,18 @@ def test_an_uncorrected_memory_error_fails():
 
 def test_a_link_that_is_down_fails():
     assert failed(bent(inactive_nvlinks=2)) == {"nvlink": "GPU 1: 2 down"}
+
+
+def test_the_links_of_an_only_gpu_lead_nowhere_and_may_be_down():
+    alone = replace(SOUND, gpus=(replace(SOUND.gpus[0], inactive_nvlinks=18),))
+
+    assert failed(alone, replace(EXPECTED, gpus=1)) == {}
+
+
+def test_a_gpu_on_which_cuda_runs_nothing_fails():
+    assert failed(bent(copy_gib_per_s=None, cuda_problem="Error 802: system not yet initialized")) == {
+        "cuda": "GPU 1: Error 802: system not yet initialized"
+    }
 
 
 def test_a_gpu_much_slower_than_its_neighbours_fails():
@@ -102,6 +116,43 @@ class NoDriver:
     @staticmethod
     def nvmlInit():  # noqa: N802 - NVML's own name
         raise NoDriver.NVMLError("Driver Not Loaded")
+
+
+class OneGpu(NoDriver):
+    """Speaks like pynvml on a machine with one sound GPU that has no NVLink."""
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_FEATURE_DISABLED = NVML_NVLINK_MAX_LINKS = 0
+
+    nvmlInit = nvmlShutdown = staticmethod(lambda: None)  # noqa: N815 - NVML's own names
+    nvmlDeviceGetCount = staticmethod(lambda: 1)  # noqa: N815
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)  # noqa: N815
+    nvmlDeviceGetTotalEccErrors = staticmethod(lambda *_: 0)  # noqa: N815
+    nvmlDeviceGetPciInfo = staticmethod(lambda _: SimpleNamespace(busId="00:1e.0"))  # noqa: N815
+    nvmlDeviceGetMemoryInfo = staticmethod(lambda _: SimpleNamespace(total=24 * probes.GIB))  # noqa: N815
+
+
+def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monkeypatch):
+    """As torch behaves without a fabric manager: it counts no GPU, and fails where it is used."""
+
+    def refuse(_):
+        raise RuntimeError("Error 802: system not yet initialized\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", refuse)
+
+    seen = probes.look(OneGpu, tmp_path)
+
+    assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {
+        "cuda": "GPU 0 (00:1e.0): Error 802: system not yet initialized"
+    }
+
+
+def test_a_torch_without_cuda_measures_nothing(tmp_path):
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA")
+
+    assert failed(probes.look(OneGpu, tmp_path), Expected(gpus=1, gpu_memory_gib=24)) == {}
 
 
 def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
