@@ -5,7 +5,8 @@ set -euo pipefail
 . "$PAYLOAD/lib.sh"
 
 install_group mounts
-lay etc/systemd/system/home-file-system.service etc/systemd/system/bucket@.service \
+lay etc/systemd/system/home-file-system.service etc/systemd/system/home-tunnel.service \
+    etc/systemd/system/bucket@.service \
     usr/libexec/gpu-fleet/mount-home usr/libexec/gpu-fleet/mount-bucket
 systemctl enable home-file-system.service
 # version 4 of NFS needs no port mapper, and nobody else shall find one

@@ -14,30 +14,71 @@ def machine(tmp_path):
     """Programs that only say how they were called; nothing is mounted."""
     (tmp_path / "mount").write_text('#!/bin/sh\necho "mount $*"\n')
     (tmp_path / "mountpoint").write_text("#!/bin/sh\nexit 1\n")
-    for name in ("mount", "mountpoint"):
+    (tmp_path / "getent").write_text("#!/bin/sh\ncase $2 in *.example) ;; *) exit 2 ;; esac\n")
+    (tmp_path / "stunnel4").write_text('#!/bin/sh\necho "stunnel4 $*"; cat\n')
+    for name in ("mount", "mountpoint", "getent", "stunnel4"):
         (tmp_path / name).chmod(0o755)
     return tmp_path
 
 
-def mounted(machine, text):
+def run(machine, text, *arguments):
     (machine / "instance.toml").write_text(text)
     environment = os.environ | {
         "PATH": f"{machine}:{os.environ['PATH']}",
         "GPU_FLEET_INSTANCE_FILE": str(machine / "instance.toml"),
     }
-    done = subprocess.run(["bash", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    return subprocess.run(
+        ["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def mounted(machine, text):
+    done = run(machine, text)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_efs_is_mounted_by_version_4_1_from_its_root(machine):
-    told = mounted(machine, 'cloud = "aws"\nhome_file_system = "fs-1.efs.example"\n')
+EFS = 'cloud = "aws"\nhome_file_system = "fs-1.efs.example"\n'
+NAS = 'cloud = "alicloud"\nhome_file_system = "1.extreme.nas.example"\n'
 
-    assert "-t nfs4 -o nfsvers=4.1," in told
-    assert "fs-1.efs.example:/ /home" in told
+
+def test_efs_which_refuses_plain_connections_is_mounted_through_the_tunnel(machine):
+    told = mounted(machine, EFS)
+
+    assert "-t nfs4 -o nfsvers=4.1,port=20049," in told
+    assert "127.0.0.1:/ /home" in told
+
+
+def test_the_tunnel_leads_to_the_file_system_and_to_no_other(machine):
+    done = run(machine, EFS, "tunnel")
+
+    told = done.stdout.splitlines()
+    assert told[0] == "stunnel4 -fd 0"
+    assert {
+        "accept = 127.0.0.1:20049",
+        "connect = fs-1.efs.example:2049",
+        "checkHost = fs-1.efs.example",
+        "verifyChain = yes",
+        "sslVersionMin = TLSv1.2",
+    } <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"), [(EFS, True), (NAS, False), ('cloud = "aws"\n', False)], ids=["efs", "nas", "none"]
+)
+def test_only_homes_on_efs_need_the_tunnel(machine, text, needed):
+    assert (run(machine, text, "tunnelled").returncode == 0) is needed
+
+
+def test_a_name_that_nobody_knows_is_one_line(machine):
+    done = run(machine, 'cloud = "aws"\nhome_file_system = "fs-1.efs.nowhere"\n')
+
+    assert done.returncode == 1
+    assert done.stderr.endswith("home_file_system = 'fs-1.efs.nowhere': no such host\n")
 
 
 def test_extreme_nas_is_mounted_by_version_3_from_its_share(machine):
-    told = mounted(machine, 'cloud = "alicloud"\nhome_file_system = "1.extreme.nas.example"\n')
+    told = mounted(machine, NAS)
 
     assert "-t nfs -o vers=3,nolock,noacl,proto=tcp," in told
     assert "1.extreme.nas.example:/share /home" in told

@@ -24,7 +24,10 @@ ENABLED = (
 )
 MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
 PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "scratch")
-UNITS = (*(f"{name}.service" for name in ENABLED[:6]), "trainer@.service", "bucket@.service", "mig@.service")
+UNITS = (
+    *(f"{name}.service" for name in ENABLED[:6]),
+    *("home-tunnel.service", "trainer@.service", "bucket@.service", "mig@.service"),
+)
 SOURCES = ("nvidia-graphics-drivers", "nvidia-open-gpu-kernel-modules")
 PRIVATE_KEY = re.compile(
     rb"-----BEGIN (?:OPENSSH |RSA |EC |DSA |ENCRYPTED )?PRIVATE KEY-----\n[A-Za-z0-9+/=\n]{64}"
