@@ -1,5 +1,6 @@
 """What the keys of one pool must agree on, among themselves and with the catalog."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from stacks import catalog, mig
@@ -37,6 +38,9 @@ def check(
 
 def _types(key: str, pool: Pool, cloud: Cloud | None) -> Iterator[Problem]:
     known = catalog.load()
+    for name, count in Counter(pool.types).items():
+        if count > 1:
+            yield Problem(f"{key}.types", name, f"named {count} times; each type once")
     for index, name in enumerate(pool.types):
         where, found = f"{key}.types[{index}]", known.find(name)
         if found is None:

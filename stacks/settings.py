@@ -33,6 +33,12 @@ PoolName = Annotated[
     str,
     matching(r"[a-z][a-z0-9-]*[a-z0-9]", "must be lower case letters, digits and dashes, from a letter on"),
 ]
+# What a tag's value may hold in IAM, Lambda and others, that refuse it after half of the stack is made:
+# docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html; Alibaba Cloud takes 128 characters.
+Owner = Annotated[
+    str,
+    matching(r"[\w .:/=+@-]{0,128}", "must be up to 128 letters, digits, spaces and any of _ . : / = + - @"),
+]
 Address = Annotated[str, matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
 Currency = Annotated[str, matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
 TimeOfDay = Annotated[str, matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
@@ -271,7 +277,7 @@ class Pool:
     scaling: bool | None = None
     idle: Idle = Idle()
     max_lifetime_hours: Annotated[int, Field(ge=24)] = 168
-    owner: str = ""
+    owner: Owner = ""
 
     @property
     def scales(self) -> bool:
@@ -410,7 +416,7 @@ class Stack:
     account_id: str
     network: Network
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
-    owner: str = "platform"
+    owner: Owner = "platform"
     protected: bool = False
     endpoint_url: OptionalUrl = None
     access: Access = Access()

@@ -46,6 +46,11 @@ REGION_PATTERN = {
 ZONE_SUFFIX_PATTERN = {Cloud.AWS: r"[a-z]", Cloud.ALICLOUD: r"-?[a-z]"}
 ROTATION_DAYS_AWS = 90
 FREEZE_STAGES = 2
+# docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_budgets_NotificationWithSubscribers.html and
+# API_budgets_CreateBudget.html
+MOST_RECIPIENTS_AWS, MOST_THRESHOLDS_AWS = 10, 10
+# The stack's own security groups (firewall.py of either cloud), each named like a pool's.
+OWN_GROUPS = ("endpoints", "home", "scratch", "image-builder")
 LUSTRE_FIRST_GIB = 1200
 LUSTRE_STEP_GIB = 2400
 
@@ -156,6 +161,10 @@ def _access(access: Access) -> Iterator[Problem]:
         elif not private and network.prefixlen < WIDEST_PUBLIC_PREFIX:
             yield Problem(key, str(network), f"a public network must be /{WIDEST_PUBLIC_PREFIX} or narrower")
 
+    for network, count in Counter(access.ssh_from.values()).items():
+        if count > 1:
+            yield Problem("access.ssh_from", str(network), f"named {count} times; each network once")
+
 
 def _storage(storage: Storage, cloud: Cloud | None) -> Iterator[Problem]:
     if cloud is Cloud.AWS and storage.key_rotation_days != ROTATION_DAYS_AWS:
@@ -170,6 +179,7 @@ def _storage(storage: Storage, cloud: Cloud | None) -> Iterator[Problem]:
 def _budget(budget: Budget, cloud: Cloud | None, *, emulated: bool) -> Iterator[Problem]:
     if not budget.recipients and not emulated:
         yield Problem("budget.recipients", [], "needs at least one e-mail address")
+    yield from _told(budget, cloud)
     currencies = ("USD",) if cloud is Cloud.AWS else ("CNY", "USD")
     if budget.currency not in currencies:
         yield Problem(
@@ -185,6 +195,19 @@ def _budget(budget: Budget, cloud: Cloud | None, *, emulated: bool) -> Iterator[
             "needs two thresholds of kind actual: pools are capped at the last but one, closed at the last"
         )
         yield Problem("budget.on_exceeded", str(budget.on_exceeded), allowed)
+
+
+def _told(budget: Budget, cloud: Cloud | None) -> Iterator[Problem]:
+    for address, count in Counter(budget.recipients).items():
+        if count > 1:
+            yield Problem("budget.recipients", address, f"named {count} times; each address once")
+    if cloud is Cloud.AWS:
+        for key, many, most in (
+            ("recipients", len(budget.recipients), MOST_RECIPIENTS_AWS),
+            ("thresholds", len(budget.thresholds), MOST_THRESHOLDS_AWS),
+        ):
+            if many > most:
+                yield Problem(f"budget.{key}", f"{many} {key}", f"AWS Budgets takes {most} at most")
 
 
 @cache
@@ -214,6 +237,9 @@ def _pools(
         if pool is None:
             continue
         key = f"pools[{index}]"
+        if pool.name in OWN_GROUPS:
+            allowed = f"names a security group of the stack itself; any name but {', '.join(OWN_GROUPS)}"
+            yield Problem(f"{key}.name", pool.name, allowed)
         role = naming.prefixed(stack, pool.name, "instance")
         room = LONGEST_ROLE_NAME - naming.AUTONAME_SUFFIX_LENGTH
         if len(role) > room:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stacks.aws.firewall import ENDPOINTS, HOME, IMAGE_BUILDER, SCRATCH
 from stacks.errors import SettingsError
 from stacks.settings import Stack
 from stacks.settings_reader import from_mapping
@@ -137,6 +138,30 @@ BAD_INPUTS = {
         {"budget": {"recipients": ["team"]}},
         "budget.recipients[0] = 'team': must be an e-mail address",
     ),
+    "a recipient named twice": (
+        {"budget": {"recipients": ["a@b.org", "a@b.org"]}},
+        "budget.recipients = 'a@b.org': named 2 times; each address once",
+    ),
+    "more recipients than a notification takes": (
+        {"budget": {"recipients": [f"a{number}@b.org" for number in range(11)]}},
+        "budget.recipients = '11 recipients': AWS Budgets takes 10 at most",
+    ),
+    "more thresholds than a budget takes": (
+        {"budget": {"recipients": ["a@b.org"], "thresholds": [{"percent": 9 + step} for step in range(11)]}},
+        "budget.thresholds = '11 thresholds': AWS Budgets takes 10 at most",
+    ),
+    "a network let in under two names": (
+        {"access": {"ssh_from": {"office": "10.9.0.0/16", "home": "10.9.0.0/16"}}},
+        "access.ssh_from = '10.9.0.0/16': named 2 times; each network once",
+    ),
+    "a type named twice": (
+        {"pools": [pool(types=["g5.xlarge", "g5.xlarge"])]},
+        "pools[0].types = 'g5.xlarge': named 2 times; each type once",
+    ),
+    "an owner that no tag of a role may hold": (
+        {"owner": "Research (EMEA)"},
+        "owner = 'Research (EMEA)': must be up to 128 letters, digits, spaces and any of _ . : / = + - @",
+    ),
     "thresholds that fall": (
         {"budget": {"recipients": ["a@b.org"], "thresholds": [{"percent": 90}, {"percent": 80}]}},
         "budget.thresholds = [90, 80]: the percents of kind actual must rise",
@@ -251,6 +276,17 @@ BAD_INPUTS = {
 @pytest.mark.parametrize(("changes", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
 def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(changes, message):
     assert message in refusal(**changes)
+
+
+@pytest.mark.parametrize("own", [ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER])
+def test_no_pool_takes_the_name_of_a_security_group_that_the_stack_has_anyway(own):
+    assert f"pools[0].name = '{own}': names a security group of the stack itself" in refusal(
+        pools=[pool(name=own)]
+    )
+
+
+def test_an_owner_may_be_named_in_any_script():
+    assert stack(owner="Jürgen Müller / 平台组").owner == "Jürgen Müller / 平台组"
 
 
 def test_a_missing_section_is_named():
