@@ -59,6 +59,7 @@ def test_an_erdma_pool_starts_from_a_configuration_with_an_erdma_interface():
     (configuration,) = inputs(found, CONFIGURATION)
     (interface,) = configuration["networkInterfaces"]
     assert interface["networkInterfaceTrafficMode"] == "HighPerformance"
+    assert "securityGroupIds" not in configuration
     assert "launchTemplateId" not in inputs(found, GROUP)[0]
     assert configuration["active"] is True
     assert configuration["enable"] is True
@@ -71,6 +72,15 @@ def test_a_reserved_pool_starts_in_its_private_pool_only():
 
     assert configuration["resourcePoolOptionsStrategy"] == "PrivatePoolOnly"
     assert configuration["resourcePoolOptionsPrivatePoolIds"] == ["eap-bp67acfmxazb40000000"]
+
+
+def test_a_configuration_without_erdma_names_its_group_where_the_provider_looks_before_it_creates_one():
+    found = register(stack(pools=[pool(market="reservation", reservation_id="eap-bp67acfmxazb40000000")]))
+
+    (configuration,) = inputs(found, CONFIGURATION)
+    (group,) = found.of_type("alicloud:ecs/securityGroup:SecurityGroup")
+    assert configuration["securityGroupIds"] == [group.id]
+    assert "networkInterfaces" not in configuration
 
 
 def test_a_pool_with_scratch_has_one_data_disk_and_another_none():
