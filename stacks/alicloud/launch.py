@@ -173,7 +173,7 @@ def image_id(image: Image) -> str:
 def network_interfaces(
     group_id: pulumi.Input[str],
 ) -> list[alicloud.ess.ScalingConfigurationNetworkInterfaceArgs]:
-    """The primary interface of an eRDMA machine. Its group stands inside: Auto Scaling refuses a second place.
+    """The primary interface of an eRDMA machine. Its group stands inside, and there alone.
 
     The provider updates a configuration like this and creates none: see README.md, "What differs from AWS".
     """
