@@ -89,9 +89,11 @@ class Storage(pulumi.ComponentResource):
             ),
             versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
             lifecycle_rules=[
-                *_lifecycle_rules(self._stack.storage.old_versions_days),
+                _leftovers(self._stack.storage.old_versions_days),
                 *(_states_of_the_sweep() if kind == "records" else []),
             ],
+            # The sweep's states lie below the whole bucket's rule, and both let objects expire.
+            lifecycle_rule_allow_same_action_overlap=kind == "records",
             tags=self._tags(kind),
             opts=pulumi.ResourceOptions(
                 parent=self, protect=self._stack.protected, ignore_changes=["policy"]
@@ -197,27 +199,23 @@ def _states_of_the_sweep() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
     ]
 
 
-def _lifecycle_rules(old_versions_days: int) -> list[alicloud.oss.BucketLifecycleRuleArgs]:
-    """What was overwritten or deleted goes after a while, and what was never finished sooner."""
-    return [
-        alicloud.oss.BucketLifecycleRuleArgs(
-            id="old-versions",
-            enabled=True,
-            prefix="",
-            noncurrent_version_expirations=[
-                alicloud.oss.BucketLifecycleRuleNoncurrentVersionExpirationArgs(days=old_versions_days)
-            ],
-            expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(expired_object_delete_marker=True)],
-        ),
-        alicloud.oss.BucketLifecycleRuleArgs(
-            id="aborted-uploads",
-            enabled=True,
-            prefix="",
-            abort_multipart_uploads=[
-                alicloud.oss.BucketLifecycleRuleAbortMultipartUploadArgs(days=ABORT_UPLOADS_AFTER_DAYS)
-            ],
-        ),
-    ]
+def _leftovers(old_versions_days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
+    """What was overwritten or deleted goes after a while, and what was never finished sooner.
+
+    One rule, since OSS takes one a prefix (help.aliyun.com/en/oss/user-guide/0014-00000085).
+    """
+    return alicloud.oss.BucketLifecycleRuleArgs(
+        id="leftovers",
+        enabled=True,
+        prefix="",
+        noncurrent_version_expirations=[
+            alicloud.oss.BucketLifecycleRuleNoncurrentVersionExpirationArgs(days=old_versions_days)
+        ],
+        expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(expired_object_delete_marker=True)],
+        abort_multipart_uploads=[
+            alicloud.oss.BucketLifecycleRuleAbortMultipartUploadArgs(days=ABORT_UPLOADS_AFTER_DAYS)
+        ],
+    )
 
 
 def bucket_policy(args: StorageArgs, kind: str) -> pulumi.Output[str]:

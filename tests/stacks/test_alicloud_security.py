@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import json
 import tomllib
 import zipfile
@@ -151,9 +152,32 @@ def test_every_bucket_drops_old_versions_and_unfinished_uploads(found):
     days = settings_of(found).storage.old_versions_days
     for bucket in inputs(found, "alicloud:oss/bucket:Bucket"):
         rules = {rule["id"]: rule for rule in bucket["lifecycleRules"]}
-        assert rules["old-versions"]["noncurrentVersionExpirations"] == [{"days": days}]
-        assert rules["aborted-uploads"]["abortMultipartUploads"] == [{"days": 7}]
+        assert rules["leftovers"]["prefix"] == ""
+        assert rules["leftovers"]["noncurrentVersionExpirations"] == [{"days": days}]
+        assert rules["leftovers"]["abortMultipartUploads"] == [{"days": 7}]
         assert all(rule["enabled"] for rule in rules.values())
+
+
+ACTIONS = ("expirations", "noncurrentVersionExpirations", "abortMultipartUploads")
+
+
+def test_no_bucket_has_two_lifecycle_rules_for_one_prefix(found):
+    for bucket in inputs(found, "alicloud:oss/bucket:Bucket"):
+        prefixes = [rule["prefix"] for rule in bucket["lifecycleRules"]]
+        assert len(set(prefixes)) == len(prefixes)
+
+
+def test_a_bucket_whose_lifecycle_rules_do_the_same_below_one_another_says_so(found):
+    for bucket in inputs(found, "alicloud:oss/bucket:Bucket"):
+        overlapping = {
+            action
+            for one, other in itertools.permutations(bucket["lifecycleRules"], 2)
+            if other["prefix"].startswith(one["prefix"])
+            for action in ACTIONS
+            if action in one and action in other
+        }
+        assert bucket["lifecycleRuleAllowSameActionOverlap"] is bool(overlapping)
+        assert "abortMultipartUploads" not in overlapping
 
 
 def test_every_bucket_refuses_plain_http_and_old_tls(found):
