@@ -17,6 +17,14 @@ if [ "$TARGET" = qemu ]; then
     lay etc/dkms
 fi
 install_locked driver nvidia-driver
+# these may bring a newer kernel, the one that the next boot takes; of which driver they are is looked at below
+if [ "$TARGET" = aws ]; then
+    install_group modules-aws
+elif [ "$TARGET" = alicloud ]; then
+    install_group modules-alicloud
+fi
+mapfile -t modules < <(packages_of "modules-$TARGET")
+[ ${#modules[@]} -eq 0 ] || apt-mark hold "${modules[@]}" >/dev/null
 if [ "$TARGET" = qemu ]; then
     # Ubuntu's package loads the driver as GPUs are found, Debian's on every boot, GPU or not
     lay etc/udev
