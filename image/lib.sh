@@ -45,7 +45,9 @@ repository() {
     fingerprint=$(locked "$1" key_fingerprint)
     key=$FILES/$(locked "$1" file)
     [ -f "$key" ] || fail "$key is missing: versions.toml names it as the key of $1"
-    found=$(gpg --show-keys --with-colons "$key" 2>/dev/null | awk -F: '$1 == "fpr" { print $10; exit }' || true)
+    # of every key in the file, since apt would trust each; subkeys hang on theirs
+    found=$(gpg --show-keys --with-colons "$key" 2>/dev/null |
+        awk -F: '$1 == "pub" { own = 1 } own && $1 == "fpr" { print $10; own = 0 }' | paste -sd' ' || true)
     [ "$found" = "$fingerprint" ] || fail "$key: fingerprint is ${found:-none}, versions.toml has $fingerprint"
     command install -D -m 0644 "$key" "/etc/apt/keyrings/$1.asc"
     printf 'deb [signed-by=/etc/apt/keyrings/%s.asc] %s\n' "$1" "$uri" >"/etc/apt/sources.list.d/$1.list"

@@ -4,6 +4,11 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
+if [ "$TARGET" = aws ] || [ "$TARGET" = alicloud ]; then
+    # a builder that has just booted upgrades itself: apt would wait for dpkg's lock, but not for that of its lists
+    systemctl stop apt-daily.timer apt-daily-upgrade.timer
+    systemd-run --quiet --wait --property=After="apt-daily.service apt-daily-upgrade.service" true
+fi
 # nothing upgrades behind our back: a moved NVIDIA library breaks every running job
 command install -d -m 0755 /etc/apt/apt.conf.d /etc/apt/preferences.d
 lay etc/apt etc/dpkg

@@ -134,61 +134,6 @@ def test_a_driver_version_the_archive_does_not_have_is_named(recipe):
     assert "= '999.0-1': the archive has bash" in said.stderr
 
 
-# Programs that the step calls; they write down how, and answer as a machine with EC2's kernel would.
-DRIVER_STEP = {
-    "apt-get": 'echo "apt-get $*" >>"$CALLS"',
-    "apt-mark": 'echo "apt-mark $*" >>"$CALLS"',
-    "apt-cache": "echo 'nvidia-headless-no-dkms-580-server-open | 580.95.05-0ubuntu1 | noble'",
-    "systemctl": "true",
-    "modinfo": "echo 580.95.05",
-    "dpkg-query": "true",
-    "find": 'case "$*" in *nvidia.ko*) echo nvidia.ko ;; /lib/modules*) echo 6.14.0-1018-aws ;; '
-    '*) exec /usr/bin/find "$@" ;; esac',
-}
-
-
-@pytest.mark.parametrize(("target", "kernel"), [("aws", "aws"), ("alicloud", "generic")])
-def test_the_modules_are_of_the_clouds_own_kernel_and_of_its_version(tmp_path, target, kernel):
-    if build_requirements.hindrance() is not None or shutil.which("unshare") is None:
-        pytest.skip("a step changes the machine: in mounts of its own, which need root and unshare")
-    (tmp_path / "bin").mkdir()
-    for name, body in DRIVER_STEP.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    payload.write(payload.assemble(), tmp_path)
-    packages = (tmp_path / "packages/ubuntu-24.04.tsv").read_text()
-    (tmp_path / "packages" / f"{this_base()}.tsv").write_text(packages)
-    (tmp_path / "versions" / f"{this_base()}.tsv").write_text("nvidia-driver\tversion\t580.95.05-0ubuntu1\n")
-    (tmp_path / "etc/apt/preferences.d").mkdir(parents=True)
-    for name in ("os-release", "passwd", "group"):
-        shutil.copy(f"/etc/{name}", tmp_path / "etc")
-    shutil.copytree("/etc/alternatives", tmp_path / "etc/alternatives", symlinks=True)
-
-    own_etc = 'mount --bind "$PAYLOAD/etc" /etc; exec bash "$PAYLOAD/steps/20-driver.sh"'
-
-    done = subprocess.run(
-        ["unshare", "--mount", "bash", "-e", "-c", own_etc],
-        env={
-            "PATH": f"{tmp_path}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "PAYLOAD": str(tmp_path),
-            "TARGET": target,
-            "CALLS": str(tmp_path / "calls"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    modules = f"linux-modules-nvidia-580-server-open-{kernel}"
-    installed = [
-        line.split() for line in (tmp_path / "calls").read_text().splitlines() if " install " in line
-    ]
-    assert "nvidia-utils-580-server=580.95.05-0ubuntu1" in installed[0]
-    assert installed[1][-1] == modules
-    assert f"apt-mark hold {modules}" in (tmp_path / "calls").read_text()
-
-
 def test_mounts_of_a_bake_end_with_it_however_it_ends(tmp_path):
     if build_requirements.hindrance() is not None or shutil.which("unshare") is None:
         pytest.skip("mounts need root and unshare")
