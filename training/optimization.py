@@ -1,9 +1,12 @@
 """From gradients to weights: the optimizer, the learning rate over time, the averaged model."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from training import config
@@ -17,8 +20,39 @@ def build_optimizer(model: nn.Module, settings: config.Optimizer) -> torch.optim
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, settings.learning_rate, momentum=settings.momentum, nesterov=True)
+        momentum = settings.momentum
+        return torch.optim.SGD(groups, settings.learning_rate, momentum=momentum, nesterov=momentum > 0)
     return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=True)
+
+
+@contextmanager
+def settings_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Rates and decays stay those of the configuration, whatever saved state is loaded inside."""
+    chosen = [_without_parameters(group) for group in optimizer.param_groups]
+    yield
+    for group, own in zip(optimizer.param_groups, chosen, strict=True):
+        group.update(own)
+
+
+def load_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Takes over the moments of a saved state, laid out in memory as the weights are.
+
+    Raises ValueError for the state of another optimizer.
+    """
+    for group, found in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        if group.keys() != found.keys():
+            raise ValueError("it is of another optimizer than optimizer.name")
+    with settings_kept(optimizer):
+        optimizer.load_state_dict(saved)
+    for weight, moments in optimizer.state.items():
+        for name, value in moments.items():
+            # a fused step goes through the memory of both side by side (CPU), or refuses to (CUDA)
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                moments[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float, base: float) -> float:

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from training import config
 from training.errors import CheckpointError
 from training.metrics.flops import Utilisation
+from training.optimization import load_moments
 from training.parallel import World
 from training.spread import Spread
 
@@ -65,7 +66,8 @@ def apply(state: State, saved: dict[str, Any], settings: config.Config, samples:
             f"the checkpoint's samples were {saved['stream']}, this run's are {stream}; use the same "
             "data and run.seed, or another run.directory and checkpoint.uri"
         )
-    state.scaler.load_state_dict(saved["scaler"])
+    if saved["scaler"]:  # of another number format than fp16 there is none: the scale begins anew
+        state.scaler.load_state_dict(saved["scaler"])
     state.step, state.position = saved["step"], saved["position"]
     state.spread.take_up(saved.get("carried", []))  # a checkpoint of an older trainer has none
     if where.rank < len(saved["rng"]):
@@ -78,7 +80,7 @@ def apply_tensors(state: State, saved: dict[str, Any]) -> None:
     """Puts captured tensors back; raises CheckpointError when they are of a model of another shape."""
     try:
         state.model.load_state_dict(saved["model"])
-        state.optimizer.load_state_dict(saved["optimizer"])
+        load_moments(state.optimizer, saved["optimizer"])
         if state.average is not None:
             state.average.load_state_dict(saved["average"])
     except (RuntimeError, ValueError, KeyError) as error:

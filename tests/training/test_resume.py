@@ -144,3 +144,39 @@ def test_a_finished_run_is_measured_again_and_not_trained(pictures: Path, tmp_pa
     assert second["resumed_from_step"] == first["step"] == second["step"]
     assert second["parameters_sha256"] == first["parameters_sha256"]
     assert second["metric"] == first["metric"]
+
+
+def test_a_layout_of_its_own_is_resumed_without_changing_a_bit(pictures: Path, tmp_path: Path) -> None:
+    def table(name: str) -> dict[str, Any]:
+        return changed(resnet_table(pictures, tmp_path / name, steps=4), precision={"channels_last": True})
+
+    straight = train_rank(table("straight"))
+    train_rank(table("interrupted"), stop_at=2)
+    resumed = train_rank(table("interrupted"))
+
+    assert resumed["resumed_from_step"] == 2
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_resumed_run_decays_weights_as_its_configuration_says(
+    strategy: str, tokens: Path, tmp_path: Path
+) -> None:
+    def outcome(name: str, weight_decay: float) -> dict[str, Any]:
+        table = changed(gpt_table(tokens, tmp_path / name, steps=3), parallel={"strategy": strategy})
+        train_rank(table, stop_at=2)
+        return train_rank(changed(table, optimizer={"weight_decay": weight_decay}))
+
+    as_saved, more = outcome("as saved", weight_decay=0.01), outcome("more", weight_decay=0.9)
+
+    assert as_saved["resumed_from_step"] == more["resumed_from_step"] == 2
+    assert as_saved["parameters_sha256"] != more["parameters_sha256"]
+
+
+def test_a_run_may_go_on_in_another_number_format(tokens: Path, tmp_path: Path) -> None:
+    table = gpt_table(tokens, tmp_path, steps=3)
+    train_rank(table, stop_at=2)
+
+    resumed = train_rank(changed(table, precision={"dtype": "fp16"}))
+
+    assert (resumed["outcome"], resumed["resumed_from_step"]) == ("finished", 2)

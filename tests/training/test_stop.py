@@ -174,10 +174,11 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tokens: Path, tm
     [
         ({"model": {"name": "gpt2", "options": {}}}, "is of the model 'gpt', not of 'gpt2'"),
         ({"model": {"options": WIDER}}, "does not fit the configuration"),
+        ({"optimizer": {"name": "sgd"}}, "is of another optimizer than optimizer.name"),
         ({"run": {"seed": 5}}, "use the same data and run.seed"),
         ({"parallel": {"strategy": "fsdp"}}, "is whole, this strategy needs a sharded one"),
     ],
-    ids=["model", "size", "seed", "layout"],
+    ids=["model", "size", "optimizer", "seed", "layout"],
 )
 def test_a_checkpoint_of_something_else_is_refused(
     change: dict[str, Any], message: str, tokens: Path, tmp_path: Path

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from training.errors import CheckpointError
+from training.optimization import settings_kept
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -38,13 +39,14 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group
         raise CheckpointError(
             f"the checkpoint does not fit the configuration: {_first_line(error)}"
         ) from error
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=parts["model"],
-        optim_state_dict=parts["optimizer"],
-        options=BY_NAME,
-    )
+    with settings_kept(optimizer):
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=parts["model"],
+            optim_state_dict=parts["optimizer"],
+            options=BY_NAME,
+        )
 
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
