@@ -4,6 +4,7 @@ The provider has no budget resource. The sweep's meter adds up hours times price
 CloudMonitor compares that with the thresholds.
 """
 
+import hashlib
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -57,17 +58,20 @@ class Budget(pulumi.ComponentResource):
         self.register_outputs({"contact_group": self.contact_group})
 
     def _contacts(self, stack: Stack) -> pulumi.Output[str]:
-        """One contact an address. CloudMonitor mails each a link, and tells only those who follow it."""
+        """One contact an address. CloudMonitor mails each a link, and tells only those who follow it.
+
+        Until then it hides the address, which the provider would read as a change to make again.
+        """
         contacts = [
             alicloud.cms.AlarmContact(
                 f"{naming.prefixed(stack.name)}-{address}",
-                alarm_contact_name=_contact_name(stack, index),
+                alarm_contact_name=_contact_name(stack, address),
                 describe=f"gpu-fleet stack {stack.name}",
                 channels_mail=address,
                 lang="en",
-                opts=self._child,
+                opts=pulumi.ResourceOptions(parent=self, ignore_changes=["channelsMail"]),
             ).alarm_contact_name
-            for index, address in enumerate(stack.budget.recipients)
+            for address in stack.budget.recipients
         ]
         group = alicloud.cms.AlarmContactGroup(
             naming.prefixed(stack.name),
@@ -79,9 +83,13 @@ class Budget(pulumi.ComponentResource):
         return group.alarm_contact_group_name
 
 
-def _contact_name(stack: Stack, index: int) -> str:
-    """A contact's name, cut to what CloudMonitor takes and kept apart by its number."""
-    suffix = f"-{index + 1}"
+def _contact_name(stack: Stack, address: str) -> str:
+    """A contact's name, cut to what CloudMonitor takes and kept apart by its address alone.
+
+    CloudMonitor overwrites a contact of the same name, and what is replaced is deleted last: a name that went
+    to another address, say by its place in the list, would be deleted with the old one.
+    """
+    suffix = f"-{hashlib.sha256(address.encode()).hexdigest()[:8]}"
     return naming.prefixed(stack.name)[: LONGEST_CONTACT_NAME - len(suffix)] + suffix
 
 

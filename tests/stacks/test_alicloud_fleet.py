@@ -158,6 +158,26 @@ def test_each_threshold_alarms_at_its_share_of_the_month():
     assert [one["channelsMail"] for one in contacts] == ["a@b.org", "c@d.org"]
 
 
+def test_a_contact_goes_by_its_address_wherever_that_stands_in_the_list():
+    """CloudMonitor overwrites a contact of the same name, and Pulumi deletes what was replaced last."""
+
+    def names(*recipients):
+        found = register(stack(budget={"monthly": 40000, "currency": "CNY", "recipients": list(recipients)}))
+        contacts = inputs(found, "alicloud:cms/alarmContact:AlarmContact")
+        return {one["channelsMail"]: one["alarmContactName"] for one in contacts}
+
+    both, swapped, changed = names("a@b.org", "c@d.org"), names("c@d.org", "a@b.org"), names("e@f.org")
+
+    assert swapped == both
+    assert not set(changed.values()) & set(both.values())
+
+
+def test_an_address_that_cloudmonitor_hides_until_it_is_confirmed_is_no_change():
+    contacts = register(stack()).of_type("alicloud:cms/alarmContact:AlarmContact")
+
+    assert ["channelsMail" in one.ignored_changes for one in contacts] == [True]
+
+
 def test_the_meter_counts_with_the_prices_of_the_catalog():
     made = stack(pools=[pool(), pool(name="big", types=["ecs.gn8v.4xlarge"])])
 
