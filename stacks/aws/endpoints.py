@@ -9,8 +9,9 @@ from stacks import naming
 from stacks.aws import policies
 from stacks.settings import Stack
 
-# Session Manager needs the first three; the agent publishes through monitoring and logs; the reaper and the
-# launcher ask ec2 and autoscaling who is there; credentials, keys, containers and homes need the others.
+# Session Manager needs the first three, and logs where sessions are recorded; the agent publishes through
+# monitoring; the reaper and the launcher ask ec2 and autoscaling who is there; credentials, keys, containers
+# and homes need the others.
 SERVICES = (
     "ssm",
     "ssmmessages",

@@ -86,7 +86,7 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
     arn = f"arn:{policies.partition(stack.region)}"
     groups = f"{arn}:autoscaling:{stack.region}:{stack.account_id}:autoScalingGroup:*:autoScalingGroupName/"
     namespace = naming.metric_namespace(stack.name)
-    logs = f"{arn}:logs:{stack.region}:{stack.account_id}:log-group:/gpu-fleet/{stack.name}/*"
+    own = {f"{naming.PROJECT}:stack": stack.name, f"{naming.PROJECT}:pool": args.pool.name}
     buckets = [args.bucket_arns["data"], args.bucket_arns["checkpoints"]]
     return policies.document(
         policies.allow("SessionManager", SESSION_ACTIONS, "*"),
@@ -105,19 +105,19 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             "*",
             {"StringEquals": {"cloudwatch:namespace": namespace}},
         ),
-        policies.allow("Logs", ["logs:CreateLogStream", "logs:PutLogEvents"], logs),
+        # by tag too: the name of pool "dev" is how that of "dev-large" begins
         policies.allow(
-            "OwnGroups", OWN_GROUP_ACTIONS, f"{groups}{naming.prefixed(stack.name, args.pool.name)}*"
+            "OwnGroups",
+            OWN_GROUP_ACTIONS,
+            f"{groups}{naming.prefixed(stack.name, args.pool.name)}*",
+            {"StringEquals": {f"aws:ResourceTag/{tag}": value for tag, value in own.items()}},
         ),
         policies.allow(
             "KeepOrRelease",
             ["ec2:CreateTags", "ec2:DeleteTags"],
             f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/*",
             {
-                "StringEquals": {
-                    f"ec2:ResourceTag/{naming.PROJECT}:stack": stack.name,
-                    f"ec2:ResourceTag/{naming.PROJECT}:pool": args.pool.name,
-                },
+                "StringEquals": {f"ec2:ResourceTag/{tag}": value for tag, value in own.items()},
                 "ForAllValues:StringEquals": {"aws:TagKeys": list(KEEP_TAGS)},
                 # a condition over all values holds where there are none
                 "Null": {"aws:TagKeys": "false"},
