@@ -12,10 +12,14 @@ from stacks.cost_lines import gateways
 from stacks.instance_types import Cloud, InstanceType
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import vcpus
+from stacks.preflight.usable import unless_missing
 from stacks.settings import Market, Stack
 
 # docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
 ADDRESSES, NETWORKS = "L-0263D0A3", "L-F678F1CE"
+# docs.aws.amazon.com/lambda/latest/dg/configuration-concurrency.html: the sweep reserves one run for itself,
+# and 100 must stay for functions that reserve none. A young account has 10, and refuses the function.
+FUNCTIONS, KEPT_UNRESERVED = "L-B99A9384", 100
 TAG = f"{naming.PROJECT}:stack"
 RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
@@ -41,7 +45,7 @@ class Need:
 def quotas(stack: Stack, aws: Aws) -> Iterator[Finding]:
     """Every quota that the stack touches."""
 
-    for need in (*_of_machines(stack, aws), *_of_the_network(stack, aws)):
+    for need in (*_of_machines(stack, aws), *_of_the_network(stack, aws), _of_the_sweep(stack, aws)):
         yield guarded(need.subject, partial(_held, stack, aws, need))
 
 
@@ -90,6 +94,20 @@ def _of_the_network(stack: Stack, aws: Aws) -> Iterator[Need]:
         used = partial(others, "describe_addresses", "Addresses")
         yield Need("elastic addresses", "ec2", ADDRESSES, many, used)
     yield Need("VPCs", "vpc", NETWORKS, 1, partial(others, "describe_vpcs", "Vpcs"))
+
+
+def _of_the_sweep(stack: Stack, aws: Aws) -> Need:
+    return Need("functions at once", "lambda", FUNCTIONS, KEPT_UNRESERVED + 1, partial(_reserved, stack, aws))
+
+
+def _reserved(stack: Stack, aws: Aws) -> int:
+    """Runs that functions of the account have reserved, without this stack's sweep."""
+    limit = aws.ask("lambda", "get_account_settings")["AccountLimit"]
+    sweep = partial(
+        aws.ask, "lambda", "get_function_concurrency", FunctionName=naming.prefixed(stack.name, "reaper")
+    )
+    own: int = unless_missing(sweep, "ResourceNotFoundException").get("ReservedConcurrentExecutions", 0)
+    return int(limit["ConcurrentExecutions"]) - int(limit["UnreservedConcurrentExecutions"]) - own
 
 
 def _running(stack: Stack, aws: Aws) -> dict[str, int]:

@@ -42,6 +42,11 @@ def quota(value: float) -> dict[str, Any]:
     return {"Quota": {"Value": value}}
 
 
+def functions(unreserved: int, allowed: int = 1000) -> dict[str, Any]:
+    limit = {"ConcurrentExecutions": allowed, "UnreservedConcurrentExecutions": unreserved}
+    return {"AccountLimit": limit}
+
+
 def offers(*zones: str):
     """Every type that is asked for is sold in these zones."""
 
@@ -72,6 +77,8 @@ def account(**changes: Any) -> Account:
         "ec2:DescribeImages": {"Images": [IMAGE]},
         "kms:DescribeKey": Refusal("NotFoundException", "alias is not found"),
         "budgets:DescribeBudgets": {"Budgets": []},
+        "lambda:GetAccountSettings": functions(unreserved=1000),
+        "lambda:GetFunctionConcurrency": Refusal("ResourceNotFoundException", "Function not found"),
     }
     return Account(answers | {name.replace("_", ":", 1): value for name, value in changes.items()})
 
@@ -93,6 +100,7 @@ def test_where_there_is_room_every_answer_is_fine():
         "vCPUs for dev",
         "elastic addresses",
         "VPCs",
+        "functions at once",
         "types of dev",
         "image",
         "key",
@@ -155,6 +163,37 @@ def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_a
     assert told.verdict is Verdict.UNCHECKED
     assert told.says == "could not be checked: denied servicequotas:GetServiceQuota"
     assert found["image"].verdict is Verdict.FINE
+
+
+def of_the_sweep(cloud: Account) -> Finding:
+    return look(stack(), cloud)["functions at once"]
+
+
+def test_a_young_account_has_no_run_that_the_sweep_could_reserve():
+    """Lambda answers "decreases account's UnreservedConcurrentExecution below its minimum value of [10]"."""
+    told = of_the_sweep(account(**{"service-quotas_GetServiceQuota": quota(10)}))
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says == "needs 101, 0 in use beside it, 10 allowed (L-B99A9384)"
+    assert "--service-code lambda --quota-code L-B99A9384" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict"),
+    [
+        (Refusal("ResourceNotFoundException", "Function not found"), Verdict.PROBLEM),
+        ({"ReservedConcurrentExecutions": 1}, Verdict.FINE),
+    ],
+    ids=["before the first up", "with its run reserved"],
+)
+def test_what_other_functions_reserve_counts_and_what_the_sweep_has_already_does_not(own, verdict):
+    cloud = account(
+        **{"service-quotas_GetServiceQuota": quota(1000)},
+        lambda_GetAccountSettings=functions(unreserved=100),
+        lambda_GetFunctionConcurrency=own,
+    )
+
+    assert of_the_sweep(cloud).verdict is verdict
 
 
 def test_addresses_and_networks_of_others_count():
