@@ -4,6 +4,7 @@ Pure, and apart from ``settings_rules`` so that what holds on both clouds reads 
 """
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from stacks import catalog, naming
@@ -17,12 +18,18 @@ SMALLEST_VOLUME_GIB, LARGEST_VOLUME_GIB = 20, 500
 SMALLEST_DISK_GIB, LARGEST_DISK_GIB = 20, 65_536
 # The same provider, resource alicloud_ess_scaling_group, max_size.
 LARGEST_GROUP = 2000
+# The same resource, on_demand_base_capacity; and spot_price_limit, which it rounds to hundredths.
+LARGEST_ON_DEMAND_BASE = 1000
+SPOT_PRICE_STEP = Decimal("0.01")
+# Resource alicloud_ess_scaling_configuration, instance_types.
+MOST_TYPES_OF_A_CONFIGURATION = 10
 # The same provider, resource alicloud_nas_file_system, example "CPFS Usage".
 CPFS_FIRST_GIB, CPFS_STEP_GIB = 3600, 1200
 # The same provider, resource alicloud_ess_scaling_rule, scaling_rule_name.
 LONGEST_RULE_NAME = 64
 # Prices of mainland China; an account elsewhere is billed in USD, and its prices are in no public list.
 CURRENCY = "CNY"
+KMS_INSTANCE = "kst-"
 A10_FAMILY = "gn7i"
 
 
@@ -95,6 +102,9 @@ def _storage(storage: Storage) -> Iterator[Problem]:
     if storage.kms_instance_id is None:
         allowed = "required on alicloud: only a key in a KMS instance turns sooner than yearly"
         yield Problem("storage.kms_instance_id", None, allowed)
+    elif not storage.kms_instance_id.startswith(KMS_INSTANCE):
+        allowed = f"the id of a KMS instance begins with {KMS_INSTANCE}"
+        yield Problem("storage.kms_instance_id", storage.kms_instance_id, allowed)
     size = storage.scratch_gib
     if size and (size < CPFS_FIRST_GIB or (size - CPFS_FIRST_GIB) % CPFS_STEP_GIB):
         allowed = f"CPFS comes as {CPFS_FIRST_GIB} GiB and steps of {CPFS_STEP_GIB} GiB; 0 for none"
@@ -118,6 +128,15 @@ def _pool(key: str, pool: Pool) -> Iterator[Problem]:
         yield Problem(f"{key}.market", str(pool.market), allowed)
     if pool.spot_price_limit is not None and pool.market is not Market.SPOT:
         yield Problem(f"{key}.spot_price_limit", str(pool.spot_price_limit), "only for market spot")
+    if pool.spot_price_limit is not None and pool.spot_price_limit % SPOT_PRICE_STEP:
+        allowed = f"must be a multiple of {SPOT_PRICE_STEP}: Auto Scaling is told no more digits"
+        yield Problem(f"{key}.spot_price_limit", str(pool.spot_price_limit), allowed)
+    if pool.on_demand_base > LARGEST_ON_DEMAND_BASE:
+        allowed = f"must be {LARGEST_ON_DEMAND_BASE} at most"
+        yield Problem(f"{key}.on_demand_base", pool.on_demand_base, allowed)
+    if (pool.erdma or pool.reservation_id) and len(pool.types) > MOST_TYPES_OF_A_CONFIGURATION:
+        allowed = f"{MOST_TYPES_OF_A_CONFIGURATION} types at most where eRDMA or a reservation is asked for"
+        yield Problem(f"{key}.types", list(pool.types), allowed)
     if not SMALLEST_VOLUME_GIB <= pool.volume_gib <= LARGEST_VOLUME_GIB:
         allowed = f"must be from {SMALLEST_VOLUME_GIB} to {LARGEST_VOLUME_GIB}; data goes to scratch_gib"
         yield Problem(f"{key}.volume_gib", pool.volume_gib, allowed)

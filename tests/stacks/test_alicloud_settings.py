@@ -2,6 +2,8 @@
 
 import pytest
 
+from stacks import catalog
+from stacks.catalog import Cloud
 from stacks.errors import SettingsError
 from stacks.settings_reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack_file
@@ -22,6 +24,8 @@ def test_a_sound_file_is_read_as_it_is_written():
     assert settings.pools[0].gpu_memory_gib == 24
     assert settings.pools[0].scratch_gib == 400
 
+
+ELEVEN_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD)][:11]
 
 BAD_INPUTS = {
     "a zone of AWS": (
@@ -85,6 +89,22 @@ BAD_INPUTS = {
     "a key that turns quarterly outside of a KMS instance": (
         {"storage": {"key_rotation_days": 90}},
         "storage.kms_instance_id = None: required on alicloud: only a key in a KMS instance",
+    ),
+    "a KMS instance by another id than its own": (
+        {"storage": {"kms_instance_id": "key-szh0000000000000000"}},
+        "storage.kms_instance_id = 'key-szh0000000000000000': the id of a KMS instance begins with kst-",
+    ),
+    "a limit that would be rounded away": (
+        {"pools": [pool(market="spot", spot_price_limit="0.001")]},
+        "pools[0].spot_price_limit = '0.001': must be a multiple of 0.01",
+    ),
+    "more machines always on demand than Auto Scaling keeps so": (
+        {"pools": [pool(market="spot", on_demand_base=1001, size={"min": 0, "desired": 0, "max": 1900})]},
+        "pools[0].on_demand_base = 1001: must be 1000 at most",
+    ),
+    "more types than a scaling configuration takes": (
+        {"pools": [pool(market="reservation", reservation_id="eap-1", types=ELEVEN_TYPES)]},
+        "10 types at most where eRDMA or a reservation is asked for",
     ),
     "a CPFS size that is not sold": (
         {"storage": {"kms_instance_id": "kst-1", "scratch_gib": 2400}},
