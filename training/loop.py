@@ -122,8 +122,8 @@ def save(run: Run, state: State, meter: Meter) -> None:
 def measure(run: Run, state: State, stop: Stop) -> Score | None:
     """The score on held-out data, written to the metrics; None when the ranks agreed to stop meanwhile."""
     run.where.share_buffers(state.model)
-    if state.average is not None:
-        run.settle_batch_norm(state.average)
+    if state.averaged is not None:
+        run.settle_batch_norm(state.averaged)
     score = evaluate(
         run.evaluated(state),
         dataset=run.held_out,

@@ -1,7 +1,7 @@
 """The processes of a run: how they meet, agree, and spread a model over themselves."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from training import config
@@ -80,6 +80,13 @@ class World:
         if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Gives every rank the mean of all ranks' values, in place."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+                tensor.div_(self.size)
 
     def barrier(self) -> None:
         """Waits for every rank."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -60,25 +60,28 @@ class Run:
         return max(0, -(-samples // run.batch_size))
 
     def evaluated(self, state: State) -> Evaluated:
-        """The model that is measured and kept: the averaged one where there is one."""
-        if state.average is None:
+        """The model that is measured and kept: the average as soon as it is one of any weights."""
+        average = state.averaged
+        if average is None:
             return Evaluated(state.model, state.spread.predict)
-        module = state.average.module
+        module = average.module
         return Evaluated(module, Whole(module, module, self.settings, self.where.device).predict)
 
     def settle_batch_norm(self, average: AveragedModel) -> None:
-        """Sets the batch-norm statistics of averaged weights, from the same batches on every rank."""
-        if self.settings.average.batch_norm_batches == 0:
-            return
-        alone = replace(self.share, rank=0, world=1)
-        order = SampleOrder(len(self.training), self.settings.run.seed)
-        count = self.settings.average.batch_norm_batches
-        slices = islice(training_slices(order, alone, position=0), count)
-        read = batches(
-            Reader(self.training, self.settings.run.seed), slices, self.settings.data, pinned=False
-        )
-        inputs = (batch.to(self.where.device).inputs for batch in read)
-        update_bn(inputs, average.module, self.where.device)
+        """Sets the batch-norm statistics of averaged weights: the mean of those that each rank finds."""
+        if self.settings.average.batch_norm_batches:
+            order = SampleOrder(len(self.training), self.settings.run.seed)
+            count = self.settings.average.batch_norm_batches
+            slices = islice(training_slices(order, self.share, position=0), count)
+            read = batches(
+                Reader(self.training, self.settings.run.seed), slices, self.settings.data, pinned=False
+            )
+            inputs = (batch.to(self.where.device).inputs for batch in read)
+            update_bn(inputs, average.module, self.where.device)
+            statistics = ("running_mean", "running_var")
+            found = (value for name, value in average.module.named_buffers() if name.endswith(statistics))
+            self.where.average(found)
+        self.where.share_buffers(average.module)
 
     def batches(self, state: State) -> Iterator[Batch]:
         """The micro-batches of this rank from the position of `state` on, on the device."""

@@ -30,6 +30,11 @@ class State:
     step: int = 0  # optimizer steps done
     position: int = 0  # samples consumed by all ranks since the first step
 
+    @property
+    def averaged(self) -> AveragedModel | None:
+        """The average when it has taken in any weights; before, it is what the model was at its start."""
+        return self.average if self.average is not None and int(self.average.n_averaged) else None
+
 
 def capture(state: State, settings: config.Config, samples: int, where: World) -> dict[str, Any]:
     """What every strategy saves as it is: the position, and what each rank has of its own; called by all."""

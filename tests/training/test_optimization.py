@@ -1,5 +1,6 @@
 """From gradients to weights: the rate of every step, averages, number formats, what they cost in memory."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from tests.training.examples import (
     resnet_table,
     train_rank,
 )
-from training import config, models, optimization, precision
+from tests.training.ranks import run_ranks
+from training import config, loop, models, optimization, precision
 from training.checkpoint.restore import read_state
 from training.checkpoint.saver import STATE
 from training.errors import ModelError
+from training.evaluation import Evaluated, evaluate
 from training.metrics.writers import read_json_lines
 
 STEPS = 1000
@@ -114,6 +117,50 @@ def test_averaged_weights_are_measured_with_batch_norm_of_their_own(pictures: Pa
     assert averaged["parameters_sha256"] == plain["parameters_sha256"]  # averaging disturbs no step
     assert evaluated(tmp_path / "averaged") != evaluated(tmp_path / "plain")
     assert averaged["metric"] > 0.9  # with the statistics of other weights it would be chance: 0.1
+
+
+def test_weights_are_measured_as_they_are_until_an_average_begins(pictures: Path, tmp_path: Path) -> None:
+    table = resnet_table(pictures, tmp_path, steps=4)
+    late = {"name": "swa", "start_step": 100}
+
+    plain = train_rank(changed(table, run={"directory": str(tmp_path / "plain")}))
+    averaged = train_rank(changed(table, run={"directory": str(tmp_path / "averaged")}, average=late))
+
+    assert averaged["metric"] == plain["metric"]
+    files = [tmp_path / name / "model/model.safetensors" for name in ("plain", "averaged")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def largest_batch(table: dict[str, Any]) -> tuple[int, str]:
+    """Trains on this rank: the most samples a model saw at once, and the hash of the buffers."""
+    sizes, buffers = [], []
+
+    def noted(model: Evaluated, **options: Any) -> Any:
+        buffers.append([value.clone() for value in model.module.buffers()])
+        return evaluate(model, **options)
+
+    def noting(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        sizes.append(len(inputs[0]))
+
+    loop.evaluate = noted
+    with nn.modules.module.register_module_forward_pre_hook(noting):
+        train_rank(table)
+    content = b"".join(value.numpy().tobytes() for value in buffers[0])
+    return max(sizes), sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("batch_norm_batches", [0, 3])
+def test_an_average_needs_no_larger_batch_than_a_step_and_is_the_same_on_all_ranks(
+    batch_norm_batches: int, pictures: Path, tmp_path: Path
+) -> None:
+    average = {"name": "ema", "batch_norm_batches": batch_norm_batches}
+    run = {"batch_size": 64, "accumulation": 2}
+    table = changed(resnet_table(pictures, tmp_path, steps=1), average=average, run=run)
+
+    one, other = run_ranks(largest_batch, 2, table)
+
+    assert one == other
+    assert one[0] == 64 / (2 * 2)
 
 
 def evaluated(directory: Path) -> list[float]:
