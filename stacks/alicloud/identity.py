@@ -69,6 +69,8 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
     stack, pool = args.stack, args.pool
     buckets = [args.bucket_arns["data"], args.bucket_arns["checkpoints"]]
     own = f"{stack.region}:{stack.account_id}"
+    tags = naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name, managed="true")
+    licensed = {f"acs:ResourceTag/{key}": [tags[key]] for key in _LICENCE}
     # What CloudMonitor is told carries no resource in RAM, so this action cannot be bound to a namespace.
     statements = [
         policies.allow(LOOK_ACTIONS, "*"),
@@ -76,11 +78,9 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         policies.allow(OBJECT_ACTIONS, [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
-        policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*"),
+        policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", {"StringEquals": licensed}),
     ]
     if pool.erdma or pool.reservation_id is not None:
-        tags = naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name, managed="true")
-        licensed = {f"acs:ResourceTag/{key}": [tags[key]] for key in _LICENCE}
         statements.append(
             policies.allow(HARDEN_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": licensed})
         )

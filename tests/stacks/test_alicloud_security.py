@@ -374,6 +374,23 @@ def test_a_machine_writes_to_its_own_stacks_buckets_only(everything):
     ]
 
 
+def test_a_machine_lets_go_of_machines_of_its_own_pools_groups_alone(everything):
+    (lets_go,) = [
+        one
+        for one in role_statements(everything, "dev-instance")
+        if "ess:CompleteLifecycleAction" in one["Action"]
+    ]
+    (group,) = inputs(everything, "alicloud:ess/scalingGroup:ScalingGroup", name="-dev")
+
+    conditions = lets_go["Condition"]["StringEquals"]
+    assert conditions == {
+        "acs:ResourceTag/gpu-fleet:stack": ["test"],
+        "acs:ResourceTag/gpu-fleet:pool": ["dev"],
+        "acs:ResourceTag/gpu-fleet:managed": ["true"],
+    }
+    assert {key: [group["tags"][key.removeprefix("acs:ResourceTag/")]] for key in conditions} == conditions
+
+
 def test_the_endpoint_lets_data_go_to_the_stacks_own_buckets_only(everything):
     (endpoint,) = inputs(everything, "alicloud:privatelink/vpcEndpoint:VpcEndpoint")
     (statement,) = json.loads(endpoint["policyDocument"])["Statement"]
