@@ -14,7 +14,7 @@ from stacks.settings import Market, Pool, Stack
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "image.reaper"
-ENTRY = "image.reaper.handler"
+ENTRY = "image.reaper.sweep.handler"
 HANDLER = f"{ENTRY}.handle"
 POLICY_FILE = "policy.json"
 
@@ -28,11 +28,11 @@ def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
         cloud: whose modules go in as well; the entry finds them by its policy. Empty for those of none.
     """
     found = {"image/__init__.py", "image/reaper/__init__.py"}
-    waiting = [entry, f"{PACKAGE}.{cloud}_connect"]
+    waiting = [entry, f"{PACKAGE}.{cloud}.connect"]
     while waiting:
         path = waiting.pop().replace(".", "/") + ".py"
         if path not in found and (ROOT / path).is_file():
-            found.add(path)
+            found |= {path, f"{path.rpartition('/')[0]}/__init__.py"}
             waiting += _imports((ROOT / path).read_text(encoding="utf-8"))
     return tuple(sorted(found))
 

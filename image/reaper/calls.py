@@ -14,7 +14,7 @@ from image.reaper.errors import AnswerError, CloudError, DeadlineError
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
-# After as many tries as the clients make (``aws_session``, ``alicloud_session``) these say nothing about
+# After as many tries as the clients make (``session.py`` of each cloud) these say nothing about
 # the ids of the call.
 TRANSIENT = frozenset(
     {

@@ -8,16 +8,16 @@ import click
 
 from image.reaper.errors import ReaperError, nearest
 
-# command -> "module:attribute" of a click command, and its line in the help.
+# command -> "module:attribute" of a click command in this package, and its line in the help.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "sweep": ("image.reaper.sweep_command:sweep", "Mark idle machines, end those whose time has come."),
-    "agent": ("image.reaper.agent_command:command", "Watch this machine and publish heartbeats."),
-    "status": ("image.reaper.status:status", "Who has what, how idle, when it would go, what it costs."),
-    "explain": ("image.reaper.explain:explain", "Why a machine goes or stays, and its heartbeats."),
-    "keep": ("image.reaper.keep:keep", "Keep a machine for some hours or days, used or not."),
-    "release": ("image.reaper.keep:release", "Keep a machine no longer."),
-    "unfreeze": ("image.reaper.unfreeze:unfreeze", "Let frozen pools take machines again this month."),
-    "report": ("image.reaper.report_command:report", "What a month saved, or a day was worth, as a page."),
+    "sweep": ("sweep.command:sweep", "Mark idle machines, end those whose time has come."),
+    "agent": ("agent.command:command", "Watch this machine and publish heartbeats."),
+    "status": ("people.status:status", "Who has what, how idle, when it would go, what it costs."),
+    "explain": ("people.explain:explain", "Why a machine goes or stays, and its heartbeats."),
+    "keep": ("people.keep:keep", "Keep a machine for some hours or days, used or not."),
+    "release": ("people.keep:release", "Keep a machine no longer."),
+    "unfreeze": ("people.unfreeze:unfreeze", "Let frozen pools take machines again this month."),
+    "report": ("people.report:report", "What a month saved, or a day was worth, as a page."),
 }
 
 
@@ -33,7 +33,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        command: click.Command = getattr(importlib.import_module(f"image.reaper.{module}"), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from image.reaper.environment import LEDGER_URI
+from image.reaper.sweep.environment import LEDGER_URI
 from image.reaper.times import parse_time
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from image.reaper import budget as budgets
+from image.reaper import policy_budget as budgets
 from image.reaper.errors import PolicyError
 from image.reaper.policy_fields import Fields
 

@@ -16,7 +16,7 @@ from stacks.alicloud.storage import bucket_name
 from stacks.settings import Stack
 
 # Function Compute calls a function of a file at the root of the archive.
-ENTRY = "image.reaper.function_compute"
+ENTRY = "image.reaper.sweep.function_compute"
 ENTRY_FILE = "index.py"
 HANDLER = "index.handler"
 # A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.

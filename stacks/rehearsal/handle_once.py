@@ -25,7 +25,7 @@ class Context:
 def main(folder: str, event: str) -> None:
     """Call the handler; its answer is printed after what it logs."""
     sys.path.insert(0, folder)
-    handler = importlib.import_module("image.reaper.handler")
+    handler = importlib.import_module("image.reaper.sweep.handler")
     if not Path(str(handler.__file__)).is_relative_to(folder):
         raise SystemExit(f"the handler came from {handler.__file__}, not from {folder}")
     answer = handler.handle(json.loads(event), Context())

@@ -31,7 +31,7 @@ def test_the_payload_carries_recipe_lists_and_python():
         files
     )
     assert "python/training/__main__.py" in files
-    assert "python/image/reaper/agent.py" in files
+    assert "python/image/reaper/agent/loop.py" in files
     assert not [name for name in files if name.startswith("python/stacks") or "__pycache__" in name]
 
 

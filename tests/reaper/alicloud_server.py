@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from image.reaper.alicloud_credentials import Credentials
-from image.reaper.alicloud_session import PRODUCTS, Clients, Product
+from image.reaper.alicloud.credentials import Credentials
+from image.reaper.alicloud.session import PRODUCTS, Clients, Product
 
 SECRET = "made-up"
 ENVIRON = {"ALIBABA_CLOUD_ACCESS_KEY_ID": "made-up", "ALIBABA_CLOUD_ACCESS_KEY_SECRET": SECRET}

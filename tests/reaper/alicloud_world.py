@@ -10,8 +10,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from image.reaper.alicloud_answers import TAG_GROUP
-from image.reaper.aws import TAG_GROUP as WORLD_GROUP
+from image.reaper.alicloud.answers import TAG_GROUP
+from image.reaper.aws.machines import TAG_GROUP as WORLD_GROUP
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from tests.reaper.alicloud_server import RefusedError
 from tests.reaper.world import Machine, World, refusal

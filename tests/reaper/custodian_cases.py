@@ -5,9 +5,9 @@ Each case plays in a ``World`` and gives the wrongs it saw, in words: none is ri
 
 from collections.abc import Callable
 
-from image.reaper.activity import MAX_QUERIES
 from image.reaper.model import ENDS, TAG_MANAGED, TAG_POOL, TAG_STACK, Verdict
 from image.reaper.policy import Policy
+from image.reaper.sweep.activity import MAX_QUERIES
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World, refusal
 

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from image.reaper.assess import OLDEST_HEARTBEAT
 from image.reaper.errors import ReaperError
-from image.reaper.lease import KEY as LEASE_KEY
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
 from image.reaper.policy import Policy
+from image.reaper.sweep.assess import OLDEST_HEARTBEAT
+from image.reaper.sweep.lease import KEY as LEASE_KEY
 from tests.reaper.oracle import SLOWEST_CALL, Rules, wrongs
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import Faults, World

@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from image.reaper.budget import Budget, PoolPrices
-from image.reaper.meter import advance
-from image.reaper.meter_reading import Reading
 from image.reaper.model import TAG_OWNER, TAG_POOL, Fleet, Instance
+from image.reaper.money.meter import advance
+from image.reaper.money.meter_reading import Reading
+from image.reaper.policy_budget import Budget, PoolPrices
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

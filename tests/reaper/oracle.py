@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from image.reaper.assess import OLDEST_HEARTBEAT
-from image.reaper.carry_out import CHECK_LASTS
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_PROTECTED, TAG_STACK
+from image.reaper.sweep.assess import OLDEST_HEARTBEAT
+from image.reaper.sweep.carry_out import CHECK_LASTS
 from image.reaper.times import parse_time
 from tests.reaper.world import Machine, World
 

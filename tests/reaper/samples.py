@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from image.reaper.judge import Judgement, Memory, State
-from image.reaper.sample import Gpu, People, Rates, Sample
+from image.reaper.agent.judge import Judgement, Memory, State
+from image.reaper.agent.sample import Gpu, People, Rates, Sample
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR_AGO = NOON - timedelta(hours=1)

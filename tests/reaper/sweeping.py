@@ -10,13 +10,13 @@ from functools import cache
 from typing import Any
 
 from image.reaper import policy as policies
-from image.reaper.alicloud_session import Clients
-from image.reaper.cloud import Cloud
-from image.reaper.environment import connect
-from image.reaper.notify import Notifier
+from image.reaper.alicloud.session import Clients
 from image.reaper.policy import Policy
-from image.reaper.results import Result
-from image.reaper.sweep import Options, sweep
+from image.reaper.sweep.cloud import Cloud
+from image.reaper.sweep.environment import connect
+from image.reaper.sweep.notify import Notifier
+from image.reaper.sweep.results import Result
+from image.reaper.sweep.sweep import Options, sweep
 from tests.reaper.alicloud_server import Server, serving
 from tests.reaper.alicloud_server import clients as rpc_clients
 from tests.reaper.alicloud_world import Actions, Bucket, Told

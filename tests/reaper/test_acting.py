@@ -7,7 +7,7 @@ import pytest
 
 from image.reaper.calls import bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
-from image.reaper.lease import KEY as LEASE_KEY
+from image.reaper.sweep.lease import KEY as LEASE_KEY
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
 from tests.reaper.sweeping import connect_world, sweep_world
 from tests.reaper.world import World, refusal

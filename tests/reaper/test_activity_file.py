@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper import activity_file
-from image.reaper.judge import Memory, State
+from image.reaper.agent import activity_file
+from image.reaper.agent.judge import Memory, State
 from tests.reaper.samples import NOON, judgement
 
 

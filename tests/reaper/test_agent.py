@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.agent import Agent, next_multiple
-from image.reaper.judge import Memory, State
-from image.reaper.sample import Rates
-from image.reaper.sensors.machine import Counters, RateSensor
+from image.reaper.agent.judge import Memory, State
+from image.reaper.agent.loop import Agent, next_multiple
+from image.reaper.agent.sample import Rates
+from image.reaper.agent.sensors.machine import Counters, RateSensor
 from tests.reaper.samples import NOON, sample
 
 BUSY, RESTING = Rates(cpu_cores=1.0), Rates()

@@ -8,21 +8,25 @@ from types import SimpleNamespace
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from image.reaper import alicloud_connect, aws, aws_connect, aws_leftovers, aws_metrics
-from image.reaper.alicloud import Machines
-from image.reaper.alicloud_answers import TAG_STOPPED_AT, instance_of
-from image.reaper.alicloud_credentials import Credentials
-from image.reaper.alicloud_leftovers import Leftovers
-from image.reaper.alicloud_metrics import Heartbeats
-from image.reaper.alicloud_oss import OssStore, bucket_client
-from image.reaper.alicloud_session import ATTEMPTS, flat, host_of
-from image.reaper.alicloud_spot import spot_prices
+from image.reaper.alicloud import connect as alicloud_connect
+from image.reaper.alicloud.answers import TAG_STOPPED_AT, instance_of
+from image.reaper.alicloud.credentials import Credentials
+from image.reaper.alicloud.leftovers import Leftovers
+from image.reaper.alicloud.machines import Machines
+from image.reaper.alicloud.metrics import Heartbeats
+from image.reaper.alicloud.oss import OssStore, bucket_client
+from image.reaper.alicloud.session import ATTEMPTS, flat, host_of
+from image.reaper.alicloud.spot import spot_prices
+from image.reaper.aws import connect as aws_connect
+from image.reaper.aws import leftovers as aws_leftovers
+from image.reaper.aws import machines as aws
+from image.reaper.aws import metrics as aws_metrics
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
-from image.reaper.heartbeats import Query, Span
-from image.reaper.leftovers import Kind, Leftover
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
 from image.reaper.model import TAG_REAP_AFTER, Verdict
+from image.reaper.sweep.heartbeats import Query, Span
+from image.reaper.sweep.leftovers import Kind, Leftover
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
 from tests.reaper.sweeping import policy, sweep_world

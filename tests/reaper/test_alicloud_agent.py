@@ -7,15 +7,17 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper import alicloud_agent, aws_agent, instance_file
-from image.reaper.alicloud_agent import CloudMonitor, Notices
-from image.reaper.alicloud_credentials import Credentials
-from image.reaper.alicloud_lifecycle import Hook
+from image.reaper import instance_file
+from image.reaper.agent.notices import Notice
+from image.reaper.agent.publish import Publisher, heartbeat
+from image.reaper.alicloud import agent as alicloud_agent
+from image.reaper.alicloud.agent import CloudMonitor, Notices
+from image.reaper.alicloud.credentials import Credentials
+from image.reaper.alicloud.lifecycle import Hook
+from image.reaper.aws import agent as aws_agent
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.metadata import Metadata
 from image.reaper.model import TAG_REAP_AFTER
-from image.reaper.notices import Notice
-from image.reaper.publish import Publisher, heartbeat
 from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, serving
 from tests.reaper.machine_file import MACHINE_FILE

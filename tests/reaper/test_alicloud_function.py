@@ -12,9 +12,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from image.reaper import function_compute
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
+from image.reaper.sweep import function_compute
 from stacks import reaper_bundle, vendored
 from stacks.alicloud import reaper
 from stacks.alicloud.functions import zipped

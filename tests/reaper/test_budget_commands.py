@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from image.reaper.cli import main
-from image.reaper.meter_reading import Day, Machine, Share
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, namespace
+from image.reaper.money.meter_reading import Day, Machine, Share
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import (
     BUCKET,

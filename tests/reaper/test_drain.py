@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper.drain import Drain, Steps
+from image.reaper.agent.drain import Drain, Steps
+from image.reaper.agent.keep_folder import Saved
+from image.reaper.agent.notices import Notice
 from image.reaper.errors import CloudError
-from image.reaper.keep_folder import Saved
-from image.reaper.notices import Notice
 from tests.reaper.samples import NOON
 
 LEAVING = Notice("the scaling group takes this machine away")

@@ -6,9 +6,9 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.efficiency import sum_up
-from image.reaper.efficiency_page import mail, page
-from image.reaper.meter_reading import Day, Machine, Share
+from image.reaper.money.efficiency import sum_up
+from image.reaper.money.efficiency_page import mail, page
+from image.reaper.money.meter_reading import Day, Machine, Share
 from tests.reaper.metered import NOON
 
 MIDNIGHT = NOON.replace(hour=0)

@@ -7,10 +7,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper import timeline
 from image.reaper.cli import main
 from image.reaper.metrics import CODE_HUNG, CODE_UNKNOWN
-from image.reaper.timeline import MOST_CELLS, PERIODS_S, Cell
+from image.reaper.people import timeline
+from image.reaper.people.timeline import MOST_CELLS, PERIODS_S, Cell
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.samples import NOON

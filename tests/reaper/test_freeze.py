@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.errors import CloudError
-from image.reaper.freeze import Freeze, Stage, due, follow, from_json, lift, note, steps
 from image.reaper.model import Group
+from image.reaper.money.freeze import Freeze, Stage, due, follow, from_json, lift, note, steps
 from tests.reaper.metered import NOON, budget
 
 CAPPED_AT, CLOSED_AT = Decimal(800), Decimal(1000)

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper import notices
+from image.reaper.agent import notices
+from image.reaper.agent.going import Answers, Going, show_all
+from image.reaper.agent.keep_folder import Saved
+from image.reaper.agent.notices import Notice
 from image.reaper.errors import CloudError
-from image.reaper.going import Answers, Going, show_all
-from image.reaper.keep_folder import Saved
-from image.reaper.notices import Notice
 from image.reaper.times import format_time
 from tests.reaper.samples import NOON
 

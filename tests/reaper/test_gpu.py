@@ -3,8 +3,8 @@
 import pynvml
 import pytest
 
+from image.reaper.agent.gpu import GpuSensor
 from image.reaper.errors import SensorError
-from image.reaper.gpu import GpuSensor
 from tests.reaper.fake_nvml import ERROR_CODES, FakeNvml
 
 MUST_ANSWER = [

@@ -3,8 +3,8 @@
 import pytest
 from moto import mock_aws
 
-from image.reaper import handler
 from image.reaper.errors import ConfigurationError, PolicyError
+from image.reaper.sweep import handler
 from tests.reaper.moto_fleet import MotoFleet, write_policy
 
 

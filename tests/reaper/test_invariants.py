@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.activity import summarise
-from image.reaper.decide import BREAKER_LEAST, decide
 from image.reaper.metrics import CODE_UNKNOWN
 from image.reaper.model import ENDS, Fleet, Group, Plan, Verdict
+from image.reaper.sweep.activity import summarise
+from image.reaper.sweep.decide import BREAKER_LEAST, decide
 from tests.reaper.situations import (
     IDLE_AFTER,
     MINUTES,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.judge import Limits, Memory, State, judge
-from image.reaper.sample import Rates, Session
+from image.reaper.agent.judge import Limits, Memory, State, judge
+from image.reaper.agent.sample import Rates, Session
 from tests.reaper.samples import HOUR_AGO, NOON, gpu, minute, people, sample
 
 LIMITS = Limits()

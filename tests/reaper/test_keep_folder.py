@@ -6,8 +6,8 @@ import time
 import boto3
 import pytest
 
+from image.reaper.agent.keep_folder import Place, Saved, place, save
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.keep_folder import Place, Saved, place, save
 from tests.reaper.fake_aws import fake_aws
 
 PLACE = Place("data", "keep/aws-dev/i-1/")

@@ -7,8 +7,8 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from image.reaper.aws.lifecycle import Hook
 from image.reaper.errors import CloudError
-from image.reaper.lifecycle import Hook
 
 HOOK = {"LifecycleHookName": "gpu-fleet-drain", "AutoScalingGroupName": "dev", "InstanceId": "i-0a"}
 MEMBER = {

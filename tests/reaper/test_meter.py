@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.errors import CloudError
-from image.reaper.meter import SHARED, advance, forecast, note_ends, per_hour, unpriced
-from image.reaper.meter_reading import from_json
+from image.reaper.money.meter import SHARED, advance, forecast, note_ends, per_hour, unpriced
+from image.reaper.money.meter_reading import from_json
 from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, machine, metered
 
 DEV_HOUR = Decimal("2.10")

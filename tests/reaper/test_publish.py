@@ -9,9 +9,9 @@ from botocore.exceptions import EndpointConnectionError
 from moto import mock_aws
 
 from image.reaper import metrics
+from image.reaper.agent.judge import State
+from image.reaper.agent.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
 from image.reaper.errors import CloudError
-from image.reaper.judge import State
-from image.reaper.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
 from tests.reaper.samples import NOON, judgement
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from image.reaper.meter_reading import Day
+from image.reaper.money.meter_reading import Day
 from tests.reaper.moto_fleet import REGION, TAGS, budget_json, write_policy
 from tests.reaper.one_machine import client, one_machine
 
@@ -72,8 +72,10 @@ def test_a_command_of_the_readme_works(command, environment):
 
 
 def test_every_file_that_the_readme_names_is_there():
-    table = [line.split("|")[1] for line in README.read_text().splitlines() if line.startswith("| `")]
-    named = [name for cell in table for name in re.findall(r"`([a-z_]+(?:\.py|/))`", cell)]
+    table = [
+        line.split("|")[1] for line in README.read_text().splitlines() if line.startswith(("| `", "| **`"))
+    ]
+    named = [name for cell in table for name in re.findall(r"`([a-z_/]+(?:\.py|/))`", cell)]
 
     assert len(named) > 20
     assert [name for name in named if not (README.parent / name).exists()] == []

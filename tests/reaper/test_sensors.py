@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from image.reaper.agent.sample import Rates
+from image.reaper.agent.sensors.look import Look
+from image.reaper.agent.sensors.machine import Counters, MachineCounters, RateSensor
+from image.reaper.agent.sensors.own_use import OwnUse
+from image.reaper.agent.sensors.process_table import ProcessTable
+from image.reaper.agent.sensors.process_tree import TreeCounters
 from image.reaper.errors import ConfigurationError, SensorError
-from image.reaper.sample import Rates
-from image.reaper.sensors.look import Look
-from image.reaper.sensors.machine import Counters, MachineCounters, RateSensor
-from image.reaper.sensors.own_use import OwnUse
-from image.reaper.sensors.process_table import ProcessTable
-from image.reaper.sensors.process_tree import TreeCounters
 from tests.reaper.samples import NOON
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from image.reaper.sample import Session
-from image.reaper.sessions import Process, sessions, terminal_user
-from image.reaper.watch_list import is_jupyter_kernel, is_watched
+from image.reaper.agent.sample import Session
+from image.reaper.agent.sessions import Process, sessions, terminal_user
+from image.reaper.agent.watch_list import is_jupyter_kernel, is_watched
 
 
 def process(*command, pid=7):

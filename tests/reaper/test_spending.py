@@ -6,11 +6,11 @@ from decimal import Decimal
 
 import pytest
 
-from image.reaper.handler import conclude
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
 from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
-from image.reaper.spending import look
-from image.reaper.sweep import Options, sweep
+from image.reaper.money.spending import look
+from image.reaper.sweep.handler import conclude
+from image.reaper.sweep.sweep import Options, sweep
 from tests.reaper.moto_fleet import budget_json
 from tests.reaper.sweeping import connect_world, policy
 from tests.reaper.world import World, refusal

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from image.reaper.errors import ReaperError
-from image.reaper.handler import conclude
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK
-from image.reaper.sweep import Options, sweep
+from image.reaper.sweep.handler import conclude
+from image.reaper.sweep.sweep import Options, sweep
 from tests.reaper.moto_fleet import budget_json
 from tests.reaper.sweeping import connect_world, policy
 from tests.reaper.world import Faults, World

@@ -7,11 +7,12 @@ from decimal import Decimal
 import pytest
 from click.testing import CliRunner
 
-from image.reaper import activity_file, policy
+from image.reaper import policy
+from image.reaper.agent import activity_file
+from image.reaper.agent.judge import State
 from image.reaper.cli import main
-from image.reaper.judge import State
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
-from image.reaper.status import goes, row
+from image.reaper.people.status import goes, row
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.samples import NOON, judgement

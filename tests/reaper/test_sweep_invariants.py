@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.errors import CloudError, LeaseError
-from image.reaper.lease import Lease
 from image.reaper.store import Store
+from image.reaper.sweep.lease import Lease
 from tests.reaper.situations import machine
 from tests.reaper.sweeping import connect_world, policy, sweep_world
 from tests.reaper.world import World

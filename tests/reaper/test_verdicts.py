@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from image.reaper.decide import decide
 from image.reaper.model import Fleet, Group, Verdict
+from image.reaper.sweep.decide import decide
 from image.reaper.times import is_quiet
 from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, alone, idle_history, machine
 from tests.reaper.sweeping import policy

@@ -14,7 +14,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from image.reaper.aws import TAG_GROUP
+from image.reaper.aws.machines import TAG_GROUP
 
 EPOCH = datetime(2026, 3, 2, 8, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -6,8 +6,8 @@ import io
 from datetime import UTC, datetime
 from typing import Any
 
-from image.reaper.aws import TAG_GROUP
-from image.reaper.aws_session import Clients
+from image.reaper.aws.machines import TAG_GROUP
+from image.reaper.aws.session import Clients
 from tests.reaper.world import Machine, World, refusal
 
 DAY_S = 86_400

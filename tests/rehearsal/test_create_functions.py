@@ -21,7 +21,7 @@ def function(create):
         name="sweep",
         role=role["arn"],
         runtime="python3.12",
-        handler="image.reaper.handler.handle",
+        handler="image.reaper.sweep.handler.handle",
         code=pulumi.AssetArchive({"policy.json": pulumi.StringAsset("{}")}),
         timeout=300,
         memorySize=512,

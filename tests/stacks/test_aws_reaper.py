@@ -31,7 +31,7 @@ class Context:
     def get_remaining_time_in_millis(self):
         return 120_000
 
-from image.reaper.handler import handle
+from image.reaper.sweep.handler import handle
 summary = handle({}, Context())
 print(json.dumps({"summary": summary, "modules": sorted(sys.modules)}))
 """
@@ -195,8 +195,8 @@ def test_the_archive_is_the_same_for_the_same_settings():
 def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
     names = set(archive_files(bundle(examples.stack())))
 
-    assert {"policy.json", "image/reaper/handler.py", "image/reaper/decide.py"} <= names
-    assert not names & {"image/reaper/agent.py", "image/reaper/cli.py", "image/reaper/gpu.py"}
+    assert {"policy.json", "image/reaper/sweep/handler.py", "image/reaper/sweep/decide.py"} <= names
+    assert not names & {"image/reaper/agent/loop.py", "image/reaper/cli.py", "image/reaper/agent/gpu.py"}
 
 
 def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(prod, tmp_path):
@@ -226,7 +226,7 @@ def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(prod, t
 
 
 def test_the_modules_of_the_bundle_are_found_by_their_imports():
-    assert "image/reaper/decide.py" in reaper_bundle.modules()
+    assert "image/reaper/sweep/decide.py" in reaper_bundle.modules()
     assert reaper_bundle.modules("image.reaper.errors") == (
         "image/__init__.py",
         "image/reaper/__init__.py",

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from image.reaper import meter, metrics
+from image.reaper import metrics
+from image.reaper.money import meter
 from stacks import naming
 from stacks.aws import dashboard as aws_dashboard
 from stacks.monitoring import grafana

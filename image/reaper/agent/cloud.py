@@ -1,0 +1,38 @@
+"""What an agent needs of its cloud: an ``AgentCloud``, as ``aws/agent.py`` and ``alicloud/agent.py`` have."""
+
+import importlib
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Protocol
+
+from image.reaper.agent.drain import Holds
+from image.reaper.agent.notices import Notices
+from image.reaper.instance_file import Machine
+from image.reaper.metadata import Metadata
+
+
+class AgentCloud(Protocol):
+    """The cloud of one machine."""
+
+    def metrics(self) -> Any:
+        """Where heartbeats go: has ``put_metric_data`` as CloudWatch's client."""
+
+    def bucket(self) -> Any:
+        """boto3's S3 client."""
+
+    def hook(self, instance_id: str) -> Holds:
+        """What holds the machine while it leaves."""
+
+    def harden(self, metadata: Metadata, instance_id: str) -> None:
+        """Make the metadata service ask for tokens, where the machine was started without."""
+
+    def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
+        """Word that the machine goes."""
+
+
+def connect(machine: Machine, metadata: Metadata | None) -> AgentCloud:
+    """The cloud that the machine is in; nothing of the other one is loaded."""
+    made: AgentCloud = importlib.import_module(f"image.reaper.{machine.cloud}.agent").AgentCloud(
+        machine, metadata
+    )
+    return made

@@ -1,0 +1,190 @@
+"""``gpu-reaper agent``: puts clock, sensors and publisher together and runs them."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from image.reaper import instance_file, paths
+from image.reaper.agent import activity_file, keep_folder
+from image.reaper.agent import cloud as agent_cloud
+from image.reaper.agent.clock import Clock
+from image.reaper.agent.going import Going, Target, answers
+from image.reaper.agent.judge import Judgement, Limits
+from image.reaper.agent.loop import Agent, stop_on_terminate
+from image.reaper.agent.publish import Publisher, heartbeat
+from image.reaper.agent.sensors.look import watched_tree, whole_machine
+from image.reaper.agent.sensors.own_use import OwnUse
+from image.reaper.agent.sensors.process_table import trainers
+from image.reaper.agent.sensors.process_tree import TreeCounters
+from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.instance_file import Machine
+from image.reaper.metadata import Metadata
+from image.reaper.metrics import HEARTBEAT
+from image.reaper.options import IsoTime
+
+LISTEN_EVERY_S = 5.0
+LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
+TYPE_PATHS = {"aws": "instance-type", "alicloud": "instance/instance-type"}  # below /latest/meta-data/
+# No housekeeping runs in one process tree: any CPU time or data beyond a timer's is its work.
+TREE_LIMITS = Limits(cpu_cores=0.02, disk_bytes_per_s=16 * 1024)
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options; see their help."""
+
+    instance_id: str | None
+    keep_folder: Path
+    watch_pid: int | None
+    duration: float | None
+    clock_start: datetime | None
+    clock_speed: float
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """The clock is not the wall's."""
+        return self.clock_start is not None or self.clock_speed != 1.0
+
+    @property
+    def watch(self) -> str:
+        """What is looked at, for people."""
+        return f"process tree of {self.watch_pid}" if self.watch_pid else "the whole machine"
+
+
+@click.command(name="agent")
+@click.option("--instance-id", metavar="ID", help="This machine's id; by default the metadata service tells.")
+@click.option(
+    "--keep-folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=keep_folder.KEEP_FOLDER,
+    show_default=True,
+    help="What is saved before the machine goes.",
+)
+@click.option(
+    "--watch-pid", type=click.IntRange(min=1), help="Look only at this process and its descendants."
+)
+@click.option(
+    "--duration", type=click.FloatRange(min=1), help="End after so many seconds of the agent's clock."
+)
+@click.option("--clock-start", type=IsoTime(), help="Rehearsal: what the clock shows first.")
+@click.option("--clock-speed", type=click.FloatRange(min=1), default=1.0, help="Rehearsal: how fast it runs.")
+def command(**options: Any) -> None:
+    """Watch this machine: look every 5 s, judge every minute, publish a heartbeat.
+
+    Saves the keep folder and lets the machine go when the scaling group or the spot market takes it.
+    """
+    logging.getLogger("botocore").setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
+    run(Options(**options))
+
+
+def run(options: Options) -> None:
+    """Put the agent together and run it.
+
+    Raises:
+        ReaperError: file, option, metadata service or cloud are not as they must be.
+    """
+    machine = loaded_machine()
+    metadata = reached(Metadata(machine.cloud), options.instance_id)
+    instance_id = options.instance_id or instance_id_of(metadata)
+    LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, machine.pool, options.watch)
+    tree = TreeCounters(options.watch_pid) if options.watch_pid else None
+    type_name = metadata.get(TYPE_PATHS[machine.cloud]) if metadata and not tree else None
+    cloud = agent_cloud.connect(machine, metadata)
+    publisher = Publisher(cloud.metrics(), machine.metric_namespace, batched=options.is_rehearsal)
+    clock = Clock(options.clock_start, options.clock_speed)
+    going, own = None, OwnUse()
+    if metadata:
+        cloud.harden(metadata, instance_id)
+        running = partial(trainers, tree.pids if tree else None)
+        replies = answers(cloud, Target(machine, instance_id), options.keep_folder, running, own)
+        going = Going(cloud.notices(metadata, instance_id, clock.now), replies, clock.now)
+    agent = Agent(
+        clock,
+        watched_tree(tree, clock.real_s)
+        if tree
+        else whole_machine(machine.gpus_expected(type_name), own, clock.real_s),
+        reporter(machine, instance_id, options.watch, publisher, going),
+        activity_file.restore(paths.activity_file(), clock.start, instance_id),
+        TREE_LIMITS if tree else Limits(),
+    )
+    watch_until_ended(agent, going, clock, options)
+    publisher.flush()
+    LOG.info("event=end")
+
+
+def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: Options) -> None:
+    """Run the loop, and beside it the thread that listens for word that the machine goes."""
+    stop_on_terminate()
+    try:
+        LOG.info("event=watching from=%s", clock.start.isoformat())
+        if going is not None:
+            going.start(LISTEN_EVERY_FAST_S if options.is_rehearsal else LISTEN_EVERY_S)
+        agent.run(clock.start + timedelta(seconds=options.duration) if options.duration else None)
+        if going is not None:
+            going.close()
+    except KeyboardInterrupt:
+        LOG.info("event=stopped-by-signal")
+
+
+def loaded_machine() -> Machine:
+    """What the stack says of this machine, with the run folder made.
+
+    Raises:
+        ConfigurationError: the run folder cannot be made.
+        InstanceFileError: as for ``instance_file.load``.
+    """
+    machine = instance_file.load(paths.instance_file())
+    try:
+        paths.run_dir().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"GPU_FLEET_RUN_DIR={paths.run_dir()}: {error.strerror}") from error
+    return machine
+
+
+def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
+    """The metadata service, or None where it is silent and the machine's id is known without it.
+
+    Raises:
+        CloudError: it is silent, and nobody said which machine this is.
+    """
+    try:
+        metadata.get("instance-id")
+    except CloudError as error:
+        if instance_id is None:
+            raise
+        LOG.warning("event=no-metadata effect='no drain, no acknowledgement' reason=%r", str(error))
+        return None
+    return metadata
+
+
+def instance_id_of(metadata: Metadata | None) -> str:
+    """This machine's id; raises CloudError where the service does not know it."""
+    instance_id = metadata.get("instance-id") if metadata else None
+    if not instance_id:
+        raise CloudError("the metadata service knows no instance-id; name it with --instance-id")
+    return instance_id
+
+
+def reporter(
+    machine: Machine, instance_id: str, watch: str, publisher: Publisher, going: Going | None
+) -> Callable[[Judgement], None]:
+    """What happens with each judgement: the file for people, the heartbeat for the sweep."""
+
+    def report(judgement: Judgement) -> None:
+        try:
+            activity_file.write(paths.activity_file(), judgement, instance_id, watch)
+        except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
+            LOG.warning("event=activity-file-failed reason=%r", str(error))
+        acknowledged = going.acknowledged_for(judgement.at - HEARTBEAT) if going else None
+        publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
+
+    return report

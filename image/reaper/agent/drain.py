@@ -1,0 +1,133 @@
+"""What happens on a machine that goes: the trainer saves and stops, files are copied, the hook lets go."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+from image.reaper.agent.keep_folder import Saved
+from image.reaper.agent.notices import Notice
+from image.reaper.errors import CloudError
+from image.reaper.paths import replace_text
+
+TRAINER_MAY_TAKE = timedelta(minutes=30)  # a checkpoint of some hundred GiB over the network
+SAVING_MAY_TAKE = timedelta(minutes=30)
+SAVING_NEEDS = timedelta(seconds=45)  # of the two minutes that a spot notice leaves
+HEARTBEAT_EVERY = timedelta(seconds=60)
+LOOK_EVERY_S = 2.0
+TRY_AGAIN_AFTER_S = 10.0
+
+LOG = logging.getLogger(__name__)
+
+
+class Holds(Protocol):
+    """Holds the machine; lets it go."""
+
+    def heartbeat(self) -> None:
+        """Ask for more time."""
+
+    def complete(self) -> None:
+        """Let the machine go."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a drain touches the world.
+
+    Attributes:
+        tell: shows a message to everybody who is logged in.
+        trainers: training processes that still run, for people.
+        save: copies what people keep, calling back as it gets on; raises ``CloudError``.
+        hook: holds the machine; None where nothing does.
+        now: the time.
+        wait: waits some seconds.
+    """
+
+    tell: Callable[[str], None]
+    trainers: Callable[[], Sequence[str]]
+    save: Callable[[Callable[[], None]], Saved]
+    hook: Holds | None
+    now: Callable[[], datetime]
+    wait: Callable[[float], None]
+
+
+class Drain:
+    """One drain.
+
+    Args:
+        notice: why the machine goes.
+        steps: how the world is touched.
+        stop_file: asks the trainer to save and stop.
+    """
+
+    def __init__(self, notice: Notice, steps: Steps, stop_file: Path) -> None:
+        self._notice = notice
+        self._steps = steps
+        self._stop_file = stop_file
+        self._heartbeat_at = steps.now()
+
+    def run(self) -> bool:
+        """Drain to the end.
+
+        Returns:
+            Whether everything was saved. If not, the hook is left alone: its timeout is the last chance for a
+            person to copy something.
+        """
+        LOG.warning("event=drain reason=%r ends_at=%s", self._notice.reason, self._notice.ends_at)
+        self._stop_trainers()
+        self._steps.tell(f"{self._notice.reason}. Jobs are being stopped, /scratch/keep is being saved.")
+        self._wait_for_trainers()
+        saved = self._save()
+        if saved:
+            self._ask_hook("complete")
+        LOG.warning("event=drained saved=%s", saved)
+        return saved
+
+    def _stop_trainers(self) -> None:
+        try:
+            replace_text(self._stop_file, self._notice.reason.replace("\n", " ") + "\n")
+        except OSError as error:  # a full disk must not keep /scratch/keep from being saved
+            LOG.error("event=no-stop-file reason=%r", str(error))
+
+    def _wait_for_trainers(self) -> None:
+        ends_at = self._notice.ends_at
+        latest = ends_at - SAVING_NEEDS if ends_at else self._steps.now() + TRAINER_MAY_TAKE
+        while running := self._steps.trainers():
+            if self._steps.now() >= latest:
+                LOG.error("event=trainer-does-not-stop processes=%r", "; ".join(running))
+                return
+            self._wait(LOOK_EVERY_S)
+
+    def _save(self) -> bool:
+        latest = self._notice.ends_at or self._steps.now() + SAVING_MAY_TAKE
+        while True:
+            try:
+                saved = self._steps.save(self._beat)
+            except CloudError as error:
+                LOG.error("event=not-saved reason=%r", str(error))
+                if self._steps.now() >= latest:
+                    self._steps.tell(f"/scratch/keep could not be saved: {error}")
+                    return False
+                self._wait(TRY_AGAIN_AFTER_S)
+                continue
+            LOG.info("event=saved files=%d bytes=%d", saved.files, saved.sent_bytes)
+            return True
+
+    def _wait(self, seconds: float) -> None:
+        self._steps.wait(seconds)
+        self._beat()
+
+    def _beat(self) -> None:
+        if self._steps.now() >= self._heartbeat_at + HEARTBEAT_EVERY:
+            self._heartbeat_at = self._steps.now()
+            self._ask_hook("heartbeat")
+
+    def _ask_hook(self, action: str) -> None:
+        if self._steps.hook is None:
+            return
+        try:
+            getattr(self._steps.hook, action)()
+        except CloudError as error:
+            LOG.error("event=hook-failed action=%s reason=%r", action, str(error))

@@ -1,0 +1,109 @@
+"""The agent on each machine: looks every 5 s, judges every minute, publishes a heartbeat."""
+
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from image.reaper.agent.clock import Clock
+from image.reaper.agent.judge import Judgement, Limits, Memory, State, judge
+from image.reaper.agent.sample import Sample
+from image.reaper.metrics import HEARTBEAT
+
+SAMPLE_EVERY = timedelta(seconds=5)
+# A look that is later misses too much: the GPU's utilisation is of its moment alone, and the mean of a
+# longer span hides a burst of CPU time.
+GAP_BRIDGED = timedelta(minutes=1)
+
+LOG = logging.getLogger(__name__)
+
+
+class Looks(Protocol):
+    """What the agent looks with."""
+
+    def __call__(self, at: datetime, *, with_people: bool) -> Sample:
+        """Look once."""
+
+
+class Agent:
+    """The loop of one machine.
+
+    Args:
+        clock: the agent's time.
+        look: reads the sensors.
+        report: takes each minute's judgement.
+        memory: what is known from before the start.
+        limits: what counts as activity.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        look: Looks,
+        report: Callable[[Judgement], None],
+        memory: Memory | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._clock = clock
+        self._look = look
+        self._report = report
+        self._next_at = next_multiple(clock.start, SAMPLE_EVERY)
+        self._memory = memory or Memory(clock.start)
+        self._limits = limits or Limits()
+        self._samples: list[Sample] = []
+        self._state: State | None = None
+
+    def run(self, until: datetime | None = None) -> None:
+        """Look, judge and report until a moment, or for ever."""
+        self._look(self._clock.now(), with_people=True)  # rates need a first look to compare with
+        while until is None or self._next_at <= until:
+            self._clock.wait_until(self._next_at)
+            now = self._clock.now()
+            if self._clock.is_real and now - self._next_at > GAP_BRIDGED:
+                self._forget(now)
+            self._take(now if until is None else min(now, until))
+
+    def _forget(self, now: datetime) -> None:
+        LOG.warning("event=gap seconds=%d", (now - self._next_at).total_seconds())
+        self._samples.clear()
+        self._memory = Memory(now)
+        self._next_at = next_multiple(now, SAMPLE_EVERY)
+
+    def _take(self, now: datetime) -> None:
+        """One look, which stands for every sample that is due by now."""
+        with_people = next_multiple(self._next_at, HEARTBEAT) <= now
+        sample = self._look(now, with_people=with_people)
+        while self._next_at <= now:
+            self._samples.append(replace(sample, at=self._next_at))
+            if self._next_at == next_multiple(self._next_at, HEARTBEAT):
+                self._judge(self._next_at)
+            self._next_at += SAMPLE_EVERY
+
+    def _judge(self, at: datetime) -> None:
+        judgement = judge(self._samples, at, self._memory, self._limits)
+        self._memory = judgement.memory
+        self._samples.clear()
+        if judgement.state is not self._state:
+            log_state(judgement)
+        self._state = judgement.state
+        self._report(judgement)
+
+
+def next_multiple(moment: datetime, step: timedelta) -> datetime:
+    """The first moment at or after this one that is a whole number of steps after the epoch."""
+    epoch = datetime.fromtimestamp(0, moment.tzinfo)
+    return epoch - ((epoch - moment) // step) * step
+
+
+def log_state(judgement: Judgement) -> None:
+    """One line for a minute that differs from the one before."""
+    why = "; ".join((*judgement.hung, *judgement.unknown, *judgement.reasons))
+    level = logging.WARNING if judgement.state in {State.UNKNOWN, State.SUSPECT_HUNG} else logging.INFO
+    LOG.log(level, "event=state state=%s at=%s why=%r", judgement.state, judgement.at.isoformat(), why)
+
+
+def stop_on_terminate() -> None:
+    """Make SIGTERM end the loop as Ctrl-C does, wherever it waits."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

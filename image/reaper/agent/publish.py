@@ -1,0 +1,104 @@
+"""Heartbeats on their way to the cloud's metrics, as ``metrics.py`` lays down."""
+
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from image.reaper import metrics
+from image.reaper.agent.judge import Judgement, State
+from image.reaper.errors import AnswerError, CloudError
+
+MAX_DATA_PER_CALL = 1000  # API PutMetricData, which also bounds a call to 1 MB: five times what these need
+CODES = {State.UNKNOWN: metrics.CODE_UNKNOWN, State.SUSPECT_HUNG: metrics.CODE_HUNG}
+
+LOG = logging.getLogger(__name__)
+
+
+def heartbeat(
+    judgement: Judgement, instance_id: str, pool: str, acknowledged: datetime | None = None
+) -> Iterator[dict[str, Any]]:
+    """The metric data of one minute, without a time of their own.
+
+    Args:
+        judgement: the minute's outcome.
+        instance_id: the machine.
+        pool: its pool.
+        acknowledged: the mark's reap-after, once what people keep is saved.
+    """
+    seconds = CODES.get(judgement.state, judgement.seconds_since_activity)
+    yield _datum(
+        metrics.METRIC_SECONDS_SINCE_ACTIVITY, seconds, "Seconds", metrics.DIMENSION_INSTANCE, instance_id
+    )
+    fraction = judgement.active_fraction
+    yield _datum(metrics.METRIC_ACTIVE_FRACTION, fraction, "None", metrics.DIMENSION_INSTANCE, instance_id)
+    if judgement.gpu_memory_used_percent is not None:
+        used = judgement.gpu_memory_used_percent
+        yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_INSTANCE, instance_id)
+        yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_POOL, pool)
+    if acknowledged is not None and judgement.state is State.IDLE:
+        mark = acknowledged.timestamp()
+        yield _datum(metrics.METRIC_ACKNOWLEDGED, mark, "None", metrics.DIMENSION_INSTANCE, instance_id)
+
+
+def _datum(name: str, value: float, unit: str, dimension: str, of: str) -> dict[str, Any]:
+    return {
+        "MetricName": name,
+        "Value": value,
+        "Unit": unit,
+        "Dimensions": [{"Name": dimension, "Value": of}],
+    }
+
+
+class Publisher:
+    """Sends heartbeats.
+
+    On the wall's time each goes at once and without a timestamp, and one that fails is dropped: the next says
+    as much, and late news must not look fresh. On a rehearsal's clock they carry that clock's time and go in
+    batches.
+
+    Args:
+        client: boto3's CloudWatch client, or what takes the same (``agent_cloud``).
+        namespace: of the stack's metrics.
+        batched: the agent's clock is not the wall's.
+    """
+
+    def __init__(self, client: Any, namespace: str, *, batched: bool) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._batched = batched
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, data: Iterator[dict[str, Any]], at: datetime) -> None:
+        """Send one heartbeat, or keep it for the batch.
+
+        Raises:
+            CloudError: when a full batch could not be sent.
+        """
+        if self._batched:
+            self._waiting += [{**datum, "Timestamp": at} for datum in data]
+            if len(self._waiting) >= MAX_DATA_PER_CALL:
+                self.flush()
+            return
+        try:
+            self._send(list(data))
+        except CloudError as error:
+            LOG.warning("event=heartbeat-lost reason=%r", str(error))
+
+    def flush(self) -> None:
+        """Send what waits.
+
+        Raises:
+            CloudError: when it could not be sent; it still waits.
+        """
+        while self._waiting:
+            self._send(self._waiting[:MAX_DATA_PER_CALL])
+            del self._waiting[:MAX_DATA_PER_CALL]
+
+    def _send(self, data: list[dict[str, Any]]) -> None:
+        try:
+            self._client.put_metric_data(Namespace=self._namespace, MetricData=data)
+        except (AnswerError, BotoCoreError, ClientError) as error:
+            raise CloudError(f"PutMetricData in {self._namespace}: {error}") from error

@@ -1,0 +1,166 @@
+"""What an agent on Alibaba Cloud talks to: CloudMonitor, its bucket, its group, the sweep's mark."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from image.reaper.agent import notices
+from image.reaper.agent.notices import Notice
+from image.reaper.alicloud import oss
+from image.reaper.alicloud.credentials import KEY_ID, Credentials
+from image.reaper.alicloud.lifecycle import LEAVING, Hook, lifecycle_state
+from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, datum, metric_name
+from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
+from image.reaper.calls import batches
+from image.reaper.errors import AnswerError, CloudError
+from image.reaper.instance_file import Machine
+from image.reaper.metadata import Metadata
+from image.reaper.metrics import DIMENSION_INSTANCE
+from image.reaper.model import TAG_REAP_AFTER
+from image.reaper.times import parse_time
+
+# https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
+SPOT_TERMINATION = "instance/spot/termination-time"
+# The metadata service knows neither groups nor tags: two calls a machine each time, and a thousand machines
+# share an account's limits (some 50 calls a second).
+LOOK_EVERY = timedelta(minutes=2)
+
+LOG = logging.getLogger(__name__)
+
+
+class AgentCloud:
+    """The cloud of one machine.
+
+    Args:
+        machine: what the stack says of it.
+        metadata: its metadata service; None in a rehearsal with keys in the environment.
+    """
+
+    def __init__(self, machine: Machine, metadata: Metadata | None) -> None:
+        self._machine = machine
+        self._credentials = Credentials(os.environ, None if os.environ.get(KEY_ID) else metadata)
+        self._clients = clients(machine.region, self._credentials, os.environ.get(ENDPOINT, ""))
+
+    def metrics(self) -> "CloudMonitor":
+        """Where heartbeats go."""
+        return CloudMonitor(self._clients.cms, self._machine.stack)
+
+    def bucket(self) -> Any:
+        """boto3's S3 client for OSS, with the keys that count now."""
+        return oss.bucket_client(self._machine.region, self._credentials)
+
+    def hook(self, instance_id: str) -> Hook:
+        """What holds the machine while it leaves."""
+        return Hook(self._clients.ess, instance_id)
+
+    def harden(self, metadata: Metadata, instance_id: str) -> None:
+        """Ask for session tokens from now on, where the machine was started without asking for them.
+
+        A scaling configuration, which eRDMA and reserved pools start from, has no word for it; their machines
+        may change it on themselves. A failure is told: it leaves the machine as it was started.
+        """
+        try:
+            if not metadata.answers_without_token():
+                return
+            self._clients.ecs.action("ModifyInstanceMetadataOptions")(
+                InstanceId=instance_id, HttpEndpoint="enabled", HttpTokens="required"
+            )
+            LOG.info("event=metadata-hardened")
+        except (AnswerError, CloudError) as error:
+            LOG.error("event=metadata-not-hardened reason=%r", str(error))
+
+    def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> "Notices":
+        """Word that the machine goes."""
+        return Notices(metadata, self._clients, instance_id, now)
+
+
+class CloudMonitor:
+    """Takes what CloudWatch's client takes.
+
+    Args:
+        cms: the client.
+        stack: the machine's.
+    """
+
+    def __init__(self, cms: Product, stack: str) -> None:
+        self._cms = cms
+        self._stack = stack
+
+    def put_metric_data(self, **request: Any) -> None:
+        """Publish; raises AnswerError."""
+        for some in batches(request["MetricData"], MAX_DATA_PER_CALL):
+            self._cms.action("PutCustomMetric")(MetricList=[self._wire(one) for one in some])
+
+    def _wire(self, one: Mapping[str, Any]) -> dict[str, str]:
+        """A machine's metric has its stack in its name, a pool's among its dimensions, as alarms want it."""
+        dimensions = {part["Name"]: part["Value"] for part in one["Dimensions"]}
+        if DIMENSION_INSTANCE in dimensions:
+            name = metric_name(one["MetricName"], self._stack)
+        else:
+            name, dimensions = one["MetricName"], dimensions | {DIMENSION_STACK: self._stack}
+        return datum(name, one["Value"], dimensions, one.get("Timestamp"))
+
+
+class Notices:
+    """Word that the machine goes, and the sweep's mark.
+
+    Args:
+        metadata: tells of the spot market.
+        own: clients; they tell of group and tags.
+        instance_id: the machine.
+        now: the agent's time.
+    """
+
+    def __init__(
+        self, metadata: Metadata, own: Clients, instance_id: str, now: Callable[[], datetime]
+    ) -> None:
+        self._metadata = metadata
+        self._ecs, self._ess = own.ecs, own.ess
+        self._instance_id = instance_id
+        self._now = now
+        self._look_at: datetime | None = None
+        self._mark: datetime | None = None
+
+    def find(self) -> Notice | None:
+        """Whether the machine goes, or None. A spot notice comes first: it does not wait.
+
+        Raises:
+            CloudError: a service does not answer, or says something that cannot be read.
+        """
+        spot = self._metadata.get(SPOT_TERMINATION)
+        if spot is not None:
+            return _spot_notice(spot)
+        if self._look_at is not None and self._now() < self._look_at:
+            return None
+        self._look_at = self._now() + LOOK_EVERY
+        if lifecycle_state(self._ess, self._instance_id)[1] in LEAVING:
+            return Notice(notices.TAKEN_BY_GROUP)
+        self._mark = self._read_mark()
+        return None
+
+    def mark(self) -> datetime | None:
+        """The reap-after of the sweep's mark as of the last look, or None."""
+        return self._mark
+
+    def _read_mark(self) -> datetime | None:
+        try:
+            answer = self._ecs.action("DescribeInstances")(
+                InstanceIds=json.dumps([self._instance_id]), MaxResults=10
+            )
+        except AnswerError as error:
+            raise CloudError(f"DescribeInstances: {error}", error.code) from error
+        for raw in answer["Instances"]["Instance"]:
+            for tag in raw.get("Tags", {}).get("Tag", []):
+                if tag["TagKey"] == TAG_REAP_AFTER:
+                    return notices.time_of_mark(tag["TagValue"])
+        return None
+
+
+def _spot_notice(text: str) -> Notice:
+    try:
+        return Notice("the spot market takes this machine: terminate", parse_time(text))
+    except ValueError as error:
+        raise CloudError(f"metadata {SPOT_TERMINATION}: {text!r} cannot be read: {error}") from error

@@ -1,0 +1,128 @@
+"""Disks, addresses and snapshots of one stack on Alibaba Cloud."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from image.reaper.alicloud.session import Clients
+from image.reaper.calls import Calls
+from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance
+from image.reaper.sweep.leftovers import Kind, Leftover
+from image.reaper.times import parse_time
+
+PAGE = 100  # DescribeDisks, DescribeSnapshots, DescribeEipAddresses: at most 100
+
+
+class Leftovers:
+    """What the stack's machines left behind.
+
+    Args:
+        clients: of the region.
+        calls: makes the calls.
+        stack: whose; nothing else is ever listed.
+    """
+
+    def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
+        self._ecs, self._vpc = clients.ecs, clients.vpc
+        self._calls = calls
+        self._own = [{"Key": TAG_MANAGED, "Value": "true"}, {"Key": TAG_STACK, "Value": stack}]
+
+    def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
+        """Unattached disks, unassociated addresses, stopped machines with what their disks take.
+
+        Args:
+            stopped: machines to look up the disks of.
+
+        Raises:
+            CloudError: a list could not be read.
+        """
+        unattached = [_disk(raw) for raw in self._disks(Status="Available", Tag=self._own)]
+        # A disk that was noted and is attached again is forgotten.
+        noted = [*self._own, {"Key": TAG_IDLE_SINCE}]
+        again = [_disk(raw, in_use=True) for raw in self._disks(Status="In_use", Tag=noted)]
+        return unattached + again + list(self._addresses()) + list(self._machines(stopped))
+
+    def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
+        """Disk id -> start of its newest complete snapshot; raises CloudError."""
+        newest: dict[str, datetime] = {}
+        for disk in volume_ids:  # the API takes one disk at a time
+            made = self._tokens(
+                "DescribeSnapshots", "Snapshots", "Snapshot", DiskId=disk, Status="accomplished"
+            )
+            times = [parse_time(raw["CreationTime"]) for raw in made]
+            if times:
+                newest[disk] = max(times)
+        return newest
+
+    def remove(self, one: Leftover) -> None:
+        """Delete a disk or give an address back; raises CloudError."""
+        if one.kind is Kind.VOLUME:
+            self._calls.change(self._ecs.action("DeleteDisk"), DiskId=one.id)
+        elif one.kind is Kind.ADDRESS:
+            self._calls.change(self._vpc.action("ReleaseEipAddress"), AllocationId=one.id)
+        else:
+            raise ValueError(f"{one.id}: a {one.kind} is no thing to remove here")
+
+    def _machines(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
+        for one in stopped:  # the API takes one machine at a time
+            disks = list(self._disks(InstanceId=one.id))
+            kinds = {raw["Category"] for raw in disks}
+            yield Leftover(
+                kind=Kind.MACHINE,
+                id=one.id,
+                tags=one.tags,
+                size_gib=sum(raw["Size"] for raw in disks),
+                volume_type=kinds.pop() if len(kinds) == 1 else "",
+                unused_since=one.stopped_at,
+            )
+
+    def _disks(self, **chosen: Any) -> Iterator[dict[str, Any]]:
+        return self._tokens("DescribeDisks", "Disks", "Disk", **chosen)
+
+    def _tokens(self, action: str, outer: str, inner: str, **chosen: Any) -> Iterator[dict[str, Any]]:
+        token = ""
+        while True:
+            more = {"NextToken": token} if token else {}
+            page = self._calls.look(self._ecs.action(action), MaxResults=PAGE, **chosen, **more)
+            yield from page[outer][inner]
+            token = page.get("NextToken") or ""
+            if not token:
+                return
+
+    def _addresses(self) -> Iterator[Leftover]:
+        """Unassociated ones, and those that are associated again and still carry the note."""
+        seen, number = 0, 1
+        while True:
+            page = self._calls.look(
+                self._vpc.action("DescribeEipAddresses"), Tag=self._own, PageNumber=number, PageSize=PAGE
+            )
+            found = page["EipAddresses"]["EipAddress"]
+            for raw in found:
+                one = Leftover(
+                    Kind.ADDRESS, raw["AllocationId"], _tags(raw), in_use=raw["Status"] != "Available"
+                )
+                if not one.in_use or TAG_IDLE_SINCE in one.tags:
+                    yield one
+            seen, number = seen + len(found), number + 1
+            if not found or seen >= int(page["TotalCount"]):
+                return
+
+
+def _disk(raw: Mapping[str, Any], *, in_use: bool = False) -> Leftover:
+    """A disk; one that was attached before tells since when it is not."""
+    detached = raw.get("DetachedTime") or ""
+    return Leftover(
+        Kind.VOLUME,
+        raw["DiskId"],
+        _tags(raw),
+        raw["Size"],
+        raw["Category"],
+        unused_since=parse_time(detached) if detached and not in_use else None,
+        in_use=in_use,
+    )
+
+
+def _tags(raw: Mapping[str, Any]) -> dict[str, str]:
+    """ECS says ``TagKey``, VPC says ``Key``."""
+    found = raw.get("Tags", {}).get("Tag", [])
+    return {tag.get("TagKey") or tag["Key"]: tag.get("TagValue") or tag.get("Value", "") for tag in found}

@@ -1,0 +1,198 @@
+"""The stack's machines on Alibaba Cloud: list them, mark them, end them."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from image.reaper.alicloud.answers import LAUNCH, TAG_GROUP, TAG_STOPPED_AT, group_of, instance_of
+from image.reaper.alicloud.session import Answer, Clients
+from image.reaper.calls import Calls, batches
+from image.reaper.model import TAG_MANAGED, TAG_STACK, Fleet, Instance
+from image.reaper.times import format_time
+
+PAGE = 100  # DescribeInstances, DescribeScalingInstances: at most 100
+GROUP_PAGE = 50  # DescribeScalingGroups, DescribeAlarms: at most 50
+END_BATCH = 100  # DeleteInstances, StopInstances: at most 100
+DETACH_BATCH = 20  # DetachInstances, DescribeScalingInstances: at most 20 ids
+TAG_BATCH = 50  # TagResources: at most 50
+ADDRESS = "eip-"
+RESOURCES = {
+    "i-": "instance",
+    "d-": "disk",
+    ADDRESS: "EIP",
+}  # prefix of an id -> ResourceType of TagResources
+
+
+class Machines:
+    """The managed machines of one stack.
+
+    A group's name here is its id: the API of Auto Scaling goes by nothing else.
+
+    Args:
+        clients: of the region.
+        calls: makes the calls.
+        stack: whose machines; no others are ever listed.
+    """
+
+    end_batch, detach_batch = END_BATCH, DETACH_BATCH
+
+    def __init__(self, clients: Clients, calls: Calls, stack: str) -> None:
+        self._ecs, self._ess, self._vpc = clients.ecs, clients.ess, clients.vpc
+        self._calls = calls
+        self._stack = stack
+
+    def fleet(self) -> Fleet:
+        """Every managed machine of the stack, and its scaling groups.
+
+        Who is in which group is told here by the machines' tags, at no call more; ``again`` asks Auto
+        Scaling. A machine that was released is gone at once: the cloud tells of it no more.
+
+        Raises:
+            CloudError: a list could not be read to its end.
+        """
+        instances = self._instances(Tag=self._own())
+        members: dict[str, dict[str, str]] = defaultdict(dict)
+        for one in instances:
+            if TAG_GROUP in one.tags:
+                members[one.tags[TAG_GROUP]][one.id] = "InService"
+        groups = {raw["ScalingGroupId"]: raw for raw in self._groups(Tags=self._own()[1:])}
+        # A group without the stack's tag would replace what is ended behind its back.
+        unknown = sorted(members.keys() - groups.keys())
+        groups |= {raw["ScalingGroupId"]: raw for raw in self._groups_of(unknown)}
+        return Fleet(instances, tuple(group_of(raw, members[key]) for key, raw in groups.items()))
+
+    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
+        """The same machines and their groups, read anew; what is no longer managed is left out.
+
+        In ``gone`` are those that the cloud knows no more.
+
+        Raises:
+            CloudError: they could not be read.
+        """
+        there: dict[str, Instance] = {}
+        for some in batches(ids, PAGE):
+            there |= {one.id: one for one in self._instances(InstanceIds=json.dumps(list(some)))}
+        own = {tag["Key"]: tag["Value"] for tag in self._own()}
+        found = {key: one for key, one in there.items() if own.items() <= one.tags.items()}
+        names = set(group_names)
+        for some in batches(list(found), DETACH_BATCH):
+            names |= {row["ScalingGroupId"] for row in self._members(InstanceIds=list(some))}
+        groups = []
+        for raw in self._groups_of(sorted(names)):
+            rows = self._members(ScalingGroupId=raw["ScalingGroupId"])
+            groups.append(group_of(raw, {row["InstanceId"]: row["LifecycleState"] for row in rows}))
+        gone = (Instance(one, "", "terminated", self._calls.now()) for one in ids if one not in there)
+        return Fleet(tuple(found.values()), tuple(groups), tuple(gone))
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """A machine's tags; none for one that is not there. Raises CloudError."""
+        found = self._instances(InstanceIds=json.dumps([instance_id]))
+        return dict(found[0].tags) if found else {}
+
+    def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
+        """Those of the alarms that are in the state ALARM.
+
+        Raises:
+            CloudError: they could not be read.
+        """
+        firing = self._numbered(self._ess.action("DescribeAlarms"), "AlarmList", GROUP_PAGE, State="ALARM")
+        return frozenset(names) & {alarm["Name"] for alarm in firing}
+
+    def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        """Set tags; raises CloudError."""
+        self._tag("TagResources", ids, Tag=[{"Key": key, "Value": value} for key, value in tags.items()])
+
+    def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
+        """Take tags away, whatever their value; raises CloudError."""
+        self._tag("UntagResources", ids, TagKey=list(keys))
+
+    def detach(self, group: str, ids: Sequence[str]) -> None:
+        """Take machines out of their group, which then wants fewer; the group itself refuses to fall below
+        its minimum. Raises CloudError.
+        """
+        self._change_group("DetachInstances", group, InstanceIds=list(ids), DecreaseDesiredCapacity=True)
+
+    def attach(self, group: str, ids: Sequence[str]) -> None:
+        """Put machines back into their group, which then wants more; raises CloudError."""
+        self._change_group("AttachInstances", group, InstanceIds=list(ids), Entrusted=True)
+
+    def stop(self, ids: Sequence[str]) -> None:
+        """Stop machines, all or none, and pay for their disks alone. Raises CloudError."""
+        self.tag(ids, {TAG_STOPPED_AT: format_time(self._calls.now())})
+        self._calls.change(
+            self._ecs.action("StopInstances"),
+            InstanceId=list(ids),
+            StoppedMode="StopCharging",
+            BatchOptimization="AllTogether",
+        )
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """End machines for good; raises CloudError."""
+        self._calls.change(self._ecs.action("DeleteInstances"), InstanceId=list(ids), Force=True)
+
+    def limit(self, group: str, max_size: int) -> None:
+        """Let a group grow to so many machines and no further; raises CloudError."""
+        self._change_group("ModifyScalingGroup", group, MaxSize=max_size)
+
+    def close(self, group: str) -> None:
+        """Let a group start no machine any more; raises CloudError."""
+        self._change_group("SuspendProcesses", group, Processes=[LAUNCH])
+
+    def open(self, group: str) -> None:
+        """Let a group start machines again; raises CloudError."""
+        self._change_group("ResumeProcesses", group, Processes=[LAUNCH])
+
+    def _own(self) -> list[dict[str, str]]:
+        return [{"Key": TAG_MANAGED, "Value": "true"}, {"Key": TAG_STACK, "Value": self._stack}]
+
+    def _change_group(self, action: str, group: str, **parameters: Any) -> None:
+        self._calls.change(self._ess.action(action), ScalingGroupId=group, **parameters)
+
+    def _tag(self, action: str, ids: Sequence[str], **parameters: Any) -> None:
+        """Machines and disks by one product, addresses by another that spells one action its own way."""
+        for prefix, kind in RESOURCES.items():
+            own = [one for one in ids if one.startswith(prefix)]
+            product = self._vpc if prefix == ADDRESS else self._ecs
+            name = action.replace("Untag", "UnTag") if prefix == ADDRESS else action
+            for some in batches(own, TAG_BATCH):
+                self._calls.change(
+                    product.action(name), ResourceType=kind, ResourceId=list(some), **parameters
+                )
+
+    def _instances(self, **chosen: Any) -> tuple[Instance, ...]:
+        found: dict[str, Instance] = {}
+        token = ""
+        while True:
+            more = {"NextToken": token} if token else {}
+            page = self._calls.look(self._ecs.action("DescribeInstances"), MaxResults=PAGE, **chosen, **more)
+            found |= {raw["InstanceId"]: instance_of(raw) for raw in page["Instances"]["Instance"]}
+            token = page.get("NextToken") or ""
+            if not token:
+                return tuple(found.values())
+
+    def _members(self, **chosen: Any) -> list[dict[str, Any]]:
+        action = self._ess.action("DescribeScalingInstances")
+        return list(self._numbered(action, "ScalingInstances", PAGE, **chosen))
+
+    def _groups(self, **chosen: Any) -> Iterator[dict[str, Any]]:
+        return self._numbered(
+            self._ess.action("DescribeScalingGroups"), "ScalingGroups", GROUP_PAGE, **chosen
+        )
+
+    def _groups_of(self, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for some in batches(ids, DETACH_BATCH):
+            yield from self._groups(ScalingGroupIds=list(some))
+
+    def _numbered(
+        self, action: Callable[..., Answer], key: str, size: int, **chosen: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Every page of an answer with numbered pages; an empty one ends it, whatever the total says."""
+        seen, number = 0, 1
+        while True:
+            page = self._calls.look(action, PageNumber=number, PageSize=size, **chosen)
+            rows = page[key]
+            yield from rows
+            seen, number = seen + len(rows), number + 1
+            if not rows or seen >= int(page["TotalCount"]):
+                return

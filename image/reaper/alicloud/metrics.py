@@ -1,0 +1,201 @@
+"""Heartbeats from CloudMonitor: the newest of a fleet in a call, windows only of those that may be idle.
+
+CloudMonitor answers 1,440 points to a call, of 50 machines at most, where CloudWatch answers 100,800 of 500.
+The windows of a thousand machines would take 200 calls. But the newest heartbeat tells by itself how long ago
+the last activity was: where that is too short to matter, nothing else is asked for.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from statistics import fmean
+from typing import Any
+
+from image.reaper.alicloud.session import Product
+from image.reaper.calls import Calls, Failure, batches
+from image.reaper.errors import CloudError
+from image.reaper.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, HEARTBEAT, Figure
+from image.reaper.sweep.heartbeats import COMPLETE, Answer, Query, Span, Statistic, give_up
+
+DIMENSION_STACK = "Stack"
+NO_GROUP = "0"  # the application group of metrics that name no other (API PutCustomMetric)
+RAW = "0"  # Type: the cloud makes the minima itself
+MAX_DATA_PER_CALL = 21  # PutCustomMetric: N of 1 to 21
+MAX_MACHINES = 50  # DescribeMetricList
+MAX_POINTS = 1440  # DescribeMetricList, DescribeMetricLast
+# Of custom metrics the cloud makes minima of one and of five minutes
+# (www.alibabacloud.com/help/en/cms, "Custom monitoring").
+FINE_S, COARSE_S = 60, 300
+# What the cloud made of each five minutes, put together.
+TOGETHER: dict[Statistic, Callable[[list[float]], float]] = {"Minimum": min, "Average": fmean, "Sum": sum}
+MAX_PAGES = 10_000  # of one batch; a cloud that hands out tokens for ever is not believed
+
+
+def metric_name(metric: str, stack: str) -> str:
+    """The name of a machine's metric: each stack has its own, and one call lists the machines of one stack.
+
+    A name has letters, digits and underscores only (API PutCustomMetric).
+    """
+    return f"{metric}_{''.join(one if one.isalnum() else '_' for one in stack)}"
+
+
+def datum(
+    metric: str, value: float, dimensions: Mapping[str, str], at: datetime | None = None
+) -> dict[str, str]:
+    """One number as PutCustomMetric takes it.
+
+    Args:
+        metric: its name.
+        value: its value.
+        dimensions: name -> value; the cloud wants them in order.
+        at: when; None for the cloud's time of receipt.
+    """
+    made = {
+        "MetricName": metric,
+        "GroupId": NO_GROUP,
+        "Type": RAW,
+        "Dimensions": json.dumps(dict(sorted(dimensions.items()))),
+        "Values": json.dumps({"value": value}),
+    }
+    return made if at is None else made | {"Time": str(_milliseconds(at))}
+
+
+class Heartbeats:
+    """The metrics of one stack: its agents' to read, the sweep's own to publish.
+
+    Args:
+        cms: the client.
+        calls: makes the calls.
+        stack: whose.
+        account: the account's id; asked for when it is first needed.
+    """
+
+    def __init__(self, cms: Product, calls: Calls, stack: str, account: Callable[[], str]) -> None:
+        self._cms = cms
+        self._calls = calls
+        self._stack = stack
+        self._account = account
+
+    def read(self, queries: Sequence[Query], span: Span) -> tuple[dict[Query, Answer], list[Failure]]:
+        """Read metrics in as few calls as the API allows; as on AWS.
+
+        Args:
+            queries: what to read.
+            span: which time; its start aligned to the longest period.
+
+        Returns:
+            An answer for every query, incomplete where a call failed; and the failures.
+        """
+        answers = {query: Answer() for query in queries}
+        self._read_newest([query for query in queries if query.enough_below_s > 0], answers)
+        alike: dict[tuple[str, int, Statistic], list[Query]] = defaultdict(list)
+        for query in queries:
+            if not answers[query].complete:
+                alike[query.metric, query.period_s, query.statistic].append(query)
+        failures: list[Failure] = []
+        for some in alike.values():
+            for batch in batches(some, MAX_MACHINES):
+                try:
+                    self._read_windows(batch, span, answers)
+                except CloudError as error:
+                    failures += give_up(batch, answers, error)
+        return answers, failures
+
+    def publish(self, figures: Sequence[Figure]) -> None:
+        """Publish what the sweep and its meter say, of the stack or of a pool; raises CloudError."""
+        for batch in batches(figures, MAX_DATA_PER_CALL):
+            data = [datum(one.name, one.value, self._dimensions(one)) for one in batch]
+            self._calls.change(self._cms.action("PutCustomMetric"), MetricList=data)
+
+    def _dimensions(self, figure: Figure) -> dict[str, str]:
+        own = {DIMENSION_STACK: self._stack}
+        return own if figure.pool is None else own | {DIMENSION_POOL: figure.pool}
+
+    def _read_newest(self, queries: Sequence[Query], answers: Mapping[Query, Answer]) -> None:
+        """Answer those whose newest value says enough. What goes wrong here leaves the windows to be read."""
+        alike: dict[str, dict[str, Query]] = defaultdict(dict)
+        for query in queries:
+            alike[query.metric][query.instance_id] = query
+        for metric, wanted in alike.items():
+            try:
+                points = list(self._points("DescribeMetricLast", metric, FINE_S, "Minimum"))
+            except CloudError:
+                continue  # the windows are asked for instead, and their failure is told
+            newest: dict[str, tuple[datetime, float]] = {}
+            for machine, at, value in points:
+                newest[machine] = max(newest.get(machine, (at, value)), (at, value))
+            for machine in newest.keys() & wanted.keys():
+                query, (at, value) = wanted[machine], newest[machine]
+                if 0 <= value < query.enough_below_s and at + HEARTBEAT >= self._oldest(query):
+                    answers[query].points = [(at, value)]
+                    answers[query].status = COMPLETE
+
+    def _oldest(self, query: Query) -> datetime:
+        """Of a machine that fell silent the whole window is told, for people."""
+        return datetime.fromtimestamp(self._calls.now().timestamp() - query.period_s, UTC)
+
+    def _read_windows(self, batch: Sequence[Query], span: Span, answers: Mapping[Query, Answer]) -> None:
+        metric, period_s, statistic = batch[0].metric, batch[0].period_s, batch[0].statistic
+        machines = {query.instance_id: query for query in batch}
+        dimensions = [
+            {"groupId": NO_GROUP, "dimension": f"{DIMENSION_INSTANCE}={machine}"} for machine in machines
+        ]
+        found: dict[tuple[str, datetime], list[float]] = defaultdict(list)
+        for machine, at, value in self._points(
+            "DescribeMetricList",
+            metric,
+            FINE_S if period_s < COARSE_S else COARSE_S,
+            statistic,
+            Dimensions=json.dumps(dimensions),
+            StartTime=_milliseconds(span.start) - 1,  # the cloud leaves the start itself out
+            EndTime=_milliseconds(span.end),
+        ):
+            slot = datetime.fromtimestamp(at.timestamp() // period_s * period_s, UTC)
+            found[machine, slot].append(value if math.isfinite(value) else -math.inf)
+        for (machine, slot), values in found.items():
+            if machine in machines:
+                answers[machines[machine]].points.append((slot, TOGETHER[statistic](values)))
+        for query in batch:
+            answers[query].status = COMPLETE
+
+    def _points(
+        self, action: str, metric: str, period_s: int, statistic: Statistic, **more: Any
+    ) -> Iterator[tuple[str, datetime, float]]:
+        """(machine, start of the period, its value) of every page."""
+        token = ""
+        for _ in range(MAX_PAGES):
+            page = self._calls.look(
+                self._cms.action(action),
+                Namespace=f"acs_customMetric_{self._account()}",
+                MetricName=metric_name(metric, self._stack),
+                Period=period_s,
+                Length=MAX_POINTS,
+                **more,
+                **({"NextToken": token} if token else {}),
+            )
+            yield from _read_page(page, statistic)
+            token = page.get("NextToken") or ""
+            if not token:
+                return
+        raise CloudError(f"{action}: {MAX_PAGES} pages, and still no end", "Endless")
+
+
+def _read_page(page: Mapping[str, Any], statistic: Statistic) -> Iterator[tuple[str, datetime, float]]:
+    """The points of one answer.
+
+    Raises:
+        CloudError: it cannot be read.
+    """
+    try:
+        for point in json.loads(page.get("Datapoints") or "[]"):
+            dimensions = dict(part.split("=", 1) for part in point["dimension"].split("&"))
+            at = datetime.fromtimestamp(point["timestamp"] / 1000, UTC)
+            yield dimensions[DIMENSION_INSTANCE], at, float(point[statistic])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CloudError(f"data points cannot be read: {error!r}", "Malformed") from error
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

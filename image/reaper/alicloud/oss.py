@@ -1,0 +1,111 @@
+"""OSS through its S3 interface: boto3's client, and small objects that are written only under a condition."""
+
+import os
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+from image.reaper.alicloud.credentials import Credentials
+from image.reaper.store import Found, Store
+
+ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers, in tests
+DIGITS = 12
+MOST_WRITERS = 100  # of one key at the same moment; two are enough
+FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
+
+
+def bucket_client(region: str, credentials: Credentials, endpoint: str | None = None) -> Any:
+    """boto3's S3 client for OSS, with the keys that count now.
+
+    OSS knows neither the newer checksums nor path addressing, nor ``If-None-Match`` on a write: for that it
+    has a header of its own, which is sent in its place.
+
+    Raises:
+        ConfigurationError: there are no credentials.
+        CloudError: the metadata service does not answer.
+    """
+    keys = credentials.current()
+    elsewhere = endpoint or os.environ.get(ENDPOINT)
+    made = boto3.client(
+        "s3",
+        region_name=region,
+        endpoint_url=elsewhere or f"https://s3.oss-{region}.aliyuncs.com",
+        aws_access_key_id=keys.key_id,
+        aws_secret_access_key=keys.secret,
+        aws_session_token=keys.token or None,
+        config=Config(
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            retries={"mode": "standard", "total_max_attempts": 8},
+            connect_timeout=5,
+            read_timeout=30,
+            s3={"addressing_style": "path" if elsewhere else "virtual"},
+        ),
+    )
+    made.meta.events.register("before-call.s3.PutObject", _forbid_overwrite)
+    return made
+
+
+def _forbid_overwrite(params: dict[str, Any], **_: object) -> None:
+    if params["headers"].get("If-None-Match") == "*":
+        del params["headers"]["If-None-Match"]
+        params["headers"][FORBID_OVERWRITE] = "true"
+
+
+class OssStore(Store):
+    """A store on a cloud without conditions on a version, and without any where the bucket keeps versions.
+
+    OSS ignores ``x-oss-forbid-overwrite`` in a bucket with versions, which the stack's are (OSS API,
+    PutObject). There every write makes a version, and nobody can undo their order: of several that write one
+    key, the writer of its oldest version was first. Each new state of an object is a key of its own, with a
+    number; the newest comes first in a listing. None is deleted here: a number must not become free again.
+    """
+
+    def get(self, key: str) -> Found | None:
+        """The newest state; errors as of ``Store``."""
+        newest, version = self._oldest_version(f"{key}.")
+        if newest is None:
+            newest, version = self._oldest_version(key)
+        if newest != key and not (newest or "").startswith(f"{key}."):
+            return None
+        exact = {} if version in ("", "null") else {"VersionId": version}
+        found = self._read(newest or key, **exact)
+        left = (newest or key).removeprefix(key).removeprefix(".")
+        return None if found is None else Found(found.content, str(10**DIGITS - int(left)) if left else "0")
+
+    def create(self, key: str, content: dict[str, Any]) -> str | None:
+        """As ``Store``; the first state's number is 0."""
+        return "0" if self._claim(key, content) else None
+
+    def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
+        """As ``Store``: the next number, or None where somebody has it."""
+        if not version.isdecimal():
+            return None
+        number = int(version) + 1
+        claimed = self._claim(f"{key}.{10**DIGITS - number:0{DIGITS}d}", content)
+        return str(number) if claimed else None
+
+    def _claim(self, key: str, content: dict[str, Any]) -> bool:
+        """Write a key that nobody wrote before; whether this was the first to."""
+        if self._oldest_version(key)[0] == key:
+            return False
+        answer = self._put(key, content, IfNoneMatch="*")
+        if answer is None:
+            return False
+        version = answer.get("VersionId")  # none from a bucket without versions, which forbids by itself
+        return not version or self._oldest_version(key) == (key, version)
+
+    def _oldest_version(self, start: str) -> tuple[str | None, str]:
+        """(the first key that starts so, its oldest version), or (None, "") without any."""
+        listed = self._calls.look(
+            self._s3.list_object_versions,
+            Bucket=self._bucket,
+            Prefix=self._prefix + start,
+            MaxKeys=MOST_WRITERS,
+        ).get("Versions", [])
+        if not listed:
+            return None, ""
+        first = listed[0]["Key"]  # a key's versions follow one another, the newest first
+        oldest = [one for one in listed if one["Key"] == first][-1]
+        return str(first).removeprefix(self._prefix), str(oldest.get("VersionId") or "")

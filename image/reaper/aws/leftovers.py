@@ -1,0 +1,118 @@
+"""Volumes, addresses and snapshots of one stack on AWS."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from image.reaper.calls import Calls
+from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance
+from image.reaper.sweep.leftovers import Kind, Leftover
+
+PAGE = 500  # DescribeVolumes: 5 to 500
+VALUES = 200  # of one filter, EC2 API
+
+
+class Leftovers:
+    """What the stack's machines left behind.
+
+    Args:
+        ec2: the client.
+        calls: makes the calls.
+        stack: whose; nothing else is ever listed.
+    """
+
+    def __init__(self, ec2: Any, calls: Calls, stack: str) -> None:
+        self._ec2 = ec2
+        self._calls = calls
+        self._own = [
+            {"Name": f"tag:{TAG_MANAGED}", "Values": ["true"]},
+            {"Name": f"tag:{TAG_STACK}", "Values": [stack]},
+        ]
+
+    def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
+        """Unattached volumes, unassociated addresses, stopped machines with what their disks take.
+
+        Args:
+            stopped: machines to look up the disks of.
+
+        Raises:
+            CloudError: a list could not be read.
+        """
+        available = [{"Name": "status", "Values": ["available"]}]
+        # A volume that was noted and is attached again is forgotten.
+        noted = [{"Name": "status", "Values": ["in-use"]}, {"Name": "tag-key", "Values": [TAG_IDLE_SINCE]}]
+        volumes = [_volume(raw) for raw in self._volumes(self._own + available)]
+        again = [_volume(raw, in_use=True) for raw in self._volumes(self._own + noted)]
+        found = self._calls.look(self._ec2.describe_addresses, Filters=self._own)
+        addresses = [_address(raw) for raw in found["Addresses"] if _is_leftover(raw)]
+        return volumes + again + addresses + list(self._machines(stopped))
+
+    def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
+        """Volume id -> start of its newest complete snapshot; raises CloudError."""
+        newest: dict[str, datetime] = {}
+        for start in range(0, len(volume_ids), VALUES):
+            filters = [
+                {"Name": "volume-id", "Values": list(volume_ids[start : start + VALUES])},
+                {"Name": "status", "Values": ["completed"]},
+            ]
+            pages = self._pages(self._ec2.describe_snapshots, "Snapshots", Filters=filters, OwnerIds=["self"])
+            for raw in pages:
+                volume, at = raw["VolumeId"], raw["StartTime"]
+                newest[volume] = max(at, newest.get(volume, at))
+        return newest
+
+    def remove(self, one: Leftover) -> None:
+        """Delete a volume or give an address back; raises CloudError."""
+        if one.kind is Kind.VOLUME:
+            self._calls.change(self._ec2.delete_volume, VolumeId=one.id)
+        elif one.kind is Kind.ADDRESS:
+            self._calls.change(self._ec2.release_address, AllocationId=one.id)
+        else:
+            raise ValueError(f"{one.id}: a {one.kind} is no thing to remove here")
+
+    def _machines(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
+        disks: dict[str, list[Mapping[str, Any]]] = {one.id: [] for one in stopped}
+        for start in range(0, len(stopped), VALUES):
+            ids = [one.id for one in stopped[start : start + VALUES]]
+            for raw in self._volumes([{"Name": "attachment.instance-id", "Values": ids}]):
+                for attachment in raw["Attachments"]:
+                    disks[attachment["InstanceId"]].append(raw)
+        for one in stopped:
+            kinds = {raw["VolumeType"] for raw in disks[one.id]}
+            yield Leftover(
+                kind=Kind.MACHINE,
+                id=one.id,
+                tags=one.tags,
+                size_gib=sum(raw["Size"] for raw in disks[one.id]),
+                volume_type=kinds.pop() if len(kinds) == 1 else "",
+                unused_since=one.stopped_at,
+            )
+
+    def _volumes(self, filters: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        return self._pages(self._ec2.describe_volumes, "Volumes", Filters=list(filters))
+
+    def _pages(self, method: Any, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+        arguments["MaxResults"] = PAGE
+        while True:
+            page = self._calls.look(method, **arguments)
+            yield from page[key]
+            if not page.get("NextToken"):
+                return
+            arguments["NextToken"] = page["NextToken"]
+
+
+def _volume(raw: Mapping[str, Any], *, in_use: bool = False) -> Leftover:
+    return Leftover(Kind.VOLUME, raw["VolumeId"], _tags(raw), raw["Size"], raw["VolumeType"], in_use=in_use)
+
+
+def _address(raw: Mapping[str, Any]) -> Leftover:
+    return Leftover(Kind.ADDRESS, raw["AllocationId"], _tags(raw), in_use="AssociationId" in raw)
+
+
+def _is_leftover(raw: Mapping[str, Any]) -> bool:
+    """Unassociated, or associated again and still carrying the note."""
+    return "AssociationId" not in raw or TAG_IDLE_SINCE in _tags(raw)
+
+
+def _tags(raw: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])}

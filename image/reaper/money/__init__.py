@@ -1,0 +1,1 @@
+"""What the stack costs: the meter, the freeze, and what a day was worth."""

@@ -1,0 +1,188 @@
+"""What a day's GPU hours were worth: bought, busy, saved, and who left most of them idle. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from image.reaper.money.meter_reading import Day, Machine, Share
+
+SECONDS_PER_HOUR = 3600
+MOST_IDLE = 10
+CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one machine did with its day.
+
+    Attributes:
+        instance_id: the machine.
+        machine: its description.
+        gpu_hours: its GPUs times the hours it ran.
+        busy: share of them in which it worked, 0 to 1; None where its agent said nothing.
+        cost: what they cost.
+    """
+
+    instance_id: str
+    machine: Machine
+    gpu_hours: Decimal
+    busy: Decimal | None
+    cost: Decimal
+
+    @property
+    def busy_gpu_hours(self) -> Decimal:
+        """None that nobody knows of."""
+        return self.gpu_hours * (self.busy or Decimal(0))
+
+    @property
+    def idle_cost(self) -> Decimal:
+        """What was paid for idle hours; nothing where nobody knows."""
+        return Decimal(0) if self.busy is None else self.cost * (1 - self.busy)
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """What a pool did with its day.
+
+    Attributes:
+        pool: its name.
+        gpu_hours: bought.
+        busy: of these, hours in which machines worked.
+        unknown: of these, hours of machines whose agent said nothing.
+        saved: hours that ended machines would have run.
+        cost: what the pool cost, disks included.
+    """
+
+    pool: str
+    gpu_hours: Decimal
+    busy: Decimal
+    unknown: Decimal
+    saved: Decimal
+    cost: Decimal
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """A day.
+
+    Attributes:
+        name: ``2026-11-21``.
+        stack: whose.
+        currency: of every amount.
+        pools: each pool, by name; what all share is ``_shared``.
+        idle: the machines that left most money idle, at most ten.
+        saved_cost: what ended machines would have cost.
+        samples: that trainers say they worked through; None where none says.
+        samples_cost: what the machines of those trainers cost.
+    """
+
+    name: str
+    stack: str
+    currency: str
+    pools: tuple[PoolUse, ...]
+    idle: tuple[Use, ...]
+    saved_cost: Decimal
+    samples: Decimal | None
+    samples_cost: Decimal
+
+    def total(self, attribute: str) -> Decimal:
+        """Of all pools, by the name of an attribute of ``PoolUse``."""
+        return sum((getattr(one, attribute) for one in self.pools), Decimal(0))
+
+    @property
+    def samples_per_money(self) -> Decimal | None:
+        """Samples for one unit of the currency; None where no trainer says, or nothing was paid."""
+        if self.samples is None or not self.samples_cost:
+            return None
+        return self.samples / self.samples_cost
+
+    def to_json(self) -> dict[str, Any]:
+        """For the bucket; amounts as decimal text."""
+        return {
+            "schema_version": 1,
+            "day": self.name,
+            "stack": self.stack,
+            "currency": self.currency,
+            "gpu_hours": {
+                name: _short(self.total(attribute))
+                for name, attribute in (
+                    ("bought", "gpu_hours"),
+                    ("busy", "busy"),
+                    ("unknown", "unknown"),
+                    ("saved", "saved"),
+                )
+            },
+            "cost": _short(self.total("cost")),
+            "saved_cost": _short(self.saved_cost),
+            "samples_per_money": None if self.samples_per_money is None else _short(self.samples_per_money),
+            "most_idle": [
+                {"instance_id": one.instance_id, "idle_cost": _short(one.idle_cost)} for one in self.idle
+            ],
+        }
+
+
+def sum_up(
+    day: Day, stack: str, currency: str, busy: Mapping[str, float], samples: Mapping[str, float]
+) -> Efficiency:
+    """Sum a day up.
+
+    Args:
+        day: as the meter closed it.
+        stack: whose.
+        currency: of its amounts.
+        busy: instance id -> share of its time in which it worked; left out where nobody knows.
+        samples: instance id -> samples its trainer worked through; left out where none says.
+    """
+    uses = [_use(key, share, busy.get(key)) for key, share in day.machines.items()]
+    idle = sorted(
+        (one for one in uses if one.idle_cost > 0), key=lambda one: (-one.idle_cost, one.instance_id)
+    )
+    known = samples.keys() & day.machines.keys()
+    return Efficiency(
+        name=day.name,
+        stack=stack,
+        currency=currency,
+        pools=tuple(_pool_uses(day, uses)),
+        idle=tuple(idle[:MOST_IDLE]),
+        saved_cost=sum((share.cost for share in day.saved.values()), Decimal(0)),
+        samples=sum((_decimal(samples[key]) for key in known), Decimal(0)) if known else None,
+        samples_cost=sum((day.machines[key].cost for key in known), Decimal(0)),
+    )
+
+
+def _use(key: str, share: Share, busy: float | None) -> Use:
+    told = None if busy is None else min(Decimal(1), max(Decimal(0), _decimal(busy)))
+    return Use(key, share.machine, _gpu_hours(share), told, share.cost)
+
+
+def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
+    by_pool: dict[str, list[Use]] = defaultdict(list)
+    for one in uses:
+        by_pool[one.machine.pool].append(one)
+    saved: dict[str, Decimal] = defaultdict(Decimal)
+    for share in day.saved.values():
+        saved[share.machine.pool] += _gpu_hours(share)
+    for pool in sorted({*day.costs, *by_pool, *saved}):
+        own = by_pool[pool]
+        yield PoolUse(
+            pool=pool,
+            gpu_hours=sum((one.gpu_hours for one in own), Decimal(0)),
+            busy=sum((one.busy_gpu_hours for one in own), Decimal(0)),
+            unknown=sum((one.gpu_hours for one in own if one.busy is None), Decimal(0)),
+            saved=saved[pool],
+            cost=day.costs.get(pool, Decimal(0)),
+        )
+
+
+def _gpu_hours(share: Share) -> Decimal:
+    return Decimal(share.seconds * share.machine.gpus) / SECONDS_PER_HOUR
+
+
+def _decimal(value: float) -> Decimal:
+    return Decimal(str(value))
+
+
+def _short(amount: Decimal) -> str:
+    return str(amount.quantize(CENT))

@@ -1,0 +1,221 @@
+"""When the money is spent: training pools take no more machines. Pure.
+
+A freeze touches no machine. Once the last but one share of the budget is spent, the groups of the pools that
+freeze are capped at the size they have; once the last is, they are closed: they start nothing any more, and
+what leaves is not replaced. A group's limit never falls below what runs in it. A new month, a larger budget
+or a person's ``gpu-reaper unfreeze`` gives every group its limit back.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any, Protocol
+
+from image.reaper.errors import CloudError
+from image.reaper.model import Group
+from image.reaper.policy_budget import Budget
+from image.reaper.times import format_time, parse_time
+
+SCHEMA_VERSION = 1
+
+
+class Stage(IntEnum):
+    """How far the pools are frozen; the metric ``FreezeStage``."""
+
+    OPEN = 0
+    CAPPED = 1
+    CLOSED = 2
+
+    @property
+    def word(self) -> str:
+        """For people and records."""
+        return self.name.lower()
+
+
+class Groups(Protocol):
+    """What can be done to a scaling group, on either cloud; each raises CloudError."""
+
+    def limit(self, group: str, max_size: int) -> None:
+        """Let it grow so far; ends nothing."""
+
+    def close(self, group: str) -> None:
+        """Let it start nothing."""
+
+    def open(self, group: str) -> None:
+        """Let it start machines again."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a group was before a freeze.
+
+    Attributes:
+        max_size: its limit.
+        closed: somebody else had closed it, and so it stays.
+        cap: its limit while the pools are capped.
+    """
+
+    max_size: int
+    closed: bool
+    cap: int
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """A stack's freeze, as it lies in the bucket.
+
+    Attributes:
+        month: of which, ``2026-11``.
+        stage: how far.
+        since: since when.
+        lifted: up to which stage a person lifted it this month.
+        groups: group -> what it was before.
+    """
+
+    month: str
+    stage: Stage = Stage.OPEN
+    since: datetime | None = None
+    lifted: Stage = Stage.OPEN
+    groups: Mapping[str, Before] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the bucket holds it."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "month": self.month,
+            "stage": self.stage.word,
+            "since": format_time(self.since) if self.since else None,
+            "lifted": self.lifted.word,
+            "groups": {
+                name: {"max_size": one.max_size, "closed": one.closed, "cap": one.cap}
+                for name, one in self.groups.items()
+            },
+        }
+
+
+def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
+    """What ``to_json`` wrote.
+
+    Args:
+        raw: the JSON object.
+        where: its name, for the message.
+
+    Raises:
+        CloudError: it is damaged; no group is touched then.
+    """
+    try:
+        return Freeze(
+            month=str(raw["month"]),
+            stage=Stage[raw["stage"].upper()],
+            since=parse_time(raw["since"]) if raw["since"] else None,
+            lifted=Stage[raw["lifted"].upper()],
+            groups={
+                name: Before(int(one["max_size"]), bool(one["closed"]), int(one["cap"]))
+                for name, one in raw["groups"].items()
+            },
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CloudError(f"{where}: {error!r}", "Malformed") from error
+
+
+def due(spent: Decimal, budget: Budget) -> Stage:
+    """The stage that the money spent calls for."""
+    if not budget.freezes:
+        return Stage.OPEN
+    *_, cap_at, close_at = (budget.monthly * percent / 100 for percent in budget.percents)
+    return Stage.CLOSED if spent >= close_at else Stage.CAPPED if spent >= cap_at else Stage.OPEN
+
+
+def follow(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freeze:
+    """The freeze that holds from now on, its groups not yet brought in line.
+
+    Args:
+        before: the freeze up to now.
+        spent: in the month of ``now``.
+        budget: of the stack.
+        now: aware UTC.
+    """
+    month = f"{now:%Y-%m}"
+    lifted = before.lifted if before.month == month else Stage.OPEN
+    called_for = due(spent, budget)
+    stage = called_for if called_for > lifted else Stage.OPEN
+    since = before.since if stage is before.stage else now
+    return replace(before, month=month, stage=stage, since=since, lifted=lifted)
+
+
+def lift(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freeze:
+    """The freeze that a person lifts: what is spent by now freezes nothing more this month."""
+    called_for = max(due(spent, budget), before.stage)
+    return replace(
+        before, month=f"{now:%Y-%m}", stage=Stage.OPEN, since=now, lifted=max(before.lifted, called_for)
+    )
+
+
+def note(freeze: Freeze, groups: Iterable[Group], budget: Budget) -> Freeze:
+    """The freeze with what each group is now written down, before anything is done to it."""
+    if freeze.stage is Stage.OPEN:
+        return freeze
+    new = {
+        one.name: Before(one.max_size, one.closed, _room(one))
+        for one in groups
+        if one.name not in freeze.groups and one.pool in budget.pools and budget.pools[one.pool].freezes
+    }
+    return replace(freeze, groups={**freeze.groups, **new})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change to a group: a new limit, or closed (True) or opened (False)."""
+
+    group: str
+    max_size: int | None = None
+    closed: bool | None = None
+
+    def __str__(self) -> str:
+        """For the report."""
+        if self.max_size is not None:
+            return f"max of {self.group} = {self.max_size}"
+        return f"{'close' if self.closed else 'open'} {self.group}"
+
+    def take(self, groups: Groups) -> None:
+        """Do it; raises CloudError."""
+        if self.max_size is not None:
+            groups.limit(self.group, self.max_size)
+        elif self.closed:
+            groups.close(self.group)
+        else:
+            groups.open(self.group)
+
+
+def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[Step]:
+    """What brings the groups in line with the freeze; nothing where they are.
+
+    Args:
+        freeze: with every group noted.
+        groups: as they are now.
+    """
+    for one in groups:
+        before = freeze.groups.get(one.name)
+        if before is None:
+            continue
+        closed = freeze.stage is Stage.CLOSED or before.closed
+        if closed != one.closed:
+            yield Step(one.name, closed=closed)
+        max_size = _limit(freeze.stage, one, before)
+        if max_size != one.max_size:
+            yield Step(one.name, max_size=max_size)
+
+
+def _limit(stage: Stage, group: Group, before: Before) -> int:
+    if stage is Stage.OPEN:
+        return before.max_size
+    if stage is Stage.CAPPED:
+        return max(before.cap, _room(group))
+    return _room(group)
+
+
+def _room(group: Group) -> int:
+    """The smallest limit that ends nothing."""
+    return max(group.size, group.min_size)

@@ -1,0 +1,213 @@
+"""What the stack has cost this month, hour by hour of each machine. Pure.
+
+The meter stands at a moment and moves on to the next sweep's, however late that comes: each machine is
+counted from when it was last seen running, or from its launch where that is later, until now, until the cloud
+says that it stopped, or, where the cloud tells nothing of it any more, until now at most. So a missed sweep
+loses no money, and one that runs twice counts nothing twice. Only a machine that came and went within one gap
+of more than an hour, after which EC2 forgets it, is missed.
+
+Hours count at the prices of the policy: list prices, and for spot the market's of the sweep where the cloud
+tells them, else the most that it may cost. Time is cut at midnight UTC, so that days and months add up to the
+same money.
+"""
+
+import calendar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from image.reaper.errors import CloudError
+from image.reaper.model import Fleet, Instance
+from image.reaper.money.meter_days import DAY, SECONDS_PER_HOUR, Span, add_up
+from image.reaper.money.meter_reading import Day, Machine, Reading
+from image.reaper.policy_budget import Budget
+
+SHARED = "_shared"  # no pool's name begins so
+BILLED = frozenset({"running", "stopping"})
+STOPPED = "stopped"
+
+
+def machine_of(instance: Instance, budget: Budget) -> Machine | None:
+    """What the meter counts a machine with; None for one of a pool that the budget does not know."""
+    pool = budget.pools.get(instance.pool)
+    if pool is None:
+        return None
+    price = (pool.spot if instance.spot else pool.on_demand).get(instance.type)
+    gpus = pool.gpus.get(instance.type, 0)
+    per_hour = (price or Decimal(0)) + pool.disk_per_hour
+    return Machine(instance.pool, instance.owner, instance.type, gpus, per_hour)
+
+
+def with_spot_prices(budget: Budget, market: Mapping[str, Decimal]) -> Budget:
+    """The budget at the spot market's prices, each at most the one it knows: spot never passes on demand.
+
+    Args:
+        budget: with list prices.
+        market: instance type -> what an hour costs now.
+    """
+    pools = {}
+    for name, pool in budget.pools.items():
+        known = {kind: price for kind, price in pool.spot.items() if kind in market}
+        lower = {kind: market[kind] if old is None else min(old, market[kind]) for kind, old in known.items()}
+        pools[name] = replace(pool, spot={**pool.spot, **lower})
+    return replace(budget, pools=pools)
+
+
+def unpriced(instances: Iterable[Instance], budget: Budget) -> int:
+    """How many running machines count without a price of their own."""
+    running = [one for one in instances if one.state in BILLED]
+    pools = [(one, budget.pools.get(one.pool)) for one in running]
+    return sum(
+        pool is None or (pool.spot if one.spot else pool.on_demand).get(one.type) is None
+        for one, pool in pools
+    )
+
+
+def per_hour(instances: Iterable[Instance], budget: Budget) -> dict[str, Decimal]:
+    """Pool, and ``_shared``, -> what an hour costs as things stand; every pool of the budget is there."""
+    rates = {SHARED: budget.shared_per_hour, **dict.fromkeys(budget.pools, Decimal(0))}
+    for one in instances:
+        machine = machine_of(one, budget)
+        if machine is not None and one.state in BILLED:
+            rates[machine.pool] += machine.per_hour
+        elif machine is not None and one.state == STOPPED:
+            rates[machine.pool] += budget.pools[machine.pool].disk_per_hour
+    return rates
+
+
+def advance(
+    before: Reading | None, fleet: Fleet, budget: Budget, currency: str, now: datetime
+) -> tuple[Reading, list[Day]]:
+    """Count on to the present.
+
+    Args:
+        before: where the meter stands; None at first: then machines count from their launch this month.
+        fleet: as the cloud tells it at ``now``.
+        budget: the prices.
+        currency: of the prices.
+        now: aware; a time before the meter's own changes nothing.
+
+    Returns:
+        Where the meter stands then, and the days that ended since, oldest first.
+
+    Raises:
+        CloudError: the meter has counted in another currency.
+    """
+    now = now.astimezone(UTC).replace(microsecond=0)
+    if before is None:
+        return _first(fleet, budget, currency, now), []
+    if before.currency != currency:
+        raise CloudError(f"the meter counts in {before.currency}, and the policy's prices are in {currency}")
+    if now <= before.until:
+        return before, []
+    running = _running(fleet, budget)
+    saved = {key: machine for key, machine in before.saved.items() if key not in running}
+    spans = [
+        *_spans(fleet, before.running, before.until, budget, now),
+        Span(before.until, now, budget.shared_per_hour, SHARED),
+        *_saved_spans(saved, fleet, budget, now),
+    ]
+    counted, days = add_up(before, spans, now)
+    if (now.year, now.month) != (before.until.year, before.until.month):
+        saved = {}  # what a machine would have cost beyond its last month is nobody's to claim
+    return replace(counted, running=running, saved=saved), days
+
+
+def note_ends(reading: Reading, ids: Iterable[str], at: datetime) -> Reading:
+    """The same reading, told by a sweep which machines it ended.
+
+    The cloud may not tell of them again; until the month ends, or they run again, they save.
+    """
+    ended = {key: replace(reading.running[key], ends_at=at) for key in ids if key in reading.running}
+    return replace(reading, running={**reading.running, **ended}, saved={**reading.saved, **ended})
+
+
+def forecast(reading: Reading, rate: Decimal) -> Decimal:
+    """What the month will have cost at its end, at the pace of the last 24 hours.
+
+    Args:
+        reading: where the meter stands.
+        rate: what an hour costs now, which stands in while less than an hour is counted.
+    """
+    until = reading.until
+    known = min(DAY, until - reading.since)
+    if known >= timedelta(hours=1):
+        of_yesterday = Decimal(1)
+        if until - reading.since >= DAY:
+            of_yesterday = 1 - _hours(until - reading.day.date) / 24
+        rate = (reading.day.cost + reading.yesterday * of_yesterday) / _hours(known)
+    days = calendar.monthrange(until.year, until.month)[1]
+    left = _midnight(until).replace(day=1) + days * DAY - until
+    return reading.month_cost + rate * _hours(left)
+
+
+def _first(fleet: Fleet, budget: Budget, currency: str, now: datetime) -> Reading:
+    """The month so far, as far as what is there now tells; what is shared counts from now on."""
+    start = _midnight(now).replace(day=1)
+    zero = dict.fromkeys((SHARED, *budget.pools), Decimal(0))
+    begin = Reading(currency, now, start, zero, Day(start))
+    counted, _ = add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
+    # What ran before the meter did tells nothing of the pace.
+    today = Day(counted.day.date)
+    return replace(counted, day=today, yesterday=Decimal(0), running=_running(fleet, budget))
+
+
+def _running(fleet: Fleet, budget: Budget) -> dict[str, Machine]:
+    found = {one.id: machine_of(one, budget) for one in fleet.instances if one.state in BILLED}
+    return {key: machine for key, machine in found.items() if machine is not None}
+
+
+def _spans(
+    fleet: Fleet, running: Mapping[str, Machine] | None, start: datetime, budget: Budget, now: datetime
+) -> Iterator[Span]:
+    """What each machine cost since ``start``; ``running`` is who ran then, None where nobody knows."""
+    seen = (*fleet.instances, *fleet.gone)
+    for one in seen:
+        machine = machine_of(one, budget)
+        if machine is None or one.state == "pending":
+            continue
+        known = running.get(one.id) if running is not None else None
+        began = start if known else max(start, one.launched_at)
+        stop = _stop(one, known, now)
+        told = one.stopped_at is not None and running is None  # at first nobody knows who ran
+        if one.state in BILLED or known or told or (running is not None and one.launched_at >= start):
+            yield Span(began, stop, machine.per_hour, machine.pool, one.id, machine)
+        if one.state == STOPPED:
+            since = max(start, stop) if one.stopped_at else start
+            yield Span(since, now, budget.pools[machine.pool].disk_per_hour, machine.pool)
+    ids = {one.id for one in seen}
+    for key, machine in (running or {}).items():
+        if key not in ids:
+            yield Span(start, min(now, machine.ends_at or now), machine.per_hour, machine.pool, key, machine)
+
+
+def _saved_spans(saved: Mapping[str, Machine], fleet: Fleet, budget: Budget, now: datetime) -> Iterator[Span]:
+    """What machines would have cost that were ended, up to the end of the month they were ended in.
+
+    One that was only stopped goes on paying for its disks.
+    """
+    stopped = {one.id for one in fleet.instances if one.state == STOPPED}
+    for key, machine in saved.items():
+        if machine.ends_at is not None:
+            first = _midnight(machine.ends_at).replace(day=1)
+            end = min(now, (first + 31 * DAY).replace(day=1))
+            pool = budget.pools.get(machine.pool)
+            disks = pool.disk_per_hour if pool and key in stopped else Decimal(0)
+            rate = max(Decimal(0), machine.per_hour - disks)
+            yield Span(machine.ends_at, end, rate, machine.pool, key, machine, saved=True)
+
+
+def _stop(one: Instance, known: Machine | None, now: datetime) -> datetime:
+    """Until when a machine ran: the present, where it runs or nobody knows better."""
+    if one.state in BILLED:
+        return now
+    return min(now, one.stopped_at or (known.ends_at if known else None) or now)
+
+
+def _midnight(moment: datetime) -> datetime:
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _hours(span: timedelta) -> Decimal:
+    return Decimal(int(span.total_seconds())) / SECONDS_PER_HOUR

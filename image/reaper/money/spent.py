@@ -1,0 +1,98 @@
+"""What a stack costs, and how that stands to its budget: for metrics, reports and people. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from image.reaper.metrics import (
+    METRIC_FREEZE,
+    METRIC_HOUR_COST,
+    METRIC_MONTH_BUDGET,
+    METRIC_MONTH_COST,
+    METRIC_MONTH_FORECAST,
+    Figure,
+)
+from image.reaper.money import meter
+from image.reaper.money.freeze import Freeze, Stage
+from image.reaper.money.meter_reading import Reading
+from image.reaper.policy_budget import Budget
+from image.reaper.times import format_time
+
+CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What the stack costs, and how that stands to its budget.
+
+    Attributes:
+        currency: of all amounts.
+        budget: of the stack.
+        reading: where the meter stands.
+        rates: pool, or ``_shared``, -> what an hour costs now.
+        unpriced: running machines that count without a price.
+        freeze: how far the pools are frozen; None where they never are.
+    """
+
+    currency: str
+    budget: Budget
+    reading: Reading
+    rates: Mapping[str, Decimal]
+    unpriced: int
+    freeze: Freeze | None = None
+
+    @property
+    def rate(self) -> Decimal:
+        """What an hour costs now, of all pools."""
+        return sum(self.rates.values(), Decimal(0))
+
+    @property
+    def forecast(self) -> Decimal:
+        """What the month will have cost at its end."""
+        return meter.forecast(self.reading, self.rate)
+
+    def figures(self) -> list[Figure]:
+        """What the meter publishes."""
+        whole: dict[str, Decimal | int] = {
+            METRIC_HOUR_COST: self.rate,
+            METRIC_MONTH_COST: self.reading.month_cost,
+            METRIC_MONTH_FORECAST: self.forecast,
+            METRIC_MONTH_BUDGET: self.budget.monthly,
+            METRIC_FREEZE: self.freeze.stage if self.freeze else Stage.OPEN,
+        }
+        return [
+            *(Figure(name, float(value)) for name, value in whole.items()),
+            *(Figure(METRIC_HOUR_COST, float(value), pool) for pool, value in self.rates.items()),
+            *(Figure(METRIC_MONTH_COST, float(value), pool) for pool, value in self.reading.month.items()),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report; money as decimal text."""
+        return {
+            "currency": self.currency,
+            "per_hour": {pool: str(rate) for pool, rate in self.rates.items()},
+            "month_to_date": {pool: str(cost.quantize(CENT)) for pool, cost in self.reading.month.items()},
+            "month_cost": str(self.reading.month_cost.quantize(CENT)),
+            "month_forecast": str(self.forecast.quantize(CENT)),
+            "monthly": str(self.budget.monthly),
+            "until": format_time(self.reading.until),
+            "unpriced_machines": self.unpriced,
+            "freeze": self.freeze.to_json() if self.freeze else None,
+        }
+
+
+def line_of(spending: Spending) -> str:
+    """The whole in one line."""
+    currency, spent, monthly = spending.currency, spending.reading.month_cost, spending.budget.monthly
+    share = f" ({spent / monthly:.0%})" if monthly else ""
+    line = (
+        f"{spending.rate:,.2f} {currency} an hour; {spent:,.2f} of {monthly:,} this month{share}, "
+        f"{spending.forecast:,.2f} at its end at this pace"
+    )
+    if spending.unpriced:
+        line += f"; {spending.unpriced} machines without a price count nothing"
+    freeze = spending.freeze
+    if freeze and freeze.stage is not Stage.OPEN and freeze.since:
+        line += f"; pools that freeze are {freeze.stage.word} since {format_time(freeze.since)}"
+    return line

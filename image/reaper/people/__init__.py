@@ -1,0 +1,1 @@
+"""People's commands: who goes when and why, keep a machine, lift a freeze, what a month saved."""

@@ -1,0 +1,127 @@
+"""``gpu-reaper explain``: why a sweep does with one machine what it does, and the heartbeats it goes by."""
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from image.reaper import policy as policies
+from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.model import Decision
+from image.reaper.options import now_option, policy_option
+from image.reaper.people import timeline
+from image.reaper.people.status import WIDTH, row
+from image.reaper.people.timeline import LEGEND, Cell, Row
+from image.reaper.policy import Policy
+from image.reaper.sweep.activity import LOOK_AHEAD
+from image.reaper.sweep.cloud import Cloud
+from image.reaper.sweep.environment import connect, policy_file
+from image.reaper.sweep.heartbeats import Query, Span
+from image.reaper.sweep.marks import mark_of
+from image.reaper.sweep.results import Result
+from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.times import format_span, format_time
+
+STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.HUNG: "bold red"}
+SHORTEST_WINDOW = timedelta(hours=24)
+
+
+@click.command()
+@click.argument("instance_id")
+@policy_option
+@now_option
+def explain(instance_id: str, policy_path: Path | None, now: datetime | None) -> None:
+    """Say what a sweep would do with a machine, and show the heartbeats that tell it so.
+
+    Changes nothing. Exit code 1 when anything could not be read.
+    """
+    policy = policies.load(policy_path or policy_file())
+    options = Options(
+        clock=lambda: now or datetime.now(UTC),
+        holder="explain",
+        dry_run=True,
+        check_clock=False,
+        leftovers=False,
+    )
+    cloud = connect(policy, options.clock, read_only=True)
+    result = sweep(cloud, policy, options)
+    decision = decision_on(instance_id, result)
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    for line in facts(decision, policy, result.now):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    shown, period, failed = read_rows(cloud, decision, policy, result.now)
+    for text in picture(shown, period):
+        console.print(text, soft_wrap=True)
+    for failure in failed:
+        console.print(f"failed: {failure}", style="red", markup=False)
+    if failed or any(one.instance_id in (instance_id, "*") for one in result.done.failures):
+        sys.exit(1)
+
+
+def decision_on(instance_id: str, result: Result) -> Decision:
+    """The plan's decision on one machine.
+
+    Raises:
+        ConfigurationError: the stack manages no such machine.
+    """
+    found = {decision.instance.id: decision for decision in result.plan.decisions}
+    if instance_id not in found:
+        hint = nearest(instance_id, found)
+        raise ConfigurationError(f"{instance_id}: no machine that this stack manages and that is there{hint}")
+    return found[instance_id]
+
+
+def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:
+    """What is known of the machine, a line each."""
+    told = row(decision, policy, now)
+    yield f"{told.machine}: {told.what}, {told.owner}, {told.an_hour} an hour, up since {_launched(decision)}"
+    yield f"verdict: {decision.verdict}: {decision.reason}"
+    yield f"goes if unused: {told.goes}"
+    mark = mark_of(decision.instance)
+    if mark is not None:
+        yield f"marked: idle since {format_time(mark.idle_since)}, goes after {format_time(mark.reap_after)}"
+    if told.warning:
+        yield f"warning: {told.warning}"
+    pool = policy.pools.get(decision.instance.pool)
+    if pool is not None:
+        idle_after = format_span(timedelta(hours=pool.idle_after_hours))
+        yield (
+            f"pool {decision.instance.pool}: marked after {idle_after} idle with {pool.coverage_percent} % "
+            f"of the heartbeats, {pool.action} {pool.grace_minutes} min later"
+        )
+
+
+def _launched(decision: Decision) -> str:
+    return format_time(decision.instance.launched_at)
+
+
+def read_rows(
+    cloud: Cloud, decision: Decision, policy: Policy, now: datetime
+) -> tuple[list[Row], int, list[str]]:
+    """The heartbeats of the pool's window as (rows, seconds of a period, what could not be read)."""
+    pool = policy.pools.get(decision.instance.pool)
+    window = max(SHORTEST_WINDOW, timedelta(hours=pool.idle_after_hours) if pool else SHORTEST_WINDOW)
+    period = timeline.period_s(window)
+    start = timeline.start_of(now, window, period)
+    query = Query(decision.instance.id, METRIC_SECONDS_SINCE_ACTIVITY, period)
+    answers, failures = cloud.heartbeats.read([query], Span(start, now + LOOK_AHEAD))
+    shown = list(timeline.rows(answers[query].points, start, now, period))
+    return shown, period, [f"{failure.step}: {failure.error}" for failure in failures]
+
+
+def picture(shown: list[Row], period: int) -> Iterator[Text]:
+    """The rows with their times, and what the characters mean."""
+    yield Text(f"heartbeats, {format_span(timedelta(seconds=period))} a character, UTC")
+    for one in shown:
+        text = Text(f"  {one.start:%Y-%m-%d %H:%M} ")
+        for found in one.cells:
+            text.append(str(found), style=STYLES.get(found, ""))
+        yield text
+    count = timeline.counts(shown)
+    meant = (f"{one if one.strip() else 'blank'} {LEGEND[one]} {count[one]}" for one in Cell if count[one])
+    yield Text("  " + ", ".join(meant))

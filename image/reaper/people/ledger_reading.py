@@ -1,0 +1,115 @@
+"""Reading the ledger back: the ends of a month, and how its budget was frozen and lifted."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+from rich.progress import track
+
+from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.money.freezing import RECORDS
+from image.reaper.people.monthly import Month
+from image.reaper.people.records import Change, End, change_of, end_of
+from image.reaper.sweep.environment import LEDGER_URI
+from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX
+from image.reaper.times import parse_time
+
+JSON = ".json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a ledger lies.
+
+    Attributes:
+        s3: the client of its bucket.
+        scheme: ``s3`` or ``oss``, for people.
+        bucket: the bucket.
+        prefix: of everything in it, empty or with a slash at its end.
+    """
+
+    s3: Any
+    scheme: str
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def of(cls, uri: str, s3: Any) -> "Place":
+        """The place that a URI names.
+
+        Raises:
+            ConfigurationError: it names no bucket.
+        """
+        scheme, _, rest = uri.partition("://")
+        bucket, _, prefix = rest.partition("/")
+        if scheme not in ("s3", "oss") or not bucket:
+            raise ConfigurationError(
+                f"--ledger or {LEDGER_URI} = {uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
+            )
+        return cls(s3, scheme, bucket, "".join(f"{part}/" for part in prefix.split("/") if part))
+
+    def keys(self, prefix: str) -> list[str]:
+        """Every key below a prefix; raises what boto3 raises."""
+        pages = self.s3.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.prefix + prefix
+        )
+        return [entry["Key"] for found in pages for entry in found.get("Contents", [])]
+
+    def read(self, key: str) -> dict[str, Any]:
+        """A JSON object.
+
+        Raises:
+            CloudError: it is none; and what boto3 raises.
+        """
+        try:
+            content = json.loads(self.s3.get_object(Bucket=self.bucket, Key=key)["Body"].read())
+        except json.JSONDecodeError as error:
+            raise CloudError(f"ledger record {key}: {error}") from error
+        if not isinstance(content, dict):
+            raise CloudError(f"ledger record {key}: not a JSON object")
+        return content
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{self.scheme}://{self.bucket}/{self.prefix}"
+
+
+def read_ends(place: Place, month: Month) -> Iterator[End]:
+    """The ends recorded for a month and, since a key carries the mark's date, for the month before.
+
+    One that failed is left out, and one that came about in a later try counts from then.
+
+    Raises:
+        CloudError: the ledger cannot be read, or a record is damaged.
+    """
+    try:
+        keys = [
+            key for each in (month.before(), month) for key in place.keys(f"{PREFIX}/{each.start:%Y/%m/}")
+        ]
+        failed = {key.removesuffix(FAILED) for key in keys if key.endswith(FAILED)}
+        ended = {key.removesuffix(ENDED) for key in keys if key.endswith(ENDED)}
+        records = [key.removesuffix(JSON) for key in keys if not key.endswith((FAILED, ENDED))]
+        chosen = [stem for stem in records if stem in ended or stem not in failed]
+        for stem in track(chosen, "reading the ledger", transient=True):
+            end = end_of(place.read(stem + JSON), stem + JSON)
+            yield replace(end, at=_time(place.read(stem + ENDED), stem)) if stem in ended else end
+    except (BotoCoreError, ClientError) as error:
+        raise CloudError(f"ledger {place}: {error}") from error
+
+
+def read_changes(place: Place, month: Month) -> list[Change]:
+    """Every freeze and unfreeze of the month, oldest first; errors as for ``read_ends``."""
+    try:
+        keys = place.keys(f"{RECORDS}/{month.start:%Y/%m/}")
+        return [change_of(place.read(key), key) for key in sorted(keys)]
+    except (BotoCoreError, ClientError) as error:
+        raise CloudError(f"ledger {place}: {error}") from error
+
+
+def _time(record: Mapping[str, Any], stem: str) -> Any:
+    try:
+        return parse_time(record["at"])
+    except (KeyError, ValueError, AttributeError) as error:
+        raise CloudError(f"ledger record {stem}{ENDED}: {error!r}") from error

@@ -1,0 +1,74 @@
+"""``gpu-reaper report``: a month of the ledger, or a day of the meter, as an HTML page."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from image.reaper import policy as policies
+from image.reaper.errors import ConfigurationError
+from image.reaper.money import daily, efficiency_page
+from image.reaper.options import environment_with, ledger_option, policy_option
+from image.reaper.people import monthly_page
+from image.reaper.people.ledger_reading import Place, read_changes, read_ends
+from image.reaper.people.monthly import month_of, parse_month, summarise
+from image.reaper.policy import Policy
+from image.reaper.sweep import cloud as clouds
+from image.reaper.sweep.environment import LEDGER_URI, connect, policy_file
+
+
+@click.command()
+@click.option("--month", "month_text", metavar="YEAR-MONTH", help="Which; by default the present one.")
+@click.option(
+    "--day", "day_text", metavar="YEAR-MONTH-DAY", help="A day's GPU hours instead: bought and busy."
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="By default saved-MONTH.html or day-DAY.html.",
+)
+@policy_option
+@ledger_option
+def report(
+    month_text: str | None,
+    day_text: str | None,
+    output: Path | None,
+    policy_path: Path | None,
+    ledger: str | None,
+) -> None:
+    """Write what the reaper saved in a month, or what a day's GPU hours were worth, as a page with plots."""
+    if month_text and day_text:
+        raise ConfigurationError(f"--month {month_text!r} and --day {day_text!r}; allowed: one of them")
+    policy = policies.load(policy_path or policy_file())
+    uri = environment_with(ledger).get(LEDGER_URI, "")
+    name, text, told = _day(policy, uri, day_text) if day_text else _month(policy, uri, month_text)
+    path = output or Path(name)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--output {path}: {error.strerror}") from error
+    click.echo(f"{told}: {path}")
+
+
+def _month(policy: Policy, uri: str, text: str | None) -> tuple[str, str, str]:
+    """The page's usual name, the page, and the whole in one line."""
+    now = datetime.now(UTC)
+    month = parse_month(text) if text else month_of(now)
+    place = Place.of(uri, clouds.bucket_client(policy.cloud, policy.region))
+    summary = summarise(read_ends(place, month), month, now)
+    page = monthly_page.page(summary, policy.stack, read_changes(place, month))
+    told = f"{summary.total} {summary.currency} saved by {len(summary.savings)} ends in {month.name}"
+    return f"saved-{month.name}.html", page, told
+
+
+def _day(policy: Policy, uri: str, text: str) -> tuple[str, str, str]:
+    """The same for a day that the meter closed."""
+    try:
+        name = f"{datetime.strptime(text, '%Y-%m-%d').replace(tzinfo=UTC):%Y-%m-%d}"
+    except ValueError as error:
+        raise ConfigurationError(f"--day {text!r}; allowed: YEAR-MONTH-DAY, say 2026-11-21") from error
+    cloud = connect(policy, lambda: datetime.now(UTC), read_only=True, environ=environment_with(uri))
+    if cloud.store is None:
+        raise ConfigurationError(f"--day needs --ledger or {LEDGER_URI}; allowed: s3://BUCKET/PREFIX")
+    found = daily.efficiency(cloud, policy, daily.load(cloud.store, name))
+    return f"day-{name}.html", efficiency_page.page(found), f"{name}: {efficiency_page.headline(found)}"

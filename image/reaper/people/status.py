@@ -1,0 +1,188 @@
+"""``gpu-reaper status``: who has what, how idle it is, when it would go, and what it costs."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from image.reaper import paths
+from image.reaper import policy as policies
+from image.reaper.agent import activity_file
+from image.reaper.errors import ConfigurationError
+from image.reaper.model import ENDS, Decision, Verdict
+from image.reaper.money.spending import look
+from image.reaper.money.spent import line_of
+from image.reaper.options import environment_with, ledger_option, now_option, policy_option
+from image.reaper.policy import Policy
+from image.reaper.sweep.environment import connect, policy_file
+from image.reaper.sweep.marks import hold_of
+from image.reaper.sweep.results import Result
+from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.times import format_span
+
+WIDTH = 150  # of a table that goes into a file or a pipe
+STYLES = {
+    Verdict.KEEP_BUSY: "green",
+    Verdict.MARK: "yellow",
+    Verdict.WAIT: "yellow",
+    Verdict.KEEP_UNKNOWN: "red",
+    Verdict.ALERT: "red",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One machine, for people.
+
+    Attributes:
+        machine: its id.
+        owner: who answers for it.
+        what: pool and type.
+        verdict: what the sweep makes of it.
+        idle: for how long, or an empty text where that is not known.
+        goes: when it would go.
+        an_hour: what an hour costs.
+        warning: what its owner should put right.
+    """
+
+    machine: str
+    owner: str
+    what: str
+    verdict: Verdict
+    idle: str
+    goes: str
+    an_hour: str
+    warning: str
+
+
+@click.command()
+@policy_option
+@now_option
+@ledger_option
+@click.option("--here", is_flag=True, help="Only what this machine's own agent says.")
+def status(policy_path: Path | None, now: datetime | None, ledger: str | None, *, here: bool) -> None:
+    """Show every machine of the stack, and what all cost; on a machine without a policy, that machine.
+
+    Changes nothing. Exit code 1 when anything could not be read.
+    """
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    path = policy_path or policy_file()
+    if here or (policy_path is None and not path.exists() and paths.activity_file().exists()):
+        console.print(here_table(paths.activity_file()))
+        return
+    policy = policies.load(path)
+    options = Options(
+        clock=lambda: now or datetime.now(UTC),
+        holder="status",
+        dry_run=True,
+        check_clock=False,
+        leftovers=False,
+    )
+    cloud = connect(policy, options.clock, read_only=True, environ=environment_with(ledger))
+    result = sweep(cloud, policy, options)
+    show(console, result, policy)
+    if spending := look(cloud, policy, result.fleet, result.now):
+        console.print(line_of(spending), markup=False, soft_wrap=True)
+    if result.done.failures:
+        sys.exit(1)
+
+
+def show(console: Console, result: Result, policy: Policy) -> None:
+    """Print table, total, warnings and failures."""
+    made = [row(decision, policy, result.now) for decision in result.plan.decisions]
+    console.print(table(made))
+    for warned in filter(lambda one: one.warning, made):
+        console.print(f"warning: {warned.machine}: {warned.warning}", style="yellow", markup=False)
+    for failure in result.done.failures:
+        told = f"failed: {failure.instance_id}: {failure.step}: {failure.error}"
+        console.print(told, style="red", markup=False)
+    idle = [one for one in result.plan.decisions if one.verdict in {Verdict.MARK, Verdict.WAIT, *ENDS}]
+    cost = sum((one.hourly_price or Decimal(0) for one in idle), Decimal(0))
+    console.print(f"{len(idle)} of {len(made)} machines idle, at {cost} {policy.currency} an hour")
+
+
+def row(decision: Decision, policy: Policy, now: datetime) -> Row:
+    """One machine of a plan."""
+    instance = decision.instance
+    hold = hold_of(instance, now)
+    price = decision.hourly_price
+    return Row(
+        machine=instance.id,
+        owner=instance.owner or "nobody",
+        what=f"{instance.pool} {instance.type}",
+        verdict=decision.verdict,
+        idle="" if decision.idle_s is None else format_span(timedelta(seconds=decision.idle_s)),
+        goes=goes(decision, policy, now),
+        an_hour="unknown" if price is None else f"{price} {policy.currency}",
+        warning=hold.problem if hold else "",
+    )
+
+
+def goes(decision: Decision, policy: Policy, now: datetime) -> str:
+    """When a machine would go if nobody uses it from now on."""
+    hold = hold_of(decision.instance, now)
+    if hold is not None:
+        return f"kept until {hold.until:%Y-%m-%d %H:%M}" if hold.until else "kept: its tag cannot be read"
+    if decision.verdict in ENDS:
+        return "with the next sweep"
+    if decision.reap_after is not None:
+        left = decision.reap_after - now
+        return f"in {format_span(left)}" if left > timedelta(0) else "after the next checks"
+    if decision.verdict in {Verdict.KEEP_UNKNOWN, Verdict.ALERT}:
+        return "not before it is known to be idle"
+    pool = policy.pools.get(decision.instance.pool)
+    if pool is None or decision.idle_s is None or decision.verdict is Verdict.KEEP_PROTECTED:
+        return "never"
+    idle_after = timedelta(hours=pool.idle_after_hours, minutes=pool.grace_minutes)
+    left = max(timedelta(0), idle_after - timedelta(seconds=decision.idle_s))
+    return f"in {format_span(left)}"
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows for a terminal, those that go soonest told apart by colour."""
+    made = Table(box=None, header_style="bold")
+    for heading in ("machine", "owner", "pool and type", "verdict", "idle", "goes if unused"):
+        made.add_column(heading, no_wrap=True)
+    made.add_column("an hour", justify="right", no_wrap=True)
+    for one in rows:
+        style = "bold red" if one.verdict in ENDS else STYLES.get(one.verdict, "")
+        cells = (one.machine, one.owner, one.what, str(one.verdict), one.idle, one.goes, one.an_hour)
+        made.add_row(*cells, style=style)
+    return made
+
+
+def here_table(path: Path) -> Table:
+    """What the agent of this machine last said.
+
+    Raises:
+        ConfigurationError: it said nothing, or its file is damaged.
+    """
+    content = activity_file.read(path)
+    if content is None:
+        raise ConfigurationError(
+            f"{path}: not there or damaged; is the agent running? systemctl status gpu-reaper"
+        )
+    made = Table(box=None, show_header=False)
+    for name, value in here_lines(content):
+        made.add_row(name, value)
+    return made
+
+
+def here_lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The agent's word as (name, text)."""
+    yield "machine", str(content.get("instance_id"))
+    yield "state", str(content.get("state"))
+    seconds = content.get("seconds_since_activity")
+    yield "idle", format_span(timedelta(seconds=seconds)) if isinstance(seconds, int | float) else "unknown"
+    yield "as of", str(content.get("at"))
+    for key in ("reasons", "unknown", "suspect_hung"):
+        for line in content.get(key) or ():
+            yield key.replace("_", " "), line if isinstance(line, str) else json.dumps(line)

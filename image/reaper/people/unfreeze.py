@@ -1,0 +1,58 @@
+"""``gpu-reaper unfreeze``: training pools take machines again, although the money is spent."""
+
+import getpass
+import os
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import click
+
+from image.reaper import policy as policies
+from image.reaper.errors import ConfigurationError
+from image.reaper.money import freezing
+from image.reaper.money.freeze import Stage
+from image.reaper.money.spending import look
+from image.reaper.options import environment_with, ledger_option, policy_option
+from image.reaper.sweep.environment import connect, policy_file
+
+
+def login() -> str:
+    """Who asks, for the record."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"user {os.getuid()}"
+
+
+@click.command()
+@click.option("--reason", required=True, help="Why, for those who pay; it goes on record.")
+@policy_option
+@ledger_option
+def unfreeze(reason: str, policy_path: Path | None, ledger: str | None) -> None:
+    """Let frozen pools take machines again, for what is spent by now, until the month ends.
+
+    A threshold that is passed later freezes again.
+    """
+    reason = " ".join(reason.split())
+    if not reason:
+        raise ConfigurationError(
+            "--reason is empty; allowed: a few words, say 'deadline, approved by finance'"
+        )
+    policy = policies.load(policy_path or policy_file())
+    now = datetime.now(UTC)
+    cloud = connect(policy, lambda: datetime.now(UTC), environ=environment_with(ledger))
+    fleet = cloud.machines.fleet()
+    spending = look(cloud, policy, fleet, now)
+    spent = spending.reading.month_cost if spending else Decimal(0)
+    actor = freezing.Actor(login(), reason)
+    lifted, failures = freezing.Freezer(cloud, policy, fleet.groups, spent).unfreeze(now, actor)
+    for failure in failures:
+        click.echo(f"failed: {failure.instance_id}: {failure.step}: {failure.error}", err=True)
+    if failures:
+        sys.exit(1)
+    if lifted.lifted is Stage.OPEN:
+        click.echo("nothing is frozen")
+    else:
+        click.echo(f"pools take machines again; {lifted.lifted.word} is lifted until {lifted.month} ends")

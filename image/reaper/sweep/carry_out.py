@@ -1,0 +1,208 @@
+"""Doing what a plan says: unmark, end, mark; each step so that a failure in it harms no work."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from image.reaper.calls import Failure, batches, bisect
+from image.reaper.errors import CloudError, DeadlineError
+from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Plan, Verdict
+from image.reaper.policy import Policy
+from image.reaper.store import Store
+from image.reaper.sweep import ledger
+from image.reaper.sweep.cloud import Machines
+from image.reaper.sweep.marks import Mark
+from image.reaper.sweep.notify import Notifier
+from image.reaper.sweep.results import Done, Ended
+
+# What was checked longer ago may be at work again; the next sweep checks anew.
+CHECK_LASTS = timedelta(minutes=2)
+STOPS = frozenset({"stopping", "stopped"})
+TAG_BATCH = 500  # resources of one CreateTags or DeleteTags
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What it takes to change something.
+
+    Attributes:
+        machines: of the stack.
+        notifier: tells people.
+        store: holds the ledger.
+        policy: of the stack.
+        clock: the time now.
+    """
+
+    machines: Machines
+    notifier: Notifier
+    store: Store
+    policy: Policy
+    clock: Callable[[], datetime]
+
+
+def unmark(tools: Tools, plan: Plan, done: Done) -> None:
+    """Take the mark off machines that are in use again."""
+    ids = [decision.instance.id for decision in plan.with_verdict(Verdict.UNMARK)]
+    for batch in batches(ids, TAG_BATCH):
+        failed = bisect(
+            batch, "unmark", lambda some: tools.machines.untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER))
+        )
+        done.failures += failed
+        done.unmarked += _without(batch, failed)
+
+
+def mark(tools: Tools, plan: Plan, planned_at: datetime, done: Done) -> None:
+    """Tell the owners, then write the mark on their machines: a mark means that somebody was told.
+
+    The grace time counts from now, not from when the plan was made.
+    """
+    late = max(timedelta(0), tools.clock() - planned_at)
+    timely = [
+        replace(one, reap_after=one.reap_after + late)
+        for one in plan.with_verdict(Verdict.MARK)
+        if one.reap_after is not None
+    ]
+    told, problems = tools.notifier.announce(tools.policy.stack, timely)
+    done.failures += [Failure("*", "notify", problem) for problem in problems]
+    alike: dict[Mark, list[Decision]] = defaultdict(list)
+    for decision in told:
+        if decision.idle_since is not None and decision.reap_after is not None:
+            alike[Mark(decision.idle_since, decision.reap_after)].append(decision)
+    for found, decisions in alike.items():
+        for start in range(0, len(decisions), TAG_BATCH):
+            _mark_batch(tools, found, decisions[start : start + TAG_BATCH], done)
+
+
+def _mark_batch(tools: Tools, found: Mark, decisions: Sequence[Decision], done: Done) -> None:
+    ids = [decision.instance.id for decision in decisions]
+    failed = bisect(ids, "mark", lambda some: tools.machines.tag(some, found.tags()))
+    done.failures += failed
+    marked = set(_without(ids, failed))
+    done.marked += [decision for decision in decisions if decision.instance.id in marked]
+
+
+def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: datetime, done: Done) -> None:
+    """Stop or terminate machines that were checked a moment ago.
+
+    Args:
+        tools: what it takes.
+        decisions: verdicts STOP and TERMINATE only.
+        fleet: as it was read for the check.
+        checked_at: the time of the check; what is not done soon after it is left to the next sweep.
+        done: filled in.
+    """
+    grouped: dict[tuple[str | None, Verdict], list[Decision]] = defaultdict(list)
+    for decision in decisions:
+        if decision.verdict not in ENDS:
+            raise ValueError(f"{decision.instance.id}: {decision.verdict} ends nothing")
+        group = fleet.group_of(decision.instance.id)
+        grouped[group.name if group else None, decision.verdict].append(decision)
+    for (group_name, verdict), members in grouped.items():
+        size = tools.machines.end_batch if group_name is None else tools.machines.detach_batch
+        for start in range(0, len(members), size):
+            batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS)
+            batch.end(members[start : start + size], done)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Machines of one group, or of none, that go the same way.
+
+    Attributes:
+        tools: what it takes.
+        group: their scaling group.
+        verdict: STOP or TERMINATE.
+        until: nothing is begun after it.
+    """
+
+    tools: Tools
+    group: str | None
+    verdict: Verdict
+    until: datetime
+
+    def end(self, decisions: Sequence[Decision], done: Done) -> None:
+        """Record, detach, end; whatever fails at one step goes no further."""
+        recorded, tried_before = _record(self.tools, decisions, self.group, done)
+        ids = [decision.instance.id for decision in recorded]
+        failures = bisect(ids, "detach", self._detach) if self.group is not None else []
+        detached = _without(ids, failures)
+        refused = self._without_ended(bisect(detached, self.verdict.lower(), self._act))
+        if self.group is not None:
+            # A machine that will not go belongs back into its group, which would shrink for nothing.
+            failures += bisect([one.instance_id for one in refused], "attach", self._attach)
+        failures += refused
+        done.failures += failures
+        gone = set(_without(detached, refused))
+        done.ended += [
+            Ended(one, self.group, ledger.key_of(one)) for one in recorded if one.instance.id in gone
+        ]
+        _record_outcomes(self.tools, recorded, failures, gone & tried_before, done)
+
+    def _without_ended(self, refused: list[Failure]) -> list[Failure]:
+        """Only the machines that did not go: a cloud may answer with an error after it did what was asked."""
+        if not refused:
+            return []
+        try:
+            fresh = self.tools.machines.again([one.instance_id for one in refused], ())
+        except (CloudError, DeadlineError):
+            return refused  # nobody knows; the next sweep sees what is left
+        ended = {one.id for one in fresh.gone}
+        if self.verdict is Verdict.STOP:
+            ended |= {one.id for one in fresh.instances if one.state in STOPS}
+        return [one for one in refused if one.instance_id not in ended]
+
+    def _detach(self, ids: Sequence[str]) -> None:
+        self._refuse_late()
+        self.tools.machines.detach(self.group or "", ids)
+
+    def _attach(self, ids: Sequence[str]) -> None:
+        self.tools.machines.attach(self.group or "", ids)
+
+    def _act(self, ids: Sequence[str]) -> None:
+        self._refuse_late()
+        machines = self.tools.machines
+        act = machines.stop if self.verdict is Verdict.STOP else machines.terminate
+        act(ids)
+
+    def _refuse_late(self) -> None:
+        if self.tools.clock() > self.until:
+            raise DeadlineError("checked too long ago; left to the next sweep")
+
+
+def _record(
+    tools: Tools, decisions: Sequence[Decision], group: str | None, done: Done
+) -> tuple[list[Decision], set[str]]:
+    """Those whose end is on record now, and the ids of those that an earlier sweep tried to end."""
+    recorded, tried_before = [], set()
+    for decision in decisions:
+        record = ledger.record_of(decision, tools.policy, group, tools.clock())
+        try:
+            new = ledger.write(tools.store, ledger.key_of(decision), record)
+        except (CloudError, DeadlineError) as error:
+            done.failures.append(Failure(decision.instance.id, "record", str(error)))
+        else:
+            recorded.append(decision)
+            tried_before |= set() if new else {decision.instance.id}
+    return recorded, tried_before
+
+
+def _record_outcomes(
+    tools: Tools, recorded: Sequence[Decision], failures: Sequence[Failure], retried: Set[str], done: Done
+) -> None:
+    """Beside the record: that its end failed, or that it came about although it had failed before."""
+    errors = {failure.instance_id: failure.error for failure in failures}
+    for decision in recorded:
+        key, error = ledger.key_of(decision), errors.get(decision.instance.id)
+        try:
+            if error is not None:
+                ledger.write_failure(tools.store, key, error, tools.clock())
+            elif decision.instance.id in retried:
+                ledger.write_success(tools.store, key, tools.clock())
+        except (CloudError, DeadlineError) as problem:
+            done.failures.append(Failure(decision.instance.id, "record", str(problem)))
+
+
+def _without(ids: Sequence[str], failures: Sequence[Failure]) -> list[str]:
+    failed = {failure.instance_id for failure in failures}
+    return [one for one in ids if one not in failed]

@@ -1,0 +1,137 @@
+"""What a sweep needs of a cloud. ``aws/connect.py`` and ``alicloud/connect.py`` have the same functions.
+
+Neither is imported here: the archive of one cloud's sweep carries nothing of the other's.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from types import ModuleType
+from typing import Any, Protocol
+
+from image.reaper.calls import Calls, Failure
+from image.reaper.metrics import Figure
+from image.reaper.model import Fleet, Instance
+from image.reaper.store import Store
+from image.reaper.sweep.heartbeats import Answer, Query, Span
+from image.reaper.sweep.leftovers import Leftover
+from image.reaper.sweep.notify import Notifier
+
+CLOUDS = ("aws", "alicloud")
+
+
+class Machines(Protocol):
+    """The managed machines of one stack. Every method raises CloudError where the cloud refuses.
+
+    Attributes:
+        end_batch: machines of one stop or termination.
+        detach_batch: machines of one detachment.
+    """
+
+    end_batch: int
+    detach_batch: int
+
+    def fleet(self) -> Fleet:
+        """Every managed machine of the stack, and its scaling groups."""
+
+    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
+        """The same machines and groups, read anew; in ``gone`` those of the machines that ended."""
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """A machine's tags; none for one that is not there."""
+
+    def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
+        """Those of the alarms that are in the state ALARM."""
+
+    def tag(self, ids: Sequence[str], tags: Mapping[str, str]) -> None:
+        """Set tags."""
+
+    def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
+        """Take tags away, whatever their value."""
+
+    def detach(self, group: str, ids: Sequence[str]) -> None:
+        """Take machines out of their group, which then wants fewer."""
+
+    def attach(self, group: str, ids: Sequence[str]) -> None:
+        """Put machines back into their group, which then wants more."""
+
+    def stop(self, ids: Sequence[str]) -> None:
+        """Stop machines; their disks stay."""
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """End machines for good."""
+
+    def limit(self, group: str, max_size: int) -> None:
+        """Let a group grow to so many machines and no further."""
+
+    def close(self, group: str) -> None:
+        """Let a group start no machine any more."""
+
+    def open(self, group: str) -> None:
+        """Let a group start machines again."""
+
+
+class Heartbeats(Protocol):
+    """The metrics of one stack."""
+
+    def read(self, queries: Sequence[Query], span: Span) -> tuple[dict[Query, Answer], list[Failure]]:
+        """An answer for every query, incomplete where a call failed; and the failures."""
+
+    def publish(self, figures: Sequence[Figure]) -> None:
+        """Publish what the sweep and its meter say; raises CloudError."""
+
+
+class Leftovers(Protocol):
+    """What the stack's machines left behind. Every method raises CloudError where the cloud refuses."""
+
+    def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
+        """Unattached volumes, unassociated addresses, stopped machines with what their disks take."""
+
+    def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
+        """Volume id -> start of its newest complete snapshot."""
+
+    def remove(self, one: Leftover) -> None:
+        """Delete a volume or give an address back."""
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Where a sweep looks and acts.
+
+    Attributes:
+        calls: counts every call of the others.
+        machines: of the stack.
+        heartbeats: of their agents.
+        leftovers: of the stack.
+        notifier: tells people; None only in a dry run.
+        store: holds lease and ledger; None only in a dry run.
+        spot_prices: what an hour of some types costs on the spot market now, in the policy's currency, types
+            without a price left out; raises CloudError. None where the policy's own prices are all there is.
+    """
+
+    calls: Calls
+    machines: Machines
+    heartbeats: Heartbeats
+    leftovers: Leftovers
+    notifier: Notifier | None = None
+    store: Store | None = None
+    spot_prices: Callable[[Sequence[str]], Mapping[str, Decimal]] | None = None
+
+
+def module(cloud: str) -> ModuleType:
+    """The module that connects to a cloud.
+
+    It has ``connect(policy, calls, environ, made=None) -> Cloud``, ``machines(region, calls) -> Machines``
+    and ``bucket_client(region)``, an S3 client of boto3.
+
+    Args:
+        cloud: one of ``CLOUDS``.
+    """
+    return importlib.import_module(f"image.reaper.{cloud}.connect")
+
+
+def bucket_client(cloud: str, region: str) -> Any:
+    """boto3's S3 client for the cloud's buckets."""
+    return module(cloud).bucket_client(region)

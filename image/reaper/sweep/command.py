@@ -1,0 +1,108 @@
+"""``gpu-reaper sweep``: the scheduled sweep, by hand or by cron."""
+
+import json
+import os
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from image.reaper import policy as policies
+from image.reaper.model import ENDS, Verdict
+from image.reaper.money.spent import line_of
+from image.reaper.options import now_option, policy_option
+from image.reaper.sweep.environment import connect, policy_file
+from image.reaper.sweep.handler import conclude
+from image.reaper.sweep.results import Result
+from image.reaper.sweep.sweep import Options
+from image.reaper.sweep.sweep import sweep as sweep_once
+from image.reaper.times import format_span
+
+EXIT_FAILED = 1
+STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", Verdict.KEEP_UNKNOWN: "red"}
+
+
+@click.command()
+@policy_option
+@click.option("--dry-run", is_flag=True, help="Decide and report, change nothing.")
+@now_option
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here as JSON."
+)
+@click.option("--override-breaker", is_flag=True, help="So many machines are idle, and I looked: go on.")
+def sweep(
+    policy_path: Path | None,
+    now: datetime | None,
+    report: Path | None,
+    *,
+    dry_run: bool,
+    override_breaker: bool,
+) -> None:
+    """Mark machines that are idle, and end those whose time has come.
+
+    Exit code 1 when anything failed or the mass-idle breaker tripped.
+    """
+    found = policies.load(policy_path or policy_file())
+    options = Options(
+        clock=lambda: now or datetime.now(UTC),
+        holder=f"{socket.gethostname()} {os.getpid()}",
+        dry_run=dry_run or found.dry_run,
+        check_clock=now is None,
+        override_breaker=override_breaker,
+    )
+    cloud = connect(found, options.clock, read_only=options.dry_run)
+    result = sweep_once(cloud, found, options)
+    if not options.dry_run:
+        result = conclude(cloud, found, result)
+    if report is not None:
+        report.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+    _show(result)
+    if result.failed:
+        sys.exit(EXIT_FAILED)
+
+
+def _show(result: Result) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(_table(result))
+    for failure in result.done.failures:
+        console.print(
+            f"failed: {failure.instance_id}: {failure.step}: {failure.error}", style="red", markup=False
+        )
+    if result.plan.breaker:
+        text = "mass-idle breaker: more than half of the fleet fell idle at once; nothing was marked or ended"
+        console.print(text, style="red")
+    if result.spending is not None:
+        console.print(line_of(result.spending), markup=False, soft_wrap=True)
+    told = "dry run, nothing was changed" if result.dry_run else f"{len(result.done.marked)} marked"
+    saved = f"{result.done.saved_per_month} {result.currency} a month saved"
+    console.print(
+        f"{len(result.plan.decisions)} machines, {told}, {len(result.done.ended)} ended, {saved}; "
+        f"{result.read_calls} read and {result.write_calls} write calls"
+    )
+
+
+def _table(result: Result) -> Table:
+    table = Table(box=None, header_style="bold")
+    for heading in ("machine", "pool", "owner", "verdict", "idle"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("an hour", justify="right", no_wrap=True)
+    table.add_column("reason")
+    for one in result.plan.decisions:
+        style = "bold red" if one.verdict in ENDS else STYLES.get(one.verdict, "")
+        idle = "" if one.idle_since is None else format_span(result.now - one.idle_since)
+        price = "" if one.hourly_price is None else f"{one.hourly_price} {result.currency}"
+        row = (
+            one.instance.id,
+            one.instance.pool,
+            one.instance.owner,
+            str(one.verdict),
+            idle,
+            price,
+            one.reason,
+        )
+        table.add_row(*row, style=style)
+    return table

@@ -1,0 +1,107 @@
+"""What was taken away, and what that saves: one JSON object for each action, never overwritten.
+
+The record is written before the machine is touched, under a key made of the machine and of its mark: no end
+without a record, and a sweep that tries again after a failure finds its own record instead of adding one. A
+failed end gets a second object beside the first, named ``.failed.json``, and saves nothing; one that a later
+sweep brings about gets a third, named ``.ended.json``, and saves from then on.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from image.reaper.model import TAG_POOL, Decision
+from image.reaper.policy import Policy
+from image.reaper.store import Store
+from image.reaper.sweep.leftovers import Finding
+from image.reaper.times import format_time
+
+PREFIX = "ledger"
+LEFTOVERS_PREFIX = "leftovers"
+FAILED, ENDED = ".failed.json", ".ended.json"
+HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
+
+
+def key_of(decision: Decision) -> str:
+    """``ledger/2026/11/21/i-0123-20261121T120000Z-terminate``, without its ending."""
+    if decision.reap_after is None:
+        raise ValueError(f"{decision.instance.id} was never marked")
+    moment = decision.reap_after
+    name = f"{decision.instance.id}-{moment:%Y%m%dT%H%M%SZ}-{decision.verdict.lower()}"
+    return f"{PREFIX}/{moment:%Y/%m/%d}/{name}"
+
+
+def saved_usd_per_month(decision: Decision) -> Decimal:
+    """What a month without the machine saves, in the policy's currency; 0 where its price is unknown."""
+    return (decision.hourly_price or Decimal(0)) * HOURS_PER_MONTH
+
+
+def record_of(decision: Decision, policy: Policy, group: str | None, now: datetime) -> dict[str, Any]:
+    """The ledger's record of one end, with its evidence."""
+    instance = decision.instance
+    return {
+        "schema_version": 1,
+        "at": format_time(now),
+        "stack": policy.stack,
+        "region": policy.region,
+        "action": decision.verdict.lower(),
+        "instance_id": instance.id,
+        "instance_type": instance.type,
+        "pool": instance.pool,
+        "owner": instance.owner,
+        "group": group,
+        "launched_at": format_time(instance.launched_at),
+        "reason": decision.reason,
+        "idle_s": decision.idle_s,
+        "idle_since": format_time(decision.idle_since) if decision.idle_since else None,
+        "reap_after": format_time(decision.reap_after) if decision.reap_after else None,
+        "currency": policy.currency,
+        "price_per_hour": None if decision.hourly_price is None else str(decision.hourly_price),
+        "saved_per_month": str(saved_usd_per_month(decision)),
+    }
+
+
+def write(store: Store, key: str, record: Mapping[str, Any]) -> bool:
+    """Write a record once; one that is there already stays as it is.
+
+    Returns:
+        Whether it is new: an older one is of a sweep that failed, or was cut off.
+
+    Raises:
+        CloudError: it could not be written.
+    """
+    return store.create(f"{key}.json", dict(record)) is not None
+
+
+def write_failure(store: Store, key: str, error: str, now: datetime) -> None:
+    """Note beside a record that its end failed. Raises CloudError."""
+    store.create(key + FAILED, {"schema_version": 1, "at": format_time(now), "error": error})
+
+
+def write_success(store: Store, key: str, now: datetime) -> None:
+    """Note beside a record of an earlier try that its machine has ended now. Raises CloudError."""
+    store.create(key + ENDED, {"schema_version": 1, "at": format_time(now)})
+
+
+def leftover_key(finding: Finding) -> str:
+    """``leftovers/2026/11/07/vol-0123-20261107T120000Z-remove``, without its ending."""
+    moment = finding.unused_since
+    if moment is None:
+        raise ValueError(f"{finding.leftover.id} was never noted")
+    return f"{LEFTOVERS_PREFIX}/{moment:%Y/%m/%d}/{finding.leftover.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
+
+
+def leftover_record(finding: Finding, policy: Policy, now: datetime) -> dict[str, Any]:
+    """The ledger's record of a removed leftover."""
+    return {
+        "schema_version": 1,
+        "at": format_time(now),
+        "stack": policy.stack,
+        "region": policy.region,
+        "action": "remove",
+        "currency": policy.currency,
+        "pool": finding.leftover.tags.get(TAG_POOL, ""),
+        "saved_per_month": str(finding.monthly_price or Decimal(0)),
+        **finding.to_json(),
+    }

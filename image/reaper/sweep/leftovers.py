@@ -1,0 +1,169 @@
+"""What machines left behind: unattached volumes, unassociated addresses, machines stopped for long. Pure.
+
+The cloud does not tell since when a volume is unattached; the sweep that first sees it so writes it down on
+it. Only time after that counts, and only a snapshot made after it is a copy of what the volume holds.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, Instance
+from image.reaper.policy import Policy
+from image.reaper.sweep.marks import hold_of
+from image.reaper.times import format_time, parse_time
+
+# A month of one GiB (aws.amazon.com/ebs/pricing) and of one public IPv4 address of 0.005 an hour
+# (aws.amazon.com/vpc/pricing), us-east-1, November 2025. Elsewhere the price is unknown here.
+PRICED = ("aws", "us-east-1", "USD")
+GIB_MONTH = {
+    "gp3": Decimal("0.08"),
+    "gp2": Decimal("0.10"),
+    "io1": Decimal("0.125"),
+    "io2": Decimal("0.125"),
+    "st1": Decimal("0.045"),
+    "sc1": Decimal("0.015"),
+    "standard": Decimal("0.05"),
+}
+ADDRESS_MONTH = Decimal("3.65")
+
+
+class Kind(StrEnum):
+    """What is left over."""
+
+    VOLUME = "volume"
+    ADDRESS = "address"
+    MACHINE = "stopped machine"
+
+
+class Step(StrEnum):
+    """What is to be done with it."""
+
+    NOTE = "note"  # write down since when nobody uses it
+    LIST = "list"
+    REMOVE = "remove"
+    FORGET = "forget"  # it is in use again: take the note away
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """One thing that nobody uses.
+
+    Attributes:
+        kind: what it is.
+        id: the cloud's id.
+        tags: all of its tags.
+        size_gib: of a volume, or of a stopped machine's volumes; 0 for an address.
+        volume_type: of a volume.
+        unused_since: where the cloud tells; else the note on it counts.
+        in_use: it carries a note but is used again.
+    """
+
+    kind: Kind
+    id: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    size_gib: int = 0
+    volume_type: str = ""
+    unused_since: datetime | None = None
+    in_use: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a sweep makes of a leftover.
+
+    Attributes:
+        leftover: the thing.
+        step: what is to be done.
+        reason: why, for a person.
+        unused_since: as far as is known.
+        monthly_price: in the policy's currency; None where unknown.
+    """
+
+    leftover: Leftover
+    step: Step
+    reason: str
+    unused_since: datetime | None
+    monthly_price: Decimal | None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "kind": str(self.leftover.kind),
+            "id": self.leftover.id,
+            "owner": self.leftover.tags.get("gpu-fleet:owner", ""),
+            "step": str(self.step),
+            "reason": self.reason,
+            "unused_since": format_time(self.unused_since) if self.unused_since else None,
+            "size_gib": self.leftover.size_gib,
+            "price_per_month": None if self.monthly_price is None else str(self.monthly_price),
+        }
+
+
+def judge(
+    leftovers: Iterable[Leftover], snapshots: Mapping[str, datetime], policy: Policy, now: datetime
+) -> list[Finding]:
+    """Decide on each; those that cost most come first.
+
+    Args:
+        leftovers: what nobody uses.
+        snapshots: volume id -> start of its newest complete snapshot.
+        policy: of the stack.
+        now: the time of the sweep.
+    """
+    findings = [_judge_one(one, snapshots.get(one.id), policy, now) for one in leftovers]
+    return sorted(findings, key=lambda one: (-(one.monthly_price or Decimal(0)), one.leftover.id))
+
+
+def _judge_one(one: Leftover, snapshot: datetime | None, policy: Policy, now: datetime) -> Finding:
+    since = one.unused_since or _noted(one)
+    price = monthly_price(one, policy)
+
+    def found(step: Step, reason: str) -> Finding:
+        return Finding(one, step, reason, since, price)
+
+    if one.tags.get(TAG_MANAGED) != "true" or one.tags.get(TAG_STACK) != policy.stack:
+        return found(Step.LIST, "not managed by this stack")
+    if one.in_use:
+        return found(Step.FORGET, "in use again")
+    if since is None or since > now:
+        return found(Step.NOTE, "seen unused for the first time")
+    if now - since < timedelta(days=policy.leftovers.older_than_days):
+        return found(Step.LIST, f"unused since {format_time(since)}")
+    if kept := _kept(one, snapshot, since, policy, now):
+        return found(Step.LIST, f"unused since {format_time(since)}; {kept}")
+    return found(Step.REMOVE, f"unused since {format_time(since)}")
+
+
+def _kept(one: Leftover, snapshot: datetime | None, since: datetime, policy: Policy, now: datetime) -> str:
+    """Why it stays though its time is over, or an empty text."""
+    as_machine = Instance(one.id, "", "stopped", since, one.tags)
+    if TAG_PROTECTED in one.tags or hold_of(as_machine, now) is not None:
+        return "kept by a tag"
+    if one.kind is Kind.MACHINE:
+        return "the pool's terminate_stopped_after_days decides"
+    if not policy.leftovers.remove:
+        return "the policy says to list it only"
+    if one.kind is Kind.VOLUME and (snapshot is None or snapshot < since):
+        return "no snapshot since then"
+    return ""
+
+
+def _noted(one: Leftover) -> datetime | None:
+    try:
+        return parse_time(one.tags[TAG_IDLE_SINCE])
+    except (KeyError, ValueError):
+        return None
+
+
+def monthly_price(one: Leftover, policy: Policy) -> Decimal | None:
+    """What it costs in a month, where the list price is known here."""
+    if (policy.cloud, policy.region, policy.currency) != PRICED:
+        return None
+    if one.kind is Kind.ADDRESS:
+        return ADDRESS_MONTH
+    price = GIB_MONTH.get(one.volume_type)
+    return None if price is None else price * one.size_gib

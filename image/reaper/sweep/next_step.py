@@ -1,0 +1,69 @@
+"""What happens to a machine that nothing protects any more: mark, wait, end. Pure."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from image.reaper.model import Decision, Verdict
+from image.reaper.sweep.case import Case
+from image.reaper.sweep.marks import Mark, mark_of
+from image.reaper.times import format_span, format_time, is_quiet
+
+
+def forgotten(case: Case) -> Decision:
+    """The next step with a running machine that is idle for long enough."""
+    idle = format_span(timedelta(seconds=case.idle_s or 0.0))
+    return _next_step(case, case.idle_since or case.now, f"idle for {idle}")
+
+
+def stopped(case: Case) -> Decision:
+    """The next step with a stopped machine: nothing, or the second stage of its pool."""
+    days, since = case.pool.terminate_stopped_after_days, case.instance.stopped_at
+    if days is None or since is None:
+        return case.decide(Verdict.KEEP_PROTECTED, "stopped: costs its disk only")
+    mark = mark_of(case.instance)
+    for_now = format_span(case.now - since)
+    if case.now - since < timedelta(days=days):
+        return case.decide(Verdict.KEEP_HELD, f"stopped for {for_now}, terminated after {days} days")
+    if mark and (mark.reap_after <= since or not mark.tells_of(since) or mark.idle_since < since):
+        # The mark that led to the stop is no notice of the end.
+        return _to_mark(case, since, f"stopped for {for_now}")
+    return _next_step(case, since, f"stopped for {for_now}")
+
+
+def _next_step(case: Case, idle_since: datetime, why: str) -> Decision:
+    """Mark, wait, or end a machine that nobody uses."""
+    quiet = is_quiet(
+        case.now, case.pool.quiet_hours, case.policy.time_zone, weekends=case.pool.quiet_weekends
+    )
+    if quiet:
+        return case.decide(Verdict.WAIT, f"{why}; quiet hours in {case.policy.time_zone.key}")
+    mark = mark_of(case.instance)
+    if mark is None:
+        return _to_mark(case, idle_since, why)
+    if case.now < mark.reap_after:
+        left = format_span(mark.reap_after - case.now)
+        return case.decide(Verdict.WAIT, f"{why}; goes in {left} unless used")
+    if case.instance.state == "stopped":
+        return case.decide(Verdict.TERMINATE, f"{why}, told {format_time(mark.reap_after - case.grace)}")
+    return _end(case, mark, why)
+
+
+def _to_mark(case: Case, idle_since: datetime, why: str) -> Decision:
+    reap_after = case.now + case.grace
+    decision = case.decide(Verdict.MARK, f"{why}; goes after {format_time(reap_after)} unless used")
+    return replace(decision, idle_since=idle_since, reap_after=reap_after)
+
+
+def _end(case: Case, mark: Mark, why: str) -> Decision:
+    if case.pool.action == "stop" and (case.instance.spot or case.pool.instance_store_scratch):
+        reason = f"{why}, but a stop would lose its data or is refused by the cloud; the pool says stop"
+        return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
+    acknowledged = case.activity.acknowledged if case.activity else None
+    if case.pool.require_acknowledgement and acknowledged != mark.reap_after.timestamp():
+        return case.decide(
+            Verdict.WAIT,
+            f"{why}; its agent has not yet said that /scratch/keep is saved",
+            alert=case.now > mark.reap_after + timedelta(hours=1),
+        )
+    verdict = Verdict.STOP if case.pool.action == "stop" else Verdict.TERMINATE
+    return case.decide(verdict, f"{why}, marked to go after {format_time(mark.reap_after)}")

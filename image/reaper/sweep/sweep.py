@@ -1,0 +1,215 @@
+"""One sweep over the managed machines of a stack: look, decide, check again, act, report."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from image.reaper.calls import Failure
+from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
+from image.reaper.model import ENDS, Decision, Fleet, Plan
+from image.reaper.policy import Policy
+from image.reaper.sweep import carry_out, tidy
+from image.reaper.sweep.cloud import Cloud
+from image.reaper.sweep.decide import Situation, decide
+from image.reaper.sweep.lease import Lease
+from image.reaper.sweep.leftovers import Finding
+from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
+from image.reaper.sweep.observe import look_closely, observe
+from image.reaper.sweep.results import Done, Result
+
+log = logging.getLogger(__name__)
+
+# A sweep whose clock is off by more would mistake the age of every mark and heartbeat.
+CLOCK_SKEW_S = 60
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to sweep.
+
+    Attributes:
+        clock: the time now, aware; it may stand still.
+        holder: a name for this sweep that no other has.
+        dry_run: decide and report, change nothing.
+        check_clock: refuse to act when this machine's clock and the cloud's differ.
+        override_breaker: a person looked, and the many idle machines are idle.
+        leftovers: a dry run looks for leftovers too; a sweep that acts does so every few hours.
+    """
+
+    clock: Callable[[], datetime]
+    holder: str
+    dry_run: bool = False
+    check_clock: bool = True
+    override_breaker: bool = False
+    leftovers: bool = True
+
+
+def sweep(cloud: Cloud, policy: Policy, options: Options) -> Result:
+    """Sweep once.
+
+    Raises:
+        LeaseError: another sweep is at work.
+        CloudError: the fleet could not be listed or the lease not be read; nothing was changed.
+        ConfigurationError: a live sweep without ledger or topic, or this machine's clock is wrong.
+    """
+    if options.dry_run:
+        return _Sweep(cloud, policy, options).look_only()
+    if cloud.store is None or cloud.notifier is None:
+        raise ConfigurationError("a sweep that acts needs GPU_FLEET_LEDGER_URI and GPU_FLEET_TOPIC_ARN")
+    lease = Lease(cloud.store, options.holder, options.clock)
+    lease.acquire()
+    tools = carry_out.Tools(cloud.machines, cloud.notifier, cloud.store, policy, options.clock)
+    running = _Sweep(cloud, policy, options)
+    try:
+        return running.look_and_act(tools, lease)
+    finally:
+        _release(lease, running.done)
+
+
+def _release(lease: Lease, done: Done) -> None:
+    try:
+        lease.release()
+    except (CloudError, DeadlineError) as error:
+        done.failures.append(Failure("*", "release the lease", str(error)))
+
+
+class _Sweep:
+    """One sweep on its way: what it knows, and what it has done."""
+
+    def __init__(self, cloud: Cloud, policy: Policy, options: Options) -> None:
+        self._cloud = cloud
+        self._policy = policy
+        self._options = options
+        self.done = Done()
+        self._findings = list[Finding]()
+
+    def look_only(self) -> Result:
+        """Plan, and change nothing."""
+        situation = self._look()
+        if self._options.leftovers:
+            self._look_for_leftovers(situation)
+        return self._result(situation, decide(situation))
+
+    def look_and_act(self, tools: carry_out.Tools, lease: Lease) -> Result:
+        """Plan, and carry the plan out."""
+        situation = self._look()
+        self._check_clock()
+        plan = decide(situation)
+        steps: dict[str, Callable[[], None]] = {
+            "unmark": lambda: carry_out.unmark(tools, plan, self.done),
+            "end": lambda: self._end(tools, lease, situation, plan),
+            "mark": lambda: carry_out.mark(tools, plan, situation.now, self.done),
+            "alert": lambda: self._alert(tools.notifier, lease, plan, situation.now),
+            "leftovers": lambda: self._tidy(tools, lease, situation),
+        }
+        for name, step in steps.items():
+            # What one step ran into must not keep the report of the others from people.
+            try:
+                step()
+            except (CloudError, DeadlineError) as error:
+                self.done.failures.append(Failure("*", name, str(error)))
+        return self._result(situation, plan)
+
+    def _tidy(self, tools: carry_out.Tools, lease: Lease, situation: Situation) -> None:
+        if not tidy.is_due(lease.memory.leftovers_at, situation.now):
+            return
+        self._look_for_leftovers(situation)
+        where = self._cloud.leftovers
+        self.done.failures += tidy.carry_out(tools, where, self._findings, situation.now)
+        lease.memory.leftovers_at = situation.now
+
+    def _look(self) -> Situation:
+        fleet = self._cloud.machines.fleet()
+        scale_in = self._scale_in()
+        now = self._options.clock()
+        activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
+        self.done.failures += failures
+        return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker)
+
+    def _look_for_leftovers(self, situation: Situation) -> None:
+        instances = situation.fleet.instances
+        try:
+            self._findings = tidy.look(self._cloud.leftovers, instances, self._policy, situation.now)
+        except (CloudError, DeadlineError) as error:
+            self.done.failures.append(Failure("*", "look for leftovers", str(error)))
+
+    def _scale_in(self) -> frozenset[str]:
+        """Pools whose scale-in alarm is firing; without an answer none."""
+        alarms = {
+            pool.scale_in_alarm: name for name, pool in self._policy.pools.items() if pool.scale_in_alarm
+        }
+        if not alarms:
+            return frozenset()
+        try:
+            firing = self._cloud.machines.alarms_firing(sorted(alarms))
+        except CloudError as error:
+            self.done.failures.append(Failure("*", "read alarms", str(error)))
+            return frozenset()
+        return frozenset(alarms[alarm] for alarm in firing if alarm in alarms)
+
+    def _check_clock(self) -> None:
+        skew_s = self._cloud.calls.skew_s
+        if self._options.check_clock and skew_s is not None and abs(skew_s) > CLOCK_SKEW_S:
+            raise ConfigurationError(
+                f"this machine's clock differs from the cloud's by {skew_s:.0f} s; allowed: {CLOCK_SKEW_S} s"
+            )
+
+    def _end(self, tools: carry_out.Tools, lease: Lease, situation: Situation, plan: Plan) -> None:
+        """Look at the chosen once more, make sure of the lease, and end those that are still forgotten."""
+        chosen = plan.with_verdict(*ENDS)
+        if plan.breaker or not chosen:
+            return
+        try:
+            again = self._look_again(situation, chosen)
+            lease.renew()
+        except (CloudError, DeadlineError, LeaseError) as error:
+            self.done.failures += [Failure(one.instance.id, "check again", str(error)) for one in chosen]
+            return
+        ids = {one.instance.id: one.verdict for one in chosen}
+        still = [one for one in decide(again).with_verdict(*ENDS) if ids.get(one.instance.id) is one.verdict]
+        carry_out.end(tools, still, again.fleet, again.now, self.done)
+
+    def _look_again(self, situation: Situation, chosen: tuple[Decision, ...]) -> Situation:
+        """The situation with everything about the chosen machines read anew."""
+        ids = [one.instance.id for one in chosen]
+        groups = {group.name for key in ids if (group := situation.fleet.group_of(key))}
+        fresh = self._cloud.machines.again(ids, sorted(groups))
+        now = self._options.clock()
+        running = [one for one in fresh.instances if one.state == "running"]
+        activity, failures = look_closely(
+            self._cloud.heartbeats, running, situation.activity, self._policy, now
+        )
+        self.done.failures += failures
+        others = tuple(one for one in situation.fleet.instances if one.id not in ids)
+        old_groups = tuple(group for group in situation.fleet.groups if group.name not in groups)
+        fleet = Fleet(others + fresh.instances, old_groups + fresh.groups)
+        return replace(situation, now=now, fleet=fleet, activity={**situation.activity, **activity})
+
+    def _alert(self, notifier: Notifier, lease: Lease, plan: Plan, now: datetime) -> None:
+        """Tell the operators once a day of each machine that somebody should look at."""
+        due, remembered = due_alerts(plan.decisions, lease.memory.told, now)
+        if not due:
+            lease.memory.told = remembered
+            return
+        what = "mass-idle breaker tripped, nothing was ended" if plan.breaker else "machines to look at"
+        try:
+            notifier.tell(f"{self._policy.stack}: {what}", alert_text(due))
+        except (CloudError, DeadlineError) as error:
+            self.done.failures.append(Failure("*", "notify", str(error)))
+        else:
+            lease.memory.told = remembered
+
+    def _result(self, situation: Situation, plan: Plan) -> Result:
+        calls = self._cloud.calls
+        return Result(
+            now=situation.now,
+            dry_run=self._options.dry_run,
+            currency=self._policy.currency,
+            plan=plan,
+            done=self.done,
+            read_calls=calls.read,
+            write_calls=calls.write,
+            fleet=situation.fleet,
+            leftovers=[finding.to_json() for finding in self._findings],
+        )

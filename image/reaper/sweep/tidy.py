@@ -1,0 +1,69 @@
+"""Looking for leftovers now and then, and doing what the policy says about them."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from image.reaper.calls import Failure
+from image.reaper.errors import CloudError, DeadlineError
+from image.reaper.model import TAG_IDLE_SINCE, Instance
+from image.reaper.policy import Policy
+from image.reaper.sweep import leftovers
+from image.reaper.sweep.carry_out import Tools
+from image.reaper.sweep.cloud import Leftovers
+from image.reaper.sweep.ledger import leftover_key, leftover_record, write
+from image.reaper.sweep.leftovers import Finding, Kind, Step
+from image.reaper.times import format_time
+
+# They cost little and change slowly; looking at each sweep would double the calls of a small fleet.
+LOOK_EVERY = timedelta(hours=6)
+
+
+def is_due(last: datetime | None, now: datetime) -> bool:
+    """Whether to look for leftovers in this sweep."""
+    return last is None or now - last >= LOOK_EVERY
+
+
+def look(where: Leftovers, instances: Sequence[Instance], policy: Policy, now: datetime) -> list[Finding]:
+    """Everything that nobody uses, and what is to become of it.
+
+    Raises:
+        CloudError: a list could not be read.
+    """
+    age = timedelta(days=policy.leftovers.older_than_days)
+    stopped = [
+        one for one in instances if one.state == "stopped" and one.stopped_at and now - one.stopped_at >= age
+    ]
+    found = where.find(stopped)
+    volumes = [one.id for one in found if one.kind is Kind.VOLUME and not one.in_use]
+    snapshots = where.snapshots(volumes) if policy.leftovers.remove and volumes else {}
+    return leftovers.judge(found, snapshots, policy, now)
+
+
+def carry_out(tools: Tools, where: Leftovers, findings: Sequence[Finding], now: datetime) -> list[Failure]:
+    """Note, forget and remove; at most ``max_actions`` removals, the dearest first.
+
+    Returns:
+        What could not be done.
+    """
+    failures = []
+    removals = [one for one in findings if one.step is Step.REMOVE][: tools.policy.max_actions]
+    others = [one for one in findings if one.step in (Step.NOTE, Step.FORGET)]
+    for finding in [*removals, *others]:
+        try:
+            _carry_out_one(tools, where, finding, now)
+        except (CloudError, DeadlineError) as error:
+            failures.append(
+                Failure(finding.leftover.id, f"{finding.step} {finding.leftover.kind}", str(error))
+            )
+    return failures
+
+
+def _carry_out_one(tools: Tools, where: Leftovers, finding: Finding, now: datetime) -> None:
+    key = finding.leftover.id
+    if finding.step is Step.NOTE:
+        tools.machines.tag([key], {TAG_IDLE_SINCE: format_time(now)})
+    elif finding.step is Step.FORGET:
+        tools.machines.untag([key], [TAG_IDLE_SINCE])
+    else:
+        write(tools.store, leftover_key(finding), leftover_record(finding, tools.policy, now))
+        where.remove(finding.leftover)
