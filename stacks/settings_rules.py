@@ -40,7 +40,8 @@ LONGEST_STACK_NAME_AWS = LONGEST_ROLE_NAME - len("AWSServiceRoleForAutoScaling_g
 
 ACCOUNT_DIGITS = {Cloud.AWS: 12, Cloud.ALICLOUD: 16}
 REGION_PATTERN = {
-    Cloud.AWS: r"[a-z]{2}(-gov|-iso[a-z]?)?-[a-z]+-\d",
+    # Not China, and not the isolated regions: policies name principals and endpoints as elsewhere.
+    Cloud.AWS: r"(?!cn-)[a-z]{2}(-gov)?-[a-z]+-\d",
     Cloud.ALICLOUD: r"[a-z]{2}-[a-z]+(-\d)?",
 }
 ZONE_SUFFIX_PATTERN = {Cloud.AWS: r"[a-z]", Cloud.ALICLOUD: r"-?[a-z]"}
@@ -103,7 +104,7 @@ def _identity(name: str, cloud: Cloud | None, region: str | None, account: str |
     if cloud is None:
         return
     if region is not None and not re.fullmatch(REGION_PATTERN[cloud], region):
-        example = "us-east-1" if cloud is Cloud.AWS else "cn-hangzhou"
+        example = "us-east-1 (none in China)" if cloud is Cloud.AWS else "cn-hangzhou"
         yield Problem("region", region, f"must be a region of {cloud}, such as {example}")
     if account is None:
         return

@@ -119,7 +119,7 @@ def busy_share(namespace: str) -> str:
 
 def url(stack: Stack, name: str) -> str:
     """Where the console shows a dashboard."""
-    suffix = "amazonaws.cn" if stack.region.startswith("cn-") else "aws.amazon.com"
+    suffix = "amazonaws-us-gov.com" if stack.region.startswith("us-gov-") else "aws.amazon.com"
     return f"https://{stack.region}.console.{suffix}/cloudwatch/home?region={stack.region}#dashboards/dashboard/{name}"
 
 

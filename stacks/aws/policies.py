@@ -11,8 +11,6 @@ Text = pulumi.Input[str]
 
 def partition(region: str) -> str:
     """The ARN partition of a region (docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html)."""
-    if region.startswith("cn-"):
-        return "aws-cn"
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 

@@ -145,5 +145,5 @@ def provider(stack: Stack) -> aws.Provider:
 
 def console_url(stack: Stack) -> str:
     """Where a person sees the stack's groups in a browser."""
-    suffix = "amazonaws.cn" if stack.region.startswith("cn-") else "aws.amazon.com"
+    suffix = "amazonaws-us-gov.com" if stack.region.startswith("us-gov-") else "aws.amazon.com"
     return f"https://{stack.region}.console.{suffix}/ec2/home?region={stack.region}#AutoScalingGroups:"

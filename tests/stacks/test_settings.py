@@ -269,6 +269,10 @@ BAD_INPUTS = {
         {"account_id": "123"},
         "account_id = '123': must be the 12 digits of an account of aws",
     ),
+    "a region whose principals have other names": (
+        {"region": "cn-north-1"},
+        "region = 'cn-north-1': must be a region of aws, such as us-east-1 (none in China)",
+    ),
     "a region that is none": ({"region": "us-east"}, "region = 'us-east': must be a region of aws"),
 }
 
