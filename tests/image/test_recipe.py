@@ -19,7 +19,11 @@ SCRIPTS = sorted(
     [
         *IMAGE.glob("*.sh"),
         *(IMAGE / "steps").glob("*.sh"),
-        *(IMAGE / "rootfs/usr/libexec/gpu-fleet").iterdir(),
+        *(
+            path
+            for path in (IMAGE / "rootfs/usr/libexec/gpu-fleet").iterdir()
+            if path.read_text().startswith("#!/usr/bin/env bash")
+        ),
     ]
 )
 

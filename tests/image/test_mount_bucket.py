@@ -1,0 +1,87 @@
+"""A bucket as a folder: on each cloud the machine's own role signs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.reaper.metadata_server import metadata_server
+
+PROGRAMS = Path(__file__).parents[2] / "image" / "rootfs" / "usr" / "libexec" / "gpu-fleet"
+PROFILE = PROGRAMS.parents[1] / "share" / "gpu-fleet" / "oss-profile"
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """How rclone is called on a cloud, and which profile it is pointed to."""
+    for name, body in {"rclone": 'echo "$AWS_CONFIG_FILE" "$@"', "mkdir": "true"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def run(cloud):
+        file = tmp_path / "instance.toml"
+        file.write_text(f'cloud = "{cloud}"\nregion = "here-1"\ndata_uri = "s3://bucket"\n')
+        environment = os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "GPU_FLEET_INSTANCE_FILE": str(file),
+            "AWS_CONFIG_FILE": "",
+        }
+        script = ["bash", PROGRAMS / "mount-bucket", "data"]
+        return subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout
+
+    return run
+
+
+def test_on_aws_rclone_finds_the_role_itself(mounted):
+    assert mounted("aws").startswith(" mount :s3,provider=AWS,env_auth=true,region=here-1:bucket /mnt/data ")
+
+
+def test_on_alibaba_cloud_rclone_is_told_who_knows_the_role(mounted):
+    called = mounted("alicloud")
+
+    assert called.startswith("/usr/share/gpu-fleet/oss-profile mount :s3,provider=Alibaba,env_auth=true,")
+    assert f"credential_process = /{PROGRAMS.relative_to(PROGRAMS.parents[2])}/oss-credentials\n" in (
+        PROFILE.read_text()
+    )
+
+
+def credentials(base):
+    return subprocess.run(
+        [sys.executable, PROGRAMS / "oss-credentials"],
+        env={"GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": base},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_keys_of_the_role_are_told_as_the_sdk_of_aws_asks_for_them():
+    with metadata_server("alicloud") as service:
+        service.says("ram/security-credentials/", "fleet")
+        service.says(
+            "ram/security-credentials/fleet",
+            '{"AccessKeyId": "STS.id", "AccessKeySecret": "secret", "SecurityToken": "token",'
+            ' "Expiration": "2026-11-21T22:00:00Z", "Code": "Success"}',
+        )
+
+        done = credentials(service.base)
+
+    assert json.loads(done.stdout) == {
+        "Version": 1,
+        "AccessKeyId": "STS.id",
+        "SecretAccessKey": "secret",
+        "SessionToken": "token",
+        "Expiration": "2026-11-21T22:00:00Z",
+    }
+
+
+def test_a_machine_without_a_role_is_one_line():
+    with metadata_server("alicloud") as service:
+        done = credentials(service.base)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: no keys of this machine's role from http://127.0.0.1:")
+    assert len(done.stderr.splitlines()) == 1
