@@ -169,10 +169,10 @@ class Fleet(pulumi.ComponentResource):
 def capacity(pool: Pool) -> dict[str, Any]:
     """How a group spreads over types and zones.
 
-    On demand takes zones and types by an order that the provider makes up: it hands both on as sets. A zone to
-    come first has a group of its own (``groups: per_zone``), such a type a pool of its own. Spot takes the
-    cheapest of several pools, replaces a machine that is called back, and buys on demand where no spot is to be had; its options
-    hold for ``COST_OPTIMIZED`` alone (alicloud_ess_scaling_group).
+    On demand takes zones and types by an order that the provider makes up: it hands both on as sets. A zone
+    to come first has a group of its own, such a type a pool. Spot takes the cheapest of several pools,
+    replaces a machine that is called back, and buys on demand where no spot is to be had; its options hold
+    for ``COST_OPTIMIZED`` alone (alicloud_ess_scaling_group).
     """
     if pool.market is not Market.SPOT:
         return {"multi_az_policy": "PRIORITY"}
