@@ -1,12 +1,14 @@
 """How a machine mounts the shared homes: each cloud's file system speaks its own NFS."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "image" / "rootfs" / "usr" / "libexec" / "gpu-fleet" / "mount-home"
+UNIT = SCRIPT.parents[3] / "etc/systemd/system/home-tunnel.service"
 
 
 @pytest.fixture
@@ -64,10 +66,16 @@ def test_the_tunnel_leads_to_the_file_system_and_to_no_other(machine):
 
 
 @pytest.mark.parametrize(
-    ("text", "needed"), [(EFS, True), (NAS, False), ('cloud = "aws"\n', False)], ids=["efs", "nas", "none"]
+    ("text", "needed"),
+    [(EFS, True), (NAS, False), ('cloud = "aws"\nhome_file_system = ""\n', False)],
+    ids=["efs", "nas", "none"],
 )
-def test_only_homes_on_efs_need_the_tunnel(machine, text, needed):
-    assert (run(machine, text, "tunnelled").returncode == 0) is needed
+def test_only_homes_on_efs_start_the_tunnel(tmp_path, text, needed):
+    (tmp_path / "instance.toml").write_text(text)
+    unit = UNIT.read_text().replace("/etc/gpu-fleet/instance.toml", str(tmp_path / "instance.toml"))
+    conditions = re.findall("^ExecCondition=(.*)$", unit, flags=re.MULTILINE)
+
+    assert all(subprocess.run(["sh", "-c", one], check=False).returncode == 0 for one in conditions) is needed
 
 
 def test_a_name_that_nobody_knows_is_one_line(machine):
