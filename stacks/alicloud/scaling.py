@@ -118,7 +118,8 @@ def _rule(
         scaling_group_id=group.id,
         scaling_rule_name=name,
         scaling_rule_type="SimpleScalingRule",
-        adjustment_type="QuantityChangeInCapacity",
+        # Only some references of CreateScalingRule allow a change by no machine; all allow one by no percent.
+        adjustment_type="QuantityChangeInCapacity" if change else "PercentChangeInCapacity",
         adjustment_value=change,
         cooldown=cooldown_s,
         opts=opts,

@@ -68,8 +68,15 @@ def test_a_later_update_leaves_the_size_to_the_sweep(found):
 
 def test_no_policy_takes_machines_away(found):
     for rule in inputs(found, RULE):
-        assert rule["adjustmentType"] == "QuantityChangeInCapacity"
+        assert rule["adjustmentType"] != "TotalCapacity"
         assert rule["adjustmentValue"] >= 0
+
+
+def test_a_rule_that_changes_nothing_does_so_in_percent_since_by_machines_not_every_release_takes_zero(found):
+    asking = [rule for rule in inputs(found, RULE) if rule["adjustmentValue"] == 0]
+
+    assert {rule["adjustmentType"] for rule in asking} <= {"PercentChangeInCapacity"}
+    assert bool(asking) is bool(inputs(found, ALARM))
 
 
 def test_an_alarm_for_little_load_asks_and_does_not_act(found):
