@@ -38,6 +38,7 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
             watchdog.rest()
             run.checkpoints.save(state)
             score = None if stopped else measure(run, state, stop)
+            watchdog.rest()
             if score is not None:
                 export(run, state)
         run.checkpoints.flush()

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.examples import resnet_table
+from tests.training.examples import changed, resnet_table
 from training import config
-from training.checkpoint import local, restore
+from training.checkpoint import local, restore, sharded
+from training.checkpoint.manager import Checkpoints
 from training.checkpoint.saver import STATE, Saver, Snapshot
 from training.checkpoint.store import Store
 from training.errors import CheckpointError
@@ -286,3 +287,64 @@ def test_an_upload_that_failed_is_told_at_the_end(
 
     assert "event=upload-failed step=1" in caplog.text
     assert local.verify(tmp_path / "step-1").step == 1
+
+
+class SlowStore(Store):
+    """Takes a checkpoint only when somebody opens the line."""
+
+    def __init__(self) -> None:
+        super().__init__(URI)
+        self.open = threading.Event()
+
+    def upload(self, folder: Path, manifest: local.Manifest) -> None:
+        self.open.wait()
+
+    def prune(self, newest: int, keep: int) -> None:
+        """Nothing."""
+
+
+def test_the_end_of_an_upload_is_waited_for_as_long_as_asked(bucket: str, tmp_path: Path) -> None:
+    store = SlowStore()
+    saver = Saver(tmp_path, store, keep=1)
+    saver.save(local.Manifest(1, "model", 1), {})
+
+    early = saver.close(within_s=0.0)
+    store.open.set()
+
+    assert (early, saver.close()) == (False, True)
+    assert saver.uploaded_step == 1
+
+
+class PatientSaver(Saver):
+    """Is done when asked for the third time, and notes how long it was given."""
+
+    def __init__(self) -> None:
+        self.asked: list[float | None] = []
+
+    def close(self, within_s: float | None = None) -> bool:
+        self.asked.append(within_s)
+        return len(self.asked) == 3
+
+
+def test_a_flush_keeps_no_rank_in_one_collective_past_its_time_limit(alone: World, tmp_path: Path) -> None:
+    table = changed(resnet_table(tmp_path, tmp_path), parallel={"timeout_s": 600.0})
+    checkpoints = Checkpoints(config.from_table(table, "test"), alone, samples=1)
+    checkpoints.abandon()
+    checkpoints._saver = saver = PatientSaver()
+
+    checkpoints.flush()
+
+    assert len(saver.asked) == 3
+    assert all(within_s is not None and within_s < 600 / 2 for within_s in saver.asked)
+
+
+def test_a_part_that_cannot_be_written_is_a_checkpoint_error(alone: World, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    model = nn.Linear(2, 2)
+
+    written = sharded.begin_save(
+        tmp_path / "file/step-1.tmp", model, torch.optim.AdamW(model.parameters()), alone.saving
+    )
+
+    with pytest.raises(CheckpointError, match=r"cannot be written: .*Not a directory"):
+        written()

@@ -15,6 +15,7 @@ from training.state import State, apply, apply_tensors, capture, capture_tensors
 
 LOCAL_ONLY = "none"  # checkpoint.uri on a machine of the fleet that is to upload nothing
 FOLDER = "checkpoints"
+MEETINGS_PER_TIMEOUT = 4
 log = logging.getLogger(__name__)
 
 
@@ -161,17 +162,29 @@ class Checkpoints:
             self._saver.wait()
 
     def flush(self) -> None:
-        """Waits, on every rank, until the last save is durable where it belongs; raises CheckpointError."""
-        self._where.on_first(self._close)
+        """Waits, on every rank, until the last save is durable where it belongs; raises CheckpointError.
 
-    def _close(self) -> None:
-        if self._saver is not None:
-            saver, self._saver = self._saver, None
-            saver.close()
+        The ranks meet again and again meanwhile: none waits in one collective for longer than it may.
+        """
+        within_s = self._settings.parallel.timeout_s / MEETINGS_PER_TIMEOUT
+        while not self._where.on_first(lambda: self._closed(within_s)):
+            log.info("event=flushing uri=%s", self.location)
+
+    def _closed(self, within_s: float | None = None) -> bool:
+        if self._saver is None:
+            return True
+        try:
+            closed = self._saver.close(within_s)
+        except CheckpointError:
+            self._saver = None
+            raise
+        if closed:
+            self._saver = None
+        return closed
 
     def abandon(self) -> None:
         """Lets a save that has begun come to its end when the run has failed for another reason."""
         try:
-            self._close()
+            self._closed()
         except CheckpointError as error:
             log.error("event=checkpoint-lost error=%r", str(error))

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
 from training.checkpoint import local
 from training.checkpoint.store import Store
@@ -102,6 +102,7 @@ class Saver:
         self._uploads: queue.Queue[local.Manifest | None] = queue.Queue()
         self._idle = threading.Event()
         self._idle.set()
+        self._closing = False
         self._write_failure: CheckpointError | None = None
         self._upload_failure: CheckpointError | None = None  # made good by the upload of a newer checkpoint
         self._uploading: set[int] = set()  # waiting for the line or on it: not to be pruned
@@ -133,14 +134,23 @@ class Saver:
         if self._write_failure is not None:
             raise self._write_failure
 
-    def close(self) -> None:
-        """Waits until all saves are on disk and the newest is uploaded; raises CheckpointError if not."""
-        self._jobs.put(None)
+    def close(self, within_s: float | None = None) -> bool:
+        """Waits until all saves are on disk and the newest is uploaded; raises CheckpointError if not.
+
+        False when that takes longer than `within_s` seconds; then call it again.
+        """
+        if not self._closing:
+            self._closing = True
+            self._jobs.put(None)
+        until_s = None if within_s is None else time.monotonic() + within_s
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
         failure = self._write_failure or self._upload_failure
         if failure is not None:
             raise failure
+        return True
 
     def _write(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -151,11 +161,7 @@ class Saver:
                 if self._store is not None:
                     self._uploading.add(manifest.step)
                     self._uploads.put(manifest)
-            except (
-                OSError,
-                RuntimeError,
-                CheckpointException,
-            ) as error:  # a full disk: RuntimeError of torch
+            except (OSError, RuntimeError, CheckpointError) as error:  # a full disk: RuntimeError of torch
                 what = f"{self._root}: step {job.manifest.step} cannot be written"
                 self._write_failure = CheckpointError(f"{what}: {error}")
             finally:

@@ -5,7 +5,7 @@ Parameters and optimizer state go by the parameter's name, so that another numbe
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,22 @@ BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 def begin_save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
-) -> Callable[[], object]:
-    """Copies this rank's part and starts to write it into `folder`; call the result to wait for all ranks."""
+) -> Callable[[], None]:
+    """Copies this rank's part and starts to write it into `folder`; call the result to wait for all ranks.
+
+    The result raises CheckpointError when a part could not be written.
+    """
     future: Any = state_dict_saver.async_save(
         _parts(model, optimizer), checkpoint_id=folder, process_group=group
     )
-    return cast("Callable[[], object]", future.result)
+
+    def written() -> None:
+        try:
+            future.result()
+        except (CheckpointException, RuntimeError, OSError) as error:  # the first is no Exception
+            raise CheckpointError(f"{folder}: cannot be written: {_first_line(error)}") from error
+
+    return written
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
