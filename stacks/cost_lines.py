@@ -56,8 +56,18 @@ def machines(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     A pool with a group for each zone starts in the first and may move to any other, so at its worst every
     group is full.
     """
-    groups = len(stack.zones_of(pool)) if pool.grouping is Grouping.PER_ZONE else 1
-    return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: pool.size.max * groups}
+    most = pool.size.max * _groups(stack, pool)
+    return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: most}
+
+
+def on_demand_machines(stack: Stack, pool: Pool) -> Mapping[Level, int]:
+    """How many machines of a spot pool are bought on demand: each of its groups buys its own base first."""
+    base, groups = pool.on_demand_base, {Level.MAX: _groups(stack, pool)}
+    return {level: min(base * groups.get(level, 1), many) for level, many in machines(stack, pool).items()}
+
+
+def _groups(stack: Stack, pool: Pool) -> int:
+    return len(stack.zones_of(pool)) if pool.grouping is Grouping.PER_ZONE else 1
 
 
 def gateways(network: Network) -> int:
@@ -76,7 +86,7 @@ class _Parts:
         """Machines by market, and the disks of all of them."""
         count = machines(self.stack, pool)
         if pool.market is Market.SPOT:
-            base = {level: min(pool.on_demand_base, many) for level, many in count.items()}
+            base = on_demand_machines(self.stack, pool)
             if pool.on_demand_base:
                 yield self._compute(pool, base, Market.ON_DEMAND)
             revocable = {level: many - base[level] for level, many in count.items()}

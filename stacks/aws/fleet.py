@@ -175,7 +175,10 @@ class Fleet(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
         )
         if args.pool.scales:
-            scale_by_load(name, args.stack, args.pool, label=plan.label, group=group, parent=self)
+            first = plan == group_plans(args.stack, args.pool)[0]
+            scale_by_load(
+                name, args.stack, args.pool, label=plan.label, first=first, group=group, parent=self
+            )
         return group
 
     def _placement(self, name: str) -> pulumi.Output[str]:

@@ -48,18 +48,23 @@ def alarm_name(stack: Stack, group: str, label: str) -> str:
     return naming.prefixed(stack.name, group, label)
 
 
-def watches(stack: Stack, pool: Pool, group_name: pulumi.Input[str]) -> tuple[Watch, ...]:
-    """What is watched on a group of the pool: CPU both ways, GPU memory on the way out."""
+def watches(stack: Stack, pool: Pool, group_name: pulumi.Input[str], *, first: bool) -> tuple[Watch, ...]:
+    """What is watched on a group of the pool: CPU both ways, GPU memory on the way out.
+
+    The memory is the whole pool's, so only its first group answers to it: of a pool with a group for each
+    zone all would start a machine at once.
+    """
     cpu: dict[str, pulumi.Input[str]] = {"AutoScalingGroupName": group_name}
     memory: dict[str, pulumi.Input[str]] = {"Pool": pool.name}
     own = naming.metric_namespace(stack.name)
-    return (
+    of_group = (
         Watch("cpu-high", "AWS/EC2", "CPUUtilization", cpu, CPU_OUT_PERCENT, None, COOLDOWN_OUT_S),
-        Watch(
-            "gpu-memory-high", own, GPU_MEMORY_METRIC, memory, GPU_MEMORY_OUT_PERCENT, None, COOLDOWN_OUT_S
-        ),
         Watch(LOW_LOAD, "AWS/EC2", "CPUUtilization", cpu, None, CPU_IN_PERCENT, COOLDOWN_IN_S),
     )
+    of_pool = Watch(
+        "gpu-memory-high", own, GPU_MEMORY_METRIC, memory, GPU_MEMORY_OUT_PERCENT, None, COOLDOWN_OUT_S
+    )
+    return (*of_group, of_pool) if first else of_group
 
 
 def scale_by_load(
@@ -68,6 +73,7 @@ def scale_by_load(
     pool: Pool,
     *,
     label: str,
+    first: bool,
     group: aws.autoscaling.Group,
     parent: pulumi.Resource,
 ) -> None:
@@ -78,6 +84,7 @@ def scale_by_load(
         stack: the settings.
         pool: the group's pool.
         label: the group's label, unique in the stack.
+        first: whether the group is the pool's first.
         group: the scaling group.
         parent: the component that owns it.
     """
@@ -91,7 +98,7 @@ def scale_by_load(
         cooldown=COOLDOWN_OUT_S,
         opts=child,
     )
-    for watch in watches(stack, pool, group.name):
+    for watch in watches(stack, pool, group.name, first=first):
         high = watch.above is not None
         aws.cloudwatch.MetricAlarm(
             f"{name}-{watch.label}",

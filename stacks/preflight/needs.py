@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stacks import catalog
 from stacks.cost import Level
-from stacks.cost_lines import machines
+from stacks.cost_lines import machines, on_demand_machines
 from stacks.instance_types import InstanceType
 from stacks.settings import Market, Pool, Stack
 
@@ -53,7 +53,7 @@ def by_market(stack: Stack, pool: Pool) -> Iterator[tuple[Market, int]]:
         return
     most = machines(stack, pool)[Level.MAX]
     if pool.market is Market.SPOT:
-        certain = min(pool.on_demand_base, most)
+        certain = on_demand_machines(stack, pool)[Level.MAX]
         yield Market.ON_DEMAND, certain
         yield Market.SPOT, most - certain
     else:

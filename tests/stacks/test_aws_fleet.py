@@ -164,6 +164,21 @@ def test_an_interactive_pool_watches_its_load(register, label, threshold, cooldo
     assert alarm.inputs["period"] * alarm.inputs["evaluationPeriods"] == cooldown_s
 
 
+def test_full_gpus_of_a_pool_start_one_machine_however_many_groups_it_has(register):
+    """The metric is the pool's, so an alarm on each group would start one in every zone."""
+    serving = pool(name="serve", types=["p4d.24xlarge"], efa=True, purpose="serving")
+
+    rehearsed = register(stack(pools=[serving]))
+
+    (full,) = [
+        one
+        for one in rehearsed.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+        if one.inputs["metricName"] == "GpuMemoryUsedPercent"
+    ]
+    assert full.inputs["name"] == "gpu-fleet-test-serve-us-east-1a-gpu-memory-high"
+    assert len(rehearsed.of_type(GROUP)) == 2
+
+
 @given(stack_files())
 def test_the_groups_of_a_pool_hold_its_size_once(content):
     settings = from_mapping("test", content)

@@ -156,6 +156,15 @@ def test_a_spot_pool_needs_the_spot_quota_and_its_certain_machines_the_other():
     assert [says for says in told if says.startswith("needs 8,") and "(L-3819A6DF)" in says]
 
 
+def test_each_group_of_a_pool_buys_its_own_certain_machines():
+    """A p4d.24xlarge has 96 virtual CPUs; the pool has a group in each of two zones."""
+    mixed = pool(market="spot", types=["p4d.24xlarge"], efa=True, on_demand_base=1, size={"max": 2})
+
+    told = [finding.says for finding in aws.look(stack(pools=[mixed]), account().client)]
+    assert [says for says in told if says.startswith("needs 192,") and "(L-417A185B)" in says]
+    assert [says for says in told if says.startswith("needs 192,") and "(L-7212CCBC)" in says]
+
+
 def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_answer():
     found = look(stack(), account(**{"service-quotas_GetServiceQuota": Refusal()}))
 
