@@ -1,6 +1,7 @@
 """The program behind the MIG units, with an nvidia-smi that writes down what it was told."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,8 +12,13 @@ PROGRAM = Path(__file__).resolve().parents[2] / "image/rootfs/usr/libexec/gpu-fl
 NVIDIA_SMI = """#!/bin/sh
 echo "$@" >>"$CALLS"
 case "$*" in
-    *--list-gpu-instance-profiles*) printf '|  0  MIG 1g.5gb  |\\n|  0  MIG 2g.10gb  |\\n' ;;
-    *--create-gpu-instance*) [ "$(grep -c -e --create-gpu-instance "$CALLS")" -le 3 ] || exit 19 ;;
+    *--list-gpu-instance-profiles*)
+        [ -z "$NO_MIG" ] || exit 6
+        printf '|  0  MIG 1g.5gb  |\\n|  0  MIG 2g.10gb  |\\n' ;;
+    --multi-instance-gpu=1) exit "${MODE_STATUS:-0}" ;;
+    *--create-gpu-instance*)
+        [ -z "$HELD" ] || exit 6
+        [ "$(grep -c -e --create-gpu-instance "$CALLS")" -le 3 ] || exit 19 ;;
     *--destroy*) exit 6 ;;
 esac
 """
@@ -28,7 +34,7 @@ def mig(tmp_path):
     calls, file = tmp_path / "calls", tmp_path / "instance.toml"
     calls.touch()
 
-    def run(*arguments, instance_file='mig_profile = ""'):
+    def run(*arguments, instance_file='mig_profile = ""', **gpus):
         file.write_text(instance_file)
         done = subprocess.run(
             ["bash", str(PROGRAM), *arguments],
@@ -39,6 +45,7 @@ def mig(tmp_path):
                 "PATH": f"{fake.parent}:{os.environ['PATH']}",
                 "CALLS": str(calls),
                 "GPU_FLEET_INSTANCE_FILE": str(file),
+                **gpus,
             },
         )
         return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines()
@@ -70,6 +77,35 @@ def test_a_profile_that_the_gpus_do_not_know_cuts_nothing(mig):
     assert status == 1
     assert "error: MIG profile '1g.18gb': these GPUs have 1g.5gb 2g.10gb" in said
     assert "--multi-instance-gpu=1" not in calls
+
+
+def test_gpus_without_mig_are_said_to_have_none(mig):
+    status, said, _ = mig("create", "1g.5gb", NO_MIG="yes")
+
+    assert status == 1
+    assert "error: MIG profile '1g.5gb': these GPUs have none" in said
+
+
+def test_a_gpu_whose_mode_is_on_since_before_a_reboot_is_cut_again(mig):
+    status, _, calls = mig("create", "2g.10gb", MODE_STATUS="1")
+
+    assert status == 0
+    assert calls[-1] == "--list-gpus"
+
+
+def test_a_gpu_that_a_program_holds_is_not_said_to_be_cut(mig):
+    status, said, _ = mig("create", "2g.10gb", HELD="yes")
+
+    assert status == 1
+    assert "no instance could be made; does a program hold a GPU?" in said
+
+
+def test_nobody_holds_a_gpu_before_it_is_cut():
+    unit = (PROGRAM.parents[3] / "etc/systemd/system/mig.service").read_text()
+
+    before = re.search("^Before=(.*)$", unit, flags=re.MULTILINE).group(1).split()
+
+    assert {"nvidia-dcgm.service", "nvidia-dcgm-exporter.service", "gpu-ready.service"} <= set(before)
 
 
 def test_removing_makes_the_gpus_whole_again(mig):
