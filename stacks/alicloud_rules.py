@@ -25,8 +25,11 @@ SPOT_PRICE_STEP = Decimal("0.01")
 MOST_TYPES_OF_A_CONFIGURATION = 10
 # The same provider, resource alicloud_nas_file_system, example "CPFS Usage".
 CPFS_FIRST_GIB, CPFS_STEP_GIB = 3600, 1200
-# The same provider, resource alicloud_ess_scaling_rule, scaling_rule_name.
+# The same provider, resource alicloud_ess_scaling_rule, scaling_rule_name; and of an event-triggered task
+# help.aliyun.com/en/auto-scaling/user-guide/manage-event-triggered-tasks.
 LONGEST_RULE_NAME = 64
+# What the name of a group that scales is followed by: the longest of its alarms.
+LONGEST_ALARM = "gpu-memory-high"
 # Prices of mainland China; an account elsewhere is billed in USD, and its prices are in no public list.
 CURRENCY = "CNY"
 KMS_INSTANCE = "kst-"
@@ -84,13 +87,16 @@ def _of_alicloud(section: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _names(stack: str, section: Mapping[str, Any]) -> Iterator[Problem]:
-    """Auto Scaling takes 64 characters; the longest name is that of a rule of a group in one zone."""
+    """Auto Scaling takes 64 characters; a group in one zone, and an alarm of it, have the longest names."""
     network: Network | None = section.get("network")
     zones = ("",) if network is None else network.zones
     for index, pool in enumerate(section.get("pools", ())):
-        longest = "" if pool is None else naming.prefixed(stack, pool.name, max(zones, key=len), "out")
+        if pool is None:
+            continue
+        parts = (pool.name, max(zones, key=len), *((LONGEST_ALARM,) if pool.scales else ()))
+        longest = naming.prefixed(stack, *parts)
         if len(longest) > LONGEST_RULE_NAME:
-            allowed = f"too long once prefixed: scaling rule {longest} has {len(longest)} characters, "
+            allowed = f"too long once prefixed: {longest} has {len(longest)} characters, "
             yield Problem(f"pools[{index}].name", pool.name, f"{allowed}{LONGEST_RULE_NAME} allowed")
 
 

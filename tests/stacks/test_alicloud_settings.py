@@ -2,11 +2,12 @@
 
 import pytest
 
-from stacks import catalog
+from stacks import alicloud_rules, catalog
+from stacks.alicloud import scaling
 from stacks.catalog import Cloud
 from stacks.errors import SettingsError
 from stacks.settings_reader import from_mapping
-from tests.stacks.alicloud_examples import pool, stack_file
+from tests.stacks.alicloud_examples import pool, stack, stack_file
 from tests.stacks.examples import pool as aws_pool
 from tests.stacks.examples import stack_file as aws_stack_file
 
@@ -126,6 +127,10 @@ BAD_INPUTS = {
         {"pools": [pool(name="a" * 40)]},
         "characters, 64 allowed",
     ),
+    "a name too long for an alarm of one zone's group": (
+        {"pools": [pool(name="a" * 22)]},
+        "-cn-shenzhen-d-gpu-memory-high has 67 characters, 64 allowed",
+    ),
     "a home smaller than one that is sold": (
         {"storage": {"kms_instance_id": "kst-1", "home_gib": 50}},
         "storage.home_gib = 50: must be greater than or equal to 100",
@@ -144,6 +149,14 @@ BAD_INPUTS = {
 @pytest.mark.parametrize(("changes", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
 def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(changes, message):
     assert message in refusal(stack_file(**changes))
+
+
+def test_the_longest_name_that_the_settings_count_with_is_an_alarms():
+    made = stack(pools=[pool()])
+
+    labels = [watch.label for watch in scaling.watches(made, made.pools[0])]
+
+    assert max(labels, key=len) == alicloud_rules.LONGEST_ALARM
 
 
 def test_a_usd_budget_is_accepted_with_a_rate():
