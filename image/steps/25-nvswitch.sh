@@ -8,5 +8,8 @@ install_group nvswitch
 driver=$(locked nvidia-driver version)
 manager=$(dpkg-query --show --showformat '${Version}' "$(packages_of nvswitch | head -n 1)")
 [ "${manager%%-*}" = "${driver%%-*}" ] || fail "fabric manager $manager beside driver $driver: they must be one version"
+# the subnet manager of a B200's switches, which the fabric manager starts itself; Ubuntu has none
+repository dcgm
+install "nvlsm=$(locked nvlsm version)"
 lay etc/systemd/system/nvidia-fabricmanager.service.d
 systemctl enable nvidia-fabricmanager.service

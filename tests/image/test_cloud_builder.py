@@ -10,6 +10,7 @@ import pytest
 from image import build_requirements, payload
 
 VERSIONS = "versions/ubuntu-24.04.tsv"
+DROP_IN = "nvidia-fabricmanager.service.d/10-nvswitch.conf"
 
 
 @pytest.fixture
@@ -110,12 +111,16 @@ def new_key(person):
     return re.search(r"^fpr:+(\w+):", listed, flags=re.MULTILINE).group(1), armour
 
 
+def archive(fingerprint):
+    rows = {"uri": "https://archive.example ./", "file": "keys.asc", "key_fingerprint": fingerprint}
+    return "".join(f"dcgm\t{field}\t{value}\n" for field, value in rows.items())
+
+
 @pytest.mark.parametrize("stranger", [False, True], ids=["the maker's key", "and a stranger's"])
 def test_apt_trusts_the_locked_key_and_none_beside_it(cloud_builder, tmp_path, keys, stranger):
     (locked, of_maker), (other, of_stranger) = keys.items()
     (tmp_path / "keys.asc").write_text(of_maker + (of_stranger if stranger else ""))
-    rows = {"uri": "https://archive.example ./", "file": "keys.asc", "key_fingerprint": locked}
-    (tmp_path / VERSIONS).write_text("".join(f"dcgm\t{field}\t{value}\n" for field, value in rows.items()))
+    (tmp_path / VERSIONS).write_text(archive(locked))
     (tmp_path / "steps/45-exporters.sh").write_text('set -e\n. "$PAYLOAD/lib.sh"\nrepository dcgm\n')
 
     done, _ = cloud_builder("45-exporters", "aws")
@@ -124,3 +129,19 @@ def test_apt_trusts_the_locked_key_and_none_beside_it(cloud_builder, tmp_path, k
     assert (tmp_path / "etc/apt/sources.list.d/dcgm.list").exists() is not stranger
     if stranger:
         assert f"fingerprint is {locked} {other}, versions.toml has {locked}" in done.stderr
+
+
+def test_the_switches_of_a_b200_get_their_subnet_manager(cloud_builder, tmp_path, keys):
+    fingerprint, key = next(iter(keys.items()))
+    (tmp_path / "keys.asc").write_text(key)
+    locked = "nvidia-driver\tversion\t580.95.05-0ubuntu1\nnvlsm\tversion\t2025.06.5-1\n"
+    (tmp_path / VERSIONS).write_text(archive(fingerprint) + locked)
+
+    done, calls = cloud_builder("25-nvswitch", "aws", {"dpkg-query": "echo 580.95.05-1"})
+
+    assert done.returncode == 0, done.stderr
+    assert any(call.endswith(" nvlsm=2025.06.5-1") for call in calls)
+    conditions = (tmp_path / "etc/systemd/system" / DROP_IN).read_text()
+    # either is enough: "|"
+    assert "ConditionDirectoryNotEmpty=|/proc/driver/nvidia-nvswitch/devices\n" in conditions
+    assert "ConditionPathExistsGlob=|/sys/class/infiniband/mlx5_*\n" in conditions
