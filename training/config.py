@@ -9,16 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from training.errors import ConfigError, suggestion
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
     """Frozen, no unknown keys, no silent conversions: "1" is not 1."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Run(Section):
@@ -26,7 +27,7 @@ class Run(Section):
 
     directory: str = "runs/default"
     seed: Count = 0
-    epochs: Annotated[float, Field(ge=0)] = 0.0
+    epochs: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     steps: Count = 0
     batch_size: Positive = 64  # samples per optimizer step over all ranks: the same at every world size
     accumulation: Positive = 1  # micro-batches per optimizer step
@@ -68,7 +69,7 @@ class Optimizer(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     momentum: Fraction = 0.9  # sgd only
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)  # adamw only; TOML has lists only
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), strict=False)  # adamw only; TOML has lists only
     clip_norm: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping
 
 
@@ -108,7 +109,7 @@ class Parallel(Section):
     pipeline: Positive = 1  # ranks that share the depth of the model
     powersgd_rank: Count = 0  # ddp: rank of the gradient compression; 0: off
     sync_batch_norm: bool = False
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0  # of a collective; the watchdog speaks a little sooner
+    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0  # of a collective; the watchdog is sooner
 
     @model_validator(mode="after")
     def one_strategy(self) -> Self:
@@ -141,7 +142,7 @@ class Checkpoint(Section):
 class Interrupt(Section):
     """How often the stop file and the metadata service are asked, and the ranks tell each other."""
 
-    poll_s: Annotated[float, Field(gt=0)] = 1.0
+    poll_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
     agree_every_s: Seconds = 0.25  # 0: at every step
 
 

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from enum import IntEnum
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -126,7 +127,7 @@ def sources() -> list[Source]:
 def stop_file(path: Path) -> Notice | None:
     """The stop file that the idle reaper or a person writes; its line is the detail."""
     try:
-        return Reason.STOP_FILE, path.read_text(encoding="utf-8").strip()
+        return Reason.STOP_FILE, path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -196,6 +197,6 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, st
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         log.debug("event=metadata-silent url=%s error=%r", url, str(error))
         return 0, ""

@@ -21,7 +21,7 @@ from training.pool.alicloud_peers import alicloud_peers
 from training.pool.aws_peers import aws_peers
 from training.pool.identity import Expected, Identity, Machine, Metadata, read_identity
 from training.pool.members import in_order
-from training.pool.network import environment
+from training.pool.network import control_environment, environment
 
 PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
 SHUTDOWN_TIMEOUT_S = 90  # for the last save, of the two minutes that a spot notice gives
@@ -153,7 +153,8 @@ def _expected(identity: Identity | None, machine: Machine | None) -> Expected:
 def _variables(identity: Identity | None, machine: Machine | None) -> dict[str, str]:
     if machine is None:
         return {}
-    return environment(machine.instance_type, _expected(identity, machine), os.environ)
+    network = environment(machine.instance_type, _expected(identity, machine), os.environ)
+    return {**network, **control_environment(machine.address, os.environ)}
 
 
 def _rendezvous_id(identity: Identity | None, settings: config.Config) -> str:

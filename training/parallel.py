@@ -105,6 +105,11 @@ def world(settings: config.Parallel) -> Iterator[World]:
     size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
+        if local_rank >= (found := torch.cuda.device_count()):
+            raise ParallelError(
+                f"process {local_rank} of this machine has no GPU of its own among {found}; "
+                f"start torchrun with --nproc-per-node {found}"
+            )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=settings.timeout_s)

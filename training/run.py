@@ -17,7 +17,7 @@ from training.data.dataset import Dataset, Description, check_parts, describe, o
 from training.data.loader import Batch, Reader, Share, batches, training_slices
 from training.data.order import SampleOrder
 from training.data.prefetch import to_device
-from training.errors import ConfigError
+from training.errors import ConfigError, ParallelError
 from training.evaluation import Evaluated
 from training.metrics.flops import Utilisation, utilisation
 from training.metrics.writers import MetricsWriter, Writers, open_writers
@@ -186,6 +186,8 @@ def build_model(run: Run) -> nn.Module:
     if settings.precision.activation_checkpointing:
         models.recompute_activations(model, chosen.name)
     if settings.parallel.sync_batch_norm:
+        if run.where.size > 1 and run.where.device.type == "cpu":
+            raise ParallelError("parallel.sync_batch_norm = true: torch does so between GPUs only, not CPUs")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # no hints
     return model
 

@@ -22,7 +22,9 @@ from tests.training.examples import (
     write_tokens,
 )
 from tests.training.ranks import run_ranks
-from training import loop
+from training import config, loop
+from training.errors import ParallelError
+from training.parallel import world
 
 ONE_PETABYTE = 1 << 50
 
@@ -55,6 +57,10 @@ def directory_under_a_file(table: dict[str, Any], folder: Path) -> dict[str, Any
             "= 3 does not divide 2 processes; sizes that fit: 1, 2",
         ),
         (section("parallel", strategy="tensor", tensor=2), "can spread the model 'gpt' only"),
+        (
+            section("parallel", sync_batch_norm=True),
+            "sync_batch_norm = true: torch does so between GPUs only",
+        ),
         (section("run", bach_size=3), "run.bach_size: unknown key; did you mean batch_size?"),
         (section("run", batch_size="64"), "run.batch_size = '64': input should be a valid integer"),
         (without_pictures, "empty/train: holds no samples"),
@@ -168,3 +174,13 @@ def hungry_rank(table: dict[str, Any], folder: Path, full: int) -> tuple[int, st
     if os.environ["RANK"] == str(full):
         loop.mean_loss = hungry
     return tried_alone(table, folder)
+
+
+def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    message = r"process 2 .* start torchrun with --nproc-per-node 2"
+    with pytest.raises(ParallelError, match=message), world(config.Parallel()):
+        pass

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 from stacks.rehearsal.metadata import metadata_service
 from training import interrupt
 from training.errors import ConfigError
-from training.interrupt import AlicloudNotice, AwsNotice, Interruption, Reason, sources, stop_file
+from training.interrupt import AlicloudNotice, AwsNotice, Interruption, Reason, ask, sources, stop_file
 
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
@@ -102,6 +103,30 @@ def test_the_line_in_the_stop_file_is_the_detail(tmp_path: Path) -> None:
 
     assert stop_file(tmp_path / "stop") == (Reason.STOP_FILE, "idle for 24 h")
     assert stop_file(tmp_path / "none") is None
+
+
+def test_a_stop_file_counts_however_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "stop").write_bytes("für immer".encode("latin-1"))
+
+    reason, _ = stop_file(tmp_path / "stop") or (None, "")
+
+    assert reason is Reason.STOP_FILE
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", b"no HTTP\r\n\r\n"])
+def test_an_answer_that_breaks_off_is_no_answer(answer: bytes) -> None:
+    def reply(listener: socket.socket) -> None:
+        with listener.accept()[0] as line:
+            line.recv(4096)
+            line.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=reply, args=(listener,))
+        thread.start()
+        status, _ = ask(f"http://127.0.0.1:{listener.getsockname()[1]}/", {})
+        thread.join()
+
+    assert status == 0
 
 
 def test_a_machine_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path) -> None:

@@ -19,7 +19,7 @@ from training import cli, launch
 from training.errors import LaunchError
 from training.pool.identity import Expected, Machine, read_identity
 from training.pool.members import in_order, members_in_service
-from training.pool.network import environment
+from training.pool.network import control_environment, environment
 
 INSTANCE_FILE = """
 schema_version = 1
@@ -295,6 +295,16 @@ def test_elastic_rdma_uses_the_verbs_inside_nccl():
 
 def test_what_a_person_has_set_stays():
     assert "NCCL_SOCKET_IFNAME" not in environment("p5.48xlarge", Expected(), {"NCCL_SOCKET_IFNAME": "ens5"})
+
+
+def test_gloo_listens_where_the_other_machines_look_for_it(pool, config_file):
+    pool["local-ipv4"] = "127.0.0.1"  # an address that this machine has
+
+    result = dry_run(config_file, "--nproc-per-node", "8", "--peers", "127.0.0.1,127.0.0.2")
+
+    assert "GLOO_SOCKET_IFNAME=lo " in result.output
+    assert control_environment("127.0.0.1", {"GLOO_SOCKET_IFNAME": "ens5"}) == {}
+    assert control_environment("192.0.2.1", {}) == {}  # kept for documentation: nobody has it
 
 
 def test_the_status_of_torchrun_is_passed_on(tmp_path, restored_signals):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import boto3
 from boto3.exceptions import Boto3Error
@@ -24,14 +23,20 @@ class Store:
     """The checkpoints under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
 
     def __init__(self, uri: str, endpoint: str = "") -> None:
-        parts = urlsplit(uri)
-        if parts.scheme not in SCHEMES or not parts.netloc:
+        scheme, _, place = uri.partition("://")
+        bucket, _, prefix = place.partition("/")
+        if scheme not in SCHEMES or not bucket:
             raise CheckpointError(
                 f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix"
             )
         self.uri = uri.rstrip("/")
-        self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
-        self._client = _client(parts.scheme, endpoint)
+        self._bucket, self._prefix = bucket, prefix.strip("/")
+        try:
+            self._client = _client(scheme, endpoint)
+        except ValueError as error:
+            raise CheckpointError(
+                f"checkpoint.endpoint = {endpoint!r}: {error}; write https://host"
+            ) from error
 
     def check_writable(self) -> None:
         """Writes and removes a small object; raises CheckpointError that names what is missing or denied."""

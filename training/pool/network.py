@@ -10,6 +10,9 @@ Sources:
   erdma  https://www.alibabacloud.com/help/en/pai/user-guide/erdma-distributed-training-with-high-performance-networks
 """
 
+import fcntl
+import socket
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,6 +33,9 @@ ERDMA = {
 # Sockets carry the bootstrap, and everything where there is no RDMA; never over Docker or loopback.
 AWS_SOCKETS = {"NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
 ALICLOUD_SOCKETS = {"NCCL_SOCKET_IFNAME": "eth0"}
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+SIOCGIFADDR = 0x8915  # the request of netdevice(7): struct ifreq, 40 bytes, the address at 20
 
 
 @dataclass(frozen=True)
@@ -68,3 +74,26 @@ def environment(instance_type: str, expected: Expected, given: Mapping[str, str]
     has_rdma = expected.efa_interfaces > 0 or expected.erdma_interfaces > 0
     wanted = {**network.sockets, **(network.rdma if has_rdma else {})}
     return {name: value for name, value in wanted.items() if name not in given}
+
+
+def control_environment(address: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The variable that has Gloo listen at `address`, where the other machines look for it.
+
+    Gloo else takes what the host's own name resolves to, or loopback where it resolves to nothing:
+    createDefaultDevice in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
+    """
+    interface = interface_of(address)
+    return {} if interface is None or GLOO_INTERFACE in given else {GLOO_INTERFACE: interface}
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this IPv4 address; None when there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, SIOCGIFADDR, struct.pack("40s", name.encode()))
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
