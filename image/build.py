@@ -213,8 +213,8 @@ def payload_command(output: Path, target: str) -> None:
     """The tarball that a cloud's builder fetches, checks and runs; its name is its hash."""
     try:
         click.echo(cloud_payload(output, target))
-    except ImageError as error:
-        sys.exit(f"error: {error}")
+    except (ImageError, OSError) as error:
+        sys.exit(f"error: {_reason(error)}")
 
 
 def _show(make: Callable[[bake.Listener], Report]) -> None:
@@ -230,10 +230,17 @@ def _show(make: Callable[[bake.Listener], Report]) -> None:
 
         try:
             report = make(listener)
-        except ImageError as error:
+        except (ImageError, OSError) as error:
             progress.stop()
-            sys.exit(f"error: {error}")
+            sys.exit(f"error: {_reason(error)}")
     Console().print(table(report))
+
+
+def _reason(error: ImageError | OSError) -> str:
+    """What to tell: of a folder that cannot be written or a disk that is full, which one it is."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; use --output"
+    return str(error)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Baking: what stops it is one message, and what is unfinished does not stay."""
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 
 import pytest
@@ -91,6 +93,31 @@ def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path, monkeypatc
 
     assert said.exit_code == 1
     assert said.output.splitlines()[-1] == "error: cannot bake: not root (user id 1000): run it with sudo"
+
+
+def test_a_place_that_cannot_be_written_is_one_message(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(build, "inputs", lambda: FILES)
+
+    said = CliRunner().invoke(build.main, ["rootfs", "--output", str(tmp_path / "file" / "below")])
+
+    assert said.exit_code == 1
+    assert said.output.splitlines()[-1] == f"error: {tmp_path}/file/below: Not a directory; use --output"
+
+
+def test_a_disk_that_fills_up_is_one_message(tmp_path, machine_that_may, monkeypatch):
+    def fill(_root, folder, *_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "disk.raw"))
+
+    monkeypatch.setattr(build, "inputs", lambda: FILES)
+    monkeypatch.setattr(build, "rootfs", lambda *_: build.Report(tmp_path, "key", 7, {}))
+    monkeypatch.setattr(build.disk, "make", fill)
+
+    said = CliRunner().invoke(build.main, ["qemu", "--output", str(tmp_path)])
+
+    assert said.exit_code == 1
+    assert said.output.splitlines()[-1].endswith("disk.raw: No space left on device; use --output")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failing_step_is_named_with_its_last_lines(tmp_path):
