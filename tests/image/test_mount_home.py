@@ -97,3 +97,13 @@ def test_a_stack_without_homes_leaves_them_on_the_root_disk(machine, cloud):
     told = mounted(machine, f'cloud = "{cloud}"\nhome_file_system = ""\n')
 
     assert told == "event=home-on-root-disk reason=no-home-file-system\n"
+
+
+def test_the_tunnel_comes_back_while_homes_hang():
+    """To make mounts of its own a service walks over /home, and waits there for the tunnel that it is."""
+    settings = {line.partition("=")[0] for line in UNIT.read_text().splitlines()}
+
+    assert "User" in settings
+    assert not {
+        name for name in settings if name.startswith(("DynamicUser", "Protect", "Private", "ReadOnly"))
+    }
