@@ -11,7 +11,7 @@ from stacks.cost import hold_to_budget, warnings
 from stacks.cost_lines import Volumes, estimate
 
 PIPE_WIDTH = 140
-Gigabytes = click.IntRange(min=0)
+Gigabytes = click.IntRange(0, 1_000_000_000)
 
 
 @click.command()

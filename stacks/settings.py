@@ -45,8 +45,11 @@ TimeOfDay = Annotated[str, matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time 
 Url = Annotated[str, matching(r"https?://\S+", "must be an http or https URL")]
 # Pulumi.yaml must give a key a default before a stack may leave it out; the empty text is that default.
 OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
-Positive = Annotated[int, Field(gt=0)]
-PositiveDecimal = Annotated[Decimal, Field(gt=0)]
+# More than any account has of anything; beyond it the sums of the estimate outgrow their 28 digits.
+LARGEST = 1_000_000_000
+Positive = Annotated[int, Field(gt=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6)]
 Percent = Annotated[int, Field(gt=0, le=100)]
 # The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
 RetentionDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
@@ -177,8 +180,8 @@ class Storage:
     key_rotation_days: Annotated[int, Field(ge=7, le=90)] = 90
     kms_instance_id: str | None = None
     home: bool = False
-    home_gib: Annotated[int, Field(ge=100)] = 100
-    scratch_gib: Annotated[int, Field(ge=0)] = 0
+    home_gib: Annotated[int, Field(ge=100, le=LARGEST)] = 100
+    scratch_gib: Count = 0
     old_versions_days: Positive = 30
 
 
@@ -189,8 +192,8 @@ class Size:
     A pool with a group for each zone may reach ``max`` in each of them; its worst month is counted so.
     """
 
-    min: Annotated[int, Field(ge=0)] = 0
-    desired: Annotated[int, Field(ge=0)] = 0
+    min: Count = 0
+    desired: Count = 0
     max: Positive = 1
 
 
@@ -269,14 +272,14 @@ class Pool:
     erdma: bool = False
     gpu_memory_gib: Positive | None = None
     mig_profile: str | None = None
-    on_demand_base: Annotated[int, Field(ge=0)] = 0
+    on_demand_base: Count = 0
     spot_price_limit: PositiveDecimal | None = None
     volume_gib: Positive = 200
-    scratch_gib: Annotated[int, Field(ge=0)] = 0
+    scratch_gib: Count = 0
     containers: bool = False
     scaling: bool | None = None
     idle: Idle = Idle()
-    max_lifetime_hours: Annotated[int, Field(ge=24)] = 168
+    max_lifetime_hours: Annotated[int, Field(ge=24, le=LARGEST)] = 168
     owner: Owner = ""
 
     @property
@@ -294,7 +297,7 @@ class Pool:
 class Threshold:
     """A share of the budget that notifies when it is passed."""
 
-    percent: Annotated[int, Field(gt=0)]
+    percent: Positive
     kind: ThresholdKind = ThresholdKind.ACTUAL
 
 

@@ -1,8 +1,9 @@
 """``python -m stacks.advise --params 7e9 --batch 32 --seq 2048``: what a run needs, and what to run it on."""
 
+import math
 import sys
 from decimal import Decimal
-from typing import get_args
+from typing import Any, get_args
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -16,6 +17,17 @@ from stacks.money import Money
 
 PIPE_WIDTH = 170
 EIGHT = 8
+
+
+class FiniteRange(click.FloatRange):
+    """A range that holds no NaN: every comparison with one is false, so click's own lets it in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse what is outside of the range, and what is no number or no end."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} must be a finite number", param, ctx)
+        return number
 
 
 class Amount(click.ParamType[float]):
@@ -44,12 +56,12 @@ class Amount(click.ParamType[float]):
 )
 @click.option("--layers", type=click.IntRange(min=1), help="Of the model; by default from its size.")
 @click.option("--width", type=click.IntRange(min=1), help="Of a layer; by default from its size.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="It must be done by then.")
+@click.option("--days", type=FiniteRange(min=0, min_open=True), help="It must be done by then.")
 @click.option("--budget", type=Amount(), help="Most to pay, in --currency.")
 @click.option("--currency", type=click.Choice(["USD", "CNY"]), default="USD", show_default=True)
 @click.option(
     "--reserved-discount",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=FiniteRange(0, 1, max_open=True),
     help="What a reservation takes off the price, 0 to 1.",
 )
 @click.option("--cny-per-usd", type=Amount(), help="To compare prices in yuan with dollars between vendors.")

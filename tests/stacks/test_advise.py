@@ -255,6 +255,8 @@ def test_the_command_ranks_what_finishes_and_says_what_the_budget_allows():
         (["--params", "many"], "'many' must be a number of at least 1, such as 7e9"),
         (["--params", "7e9", "--budget", "1"], "--budget = 1.00 USD: nothing finishes for that"),
         (["--params", "7e9", "--days", "0.01"], "nothing known holds it and finishes in 0.01 days"),
+        (["--params", "7e9", "--days", "nan"], "'nan' must be a finite number"),
+        (["--params", "7e9", "--reserved-discount", "nan"], "'nan' must be a finite number"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_message(arguments, message):

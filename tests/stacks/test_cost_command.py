@@ -93,6 +93,13 @@ def test_more_data_costs_more():
     assert re.search(r"storage .* bucket .* 230\.00", done.output)
 
 
+def test_more_data_than_can_be_counted_is_refused():
+    done = run("aws-dev", "--nat-gb", str(10**35))
+
+    assert done.exit_code == 2
+    assert "is not in the range 0<=x<=1000000000" in done.output
+
+
 def test_a_stack_over_its_budget_is_shown_first_and_then_refused(monkeypatch):
     monkeypatch.setattr(stack_files, "settings_of", lambda name: dear())
 

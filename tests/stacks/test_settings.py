@@ -130,6 +130,14 @@ BAD_INPUTS = {
         {"budget": {"monthly": 0, "recipients": ["a@b.org"]}},
         "budget.monthly = 0: must be greater than 0",
     ),
+    "more machines than can be counted": (
+        {"pools": [pool(size={"max": 10**30})]},
+        f"pools[0].size.max = {10**30}: must be less than or equal to 1000000000",
+    ),
+    "a budget beyond all money": (
+        {"budget": {"monthly": 10**30, "recipients": ["a@b.org"]}},
+        f"budget.monthly = {10**30}: must be less than or equal to 1000000000",
+    ),
     "a budget without a recipient": (
         {"budget": {"monthly": 10}},
         "budget.recipients = []: needs at least one e-mail address",
