@@ -10,17 +10,22 @@ from image.reaper.policy import QuietHours
 
 SATURDAY = 5
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+# Beyond it the arithmetic of ``datetime`` overflows; "for ever" is written as the year 9999.
+LAST_YEAR = 9998
+LONGEST_DURATION = timedelta(days=36_500)
 
 
 def parse_time(text: str) -> datetime:
     """An ISO 8601 time with its zone, as UTC.
 
     Raises:
-        ValueError: when it is not one, or names no zone.
+        ValueError: when it is not one, names no zone, or lies where no clock will ever be.
     """
     value = datetime.fromisoformat(text.strip())
     if value.tzinfo is None:
         raise ValueError(f"{text!r} names no time zone")
+    if not 1 < value.year <= LAST_YEAR:
+        raise ValueError(f"{text!r} lies outside the years 2 to {LAST_YEAR}")
     return value.astimezone(UTC)
 
 
@@ -38,7 +43,8 @@ def parse_duration(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
     if not match or float(match[1]) == 0:
         raise ConfigurationError(f"duration {text!r}; allowed: a number and m, h or d, say 90m, 8h or 2d")
-    return timedelta(**{UNITS[match[2]]: float(match[1])})
+    longest = LONGEST_DURATION / timedelta(**{UNITS[match[2]]: 1})
+    return timedelta(**{UNITS[match[2]]: min(float(match[1]), longest)})
 
 
 def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, weekends: bool) -> bool:
