@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from training import config
 from training.data.dataset import Dataset, Description
-from training.data.loader import IGNORED, Reader, Share, batches, evaluation_slices
+from training.data.loader import IGNORED, CorruptionCounter, Reader, Share, batches, evaluation_slices
 from training.parallel import World
 
 
@@ -55,8 +55,10 @@ def evaluate(
 ) -> Score | None:
     """The score over the whole data set, computed by all ranks together; None when `interrupted` said so.
 
-    `interrupted` is called once per batch and answers the same on every rank.
+    `interrupted` is called once per batch and answers the same on every rank. Raises DataError where a rank
+    has too many corrupt samples.
     """
+    corrupt: set[str] = set()  # those at the end may come twice
     totals = torch.zeros(3, dtype=torch.float64, device=where.device)  # loss, correct, targets
     # Batches past the end wrap around to keep the ranks in step; only the first `counted` samples count.
     parts = list(evaluation_slices(len(dataset), share))
@@ -70,12 +72,16 @@ def evaluate(
             for batch, (_, counted) in zip(reader, parts, strict=True):
                 if interrupted():
                     return None
+                corrupt.update(batch.corrupt)
                 here = batch.to(where.device)
                 outputs = model.predict(here.inputs)
                 if outputs is not None:
                     totals += _tally(outputs[:counted], here.targets[:counted])
     finally:
         model.module.train(was_training)
+    counter = CorruptionCounter(settings.data.corrupt_limit)
+    counter.add(tuple(sorted(corrupt)))
+    where.together(counter.check)
     loss, correct, targets = (sum(column) for column in zip(*where.gather(totals.tolist()), strict=True))
     return score(loss, correct, int(targets), description)
 

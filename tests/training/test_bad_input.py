@@ -2,13 +2,19 @@
 
 import json
 import shutil
+import struct
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.training.commands import command, tried_alone
 from tests.training.examples import Change, changed, few_digits, resnet_table, section, without_pictures
 from training import config, train
+from training.data.dataset import CorruptSampleError
+from training.data.images import decode
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +138,49 @@ def test_a_corrupt_sample_below_the_limit_is_skipped_and_counted(pictures: Path,
 
     assert status == 0
     assert json.loads((tmp_path / "run/result.json").read_text())["outcome"] == "finished"
+
+
+def broken_held_out(pictures: Path, data: Path, count: int) -> Path:
+    """A copy of the data set whose first held-out pictures are none."""
+    shutil.copytree(pictures, data, symlinks=False)
+    for picture in sorted((data / "val").glob("*/*.png"))[:count]:
+        picture.write_bytes(b"not a picture")
+    return data
+
+
+def test_corrupt_held_out_samples_count_once_each_however_often_they_are_read(
+    pictures: Path, tmp_path: Path
+) -> None:
+    data = broken_held_out(pictures, tmp_path / "data", count=2)
+    table = changed(resnet_table(data, tmp_path / "run", steps=1), run={"batch_size": 96, "accumulation": 1})
+
+    enough, _ = tried_alone(changed(table, data={"corrupt_limit": 2}), tmp_path)
+    status, said = tried_alone(changed(table, data={"corrupt_limit": 1}), tmp_path)
+
+    assert (enough, status) == (0, 1)
+    assert "2 corrupt samples, data.corrupt_limit allows 1" in said
+
+
+def test_what_a_reader_process_says_is_told_without_where_it_was_raised(
+    pictures: Path, tmp_path: Path
+) -> None:
+    table = resnet_table(broken_held_out(pictures, tmp_path / "data", count=64), tmp_path / "run", steps=1)
+
+    status, said = tried_alone(changed(table, data={"workers": 1}), tmp_path)
+
+    assert status == 1
+    assert "error: a whole batch of 64 samples is corrupt" in said
+    assert "Traceback" not in said
+
+
+def test_a_picture_too_large_to_be_one_is_a_corrupt_sample() -> None:
+    content = BytesIO()
+    Image.new("RGB", (1, 1)).save(content, "bmp")
+    header = bytearray(content.getvalue())
+    header[18:26] = struct.pack("<ii", 30_000, 30_000)
+
+    with pytest.raises(CorruptSampleError, match="exceeds limit"):
+        decode(bytes(header), config.Data(path=""), training=False, chance=np.random.default_rng())
 
 
 def test_a_full_device_is_told_with_the_knobs_that_help() -> None:

@@ -76,6 +76,12 @@ def test_weight_decay_spares_biases_and_norms() -> None:
     assert len(spared["params"]) == 3
 
 
+def test_gradient_descent_may_do_without_momentum() -> None:
+    plain = config.Optimizer(name="sgd", momentum=0.0)
+
+    assert optimization.build_optimizer(nn.Linear(1, 1), plain).param_groups[0]["momentum"] == 0
+
+
 def test_an_exponential_average_follows_the_weights_at_its_rate() -> None:
     model, settings = nn.Linear(1, 1, bias=False), config.Average(name="ema", decay=0.9)
     nn.init.constant_(model.weight, 1.0)

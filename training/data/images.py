@@ -4,13 +4,14 @@ import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from training import config
 from training.data.dataset import Array, CorruptSampleError, Description
 from training.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises on such files
 SHIFT_PIXELS = 1 / 8  # of a side: 4 of 32, as in the CIFAR experiments of He et al., 2015
 
 
@@ -59,7 +60,9 @@ def decode(content: bytes, settings: config.Data, training: bool, chance: np.ran
     try:
         with Image.open(io.BytesIO(content)) as picture:
             pixels = picture.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises on broken files
+    except UnidentifiedImageError as error:  # which names only the place of the bytes in memory
+        raise CorruptSampleError("is no picture") from error
+    except BROKEN as error:
         raise CorruptSampleError(str(error)) from error
     if training and settings.augmentation == "resized_crop":
         pixels = _resized_crop(pixels, settings.image_size or pixels.width, chance)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,7 +123,14 @@ def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinn
         pin_memory=pinned,
         **workers,
     )
-    return iter(loader)
+    return _read(loader)
+
+
+def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
+    try:
+        yield from loader
+    except DataError as error:  # around that of a reader process torch puts where it was raised
+        raise DataError(str(error).strip().rpartition(f"{DataError.__name__}: ")[2]) from error
 
 
 def _leave_process_group(_worker: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from training.data.dataset import Description, describe, write_description
-from training.data.images import SUFFIXES
+from training.data.images import BROKEN, SUFFIXES
 from training.data.shards import INDEX, INDEX_DTYPE, index_shard, shard_files
 from training.errors import DataError
 from training.preparation.progress import progress
@@ -99,7 +99,7 @@ def _read(file: Path, skipped: Skipped) -> bytes | None:
         content = file.read_bytes()
         with Image.open(io.BytesIO(content)) as picture:
             picture.load()
-    except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises on broken files
+    except BROKEN as error:
         skipped.add(f"{file}: {error}")
         return None
     return content
