@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import boto3
 import pytest
@@ -41,14 +42,95 @@ def test_every_file_lies_under_stack_and_machine(s3, folder):
     assert keys(s3) == {"keep/aws-dev/i-1/notes.txt": 5, "keep/aws-dev/i-1/deep/über maß.bin": 100}
 
 
-def test_a_second_copy_sends_only_what_changed(s3, folder):
-    save(folder, s3, PLACE)
-    (folder / "notes.txt").write_text("hullo")
-    later = time.time() + 60
-    os.utime(folder / "notes.txt", (later, later))
+def again(s3, folder, sent):
+    return save(folder, s3, PLACE, sent=sent)
 
-    assert save(folder, s3, PLACE) == Saved(1, 5, 1)
-    assert s3.get_object(Bucket="data", Key="keep/aws-dev/i-1/notes.txt")["Body"].read() == b"hullo"
+
+def copied(s3, name="notes.txt"):
+    return s3.get_object(Bucket="data", Key=f"keep/aws-dev/i-1/{name}")["Body"].read()
+
+
+def test_a_second_copy_sends_only_what_changed(s3, folder):
+    sent = {}
+    again(s3, folder, sent)
+    (folder / "notes.txt").write_text("hullo")
+
+    assert again(s3, folder, sent) == Saved(1, 5, 1)
+    assert copied(s3) == b"hullo"
+    assert again(s3, folder, sent) == Saved(0, 0, 2)
+
+
+def test_an_older_file_of_the_same_size_that_was_put_in_place_of_another_is_sent(s3, folder):
+    """As `mv`, `cp -p` and `rsync -a` do it: checkpoints are all of one size."""
+    sent = {}
+    again(s3, folder, sent)
+    better, hours_ago = folder.parent / "better.txt", time.time() - 7200
+    better.write_text("hullo")
+    os.utime(better, (hours_ago, hours_ago))
+    better.replace(folder / "notes.txt")
+
+    again(s3, folder, sent)
+
+    assert copied(s3) == b"hullo"
+
+
+def test_what_the_bucket_lost_is_sent_again(s3, folder):
+    sent = {}
+    again(s3, folder, sent)
+    s3.delete_object(Bucket="data", Key="keep/aws-dev/i-1/notes.txt")
+
+    assert again(s3, folder, sent) == Saved(1, 5, 1)
+
+
+def test_what_changes_while_it_is_copied_is_not_saved_yet(s3, folder, monkeypatch):
+    sent, upload = {}, s3.upload_file
+
+    def write_on(path, *arguments, **options):
+        upload(path, *arguments, **options)
+        if path.endswith("notes.txt"):
+            (folder / "notes.txt").write_text("hello, and more")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(s3, "upload_file", write_on)
+        with pytest.raises(CloudError, match=r"1 of 2 files .*notes\.txt: changed while it was copied"):
+            again(s3, folder, sent)
+
+    assert again(s3, folder, sent) == Saved(1, 15, 1)
+    assert copied(s3) == b"hello, and more"
+
+
+def test_a_folder_that_cannot_be_listed_is_named_and_not_passed_over(s3, folder, monkeypatch):
+    scandir = os.scandir
+
+    def broken(path):
+        if str(path).endswith("deep"):
+            raise OSError(5, "Input/output error", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+
+    with pytest.raises(CloudError, match=r"were not saved: .*Input/output error.*deep"):
+        save(folder, s3, PLACE)
+
+
+def test_a_file_that_cannot_be_looked_at_is_named(s3, folder, monkeypatch):
+    lstat = Path.lstat
+
+    def broken(path):
+        if path.name == "notes.txt":
+            raise OSError(5, "Input/output error", str(path))
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", broken)
+
+    with pytest.raises(CloudError, match=r"were not saved: .*Input/output error.*notes"):
+        save(folder, s3, PLACE)
+
+
+def test_a_pipe_is_passed_over(s3, folder):
+    os.mkfifo(folder / "pipe")
+
+    assert save(folder, s3, PLACE).files == 2
 
 
 def test_a_missing_folder_has_nothing_to_save(s3, tmp_path):

@@ -166,10 +166,11 @@ def answers(
     """
     machine, instance_id = target.machine, target.instance_id
     to = keep_folder.place(machine.data_uri, machine.stack, instance_id)
+    sent: dict[str, keep_folder.Version] = {}
 
     def save(progress: Callable[[], None] = lambda: None) -> Saved:
         with own.copying():
-            return keep_folder.save(folder, cloud.bucket(), to, progress)
+            return keep_folder.save(folder, cloud.bucket(), to, progress, sent)
 
     def hook(notice: Notice) -> Holds | None:
         if notice.ends_at is not None or not machine.lifecycle_hook:

@@ -1,10 +1,13 @@
 """Copies what people want to keep from the machine's scratch disk to the stack's data bucket.
 
-The disk is gone with the machine. What the bucket holds already, of the same size and no older, is left out,
-so that a second copy after a failure or a mark costs one listing.
+The disk is gone with the machine. What this agent sent before, and what neither changed since nor left the
+bucket, is left out, so that a second copy after a failure or a mark costs one listing. No file's time is held
+against the bucket's: `cp -p`, `mv` and `rsync -a` put an older file in place of a newer one, and checkpoints
+are all of one size.
 """
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +31,21 @@ class Saved:
     files: int
     sent_bytes: int
     unchanged: int
+
+
+@dataclass(frozen=True)
+class Version:
+    """What tells one state of a file from another; the kernel alone sets ``ctime_ns`` and ``inode``."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Version":
+        """The version that a look at the file found."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @dataclass(frozen=True)
@@ -59,7 +77,13 @@ def place(data_uri: str, stack: str, instance_id: str) -> Place:
     return Place(bucket, "/".join(parts))
 
 
-def save(folder: Path, s3: Any, to: Place, progress: Callable[[], None] = lambda: None) -> Saved:
+def save(
+    folder: Path,
+    s3: Any,
+    to: Place,
+    progress: Callable[[], None] = lambda: None,
+    sent: dict[str, Version] | None = None,
+) -> Saved:
     """Copy the folder.
 
     Args:
@@ -67,49 +91,61 @@ def save(folder: Path, s3: Any, to: Place, progress: Callable[[], None] = lambda
         s3: boto3's S3 client.
         to: where it goes.
         progress: called every now and then while bytes move.
+        sent: key -> what was sent there, of earlier copies by this process; filled in.
 
     Raises:
-        CloudError: the bucket cannot be listed, or files could not be copied; the message names some of them.
+        CloudError: the bucket cannot be listed, or files could not be copied, be it because they changed
+            meanwhile; the message names some of them.
     """
-    files = sorted(_files(folder))
+    sent = {} if sent is None else sent
+    failures: list[str] = []
+    files = sorted(_files(folder, failures))
     there = _listed(s3, to) if files else {}
-    sent, sent_bytes, failures = 0, 0, []
+    copied, copied_bytes = 0, 0
     for path in files:
         key = to.prefix + path.relative_to(folder).as_posix()
         try:
-            status = path.stat()
-            if _is_there(there.get(key), status):
+            version = Version.of(path.lstat())
+            if sent.get(key) == version and there.get(key) == version.size:
                 continue
             s3.upload_file(str(path), to.bucket, key, Config=TRANSFER, Callback=lambda _bytes: progress())
+            if Version.of(path.lstat()) != version:
+                failures.append(f"{path}: changed while it was copied")
+                continue
         except (OSError, Boto3Error, BotoCoreError, ClientError, UnicodeError) as error:
             failures.append(f"{path}: {error}")
             continue
-        sent, sent_bytes = sent + 1, sent_bytes + status.st_size
+        sent[key] = version
+        copied, copied_bytes = copied + 1, copied_bytes + version.size
     if failures:
         told = "; ".join(failures[:SHOWN_FAILURES])
         raise CloudError(f"{len(failures)} of {len(files)} files of {folder} were not saved: {told}")
-    return Saved(sent, sent_bytes, len(files) - sent)
+    return Saved(copied, copied_bytes, len(files) - copied)
 
 
-def _is_there(copy: tuple[int, float] | None, status: os.stat_result) -> bool:
-    return copy is not None and copy[0] == status.st_size and copy[1] >= status.st_mtime
+def _files(folder: Path, failures: list[str]) -> Iterator[Path]:
+    """Regular files. Links are not followed: anybody may put one there, and the agent reads as root.
+
+    What cannot be looked at is a failure: nobody knows what lies there. Only the folder may be missing.
+    """
+
+    def note(error: OSError) -> None:
+        if not (isinstance(error, FileNotFoundError) and error.filename == str(folder)):
+            failures.append(str(error))
+
+    for parent, _, names in os.walk(folder, onerror=note):
+        for path in (Path(parent, name) for name in names):
+            try:
+                if stat.S_ISREG(path.lstat().st_mode):
+                    yield path
+            except OSError as error:
+                failures.append(str(error))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Regular files. Links are not followed: anybody may put one there, and the agent reads as root."""
-    for parent, _, names in os.walk(folder):
-        paths = (Path(parent, name) for name in names)
-        yield from (path for path in paths if path.is_file() and not path.is_symlink())
-
-
-def _listed(s3: Any, to: Place) -> dict[str, tuple[int, float]]:
-    """key -> (size in bytes, time of writing as epoch seconds)."""
+def _listed(s3: Any, to: Place) -> dict[str, int]:
+    """key -> size in bytes."""
     try:
         pages = s3.get_paginator("list_objects_v2").paginate(Bucket=to.bucket, Prefix=to.prefix)
-        return {
-            entry["Key"]: (entry["Size"], entry["LastModified"].timestamp())
-            for page in pages
-            for entry in page.get("Contents", [])
-        }
+        return {entry["Key"]: entry["Size"] for page in pages for entry in page.get("Contents", [])}
     except (BotoCoreError, ClientError) as error:
         raise CloudError(f"listing s3://{to.bucket}/{to.prefix}: {error}") from error
