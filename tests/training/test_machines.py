@@ -55,6 +55,29 @@ def test_a_new_machine_fetches_what_the_other_uploaded(bucket: str, tmp_path: Pa
     assert local.verify(tmp_path / "1/step-5").step == 5
 
 
+def fetched_into(root: Path) -> list[int]:
+    """The steps that this rank, of a machine of its own, downloads into a folder that all machines share."""
+    os.environ["LOCAL_RANK"] = "0"
+    fetched = []
+
+    class NotingStore(Store):
+        def download(self, step: int, root: Path) -> None:
+            fetched.append(step)
+            super().download(step, root)
+
+    with world(config.Parallel()) as where:
+        found = restore.newest_whole(where, root, NotingStore(URI))
+    assert found is not None
+    assert found.step == 5
+    return fetched
+
+
+def test_machines_that_share_a_folder_do_not_fetch_into_it_at_once(bucket: str, tmp_path: Path) -> None:
+    save(tmp_path / "elsewhere", 5, store=Store(URI))
+
+    assert run_ranks(fetched_into, 2, tmp_path / "shared") == [[5], []]
+
+
 def train_on_own_disk(table: dict[str, Any], root: Path) -> str:
     disk = on_own_machine(root)
     try:

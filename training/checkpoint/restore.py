@@ -35,10 +35,16 @@ def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifes
         if not common:
             return None
         step = max(common)
-        if all(where.gather(where.local_rank != 0 or _bring(step, root, store))):
+        if _brought(where, step, root, store):
             where.on_first(lambda: _set_aside(root, damaged))
             return local.read_manifest(root / local.folder_name(step))
         damaged.add(step)
+
+
+def _brought(where: World, step: int, root: Path, store: Store | None) -> bool:
+    """Whether every machine has a verified copy; rank 0 goes first, as `root` may be one folder for all."""
+    first = where.on_first(lambda: _bring(step, root, store))
+    return first and all(where.gather(where.local_rank != 0 or where.leads or _bring(step, root, store)))
 
 
 def _set_aside(root: Path, damaged: set[int]) -> None:
