@@ -1,6 +1,6 @@
 """One pool of machines: its identity, what it starts from, its scaling groups.
 
-Nothing declared here ends a healthy on-demand machine. Groups have their scale-in process suspended, do not
+Nothing declared here ends a healthy on-demand machine. Groups have no rule that shrinks them, do not
 rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
 """
 
@@ -28,8 +28,10 @@ DRAIN_S = 900
 COOLDOWN_S = 300
 # github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_group, spot_instance_pools.
 MOST_SPOT_POOLS = 10
-# What must not run by itself: taking machines away, and putting others in their place.
-SUSPENDED = "ScaleIn"
+# What must not run by itself on demand: taking away a machine that somebody stopped, with its disks. Not the
+# process of scaling in: where that is suspended, Auto Scaling refuses the sweep's own DetachInstances too
+# (www.alibabacloud.com/help/en/auto-scaling/suspend-a-scaling-process, "manually removing instances").
+SUSPENDED = "HealthCheck"
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,10 @@ class Fleet(pulumi.ComponentResource):
             **capacity(args.pool),
             **_starts_from(args.pool, template),
         )
-        alicloud.ess.SuspendProcess(
-            f"{name}-scale-in", scaling_group_id=group.id, process=SUSPENDED, opts=child
-        )
+        if args.pool.market is not Market.SPOT:
+            alicloud.ess.SuspendProcess(
+                f"{name}-health", scaling_group_id=group.id, process=SUSPENDED, opts=child
+            )
         alicloud.ess.LifecycleHook(
             f"{name}-drain",
             name=instance_file.LIFECYCLE_HOOK,

@@ -8,6 +8,7 @@ from tests.stacks.alicloud_programs import STACKS, inputs, shipped, statements
 GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
 RULE = "alicloud:ess/scalingRule:ScalingRule"
 ALARM = "alicloud:ess/alarm:Alarm"
+SUSPENSION = "alicloud:ess/suspendProcess:SuspendProcess"
 ENDS = {"ecs:StopInstance", "ecs:StopInstances", "ecs:DeleteInstance", "ecs:DeleteInstances"}
 
 
@@ -16,14 +17,18 @@ def found(request):
     return programs.everything() if request.param == "everything" else shipped(request.param)
 
 
-def test_groups_never_choose_a_running_machine_when_they_shrink(found):
-    suspended = {
-        one["scalingGroupId"]
-        for one in inputs(found, "alicloud:ess/suspendProcess:SuspendProcess")
-        if one["process"] == "ScaleIn"
-    }
+def test_no_group_refuses_the_sweep_itself_by_a_suspended_scale_in(found):
+    """Auto Scaling refuses DetachInstances, "manually removing instances", where ScaleIn is suspended."""
+    assert "ScaleIn" not in {one["process"] for one in inputs(found, SUSPENSION)}
 
-    assert suspended == {one.id for one in found.of_type(GROUP)}
+
+def test_no_group_but_of_spot_takes_away_what_somebody_stopped(found):
+    suspended = {
+        one["scalingGroupId"] for one in inputs(found, SUSPENSION) if one["process"] == "HealthCheck"
+    }
+    on_demand = {one.id for one in found.of_type(GROUP) if one.inputs["multiAzPolicy"] != "COST_OPTIMIZED"}
+
+    assert suspended == on_demand
 
 
 def test_groups_do_not_end_machines_for_their_age(found):
