@@ -159,6 +159,12 @@ def test_only_ssh_and_figures_listen(machine):
     assert ports <= {"22", "9100", "5355"}
 
 
+def test_services_and_so_shells_of_session_manager_may_pin_memory_for_the_network_cards(machine):
+    limit = machine.run("systemctl show gpu-reaper --value --property=LimitMEMLOCK")
+
+    assert limit.strip() == "infinity"
+
+
 def test_the_agent_publishes_that_it_cannot_see_its_gpus(machine, cloud):
     endpoint, _, instance_id = cloud
     machine.wait_for("gpu-reaper", "event=state state=unknown", SLOW_S)

@@ -57,6 +57,14 @@ def cloud_builder(tmp_path):
     return run
 
 
+def test_services_may_pin_memory_for_the_network_cards(cloud_builder, tmp_path):
+    done, _ = cloud_builder("10-base", "aws")
+
+    assert done.returncode == 0, done.stderr
+    said = (tmp_path / "etc/systemd/system.conf.d/60-gpu-fleet.conf").read_text()
+    assert "[Manager]\nDefaultLimitMEMLOCK=infinity\n" in said
+
+
 def test_a_builder_that_upgrades_itself_is_waited_for(cloud_builder):
     done, calls = cloud_builder("10-base", "aws")
 
