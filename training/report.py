@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from training.errors import ConfigError
-from training.metrics.writers import JSON_LINES, read_json_lines
+from training.metrics.writers import JSON_LINES, named, read_json_lines
 from training.outcome import RESULT
 
 if TYPE_CHECKING:  # matplotlib takes a second to load, which only a report needs to pay
@@ -46,11 +46,12 @@ def report(run: Path) -> None:
     """Draw the run in the directory RUN: RUN/report.png, and RUN/report.html with everything inside it."""
     timeline = read_timeline(run)
     figure = draw(timeline)
-    figure.savefig(run / PICTURE, dpi=DOTS_PER_INCH)
     vector = io.StringIO()
     figure.savefig(vector, format="svg")
     page = render_page(run.resolve().name, summary(timeline, read_result(run)), vector.getvalue())
-    (run / PAGE).write_text(page, encoding="utf-8")
+    with named("RUN", run):
+        figure.savefig(run / PICTURE, dpi=DOTS_PER_INCH)
+        (run / PAGE).write_text(page, encoding="utf-8")
     click.echo(f"{run / PICTURE}\n{run / PAGE}")
 
 

@@ -21,7 +21,7 @@ from training.metrics.flops import decoder_flops_per_token, flops_per_sample, ut
 from training.metrics.peak import PEAKS, peak_of
 from training.metrics.progress_line import ProgressLine
 from training.metrics.prometheus import Prometheus, render
-from training.metrics.writers import open_writers, read_json_lines
+from training.metrics.writers import JsonLines, open_writers, read_json_lines
 
 RECORD = {"kind": "train", "step": 10, "loss": 2.5, "metric_name": "accuracy"}
 
@@ -116,6 +116,22 @@ def test_every_writer_of_the_configuration_is_opened(tmp_path):
     assert read_json_lines(tmp_path / "metrics.jsonl") == [RECORD]
     assert "gpu_fleet_training_train_loss" in (tmp_path / "run.prom").read_text()
     assert curves(tmp_path / "tensorboard") == {("train/loss", 10, 2.5)}
+
+
+def test_a_killed_run_costs_no_record_of_the_next(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'12\n\xff\n{"kind": "tra')
+
+    writer = JsonLines(file)
+    writer.write(RECORD)
+    writer.close()
+
+    assert read_json_lines(file) == [RECORD]
+
+
+def test_a_full_disk_is_told_by_its_key():
+    with pytest.raises(ConfigError, match=r"run.directory = '/dev/full': cannot be written: No space left"):
+        JsonLines(Path("/dev/full")).write(RECORD)
 
 
 def curves(folder: Path) -> set[tuple[str, int, float]]:

@@ -146,6 +146,15 @@ def test_a_folder_that_is_no_run_is_named(tmp_path):
     assert "absent/metrics.jsonl cannot be read: No such file or directory" in result.output
 
 
+def test_a_folder_that_takes_no_report_is_named(run):
+    (run / "report.png").mkdir()
+
+    result = report(run)
+
+    assert result.exit_code == 1
+    assert result.output == f"error: RUN = {str(run)!r}: cannot be written: Is a directory\n"
+
+
 def test_a_run_without_steps_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
 

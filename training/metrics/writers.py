@@ -4,6 +4,7 @@ A new kind of writer is a class with `write` and `close` and one line in `open_w
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,14 +34,26 @@ class JsonLines:
     """metrics.jsonl: one JSON object a line, flushed at once, appended to by a resumed run."""
 
     def __init__(self, path: Path) -> None:
+        """Raises OSError when the file cannot be opened."""
+        self._path = path
         self._file: IO[str] = path.open("a", encoding="utf-8")
+        if self._file.tell() and not _ends_with_a_line(path):  # a killed run left the last one half-written
+            self._file.write("\n")
 
     def write(self, record: Record) -> None:
-        self._file.write(json.dumps(dict(record)) + "\n")
-        self._file.flush()
+        """Raises ConfigError when the disk takes no more."""
+        with named("run.directory", self._path):
+            self._file.write(json.dumps(dict(record)) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 class Writers:
@@ -60,7 +73,7 @@ class Writers:
 
 def open_writers(settings: config.Metrics, directory: Path, steps: int) -> MetricsWriter:
     """The writers of a run of `steps` steps in `directory`; raises ConfigError when one cannot be opened."""
-    with _named("run.directory", directory):
+    with named("run.directory", directory):
         writers: list[MetricsWriter] = [JsonLines(directory / JSON_LINES)]
         if settings.tensorboard:
             from training.metrics import tensorboard  # noqa: PLC0415 - it needs Record from here
@@ -70,7 +83,7 @@ def open_writers(settings: config.Metrics, directory: Path, steps: int) -> Metri
         from training.metrics.prometheus import Prometheus  # noqa: PLC0415 - it needs Record from here
 
         path = Path(settings.prometheus_file)
-        with _named("metrics.prometheus_file", path):
+        with named("metrics.prometheus_file", path):
             writers.append(Prometheus(path, {"run": directory.name}))
     if settings.progress and sys.stderr.isatty():
         from training.metrics.progress_line import ProgressLine  # noqa: PLC0415 - it needs Record from here
@@ -80,7 +93,8 @@ def open_writers(settings: config.Metrics, directory: Path, steps: int) -> Metri
 
 
 @contextmanager
-def _named(key: str, path: Path) -> Iterator[None]:
+def named(key: str, path: Path) -> Iterator[None]:
+    """Turns what the system says about `path` into a ConfigError that names `key`."""
     try:
         yield
     except OSError as error:
@@ -88,11 +102,13 @@ def _named(key: str, path: Path) -> Iterator[None]:
 
 
 def read_json_lines(path: Path) -> list[dict[str, float | int | str]]:
-    """The records of a metrics.jsonl; a last line that a killed run left half-written is passed over."""
+    """The records of a metrics.jsonl; lines that a killed run left half-written are passed over."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             continue
+        if isinstance(record, dict):
+            records.append(record)
     return records
