@@ -155,3 +155,33 @@ def test_a_hook_that_fails_stops_nothing(stop_file, caplog):
 
     assert world.done() == ["tell", "heartbeat", "save", "complete"]
     assert "event=hook-failed action=complete" in caplog.text
+
+
+def test_the_spot_market_may_cut_short_what_the_group_began(stop_file):
+    """A group replaces a spot machine at risk; the market may take it while its trainer still saves."""
+    world = World(trainer_ends_s=10**6)
+    taken_at = NOON + timedelta(minutes=10)
+    taken = Notice(SPOT.reason, taken_at + timedelta(minutes=2))
+
+    assert Drain(LEAVING, world.steps(), stop_file).run(lambda: taken if world.now >= taken_at else LEAVING)
+
+    assert "save" in world.events
+    assert world.now <= taken.ends_at - timedelta(seconds=40)
+
+
+def test_a_copy_that_fails_is_tried_until_the_spot_market_takes_the_machine_and_no_longer(stop_file):
+    world = World(saving_fails=10**6)
+
+    assert not Drain(LEAVING, world.steps(), stop_file).run(lambda: SPOT)
+
+    assert SPOT.ends_at <= world.now < SPOT.ends_at + timedelta(minutes=1)
+
+
+def test_no_word_of_the_spot_market_leaves_the_drain_as_it_is(stop_file):
+    world = World(trainer_ends_s=200)
+
+    def silent():
+        raise CloudError("metadata service: timed out")
+
+    assert Drain(LEAVING, world.steps(), stop_file).run(silent)
+    assert world.now - NOON == timedelta(seconds=200)

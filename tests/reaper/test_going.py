@@ -1,6 +1,7 @@
 """The thread that listens for the end of the machine, and the metadata that it hears."""
 
 import json
+import threading
 from datetime import timedelta
 
 import pytest
@@ -40,7 +41,7 @@ class Heard:
         self.events.append(notice.reason)
         return self
 
-    def run(self):
+    def run(self, find):
         self.events.append("drained")
 
     def save(self):
@@ -128,6 +129,47 @@ def test_what_cannot_be_saved_is_not_acknowledged_and_tried_again():
     heard.going.look()
 
     assert heard.going.acknowledged_for(NOON) == NOON
+
+
+def test_what_is_kept_is_saved_again_while_a_marked_machine_waits_for_its_end():
+    """Quiet hours may last a weekend, and a slow log written meanwhile is no sign of use."""
+    heard = Heard(marked(NOON))
+    heard.going.look()
+    heard.now = NOON + timedelta(minutes=5)
+
+    heard.going.look()
+
+    assert heard.events.count("saved") == 2
+    assert heard.going.acknowledged_for(NOON + timedelta(minutes=4)) is None
+    assert heard.going.acknowledged_for(heard.now) == NOON
+
+
+def test_what_can_be_saved_no_longer_is_acknowledged_no_longer():
+    heard = Heard(marked(NOON))
+    heard.going.look()
+    heard.now, heard.saving_fails = NOON + timedelta(minutes=5), True
+
+    heard.going.look()
+
+    assert heard.going.acknowledged_for(heard.now) is None
+
+
+def test_a_mistake_is_told_and_the_next_word_is_heard(caplog, monkeypatch):
+    heard = Heard(Told(**{notices.LIFECYCLE_STATE: "Terminated"}))
+    drains = iter([OSError("Input/output error"), None])
+
+    def run(find):
+        if error := next(drains):
+            raise error
+        drained.set()
+
+    drained = threading.Event()
+    monkeypatch.setattr(heard, "run", run)
+
+    heard.going.start(0.0)
+
+    assert drained.wait(30)
+    assert "event=listening-failed" in caplog.text
 
 
 def test_a_mark_taken_away_takes_the_acknowledgement_with_it():

@@ -14,7 +14,7 @@ from image.reaper import instance_file, paths
 from image.reaper.agent import activity_file, keep_folder
 from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.clock import Clock
-from image.reaper.agent.going import Going, Target, answers
+from image.reaper.agent.going import SAVE_AGAIN_AFTER, Going, Target, answers
 from image.reaper.agent.judge import Judgement, Limits
 from image.reaper.agent.loop import Agent, stop_on_terminate
 from image.reaper.agent.publish import Publisher, heartbeat
@@ -106,7 +106,8 @@ def run(options: Options) -> None:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
         replies = answers(cloud, Target(machine, instance_id), options.keep_folder, running, own)
-        going = Going(cloud.notices(metadata, instance_id, clock.now), replies, clock.now)
+        notices = cloud.notices(metadata, instance_id, clock.now)
+        going = Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed)
     agent = Agent(
         clock,
         watched_tree(tree, clock.real_s)

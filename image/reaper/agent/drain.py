@@ -67,14 +67,20 @@ class Drain:
         self._steps = steps
         self._stop_file = stop_file
         self._heartbeat_at = steps.now()
+        self._find: Callable[[], Notice | None] = lambda: None
 
-    def run(self) -> bool:
+    def run(self, find: Callable[[], Notice | None] = lambda: None) -> bool:
         """Drain to the end.
+
+        Args:
+            find: asks once more whether the machine goes, and raises ``CloudError``: a group replaces a spot
+                machine that the market may take soon, and the market takes it in the middle of the drain.
 
         Returns:
             Whether everything was saved. If not, the hook is left alone: its timeout is the last chance for a
             person to copy something.
         """
+        self._find = find
         LOG.warning("event=drain reason=%r ends_at=%s", self._notice.reason, self._notice.ends_at)
         self._stop_trainers()
         self._steps.tell(f"{self._notice.reason}. Jobs are being stopped, /scratch/keep is being saved.")
@@ -92,28 +98,42 @@ class Drain:
             LOG.error("event=no-stop-file reason=%r", str(error))
 
     def _wait_for_trainers(self) -> None:
-        ends_at = self._notice.ends_at
-        latest = ends_at - SAVING_NEEDS if ends_at else self._steps.now() + TRAINER_MAY_TAKE
+        began = self._steps.now()
         while running := self._steps.trainers():
+            ends_at = self._ends_at()
+            latest = ends_at - SAVING_NEEDS if ends_at else began + TRAINER_MAY_TAKE
             if self._steps.now() >= latest:
                 LOG.error("event=trainer-does-not-stop processes=%r", "; ".join(running))
                 return
             self._wait(LOOK_EVERY_S)
 
     def _save(self) -> bool:
-        latest = self._notice.ends_at or self._steps.now() + SAVING_MAY_TAKE
+        began = self._steps.now()
         while True:
             try:
                 saved = self._steps.save(self._beat)
             except CloudError as error:
                 LOG.error("event=not-saved reason=%r", str(error))
-                if self._steps.now() >= latest:
+                if self._steps.now() >= (self._ends_at() or began + SAVING_MAY_TAKE):
                     self._steps.tell(f"/scratch/keep could not be saved: {error}")
                     return False
                 self._wait(TRY_AGAIN_AFTER_S)
                 continue
             LOG.info("event=saved files=%d bytes=%d", saved.files, saved.sent_bytes)
             return True
+
+    def _ends_at(self) -> datetime | None:
+        """When the machine ends at the latest, as far as is known by now."""
+        if self._notice.ends_at is None:
+            try:
+                newer = self._find()
+            except CloudError as error:
+                LOG.warning("event=no-word reason=%r", str(error))
+                return None
+            if newer is not None and newer.ends_at is not None:
+                LOG.warning("event=drain reason=%r ends_at=%s", newer.reason, newer.ends_at)
+                self._notice = newer
+        return self._notice.ends_at
 
     def _wait(self, seconds: float) -> None:
         self._steps.wait(seconds)

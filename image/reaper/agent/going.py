@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from image.reaper import paths
@@ -20,6 +20,10 @@ from image.reaper.errors import CloudError
 from image.reaper.instance_file import Machine
 
 LOG = logging.getLogger(__name__)
+
+# A marked machine may wait for days: for quiet hours to end, for its turn. What little is written to the kept
+# folder meanwhile is no sign of use, and is saved all the same.
+SAVE_AGAIN_AFTER = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,27 @@ class Going:
     """Asks whether the machine goes, again and again.
 
     A mark is acknowledged when its time has come and what people keep is copied: the sweep ends no machine
-    before, where its policy asks for that.
+    before, where its policy asks for that. While the machine waits for its end, copy and acknowledgement are
+    made anew.
 
     Args:
         notices: who knows.
         answers: what is done.
         now: the agent's time.
+        save_again_after: the agent's time between two copies for one mark.
 
     Attributes:
-        acknowledged: (the mark's reap-after, when everything was saved for it), else None.
+        acknowledged: (the mark's reap-after, when everything was last saved for it), else None.
     """
 
-    def __init__(self, notices: Notices, answers: Answers, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        notices: Notices,
+        answers: Answers,
+        now: Callable[[], datetime],
+        save_again_after: timedelta = SAVE_AGAIN_AFTER,
+    ) -> None:
+        self._save_again_after = save_again_after
         self._notices = notices
         self._answers = answers
         self._now = now
@@ -103,6 +116,8 @@ class Going:
                 if not silent:  # once for each silence, not every few seconds
                     LOG.warning("event=no-word reason=%r", str(error))
                 silent = True
+            except Exception:  # without this thread no drain saves anything
+                LOG.exception("event=listening-failed")
 
     def look(self) -> bool:
         """Ask once, and do what is asked for.
@@ -115,14 +130,16 @@ class Going:
         """
         notice = self._notices.find()
         if notice is not None:
-            self._answers.drain(notice).run()
+            self._answers.drain(notice).run(self._notices.find)
             return True
         self._answer_mark(self._notices.mark())
         return False
 
     def _answer_mark(self, reap_after: datetime | None) -> None:
-        if self.acknowledged is not None and self.acknowledged[0] == reap_after:
-            return
+        if self.acknowledged is not None:
+            saved_for, saved_at = self.acknowledged
+            if saved_for == reap_after and self._now() < saved_at + self._save_again_after:
+                return
         self.acknowledged = None
         if reap_after is None:
             return

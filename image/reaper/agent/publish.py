@@ -60,7 +60,7 @@ class Publisher:
     batches.
 
     Args:
-        client: boto3's CloudWatch client, or what takes the same (``agent_cloud``).
+        client: boto3's CloudWatch client, or what takes the same (``alicloud/agent.py``).
         namespace: of the stack's metrics.
         batched: the agent's clock is not the wall's.
     """

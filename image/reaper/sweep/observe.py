@@ -19,6 +19,7 @@ from image.reaper.sweep.activity import (
     summarise,
     window_start,
 )
+from image.reaper.sweep.assess import OLDEST_HEARTBEAT
 from image.reaper.sweep.cloud import Heartbeats
 from image.reaper.sweep.heartbeats import Answer, Query, Span
 from image.reaper.sweep.marks import is_marked
@@ -91,7 +92,7 @@ def look_closely(
         window = min(FINE_WINDOW, timedelta(hours=policy.pools[one.pool].idle_after_hours))
         answer = answers[idle[one.id]]
         fine = summarise(answer.points, now, window, FINE_PERIOD_S, complete=answer.complete)
-        acknowledged = _newest(answers[saved[one.id]]) if one.id in saved else None
+        acknowledged = _acknowledged(answers[saved[one.id]], now) if one.id in saved else None
         found[one.id] = combine(coarse[one.id], fine, acknowledged)
     return found, failures
 
@@ -138,5 +139,7 @@ def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[
     return dict(sorted(grouped.items()))
 
 
-def _newest(answer: Answer) -> float | None:
-    return max(answer.points)[1] if answer.complete and answer.points else None
+def _acknowledged(answer: Answer, now: datetime) -> float | None:
+    """What the agent says now; what it once said of what was kept then is no word on what is kept now."""
+    current = [point for point in answer.points if point[0] >= now - OLDEST_HEARTBEAT]
+    return max(current)[1] if answer.complete and current else None
