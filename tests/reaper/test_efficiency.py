@@ -109,3 +109,10 @@ def test_busy_and_unknown_hours_are_part_of_those_bought_and_pools_add_up(machin
     drawn = page(found).partition("<svg")[2].partition("</svg>")[0]
     if drawn:
         assert ET.fromstring(f"<svg{drawn}</svg>").tag == "svg"
+
+
+def test_an_owner_s_name_that_begins_like_a_number_cannot_break_the_page():
+    text = page(summed({"i-1": share(owner="1<script>alert(1)</script>")}, {"i-1": 0.5}))
+
+    assert "<script>" not in text
+    assert "1&lt;script&gt;" in text

@@ -204,6 +204,13 @@ def test_names_from_tags_cannot_break_the_page():
     assert "<script>" not in text
 
 
+@pytest.mark.parametrize("owner", ["a$_$b", "$ada", "ada$", "$", "a\\$b$"])
+def test_a_name_with_dollars_is_no_formula(owner):
+    text = page(summarise([end(owner=owner)], NOVEMBER, LATER), "aws-dev")
+
+    assert text.count(owner) == 2  # in the plot and in the table
+
+
 def test_a_month_without_ends_says_so():
     text = page(summarise([], NOVEMBER, LATER), "aws-dev")
 

@@ -117,8 +117,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    number = text[:1].isdigit()
-    return f'<td class="number">{text}</td>' if number else f"<td>{html.escape(text)}</td>"
+    align = ' class="number"' if text[:1].isdigit() else ""
+    return f"<td{align}>{html.escape(text)}</td>"
 
 
 def _bars(pools: Sequence[PoolUse]) -> str:

@@ -138,7 +138,8 @@ def bar_plot(title: str, amounts: Mapping[str, Decimal], currency: str) -> str:
     figure, axes = _axes(title, currency)
     shown = _shortened(amounts)
     names = list(shown)[::-1]
-    bars = axes.barh(names, [float(shown[name]) for name in names], color=BAR)
+    plain = [name.replace("$", r"\$") for name in names]  # what stands between two would be a formula
+    bars = axes.barh(plain, [float(shown[name]) for name in names], color=BAR)
     axes.bar_label(bars, [f"{shown[name]:,.0f}" for name in names], padding=3)
     axes.margins(x=0.15)
     axes.xaxis.set_major_formatter(THOUSANDS)
