@@ -197,6 +197,31 @@ def test_without_resume_a_run_begins_at_the_first_step(tokens: Path, tmp_path: P
     assert train_rank(changed(table, checkpoint={"resume": False}))["resumed_from_step"] is None
 
 
+def test_what_an_earlier_run_left_is_never_taken_for_that_of_a_run_that_began_anew(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = gpt_table(tokens, tmp_path, steps=3)
+    train_rank(table)
+    anew = changed(table, checkpoint={"resume": False})
+
+    stopped = train_rank(anew, stop_at=1)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    restarted = train_rank(anew, stop_at=1)
+
+    assert (stopped["step"], restarted["resumed_from_step"]) == (1, 1)
+    assert (tmp_path / "checkpoints/step-3.earlier").is_dir()
+
+
+def test_a_run_does_not_begin_anew_on_top_of_what_was_uploaded(
+    bucket: str, tokens: Path, tmp_path: Path
+) -> None:
+    table = changed(gpt_table(tokens, tmp_path, steps=1), checkpoint={"uri": f"s3://{bucket}/run"})
+    train_rank(table)
+
+    with pytest.raises(CheckpointError, match=r"has checkpoints of an earlier run, up to step 1"):
+        train_rank(changed(table, checkpoint={"resume": False}))
+
+
 def test_a_checkpoint_is_due_by_time(alone: World, tmp_path: Path) -> None:
     now = [0.0]
     settings = config.from_table(

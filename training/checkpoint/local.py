@@ -223,9 +223,9 @@ def prune(root: Path, newest: int, keep: int, spared: Container[int] = ()) -> No
         shutil.rmtree(doomed)
 
 
-def set_aside(folder: Path) -> None:
-    """Takes a damaged checkpoint out of the count and leaves it for people to look at."""
-    aside = folder.with_name(f"{folder.name}.damaged")
+def set_aside(folder: Path, why: str = "damaged") -> None:
+    """Takes a checkpoint out of the count and leaves it for people to look at, as `step-N.WHY`."""
+    aside = folder.with_name(f"{folder.name}.{why}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
 

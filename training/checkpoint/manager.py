@@ -1,6 +1,7 @@
 """The checkpoints of one run: where they are, when one is due, saving one, going back to one."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,8 +83,13 @@ class Checkpoints:
             )
 
     def restore(self, state: State) -> int | None:
-        """Puts the newest whole checkpoint into `state` and returns its step; None when there is none."""
-        if not self._settings.checkpoint.resume:
+        """Puts the newest whole checkpoint into `state` and returns its step; None when there is none.
+
+        Without checkpoint.resume a run begins anew, but goes on where torchrun has started it again.
+        """
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        if not self._settings.checkpoint.resume and not restarted:
+            restore.begin_anew(self._where, self._root, self._store)
             return None
         manifest = restore.newest_whole(self._where, self._root, self._store)
         if manifest is None:

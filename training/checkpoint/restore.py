@@ -41,6 +41,25 @@ def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifes
         damaged.add(step)
 
 
+def begin_anew(where: World, root: Path, store: Store | None) -> None:
+    """Takes what an earlier run left out of the count, or a later resume would take it for this run's.
+
+    Raises CheckpointError where that is in an object store, in which nothing is renamed.
+    """
+    where.on_first(lambda: _leave_earlier(root, store))
+    where.together(lambda: _leave_earlier(root, None) if where.local_rank == 0 else None)
+
+
+def _leave_earlier(root: Path, store: Store | None) -> None:
+    if store is not None and (uploaded := store.steps()):
+        raise CheckpointError(
+            f"checkpoint.resume = false: {store.uri} has checkpoints of an earlier run, up to step "
+            f"{uploaded[-1]}, which would count as this run's; choose another checkpoint.uri or run.directory"
+        )
+    for step in local.steps(root):
+        local.set_aside(root / local.folder_name(step), "earlier")
+
+
 def _brought(where: World, step: int, root: Path, store: Store | None) -> bool:
     """Whether every machine has a verified copy; rank 0 goes first, as `root` may be one folder for all."""
     first = where.on_first(lambda: _bring(step, root, store))
