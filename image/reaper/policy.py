@@ -120,6 +120,8 @@ def load(path: Path) -> Policy:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise PolicyError(f"policy file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PolicyError(f"{path}: not JSON: {error}") from error
     return parse(text, str(path))
 
 

@@ -109,6 +109,14 @@ def test_without_any_region_the_flag_is_named(fleet, monkeypatch):
     assert result.output == "error: --region is missing, and neither instance.toml nor AWS_REGION says it\n"
 
 
+@pytest.mark.parametrize("region", ["us east 1", "../x"])
+def test_a_region_that_can_be_none_is_named(fleet, region):
+    result = run("release", "--instance-id", "i-1", "--region", region)
+
+    assert result.exit_code == 1
+    assert result.output == f"error: region = {region!r}; allowed: a region of AWS, say us-east-1\n"
+
+
 def test_on_a_machine_its_region_is_known(fleet, monkeypatch, tmp_path):
     (tmp_path / "instance.toml").write_text(MACHINE_FILE)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))

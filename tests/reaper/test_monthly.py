@@ -114,7 +114,7 @@ def test_a_damaged_record_is_named(key):
         end_of(damaged, "a/b.json")
 
 
-@pytest.mark.parametrize("text", ["", "2026", "2026-13", "november", "2026-11-01"])
+@pytest.mark.parametrize("text", ["", "2026", "2026-13", "november", "2026-11-01", "0001-01", "9999-12"])
 def test_what_is_no_month_is_refused(text):
     with pytest.raises(ConfigurationError, match="allowed: YEAR-MONTH, say 2026-11"):
         parse_month(text)

@@ -88,6 +88,13 @@ def test_text_that_is_no_json_is_refused():
         policies.parse("{")
 
 
+def test_a_file_that_is_no_utf_8_is_refused(tmp_path):
+    (tmp_path / "policy.json").write_bytes(b"\xff\xfe{")
+
+    with pytest.raises(PolicyError, match=r"policy\.json: not JSON: .*utf-8"):
+        policies.load(tmp_path / "policy.json")
+
+
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
 def test_no_json_at_all_makes_a_policy_or_a_traceback(content):
     with pytest.raises(PolicyError):

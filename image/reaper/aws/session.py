@@ -8,7 +8,10 @@ from typing import Any
 import boto3
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import InvalidRegionError
 from botocore.utils import parse_timestamp
+
+from image.reaper.errors import ConfigurationError
 
 ATTEMPTS = 8
 CONNECT_TIMEOUT_S = 5
@@ -35,6 +38,9 @@ def clients(region: str) -> Clients:
 
     Args:
         region: say ``us-east-1``.
+
+    Raises:
+        ConfigurationError: no region is written so.
     """
     config = Config(
         region_name=region,
@@ -42,11 +48,11 @@ def clients(region: str) -> Clients:
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
     )
-    made = {
-        name: _session().client(name, config=config)
-        for name in ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
-    }
-    return Clients(**made)
+    names = ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
+    try:
+        return Clients(**{name: _session().client(name, config=config) for name in names})
+    except InvalidRegionError as error:
+        raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 
 
 @cache

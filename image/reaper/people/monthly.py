@@ -55,9 +55,11 @@ def parse_month(text: str) -> Month:
         ConfigurationError: for anything else.
     """
     try:
-        return month_of(datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC))
-    except ValueError as error:
+        month = month_of(datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC))
+        month.before()  # a report reads on from there
+    except (ValueError, OverflowError) as error:
         raise ConfigurationError(f"--month {text!r}; allowed: YEAR-MONTH, say 2026-11") from error
+    return month
 
 
 @dataclass(frozen=True)
