@@ -82,6 +82,14 @@ def test_a_stopped_machine_stays_otherwise(changes, checked):
     assert decision(alone(stopped(**changes), FORGOTTEN, policy=checked)).verdict.startswith("KEEP")
 
 
+def test_people_are_told_of_a_stopped_machine_that_waits_for_ever_because_nobody_knows_since_when():
+    """EC2 gives no time where the machine shut itself down; on Alibaba Cloud only the sweep notes one."""
+    found = decision(alone(stopped(stopped_at=None), FORGOTTEN, policy=STOPPING))
+
+    assert (found.verdict, found.alert) == (Verdict.KEEP_PROTECTED, True)
+    assert "nobody knows since when" in found.reason
+
+
 # quiet hours
 
 NIGHT = [{"start": "19:00", "end": "07:00"}]

@@ -4,7 +4,7 @@ from typing import Any
 
 from image.reaper.calls import Calls
 
-SUBJECT_LENGTH = 100  # Publish, SNS API
+SUBJECT_LENGTH = 99  # Publish, SNS API: less than 100, and neither line breaks nor control characters
 MESSAGE_BYTES = 200_000  # of at most 262,144
 
 
@@ -24,9 +24,10 @@ class Topic:
 
     def tell(self, subject: str, message: str) -> None:
         """Publish one message; raises CloudError when nobody heard it."""
+        plain = "".join(one if one.isascii() and one.isprintable() else "?" for one in subject)
         self._calls.change(
             self._sns.publish,
             TopicArn=self._topic_arn,
-            Subject=subject.encode("ascii", "replace").decode()[:SUBJECT_LENGTH],
+            Subject=plain[:SUBJECT_LENGTH],
             Message=message.encode()[:MESSAGE_BYTES].decode(errors="ignore"),
         )

@@ -18,8 +18,11 @@ def forgotten(case: Case) -> Decision:
 def stopped(case: Case) -> Decision:
     """The next step with a stopped machine: nothing, or the second stage of its pool."""
     days, since = case.pool.terminate_stopped_after_days, case.instance.stopped_at
-    if days is None or since is None:
+    if days is None:
         return case.decide(Verdict.KEEP_PROTECTED, "stopped: costs its disk only")
+    if since is None:
+        reason = "stopped, and nobody knows since when: start it, or terminate it by hand"
+        return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
     mark = mark_of(case.instance)
     for_now = format_span(case.now - since)
     if case.now - since < timedelta(days=days):

@@ -75,7 +75,9 @@ def due_alerts(
     """
     alerts = {f"{one.instance.id} {one.verdict}": one for one in decisions if one.alert}
     due = {key: one for key, one in alerts.items() if key not in told or now - told[key] >= TELL_AGAIN_AFTER}
-    remembered = {key: at for key, at in told.items() if key in alerts} | dict.fromkeys(due, now)
+    # Also what is well again: one that is unknown every other sweep would be told every other sweep.
+    remembered = {key: at for key, at in told.items() if now - at < TELL_AGAIN_AFTER}
+    remembered |= dict.fromkeys(due, now)
     return list(due.values()), remembered
 
 
