@@ -67,6 +67,8 @@ class Reaper(pulumi.ComponentResource):
                 environment={
                     "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper",
                     "GPU_FLEET_ACCOUNT_ID": stack.account_id,
+                    # functions share the region's inner network; the public name refuses newer accounts
+                    "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": f"https://s3.oss-{stack.region}-internal.aliyuncs.com",
                 },
                 statements=role_policy(RoleArgs(stack, args.key_arn, args.records_arn)),
                 key_id=args.key_id,

@@ -15,7 +15,7 @@ from image.reaper.alicloud.leftovers import Leftovers
 from image.reaper.alicloud.machines import Machines
 from image.reaper.alicloud.metrics import Heartbeats
 from image.reaper.alicloud.oss import OssStore, bucket_client
-from image.reaper.alicloud.session import ATTEMPTS, flat, host_of
+from image.reaper.alicloud.session import ATTEMPTS, flat, host_inside, host_of
 from image.reaper.alicloud.spot import spot_prices
 from image.reaper.aws import connect as aws_connect
 from image.reaper.aws import leftovers as aws_leftovers
@@ -178,6 +178,18 @@ def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
 )
 def test_each_product_is_asked_where_it_answers_for_the_region(product, region, host):
     assert host_of(product, region) == host
+
+
+@pytest.mark.parametrize(
+    ("known", "host"),
+    [
+        ({"metrics-vpc.cn-beijing.aliyuncs.com", "cms-vpc.cn-beijing.aliyuncs.com"}, "metrics-vpc"),
+        ({"cms-vpc.cn-beijing.aliyuncs.com"}, "cms-vpc"),
+        (set(), "metrics"),
+    ],
+)
+def test_a_machine_asks_inside_its_network_where_that_has_a_name(known, host):
+    assert host_inside("Cms", "cn-beijing", known.__contains__) == f"{host}.cn-beijing.aliyuncs.com"
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,10 @@ def agent_cloud(cloud, metadata, monkeypatch, tmp_path):
     return alicloud_agent.AgentCloud(instance_file.load(path), Metadata("alicloud"))
 
 
+def test_a_machine_reaches_its_bucket_inside_the_network(agent_cloud):
+    assert agent_cloud.bucket().meta.endpoint_url == "https://s3.oss-us-east-1-internal.aliyuncs.com"
+
+
 def test_a_machine_that_asks_for_tokens_is_left_as_it_is(cloud, metadata, agent_cloud):
     agent_cloud.harden(Metadata("alicloud"), MACHINE)
 

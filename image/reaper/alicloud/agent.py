@@ -42,7 +42,7 @@ class AgentCloud:
     def __init__(self, machine: Machine, metadata: Metadata | None) -> None:
         self._machine = machine
         self._credentials = Credentials(os.environ, None if os.environ.get(KEY_ID) else metadata)
-        self._clients = clients(machine.region, self._credentials, os.environ.get(ENDPOINT, ""))
+        self._clients = clients(machine.region, self._credentials, os.environ.get(ENDPOINT, ""), inside=True)
 
     def metrics(self) -> "CloudMonitor":
         """Where heartbeats go."""
@@ -50,7 +50,8 @@ class AgentCloud:
 
     def bucket(self) -> Any:
         """boto3's S3 client for OSS, with the keys that count now."""
-        return oss.bucket_client(self._machine.region, self._credentials)
+        region = self._machine.region
+        return oss.bucket_client(region, self._credentials, oss.ENDPOINT_INSIDE.format(region=region))
 
     def hook(self, instance_id: str) -> Hook:
         """What holds the machine while it leaves."""

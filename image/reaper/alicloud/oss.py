@@ -2,6 +2,7 @@
 
 import os
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
@@ -9,7 +10,11 @@ from botocore.config import Config
 from image.reaper.alicloud.credentials import Credentials
 from image.reaper.store import Found, Store
 
-ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers, in tests
+ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers; a function and a test are told
+# https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
+# The public one costs, and refuses accounts opened since March 2025 in mainland regions.
+ENDPOINT_OUTSIDE = "https://s3.oss-{region}.aliyuncs.com"
+ENDPOINT_INSIDE = "https://s3.oss-{region}-internal.aliyuncs.com"
 DIGITS = 12
 MOST_WRITERS = 100  # of one key at the same moment; two are enough
 FORBID_OVERWRITE = "x-oss-forbid-overwrite"  # OSS API, PutObject
@@ -26,11 +31,12 @@ def bucket_client(region: str, credentials: Credentials, endpoint: str | None = 
         CloudError: the metadata service does not answer.
     """
     keys = credentials.current()
-    elsewhere = endpoint or os.environ.get(ENDPOINT)
+    url = os.environ.get(ENDPOINT) or endpoint or ENDPOINT_OUTSIDE.format(region=region)
+    ours = (urlsplit(url).hostname or "").endswith(".aliyuncs.com")
     made = boto3.client(
         "s3",
         region_name=region,
-        endpoint_url=elsewhere or f"https://s3.oss-{region}.aliyuncs.com",
+        endpoint_url=url,
         aws_access_key_id=keys.key_id,
         aws_secret_access_key=keys.secret,
         aws_session_token=keys.token or None,
@@ -40,7 +46,7 @@ def bucket_client(region: str, credentials: Credentials, endpoint: str | None = 
             retries={"mode": "standard", "total_max_attempts": 8},
             connect_timeout=5,
             read_timeout=30,
-            s3={"addressing_style": "path" if elsewhere else "virtual"},
+            s3={"addressing_style": "virtual" if ours else "path"},
         ),
     )
     made.meta.events.register("before-call.s3.PutObject", _forbid_overwrite)

@@ -8,6 +8,7 @@ have.
 import json
 import logging
 import random
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +56,14 @@ CENTRAL = {
     ),
 }
 
+# Inside a VPC, which need have no way out: the lists of endpoints of ECS and Auto Scaling (January 2026), and
+# for CloudMonitor the names of its newer and of its older list (November 2024).
+INSIDE = {
+    "Ecs": ("ecs-vpc.{region}.aliyuncs.com",),
+    "Ess": ("ess-vpc.{region}.aliyuncs.com",),
+    "Cms": ("metrics-vpc.{region}.aliyuncs.com", "cms-vpc.{region}.aliyuncs.com"),
+}
+
 Answer = dict[str, Any]
 # The SDK writes every refusal to its log, with the text that was signed; `Calls` tells of it in a line.
 logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
@@ -85,6 +94,7 @@ class Product:
         region: say ``cn-wulanchabu``.
         credentials: of a person, a function or this machine.
         endpoint: ``http://HOST:PORT`` instead of the product's own.
+        inside: this is a machine of the region, which may have no way out.
         wait: sleeps so many seconds.
     """
 
@@ -95,12 +105,13 @@ class Product:
         credentials: Credentials,
         *,
         endpoint: str = "",
+        inside: bool = False,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._version = PRODUCTS[name][0]
         self._name, self._region = name, region
         self._protocol, _, self._host = endpoint.rpartition("://")
-        self._host = self._host or host_of(name, region)
+        self._host = self._host or (host_inside(name, region) if inside else host_of(name, region))
         self._credentials = credentials
         self._wait = wait
         self._client: tuple[Any, Any] | None = None
@@ -171,6 +182,21 @@ def host_of(product: str, region: str) -> str:
     return PRODUCTS[product][1].format(region=region)
 
 
+def host_inside(product: str, region: str, known: Callable[[str], bool] | None = None) -> str:
+    """Where a product answers inside a VPC: the first name that DNS knows, else the public one."""
+    known = known or _resolves
+    names = (name.format(region=region) for name in INSIDE.get(product, ()))
+    return next(filter(known, names), host_of(product, region))
+
+
+def _resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, 443)
+    except OSError:
+        return False
+    return True
+
+
 def _for_sdk(keys: Keys) -> Any:
     if keys.token:
         return sdk.StsTokenCredential(keys.key_id, keys.secret, keys.token)
@@ -197,7 +223,9 @@ def flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", str(value)
 
 
-def clients(region: str, credentials: Credentials, endpoint: str = "", s3: Any = None) -> Clients:
+def clients(
+    region: str, credentials: Credentials, endpoint: str = "", s3: Any = None, *, inside: bool = False
+) -> Clients:
     """Clients for a region.
 
     Args:
@@ -205,6 +233,10 @@ def clients(region: str, credentials: Credentials, endpoint: str = "", s3: Any =
         credentials: of a person, a function or this machine.
         endpoint: where every product answers, in tests.
         s3: boto3's client for OSS.
+        inside: this is a machine of the region.
     """
-    made = {name.lower(): Product(name, region, credentials, endpoint=endpoint) for name in PRODUCTS}
+    made = {
+        name.lower(): Product(name, region, credentials, endpoint=endpoint, inside=inside)
+        for name in PRODUCTS
+    }
     return Clients(**made, s3=s3)
