@@ -165,3 +165,17 @@ def test_whatever_is_spent_no_limit_falls_below_what_runs_and_all_come_back(grou
     _, back = frozen(0, now, freeze, DECEMBER)
 
     assert [(one.max_size, one.closed) for one in back] == [(one.max_size, one.closed) for one in first]
+
+
+@pytest.mark.parametrize("spent", [CAPPED_AT, CLOSED_AT])
+@pytest.mark.parametrize("lifted_at_once", [True, False])
+def test_a_limit_that_people_raise_during_a_freeze_is_the_one_that_comes_back(spent, lifted_at_once):
+    """An update of the stack counts as done: the next one would see no difference and leave the old limit."""
+    freeze, (held,) = frozen(spent, [group()])
+    now = replace(held, max_size=20)
+    if not lifted_at_once:
+        freeze, (now,) = frozen(spent, [now], freeze)
+
+    _, (opened,) = frozen(0, [now], freeze)
+
+    assert opened.max_size == 20

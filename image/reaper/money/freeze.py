@@ -154,15 +154,17 @@ def lift(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freez
 
 
 def note(freeze: Freeze, groups: Iterable[Group], budget: Budget) -> Freeze:
-    """The freeze with what each group is now written down, before anything is done to it."""
-    if freeze.stage is Stage.OPEN:
-        return freeze
-    new = {
-        one.name: Before(one.max_size, one.closed, _room(one))
-        for one in groups
-        if one.name not in freeze.groups and one.pool in budget.pools and budget.pools[one.pool].freezes
-    }
-    return replace(freeze, groups={**freeze.groups, **new})
+    """The freeze with what each group is now written down, before anything is done to it.
+
+    A limit above the one from before the freeze is people's: no freeze sets one so high.
+    """
+    known = dict(freeze.groups)
+    for one in groups:
+        if one.name in known:
+            known[one.name] = replace(known[one.name], max_size=max(known[one.name].max_size, one.max_size))
+        elif freeze.stage is not Stage.OPEN and one.pool in budget.pools and budget.pools[one.pool].freezes:
+            known[one.name] = Before(one.max_size, one.closed, _room(one))
+    return replace(freeze, groups=known)
 
 
 @dataclass(frozen=True)
