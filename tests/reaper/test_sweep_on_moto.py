@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 from moto import mock_aws
 
 from image.reaper.cli import main
-from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from image.reaper.model import TAG_IDLE_SINCE, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, TAG_REAP_AFTER
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 
 AFTER_GRACE = NOW + timedelta(minutes=31)
@@ -135,3 +135,17 @@ def test_a_machine_that_will_not_go_fails_the_sweep_visibly_and_the_others_go(fl
     assert "OperationNotPermitted" in report["failed"][0]["error"]
     assert (fleet.state(stubborn), fleet.state(other)) == ("running", "terminated")
     assert f"failed: {stubborn}" in result.output
+
+
+@pytest.mark.parametrize("command", ["sweep", "status"])
+@pytest.mark.parametrize("text", ["[/tmp/results]", "ada [/]"])
+def test_what_people_write_into_tags_is_shown_as_they_wrote_it(fleet, tmp_path, command, text):
+    kept = (NOW + timedelta(hours=8)).isoformat()
+    fleet.start(**{TAG_OWNER: text, TAG_KEEP_UNTIL: kept, TAG_KEEP_REASON: f"see {text}"})
+    path = write_policy(tmp_path / "policy.json")
+    arguments = [command, "--policy", str(path), "--now", NOW.isoformat()]
+
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+    assert result.exit_code == 0, result.output
+    assert text in result.output

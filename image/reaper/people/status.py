@@ -73,7 +73,7 @@ def status(policy_path: Path | None, now: datetime | None, ledger: str | None, *
 
     Changes nothing. Exit code 1 when anything could not be read.
     """
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
     path = policy_path or policy_file()
     if here or (policy_path is None and not path.exists() and paths.activity_file().exists()):
         console.print(here_table(paths.activity_file()))

@@ -66,7 +66,7 @@ def sweep(
 
 
 def _show(result: Result) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = Console(markup=False, width=None if sys.stdout.isatty() else 160)
     console.print(_table(result))
     for failure in result.done.failures:
         console.print(
