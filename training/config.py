@@ -132,7 +132,7 @@ class Checkpoint(Section):
     """When a checkpoint is taken, where it goes and which ones stay."""
 
     uri: str = ""  # s3://bucket/prefix or oss://bucket/prefix; empty: local only
-    endpoint: str = ""  # of the object store; empty: AWS_ENDPOINT_URL or the provider's default
+    endpoint: str = ""  # of the object store; empty: AWS_ENDPOINT_URL, or what the machine's cloud has
     every_steps: Count = 500
     every_s: Seconds = 1800.0
     keep: Positive = 3

@@ -13,7 +13,7 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from training.checkpoint import local
+from training.checkpoint import local, oss
 from training.errors import CheckpointError
 
 SCHEMES = ("s3", "oss")
@@ -118,13 +118,8 @@ class Store:
 
 
 def _client(scheme: str, endpoint: str) -> Any:
-    """A client that retries; OSS knows neither the newer checksums nor path addressing."""
+    """A client that retries."""
     options = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
     if scheme == "oss":
-        plain = Config(
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "virtual"},
-        )
-        options = options.merge(plain)
+        return oss.client(endpoint, options)
     return boto3.client("s3", endpoint_url=endpoint or None, config=options)

@@ -13,7 +13,8 @@ from training.pool.alicloud_signature import Call, Credentials, signed_headers
 from training.pool.identity import Identity, Machine, Metadata
 from training.pool.members import in_order, members_in_service
 
-ENDPOINT = "https://ess.{region}.aliyuncs.com"
+# inside the network, which need have no way out: the list of Auto Scaling's endpoints has one in every region
+ENDPOINT = "https://ess-vpc.{region}.aliyuncs.com"
 VERSION = "2022-02-22"
 PAGE_SIZE = 50
 TIMEOUT_S = 20.0

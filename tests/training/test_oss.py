@@ -1,0 +1,79 @@
+"""OSS as a machine on Alibaba Cloud reaches it: inside the network, with the keys of its role."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.reaper.metadata_server import Server, metadata_server
+from training.checkpoint import oss
+from training.checkpoint.store import Store
+from training.errors import CheckpointError
+
+REGION = "cn-shanghai"
+ROLES = "ram/security-credentials/"
+KEYS = {
+    "AccessKeyId": "STS.id",
+    "AccessKeySecret": "secret",
+    "SecurityToken": "token",
+    "Expiration": "2999-01-01T00:00:00Z",
+}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """The metadata service of a machine of a fleet; its environment has no keys and no endpoint."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "instance.toml"
+    file.write_text(f'cloud = "alicloud"\nregion = "{REGION}"\n')
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
+    with metadata_server("alicloud") as server:
+        monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", server.base)
+        server.says(ROLES, "train-role")
+        server.says(f"{ROLES}train-role", json.dumps(KEYS))
+        yield server
+
+
+def test_a_machine_signs_with_its_role_and_asks_inside_the_network(machine: Server) -> None:
+    client = Store("oss://bucket/runs")._client
+
+    keys = client._request_signer._credentials.get_frozen_credentials()
+    assert client.meta.endpoint_url == f"https://s3.oss-{REGION}-internal.aliyuncs.com"
+    assert client.meta.region_name == REGION
+    assert (keys.access_key, keys.secret_key, keys.token) == ("STS.id", "secret", "token")
+
+
+def test_keys_of_the_environment_come_before_the_role_s(
+    machine: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    client = Store("oss://bucket/runs")._client
+
+    assert client._request_signer._credentials.access_key == "mine"
+
+
+def test_keys_are_asked_for_anew_before_they_end(machine: Server) -> None:
+    machine.says(f"{ROLES}train-role", json.dumps(KEYS | {"Expiration": "2020-01-01T00:00:00Z"}))
+    credentials = oss.RoleKeys().load()
+
+    machine.says(f"{ROLES}train-role", json.dumps(KEYS | {"AccessKeyId": "STS.new"}))
+
+    assert credentials.get_frozen_credentials().access_key == "STS.new"
+
+
+def test_a_machine_without_a_role_says_so(machine: Server) -> None:
+    del machine.answers[f"/latest/meta-data/{ROLES}"]
+
+    with pytest.raises(CheckpointError, match="this machine's role has no keys"):
+        Store("oss://bucket/runs").check_writable()
+
+
+def test_elsewhere_the_endpoint_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+
+    with pytest.raises(CheckpointError, match=r"checkpoint.endpoint = '': must say where OSS answers"):
+        Store("oss://bucket/runs")
