@@ -149,3 +149,15 @@ def test_what_people_write_into_tags_is_shown_as_they_wrote_it(fleet, tmp_path, 
 
     assert result.exit_code == 0, result.output
     assert text in result.output
+
+
+def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(fleet, tmp_path):
+    fleet.start()
+    path, gone = write_policy(tmp_path / "policy.json"), tmp_path / "gone/report.json"
+    arguments = ["sweep", "--policy", str(path), "--now", NOW.isoformat(), "--report", str(gone)]
+
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+    assert result.exit_code == 1
+    assert "1 machines, 0 marked, 0 ended" in result.output
+    assert f"error: --report {gone}: No such file or directory" in result.output

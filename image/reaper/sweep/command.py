@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from image.reaper import policy as policies
+from image.reaper.errors import ConfigurationError
 from image.reaper.model import ENDS, Verdict
 from image.reaper.money.spent import line_of
 from image.reaper.options import now_option, policy_option
@@ -58,9 +59,12 @@ def sweep(
     result = sweep_once(cloud, found, options)
     if not options.dry_run:
         result = conclude(cloud, found, result)
-    if report is not None:
-        report.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
     _show(result)
+    if report is not None:
+        try:
+            report.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--report {report}: {error.strerror}") from error
     if result.failed:
         sys.exit(EXIT_FAILED)
 
