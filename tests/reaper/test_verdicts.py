@@ -8,7 +8,7 @@ import pytest
 from image.reaper.model import Fleet, Group, Verdict
 from image.reaper.sweep.decide import decide
 from image.reaper.times import is_quiet
-from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, alone, idle_history, machine
+from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, machine
 from tests.reaper.sweeping import policy
 
 FORGOTTEN = idle_history(161).activity()
@@ -88,6 +88,28 @@ def test_people_are_told_of_a_stopped_machine_that_waits_for_ever_because_nobody
 
     assert (found.verdict, found.alert) == (Verdict.KEEP_PROTECTED, True)
     assert "nobody knows since when" in found.reason
+
+
+NONSENSE = pytest.mark.parametrize("value", [1e12, 1e300, float("inf"), float("nan")])
+
+
+@NONSENSE
+def test_a_heartbeat_that_no_agent_can_mean_leaves_its_machine_unknown(value):
+    """Everybody on a machine may publish in its name."""
+    history = History({**idle_history(161).beats, 1: value})
+
+    assert decision(alone(machine(), history.activity())).verdict is Verdict.KEEP_UNKNOWN
+
+
+@NONSENSE
+def test_an_older_one_counts_like_one_that_was_lost(value):
+    history, lost = idle_history(161), {100}
+
+    nonsense = History({**history.beats, 100: value}).activity()
+
+    assert decision(alone(machine(), nonsense)) == decision(
+        alone(machine(), history.without(lost).activity())
+    )
 
 
 # quiet hours

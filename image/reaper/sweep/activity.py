@@ -19,6 +19,8 @@ MAX_POINTS = 100_800  # of one GetMetricData answer (API GetMetricData)
 MAX_QUERIES = 500  # of one GetMetricData call
 # A heartbeat shows up this much later at most; younger periods are not counted as missing.
 INGESTION_DELAY = timedelta(minutes=2)
+# Ten years. No agent counts so far: a larger value is a mistake or a joke, and says as little as no number.
+LONGEST_IDLE_S = 3.2e8
 # The query reaches this far into the future, so that a machine with a wrong clock is found out.
 LOOK_AHEAD = timedelta(minutes=20)
 
@@ -67,7 +69,7 @@ def summarise(
     start, end = window_start(now, window, period_s), window_end(now, period_s)
     values: dict[datetime, float] = {}
     for at, value in points:
-        sound = value if math.isfinite(value) else -math.inf
+        sound = value if value < LONGEST_IDLE_S else -math.inf  # NaN is not below either
         values[at] = min(sound, values.get(at, sound))
     proofs = {at: value for at, value in values.items() if value >= 0}
     newest = max(values, default=None)
