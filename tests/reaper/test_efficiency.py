@@ -3,6 +3,7 @@
 import xml.etree.ElementTree as ET
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,3 +117,15 @@ def test_an_owner_s_name_that_begins_like_a_number_cannot_break_the_page():
 
     assert "<script>" not in text
     assert "1&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize("value", [1e100, float("nan"), float("inf"), -5.0])
+def test_numbers_that_nobody_can_mean_count_like_none(value):
+    """Everybody on a machine may publish in its name; one such number would end every report."""
+    machines = {"i-1": share(), "i-2": share()}
+
+    found = summed(machines, {"i-1": value, "i-2": 0.5}, {"i-1": value, "i-2": 2400.0})
+
+    assert found == summed(machines, {"i-2": 0.5}, {"i-2": 2400.0})
+    assert found.to_json()["samples_per_money"] == "100.00"
+    assert page(found)

@@ -9,6 +9,7 @@ from typing import Any
 from image.reaper.money.meter_reading import Day, Machine, Share
 
 SECONDS_PER_HOUR = 3600
+MOST_BELIEVED = 1e15  # samples of one machine and day; arithmetic with cents is exact up to there
 MOST_IDLE = 10
 CENT = Decimal("0.01")
 
@@ -135,6 +136,7 @@ def sum_up(
         busy: instance id -> share of its time in which it worked; left out where nobody knows.
         samples: instance id -> samples its trainer worked through; left out where none says.
     """
+    busy, samples = _sound(busy), _sound(samples)
     uses = [_use(key, share, busy.get(key)) for key, share in day.machines.items()]
     idle = sorted(
         (one for one in uses if one.idle_cost > 0), key=lambda one: (-one.idle_cost, one.instance_id)
@@ -178,6 +180,11 @@ def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
 
 def _gpu_hours(share: Share) -> Decimal:
     return Decimal(share.seconds * share.machine.gpus) / SECONDS_PER_HOUR
+
+
+def _sound(values: Mapping[str, float]) -> dict[str, float]:
+    """Without numbers that nobody can mean: everybody on a machine may publish in its name."""
+    return {key: value for key, value in values.items() if 0 <= value < MOST_BELIEVED}
 
 
 def _decimal(value: float) -> Decimal:
