@@ -19,7 +19,11 @@ LOOK_ACTIONS = (
     "ess:DescribeScalingActivities",
     "ess:DescribeScalingInstances",
 )
-OWN_GROUP_ACTIONS = ("ess:CompleteLifecycleAction", "ess:RecordLifecycleActionHeartbeat")
+OWN_GROUP_ACTIONS = (
+    "ess:CompleteLifecycleAction",
+    "ess:RecordLifecycleActionHeartbeat",
+    "ess:SetInstancesProtection",
+)
 # A scaling configuration cannot ask for metadata tokens, so an eRDMA machine does so itself at first boot.
 HARDEN_ACTIONS = ("ecs:ModifyInstanceMetadataOptions",)
 

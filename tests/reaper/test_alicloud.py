@@ -322,6 +322,15 @@ def test_forgotten_machines_leave_their_group_which_then_wants_fewer():
     assert order == ["DetachInstances", "DeleteInstances"]
 
 
+def test_protection_from_the_group_is_none_from_the_sweep():
+    world, checked = idle_world(3)
+    world.lifecycle = dict.fromkeys(world.machines, "Protected")
+
+    sweep_until_they_go(world, checked)
+
+    assert len(world.ends) == 3
+
+
 def test_a_machine_that_vanishes_keeps_no_other_from_going():
     world, checked = idle_world(3)
     vanishing = next(iter(world.machines.values()))

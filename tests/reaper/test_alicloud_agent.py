@@ -31,7 +31,7 @@ class OneMachine:
     """What the cloud knows of one machine of a group."""
 
     def __init__(self):
-        self.state, self.tags = "InService", {}
+        self.state, self.tags, self.strategy = "InService", {}, "NoSpot"
         self.leaving = [MACHINE]
         self.told, self.released, self.metrics = [], [], []
 
@@ -42,7 +42,14 @@ class OneMachine:
 
     def describe_instances(self, ask):
         tags = [{"TagKey": key, "TagValue": value} for key, value in self.tags.items()]
-        return {"Instances": {"Instance": [{"InstanceId": MACHINE, "Tags": {"Tag": tags}}]}}
+        row = {"InstanceId": MACHINE, "Tags": {"Tag": tags}, "SpotStrategy": self.strategy}
+        return {"Instances": {"Instance": [row]}}
+
+    def set_instances_protection(self, ask):
+        assert (ask["ScalingGroupId"], ask["InstanceIds"]) == ("asg-1", [MACHINE])
+        assert ask["ProtectedFromScaleIn"] == "true"
+        self.state = "Protected"
+        return {}
 
     def describe_scaling_activities(self, ask):
         assert (ask["ScalingGroupId"], ask["StatusCode"]) == ("asg-1", "InProgress")
@@ -134,7 +141,39 @@ def test_the_cloud_is_asked_every_two_minutes_the_metadata_service_each_time(clo
         listening.notices.find()
         listening.now += timedelta(seconds=5)
 
-    assert cloud.asked == {"DescribeScalingInstances": 2, "DescribeInstances": 2}
+    assert cloud.asked["DescribeScalingInstances"] == cloud.asked["DescribeInstances"] == 2
+
+
+def test_a_machine_has_its_group_protect_it_once(cloud, metadata):
+    listening = Listening(cloud)
+
+    for _ in range(3):
+        listening.notices.find()
+        listening.now += timedelta(minutes=2)
+
+    assert cloud.actions.state == "Protected"
+    assert cloud.asked["SetInstancesProtection"] == 1
+
+
+def test_a_machine_of_the_spot_market_is_left_to_it(cloud, metadata):
+    cloud.actions.strategy = "SpotAsPriceGo"
+
+    Listening(cloud).notices.find()
+
+    assert cloud.actions.state == "InService"
+
+
+def test_a_group_that_refuses_protection_is_told_of_and_hides_no_mark(cloud, metadata, caplog):
+    def refuse(_):
+        raise RefusedError("Forbidden.RAM", 403)
+
+    cloud.actions.set_instances_protection = refuse
+    cloud.actions.tags = {TAG_REAP_AFTER: format_time(NOON)}
+    listening = Listening(cloud)
+
+    assert listening.notices.find() is None
+    assert listening.notices.mark() == NOON
+    assert "event=not-protected group=asg-1" in caplog.text
 
 
 def test_a_cloud_that_does_not_answer_hides_no_spot_notice(cloud, metadata):

@@ -11,7 +11,7 @@ from image.reaper.agent import notices
 from image.reaper.agent.notices import Notice
 from image.reaper.alicloud import oss
 from image.reaper.alicloud.credentials import KEY_ID, Credentials
-from image.reaper.alicloud.lifecycle import LEAVING, Hook, lifecycle_state
+from image.reaper.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
 from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, datum, metric_name
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import batches
@@ -137,27 +137,49 @@ class Notices:
         if self._look_at is not None and self._now() < self._look_at:
             return None
         self._look_at = self._now() + LOOK_EVERY
-        if lifecycle_state(self._ess, self._instance_id)[1] in LEAVING:
+        group, state = lifecycle_state(self._ess, self._instance_id)
+        if state in LEAVING:
             return Notice(notices.TAKEN_BY_GROUP)
-        self._mark = self._read_mark()
+        own = self._own_row()
+        self._mark = _mark_of(own)
+        if state == IN_SERVICE and own.get("SpotStrategy", "NoSpot") == "NoSpot":
+            self._protect(group)
         return None
 
     def mark(self) -> datetime | None:
         """The reap-after of the sweep's mark as of the last look, or None."""
         return self._mark
 
-    def _read_mark(self) -> datetime | None:
+    def _protect(self, group: str) -> None:
+        """Nobody but the sweep may take this machine, not even a person's smaller ``size.max``.
+
+        Groups have no word for it at launch, and the sweep takes protected ones too. A machine of the spot
+        market stays without: its group would not see that the market took it. A refusal is told each time.
+        """
+        try:
+            self._ess.action("SetInstancesProtection")(
+                ScalingGroupId=group, InstanceIds=[self._instance_id], ProtectedFromScaleIn=True
+            )
+            LOG.info("event=protected group=%s", group)
+        except AnswerError as error:
+            LOG.error("event=not-protected group=%s reason=%r", group, str(error))
+
+    def _own_row(self) -> dict[str, Any]:
+        """What DescribeInstances says of this machine; nothing while it does not know it."""
         try:
             answer = self._ecs.action("DescribeInstances")(
                 InstanceIds=json.dumps([self._instance_id]), MaxResults=10
             )
         except AnswerError as error:
             raise CloudError(f"DescribeInstances: {error}", error.code) from error
-        for raw in answer["Instances"]["Instance"]:
-            for tag in raw.get("Tags", {}).get("Tag", []):
-                if tag["TagKey"] == TAG_REAP_AFTER:
-                    return notices.time_of_mark(tag["TagValue"])
-        return None
+        return next(iter(answer["Instances"]["Instance"]), {})
+
+
+def _mark_of(own: Mapping[str, Any]) -> datetime | None:
+    for tag in own.get("Tags", {}).get("Tag", []):
+        if tag["TagKey"] == TAG_REAP_AFTER:
+            return notices.time_of_mark(tag["TagValue"])
+    return None
 
 
 def _spot_notice(text: str) -> Notice:

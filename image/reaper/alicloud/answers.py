@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from image.reaper.alicloud.lifecycle import IN_SERVICE, PROTECTED
 from image.reaper.model import TAG_POOL, Group, Instance
 from image.reaper.times import parse_time
 
@@ -59,11 +60,12 @@ def _time(text: str) -> datetime | None:
 def group_of(raw: Mapping[str, Any], members: Mapping[str, str]) -> Group:
     """One group of DescribeScalingGroups, with its members and what each is doing."""
     tags = {tag["TagKey"]: tag["TagValue"] for tag in raw.get("Tags") or []}
+    states = {key: IN_SERVICE if state == PROTECTED else state for key, state in members.items()}
     return Group(
         name=raw["ScalingGroupId"],
         min_size=raw["MinSize"],
         desired=raw["DesiredCapacity"] if raw.get("EnableDesiredCapacity", True) else raw["TotalCapacity"],
-        members=members,
+        members=states,
         max_size=raw["MaxSize"],
         pool=tags.get(TAG_POOL, ""),
         closed=LAUNCH in (raw.get("SuspendedProcesses") or []),

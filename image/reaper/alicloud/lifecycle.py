@@ -7,6 +7,7 @@ from image.reaper.alicloud.session import Answer, Product
 from image.reaper.errors import AnswerError, CloudError
 
 PAGE = 50  # DescribeScalingActivities, DescribeLifecycleActions: at most 50
+IN_SERVICE, PROTECTED = "InService", "Protected"  # the second is in service too, and kept from scale-in
 LEAVING = ("Removing", "Removing:Wait")  # LifecycleState of a machine that its group takes away
 
 

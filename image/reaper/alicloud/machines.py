@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from image.reaper.alicloud.answers import LAUNCH, TAG_GROUP, TAG_STOPPED_AT, group_of, instance_of
+from image.reaper.alicloud.lifecycle import IN_SERVICE
 from image.reaper.alicloud.session import Answer, Clients
 from image.reaper.calls import Calls, batches
 from image.reaper.model import TAG_MANAGED, TAG_STACK, Fleet, Instance
@@ -55,7 +56,7 @@ class Machines:
         members: dict[str, dict[str, str]] = defaultdict(dict)
         for one in instances:
             if TAG_GROUP in one.tags:
-                members[one.tags[TAG_GROUP]][one.id] = "InService"
+                members[one.tags[TAG_GROUP]][one.id] = IN_SERVICE
         groups = {raw["ScalingGroupId"]: raw for raw in self._groups(Tags=self._own()[1:])}
         # A group without the stack's tag would replace what is ended behind its back.
         unknown = sorted(members.keys() - groups.keys())
