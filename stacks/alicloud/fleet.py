@@ -4,6 +4,7 @@ Nothing declared here ends a healthy on-demand machine. Groups have no rule that
 rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,8 @@ from stacks.alicloud.launch import (
 from stacks.alicloud.scaling import scale_by_load
 from stacks.settings import Grouping, Market, Pool, Size, Stack
 
-# A spot machine gets five minutes; an on-demand one that fails its health check may need longer to save.
+# A spot machine gets five minutes; an on-demand one that fails its health check may need longer to save. The
+# provider waits 1,000 s for a deleted group, whatever timeout it is given.
 DRAIN_S = 900
 COOLDOWN_S = 300
 # github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_group, spot_instance_pools.
@@ -76,6 +78,9 @@ class FleetArgs:
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
+        surroundings: what a machine needs from its first minute to its last, beyond the ids above: routes,
+            firewall rules, endpoints, mount targets. They stand before any group starts one, and a
+            ``pulumi destroy`` takes them away only after the groups are empty.
     """
 
     stack: Stack
@@ -87,6 +92,7 @@ class FleetArgs:
     bucket_arns: dict[str, pulumi.Output[str]]
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
+    surroundings: Sequence[pulumi.Resource]
 
 
 class Fleet(pulumi.ComponentResource):
@@ -147,7 +153,12 @@ class Fleet(pulumi.ComponentResource):
             auto_rebalance=False,
             group_deletion_protection=args.stack.protected,
             tags=machine_tags(args.stack, args.pool),
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["desiredCapacity"]),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=args.surroundings,
+                # the provider reads back which machines are protected, and an update would unprotect them all
+                ignore_changes=["desiredCapacity", "protectedInstances"],
+            ),
             **capacity(args.pool),
             **_starts_from(args.pool, template),
         )
@@ -162,10 +173,15 @@ class Fleet(pulumi.ComponentResource):
             lifecycle_transition="SCALE_IN",
             heartbeat_timeout=DRAIN_S,
             default_result="CONTINUE",
-            opts=child,
+            # It goes with its group. Deleted before, as the order of dependencies has it, it would hold no
+            # machine that the group's deletion ends: DeleteLifecycleHook even ends the waits under way.
+            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
         )
         if args.pool.scales:
-            scale_by_load(name, args.stack, args.pool, label=plan.label, group=group, parent=self)
+            first = plan == group_plans(args.stack, args.pool)[0]
+            scale_by_load(
+                name, args.stack, args.pool, label=plan.label, first=first, group=group, parent=self
+            )
         return group
 
 

@@ -102,7 +102,11 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> ali
 def scaling_configuration(
     name: str, args: LaunchArgs, group_id: pulumi.Input[str], parent: pulumi.Resource
 ) -> alicloud.ess.ScalingConfiguration:
-    """What a group starts from where a launch template lacks a word; a change leaves machines alone."""
+    """What a group starts from where a launch template lacks a word; a change leaves machines alone.
+
+    It goes with its group, and never before: the provider deletes a group's last configuration with the group
+    and all its machines, or, without ``force_delete``, not at all.
+    """
     stack, pool = args.stack, args.pool
     reserved = pool.reservation_id is not None
     return alicloud.ess.ScalingConfiguration(
@@ -111,7 +115,6 @@ def scaling_configuration(
         scaling_configuration_name=name,
         active=True,
         enable=True,
-        force_delete=True,
         image_id=image_id(stack.image),
         instance_types=list(pool.types),
         instance_name=naming.prefixed(stack.name, pool.name),
@@ -148,7 +151,7 @@ def scaling_configuration(
         resource_pool_options_private_pool_ids=[pool.reservation_id] if pool.reservation_id else None,
         tags=machine_tags(stack, pool),
         user_data=_user_data(args),
-        opts=pulumi.ResourceOptions(parent=parent),
+        opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=True),
     )
 
 

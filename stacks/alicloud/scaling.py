@@ -50,16 +50,21 @@ def alarm_name(stack: Stack, group: str, label: str) -> str:
     return naming.prefixed(stack.name, group, label)
 
 
-def watches(stack: Stack, pool: Pool) -> tuple[Watch, ...]:
-    """What is watched on a group of the pool: CPU both ways, GPU memory on the way out."""
+def watches(stack: Stack, pool: Pool, *, first: bool) -> tuple[Watch, ...]:
+    """What is watched on a group of the pool: CPU both ways, GPU memory on the way out.
+
+    The memory is the whole pool's, so only its first group answers to it: of a pool with a group for each
+    zone all would start a machine at once.
+    """
     memory: dict[str, pulumi.Input[str]] = {"Stack": stack.name, "Pool": pool.name}
-    return (
+    of_group = (
         Watch("cpu-high", False, "CpuUtilization", {}, CPU_OUT_PERCENT, None, COOLDOWN_OUT_S),
-        Watch(
-            "gpu-memory-high", True, GPU_MEMORY_METRIC, memory, GPU_MEMORY_OUT_PERCENT, None, COOLDOWN_OUT_S
-        ),
         Watch(LOW_LOAD, False, "CpuUtilization", {}, None, CPU_IN_PERCENT, COOLDOWN_IN_S),
     )
+    of_pool = Watch(
+        "gpu-memory-high", True, GPU_MEMORY_METRIC, memory, GPU_MEMORY_OUT_PERCENT, None, COOLDOWN_OUT_S
+    )
+    return (*of_group, of_pool) if first else of_group
 
 
 def scale_by_load(
@@ -68,6 +73,7 @@ def scale_by_load(
     pool: Pool,
     *,
     label: str,
+    first: bool,
     group: alicloud.ess.ScalingGroup,
     parent: pulumi.Resource,
 ) -> None:
@@ -78,13 +84,14 @@ def scale_by_load(
         stack: the settings.
         pool: the group's pool.
         label: the group's label, unique in the stack.
+        first: whether the group is the pool's first.
         group: the scaling group.
         parent: the component that owns it.
     """
     child = pulumi.ResourceOptions(parent=parent)
     more = _rule(f"{name}-out", group, 1, COOLDOWN_OUT_S, child)
     ask = _rule(f"{name}-ask", group, 0, COOLDOWN_IN_S, child)
-    for watch in watches(stack, pool):
+    for watch in watches(stack, pool, first=first):
         high = watch.above is not None
         alicloud.ess.Alarm(
             f"{name}-{watch.label}",

@@ -37,10 +37,12 @@ def build(stack: Stack) -> dict[str, Any]:
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn), own)
     firewall = Firewall(name, FirewallArgs(stack, network.vpc_id), own)
     subnet_ids = network.private_subnet_ids
+    surroundings: list[pulumi.Resource] = [network, firewall]
     if stack.network.interface_endpoints:
-        group = firewall.group_ids[ENDPOINTS]
-        Endpoints(name, EndpointsArgs(stack, network.vpc_id, subnet_ids, group), own)
+        endpoints = EndpointsArgs(stack, network.vpc_id, subnet_ids, firewall.group_ids[ENDPOINTS])
+        surroundings.append(Endpoints(name, endpoints, own))
     storage = Storage(name, StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids), own)
+    surroundings.append(storage)
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
     budget = Budget(name, BudgetArgs(stack), own)
 
@@ -55,6 +57,7 @@ def build(stack: Stack) -> dict[str, Any]:
             bucket_arns=storage.bucket_arns,
             home=storage.home_dns_name,
             scratch=storage.scratch_dns_name,
+            surroundings=surroundings,
         )
         return Fleet(naming.prefixed(stack.name, pool.name), args, own)
 

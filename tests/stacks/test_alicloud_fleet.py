@@ -103,8 +103,34 @@ def test_an_interactive_pool_watches_its_load_with_the_numbers_of_aws(label, ope
     assert alarm["period"] * alarm["evaluationCount"] == for_s
 
 
+def test_an_update_leaves_the_machines_protected_that_are():
+    """The provider reads them back into ``protected_instances``, and takes an absent one for nobody."""
+    groups = register(stack()).of_type(GROUP)
+
+    assert ["protectedInstances" in group.ignored_changes for group in groups] == [True]
+
+
 def test_a_training_pool_does_not_scale_by_load():
     assert register(stack(pools=[pool(purpose="training")])).of_type("alicloud:ess/alarm:Alarm") == ()
+
+
+def test_full_gpus_of_a_pool_start_one_machine_however_many_groups_it_has():
+    """The metric is the pool's, so an alarm on each group would start one in every zone."""
+    found = register(stack(pools=[pool(groups="per_zone")]))
+
+    first, *others = found.of_type(GROUP)
+    (full,) = inputs(found, "alicloud:ess/alarm:Alarm", name="-gpu-memory-high")
+    assert others
+    assert full["scalingGroupId"] == first.id
+
+
+def test_each_group_of_a_pool_watches_its_own_processors():
+    found = register(stack(pools=[pool(groups="per_zone")]))
+
+    groups = {group.id for group in found.of_type(GROUP)}
+    for label in ("-cpu-high", "-cpu-low"):
+        alarms = inputs(found, "alicloud:ess/alarm:Alarm", name=label)
+        assert {alarm["scalingGroupId"] for alarm in alarms} == groups
 
 
 def test_one_gateway_serves_every_zone():

@@ -70,7 +70,7 @@ def test_both_clouds_export_the_same_outputs():
     assert sorted(apart - listed().keys()) == []
 
 
-@pytest.mark.parametrize("subject", ["security", "one_remover"])
+@pytest.mark.parametrize("subject", ["security", "one_remover", "order"])
 def test_what_is_asserted_of_aws_is_asserted_of_alibaba_cloud(subject):
     """By the names of the tests, which say what they assert."""
     aws, alicloud = (
