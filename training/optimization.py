@@ -71,11 +71,11 @@ def learning_rate_factor(step: int, steps: int, settings: config.Schedule) -> fl
         return (step + 1) / settings.warmup_steps
     if settings.name == "step":
         return float(settings.step_factor ** ((step - settings.warmup_steps) // settings.step_every))
-    progress = min(1.0, (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
-    falling = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     if settings.name == "constant":
         return 1.0
-    return settings.final_fraction + (1 - settings.final_fraction) * falling[settings.name]
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
+    falling = 1 - progress if settings.name == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return settings.final_fraction + (1 - settings.final_fraction) * falling
 
 
 def build_average(model: nn.Module, settings: config.Average) -> AveragedModel | None:

@@ -67,13 +67,15 @@ class Whole(Spread):
     def accumulate(
         self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
-        total = torch.zeros((), device=self._device)
+        total: Tensor | None = None
         for number, batch in enumerate(batches, start=1):
             with reduced_last(self._called, last=number == self._count):
                 with precision.autocast(self._settings, self._device):
-                    part = loss(self._called(batch.inputs), batch.targets) / self._count
+                    part = loss(self._called(batch.inputs), batch.targets)
+                    if self._count > 1:  # to divide by 1 takes time in both directions
+                        part = part / self._count
                 torch.autograd.backward(scale(part))
-            total += part.detach()
+            total = part.detach() if total is None else total + part.detach()
         return total
 
     def predict(self, inputs: Tensor) -> Tensor | None:
