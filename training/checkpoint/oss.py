@@ -1,6 +1,5 @@
 """Alibaba Cloud OSS through boto3: where it answers, and the keys of this machine's role."""
 
-import json
 import os
 from typing import Any
 
@@ -16,7 +15,6 @@ from training.pool.identity import Metadata
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss: from inside,
 # which is free, needs no way out of the network, and is open to accounts that the public name refuses.
 ENDPOINT = "https://s3.oss-{region}-internal.aliyuncs.com"
-ROLES = "ram/security-credentials/"
 # OSS knows neither the newer checksums nor path addressing.
 PLAIN = Config(
     request_checksum_calculation="when_required",
@@ -62,9 +60,7 @@ class RoleKeys(CredentialProvider):
 def role_keys() -> dict[str, str]:
     """The present keys of the role, as botocore names their parts."""
     try:
-        metadata = Metadata("alicloud")
-        role = metadata.read(ROLES).split()[0]
-        told = json.loads(metadata.read(ROLES + role))
+        told = Metadata("alicloud").role_keys()
         return {
             "access_key": told["AccessKeyId"],
             "secret_key": told["AccessKeySecret"],

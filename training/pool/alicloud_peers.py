@@ -26,9 +26,7 @@ def alicloud_peers(identity: Identity, machine: Machine) -> list[str]:
     One address when it belongs to no group. Raises LaunchError as its sister for AWS does. It asks what an
     instance may ask: ess:DescribeScalingInstances, with the credentials of its role.
     """
-    metadata = Metadata("alicloud")
-    role = metadata.read("ram/security-credentials/").splitlines()[0]
-    keys = json.loads(metadata.read(f"ram/security-credentials/{role}"))
+    keys = Metadata("alicloud").role_keys()
     credentials = Credentials(keys["AccessKeyId"], keys["AccessKeySecret"], keys["SecurityToken"])
     own = list(_instances(identity, credentials, {"InstanceIds.1": machine.instance_id}))
     if not own:

@@ -1,5 +1,6 @@
 """Who this machine is: its pool by instance.toml, its id, type and address by the metadata service."""
 
+import json
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ from training import instance
 from training.errors import LaunchError
 from training.interrupt import ALICLOUD_METADATA, AWS_METADATA, TOKEN_TTL_S, ask
 
+ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
 OK = 200  # HTTP
 ATTEMPTS = 5  # of a second each: the service may be slow on a machine that has just started
 
@@ -103,6 +105,15 @@ class Metadata:
     def read(self, path: str) -> str:
         """The text below /latest/meta-data/; raises LaunchError when there is none."""
         return _answer(f"{self._base}/latest/meta-data/{path}", self._proof)
+
+    def role_keys(self) -> dict[str, str]:
+        """The present keys of a machine's RAM role on Alibaba Cloud, in the words of its metadata service.
+
+        Raises LaunchError when there is none, ValueError or LookupError for what cannot be read.
+        """
+        role = self.read(ROLES).splitlines()[0]
+        keys: dict[str, str] = json.loads(self.read(ROLES + role))
+        return keys
 
     def machine(self) -> Machine:
         """Id, type and address of this machine."""
