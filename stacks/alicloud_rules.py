@@ -74,6 +74,9 @@ def _of_aws(section: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _of_alicloud(section: Mapping[str, Any]) -> Iterator[Problem]:
+    network: Network | None = section.get("network")
+    if network is not None and network.s3_buckets:
+        yield Problem("network.s3_buckets", list(network.s3_buckets), "is of AWS; leave it out")
     if section.get("endpoint_url") is not None:
         yield Problem("endpoint_url", section["endpoint_url"], "no emulator of Alibaba Cloud is known")
     if "storage" in section:

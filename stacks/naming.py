@@ -68,6 +68,11 @@ def prefixed(stack: str, *parts: str) -> str:
     return "-".join((PROJECT, stack, *parts))
 
 
+def pool_prefix(pool: str) -> str:
+    """What every object begins with that a pool's instances write, in the data and the checkpoints bucket."""
+    return f"{pool}/"
+
+
 def tags(stack: str, owner: str, **more: str) -> dict[str, str]:
     """The tags every taggable resource of a stack carries.
 

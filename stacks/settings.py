@@ -40,6 +40,13 @@ Owner = Annotated[
     matching(r"[\w .:/=+@-]{0,128}", "must be up to 128 letters, digits, spaces and any of _ . : / = + - @"),
 ]
 Address = Annotated[str, matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
+BucketPattern = Annotated[
+    str,
+    matching(
+        r"[a-z0-9.*-]{1,63}",
+        "must be the name of an S3 bucket, lower case, with * for any letters, or * alone",
+    ),
+]
 Currency = Annotated[str, matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
 TimeOfDay = Annotated[str, matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
 Url = Annotated[str, matching(r"https?://\S+", "must be an http or https URL")]
@@ -142,6 +149,8 @@ class Network:
         interface_endpoints: reach the cloud's own services without leaving the network.
         peers: networks that must stay reachable, so ``cidr`` may not overlap them.
         flow_log_retention_days: how long accepted and rejected connections stay on record.
+        s3_buckets: buckets of your own, or public ones, that the network's way to S3 lets through beside the
+            stack's and those of AWS's services; ``*`` stands for any letters (AWS).
     """
 
     cidr: IPv4Network
@@ -150,6 +159,7 @@ class Network:
     interface_endpoints: bool = False
     peers: tuple[IPv4Network, ...] = ()
     flow_log_retention_days: RetentionDays = 90
+    s3_buckets: tuple[BucketPattern, ...] = ()
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -286,6 +296,17 @@ class Pool:
     def scales(self) -> bool:
         """Whether load changes the pool's size."""
         return self.purpose is not Purpose.TRAINING if self.scaling is None else self.scaling
+
+    @property
+    def rebalances(self) -> bool:
+        """Whether a spot instance may be replaced before its market asks for it, on a recommendation (AWS).
+
+        Of serving pools alone: what people or a training job run would end for a mere risk. And not of EFA
+        pools, whose instances stand close together, nor of a fixed size (``size.min`` = ``size.max``), where
+        there is no room for one instance more.
+        """
+        grows = self.size.min < self.size.max
+        return self.market is Market.SPOT and self.purpose is Purpose.SERVING and not self.efa and grows
 
     @property
     def grouping(self) -> Grouping:

@@ -9,7 +9,7 @@ from stacks.alicloud import policies
 from stacks.alicloud.roles import role_with_policy
 from stacks.settings import Pool, Stack
 
-OBJECT_ACTIONS = ("oss:GetObject", "oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
+WRITE_ACTIONS = ("oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
 LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
 # Read only: who is in my pool, and what am I told to do?
 LOOK_ACTIONS = (
@@ -19,6 +19,8 @@ LOOK_ACTIONS = (
     "ess:DescribeScalingActivities",
     "ess:DescribeScalingInstances",
 )
+# The first two say something of a drain under way only, as on AWS. The third can lift the protection of its
+# pool's instances too; nothing scales in by itself, so that alone ends none (README, "What is left open").
 OWN_GROUP_ACTIONS = (
     "ess:CompleteLifecycleAction",
     "ess:RecordLifecycleActionHeartbeat",
@@ -73,13 +75,16 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
     stack, pool = args.stack, args.pool
     buckets = [args.bucket_arns["data"], args.bucket_arns["checkpoints"]]
     own = f"{stack.region}:{stack.account_id}"
+    below = naming.pool_prefix(pool.name)
     tags = naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name, managed="true")
     licensed = {f"acs:ResourceTag/{key}": [tags[key]] for key in _LICENCE}
     # What CloudMonitor is told carries no resource in RAM, so this action cannot be bound to a namespace.
     statements = [
         policies.allow(LOOK_ACTIONS, "*"),
         policies.allow(LIST_ACTIONS, buckets),
-        policies.allow(OBJECT_ACTIONS, [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
+        # data and checkpoints are shared by the pools of a stack; what one wrote, no other may change
+        policies.allow(["oss:GetObject"], [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
+        policies.allow(WRITE_ACTIONS, [pulumi.Output.concat(bucket, f"/{below}*") for bucket in buckets]),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
         policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", {"StringEquals": licensed}),

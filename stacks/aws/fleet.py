@@ -149,7 +149,7 @@ class Fleet(pulumi.ComponentResource):
             service_linked_role_arn=args.autoscaling_role_arn,
             protect_from_scale_in=True,
             suspended_processes=["AZRebalance"],
-            capacity_rebalance=args.pool.market is Market.SPOT,
+            capacity_rebalance=args.pool.rebalances,
             health_check_type="EC2",
             health_check_grace_period=HEALTH_GRACE_S,
             wait_for_capacity_timeout="0",

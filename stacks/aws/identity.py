@@ -17,14 +17,14 @@ SESSION_ACTIONS = (
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 )
-OBJECT_ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
+WRITE_ACTIONS = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
 # Read only, and without resource-level permissions in IAM: who is in my pool, and what am I told to do?
 LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:DescribeAutoScalingInstances")
-OWN_GROUP_ACTIONS = (
-    "autoscaling:CompleteLifecycleAction",
-    "autoscaling:RecordLifecycleActionHeartbeat",
-    "autoscaling:SetInstanceHealth",
-)
+# Both say something of a drain under way only. CompleteLifecycleAction is refused where no action waits, and
+# the groups' one hook waits on instances that are being terminated already: its result, ABANDON too, can cut
+# that wait short and end nothing that runs
+# (docs.aws.amazon.com/autoscaling/ec2/userguide/completing-lifecycle-hooks.html).
+OWN_GROUP_ACTIONS = ("autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat")
 
 # What people set on a machine by `gpu-reaper keep`; every other tag is the stack's or the sweep's.
 KEEP_TAGS = (f"{naming.PROJECT}:keep-until", f"{naming.PROJECT}:keep-reason")
@@ -84,15 +84,21 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
     """The role's only policy; every write is bound to this stack by a resource or a condition."""
     stack = args.stack
     arn = f"arn:{policies.partition(stack.region)}"
+    instances = f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/"
     groups = f"{arn}:autoscaling:{stack.region}:{stack.account_id}:autoScalingGroup:*:autoScalingGroupName/"
     namespace = naming.metric_namespace(stack.name)
     own = {f"{naming.PROJECT}:stack": stack.name, f"{naming.PROJECT}:pool": args.pool.name}
     buckets = [args.bucket_arns["data"], args.bucket_arns["checkpoints"]]
+    below = naming.pool_prefix(args.pool.name)
     return policies.document(
         policies.allow("SessionManager", SESSION_ACTIONS, "*"),
         policies.allow("Look", LOOK_ACTIONS, "*"),
         policies.allow("ListBuckets", ["s3:ListBucket", "s3:GetBucketLocation"], buckets),
-        policies.allow("Objects", OBJECT_ACTIONS, [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
+        # data and checkpoints are shared by the pools of a stack; what one wrote, no other may change
+        policies.allow("Read", ["s3:GetObject"], [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
+        policies.allow(
+            "WriteOwn", WRITE_ACTIONS, [pulumi.Output.concat(bucket, f"/{below}*") for bucket in buckets]
+        ),
         policies.allow(
             "ObjectKeys",
             ["kms:Decrypt", "kms:GenerateDataKey"],
@@ -115,8 +121,10 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         policies.allow(
             "KeepOrRelease",
             ["ec2:CreateTags", "ec2:DeleteTags"],
-            f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/*",
+            f"{instances}*",
             {
+                # itself alone: a neighbour's hold is not its to lift
+                "ArnEquals": {"ec2:SourceInstanceARN": f"{instances}${{ec2:InstanceID}}"},
                 "StringEquals": {f"ec2:ResourceTag/{tag}": value for tag, value in own.items()},
                 "ForAllValues:StringEquals": {"aws:TagKeys": list(KEEP_TAGS)},
                 # a condition over all values holds where there are none

@@ -7,10 +7,27 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import policies
+from stacks.aws.storage import BUCKETS, bucket_name
 from stacks.settings import Nat, Stack
 
 # Ten minutes is the default; one minute shows a scan or an exfiltration while it still runs.
 FLOW_LOG_INTERVAL_S = 60
+# Buckets of AWS's own that instances and image builders read, by region:
+# docs.aws.amazon.com/systems-manager/latest/userguide/ssm-agent-technical-details.html (agent, Run Command,
+# Distributor, Patch Manager), docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html (layers),
+# docs.aws.amazon.com/imagebuilder/latest/userguide/vpc-interface-endpoints.html (component manager).
+SERVICE_BUCKETS = (
+    "amazon-ssm-{region}",
+    "amazon-ssm-packages-{region}",
+    "aws-ssm-{region}",
+    "aws-ssm-document-attachments-{region}",
+    "patch-baseline-snapshot-{region}",
+    "{region}-birdwatcher-prod",
+    "amazoncloudwatch-agent-{region}",
+    "prod-{region}-starport-layer-bucket",
+    "ec2imagebuilder-toe-{region}-prod",
+    "ec2imagebuilder-managed-resources-{region}-prod",
+)
 
 
 @dataclass(frozen=True)
@@ -145,6 +162,7 @@ class Network(pulumi.ComponentResource):
             service_name=f"com.amazonaws.{self._stack.region}.s3",
             vpc_endpoint_type="Gateway",
             route_table_ids=route_table_ids,
+            policy=_s3_policy(self._stack),
             tags=self._tags("s3"),
             opts=self._child,
         )
@@ -191,3 +209,28 @@ class Network(pulumi.ComponentResource):
             tags=self._tags("flow"),
             opts=self._child,
         )
+
+
+def _s3_policy(stack: Stack) -> pulumi.Output[str]:
+    """Which buckets the way to S3 leads to: a key of somebody else's account can carry nothing out by it.
+
+    Services' buckets are read without a signature or with keys of the service's account, so no principal can
+    be asked for there. https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
+    """
+    arn = f"arn:{policies.partition(stack.region)}:s3:::"
+    everybody = {"AWS": "*"}
+    own = [arn + bucket_name(stack, kind) for kind in BUCKETS]
+    services = [arn + name.format(region=stack.region) for name in SERVICE_BUCKETS]
+    of_account = {"StringEquals": {"aws:PrincipalAccount": stack.account_id}}
+    statements = [
+        policies.allow("OwnBuckets", ["s3:*"], _with_objects(own), of_account, everybody),
+        policies.allow("ServiceBuckets", ["s3:GetObject"], [f"{one}/*" for one in services], None, everybody),
+    ]
+    if stack.network.s3_buckets:
+        named = [arn + name for name in stack.network.s3_buckets]
+        statements.append(policies.allow("NamedBuckets", ["s3:*"], _with_objects(named), None, everybody))
+    return policies.document(*statements)
+
+
+def _with_objects(buckets: list[str]) -> list[str]:
+    return [part for bucket in buckets for part in (bucket, f"{bucket}/*")]

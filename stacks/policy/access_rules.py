@@ -15,6 +15,7 @@ IDENTITY_POLICIES = {
     "aws:iam/groupPolicy:GroupPolicy": ("policy",),
     "alicloud:ram/policy:Policy": ("policyDocument",),
 }
+AWS_ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
 # type -> the inputs that hold policies of who may use a thing
 RESOURCE_POLICIES = {
     "aws:iam/role:Role": ("assumeRolePolicy",),
@@ -24,7 +25,7 @@ RESOURCE_POLICIES = {
     "aws:sqs/queue:Queue": ("policy",),
     "aws:sqs/queuePolicy:QueuePolicy": ("policy",),
     "aws:efs/fileSystemPolicy:FileSystemPolicy": ("policy",),
-    "aws:ec2/vpcEndpoint:VpcEndpoint": ("policy",),
+    AWS_ENDPOINT: ("policy",),
     "alicloud:ram/role:Role": ("assumeRolePolicyDocument", "document"),
     "alicloud:kms/key:Key": ("policy",),
     "alicloud:oss/bucketPolicy:BucketPolicy": ("policy",),
@@ -117,9 +118,14 @@ def wildcard(resource: Resource) -> Iterator[Finding]:
 
 
 def anyone(resource: Resource) -> Iterator[Finding]:
-    """Things that everybody in the world may use: an allowance without a condition."""
+    """Things that everybody in the world may use: an allowance without a condition.
+
+    An endpoint's policy gives nobody anything, it only narrows what passes: naming resources is enough there.
+    """
     for statement in _policies(resource, RESOURCE_POLICIES):
         if statement.get("Effect") != "Allow" or statement.get("Condition"):
+            continue
+        if resource.type == AWS_ENDPOINT and "*" not in items(statement.get("Resource")):
             continue
         principal = statement.get("Principal")
         named = principal.values() if isinstance(principal, Mapping) else [principal]

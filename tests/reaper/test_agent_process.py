@@ -122,7 +122,7 @@ def test_a_machine_that_its_group_takes_away_is_stopped_and_saved(environment, m
 
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "run/stop").read_text() == "the scaling group takes this machine away\n"
-    assert "keep/aws-dev/i-told/notes.txt" in kept(environment)
+    assert "dev/keep/i-told/notes.txt" in kept(environment)
 
 
 def test_a_marked_machine_saves_and_then_acknowledges_the_mark(environment, metadata, tmp_path):
@@ -133,7 +133,7 @@ def test_a_marked_machine_saves_and_then_acknowledges_the_mark(environment, meta
     ended = watch_idle(told, tmp_path, start)
 
     assert ended.returncode == 0, ended.stderr
-    assert "keep/aws-dev/i-told/notes.txt" in kept(environment)
+    assert "dev/keep/i-told/notes.txt" in kept(environment)
     assert set(heartbeats(environment, "i-told", start, "Acknowledged")) == {start.timestamp()}
 
 

@@ -11,7 +11,7 @@ from image.reaper.agent.keep_folder import Place, Saved, place, save
 from image.reaper.errors import CloudError, ConfigurationError
 from tests.reaper.fake_aws import fake_aws
 
-PLACE = Place("data", "keep/aws-dev/i-1/")
+PLACE = Place("data", "dev/keep/i-1/")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def keys(s3):
 
 def test_every_file_lies_under_stack_and_machine(s3, folder):
     assert save(folder, s3, PLACE) == Saved(2, 105, 0)
-    assert keys(s3) == {"keep/aws-dev/i-1/notes.txt": 5, "keep/aws-dev/i-1/deep/über maß.bin": 100}
+    assert keys(s3) == {"dev/keep/i-1/notes.txt": 5, "dev/keep/i-1/deep/über maß.bin": 100}
 
 
 def again(s3, folder, sent):
@@ -47,7 +47,7 @@ def again(s3, folder, sent):
 
 
 def copied(s3, name="notes.txt"):
-    return s3.get_object(Bucket="data", Key=f"keep/aws-dev/i-1/{name}")["Body"].read()
+    return s3.get_object(Bucket="data", Key=f"dev/keep/i-1/{name}")["Body"].read()
 
 
 def test_a_second_copy_sends_only_what_changed(s3, folder):
@@ -77,7 +77,7 @@ def test_an_older_file_of_the_same_size_that_was_put_in_place_of_another_is_sent
 def test_what_the_bucket_lost_is_sent_again(s3, folder):
     sent = {}
     again(s3, folder, sent)
-    s3.delete_object(Bucket="data", Key="keep/aws-dev/i-1/notes.txt")
+    s3.delete_object(Bucket="data", Key="dev/keep/i-1/notes.txt")
 
     assert again(s3, folder, sent) == Saved(1, 5, 1)
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_saved(s3, folder, monkeypa
 
     with pytest.raises(CloudError, match=r"1 of 2 files of .*keep were not saved: .*notes\.txt.*Permission"):
         save(folder, s3, PLACE)
-    assert list(keys(s3)) == ["keep/aws-dev/i-1/deep/über maß.bin"]
+    assert list(keys(s3)) == ["dev/keep/i-1/deep/über maß.bin"]
 
 
 def test_a_missing_bucket_is_named(s3, folder):
@@ -173,13 +173,13 @@ def test_progress_is_told_while_bytes_move(s3, folder):
 
 
 @pytest.mark.parametrize(
-    ("uri", "prefix"), [("s3://data", "keep/s/i/"), ("s3://data/team/a/", "team/a/keep/s/i/")]
+    ("uri", "prefix"), [("s3://data", "dev/keep/i/"), ("s3://data/team/a/", "team/a/dev/keep/i/")]
 )
 def test_the_place_is_below_the_data_uri(uri, prefix):
-    assert place(uri, "s", "i") == Place("data", prefix)
+    assert place(uri, "dev", "i") == Place("data", prefix)
 
 
 @pytest.mark.parametrize("uri", ["", "data", "gs://data", "s3://", "oss://"])
 def test_a_data_uri_that_names_no_bucket_is_refused(uri):
     with pytest.raises(ConfigurationError, match="data_uri = "):
-        place(uri, "s", "i")
+        place(uri, "dev", "i")

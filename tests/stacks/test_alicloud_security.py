@@ -363,13 +363,13 @@ def test_the_sweep_removes_leftovers_only_where_it_is_told_to():
     assert "ecs:DeleteDisk" in actions(stack(reaper={"leftovers": {"remove": True}}))
 
 
-def test_a_machine_writes_to_its_own_stacks_buckets_only(everything):
+def test_a_machine_writes_below_its_pools_own_prefix_only(everything):
     writes = [one for one in role_statements(everything, "dev-instance") if "oss:PutObject" in one["Action"]]
 
     assert [one["Resource"] for one in writes] == [
         [
-            "acs:oss:*:1234567890123456:gpu-fleet-test-data-1234567890123456/*",
-            "acs:oss:*:1234567890123456:gpu-fleet-test-checkpoints-1234567890123456/*",
+            "acs:oss:*:1234567890123456:gpu-fleet-test-data-1234567890123456/dev/*",
+            "acs:oss:*:1234567890123456:gpu-fleet-test-checkpoints-1234567890123456/dev/*",
         ]
     ]
 

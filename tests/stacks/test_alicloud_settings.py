@@ -33,6 +33,10 @@ BAD_INPUTS = {
         {"network": {"cidr": "10.0.0.0/16", "zones": ["us-east-1a"]}},
         "network.zones[0] = 'us-east-1a': must be a zone of region cn-shenzhen, such as cn-shenzhen-a",
     ),
+    "buckets of S3": (
+        {"network": stack_file()["network"] | {"s3_buckets": ["open-data"]}},
+        "network.s3_buckets = ['open-data']: is of AWS; leave it out",
+    ),
     "a type of AWS": (
         {"pools": [pool(types=["g5.xlarge"])]},
         "pools[0].types[0] = 'g5.xlarge': a type of aws; this stack is on alicloud, which has ecs.",

@@ -1,9 +1,11 @@
 """What the role of a pool's machines may do to what is not theirs: nothing."""
 
 import json
+from fnmatch import fnmatch
 
 import pytest
 
+from image.reaper.agent import keep_folder
 from tests.stacks.examples import pool, stack
 
 ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
@@ -17,7 +19,7 @@ def statements(register):
     return {one["Sid"]: one for one in json.loads(policy.inputs["policy"])["Statement"]}
 
 
-def test_a_machine_reports_the_health_and_the_leaving_of_its_own_pools_machines_alone(statements):
+def test_a_machine_speaks_of_the_leaving_of_its_own_pools_machines_alone(statements):
     """The resource's pattern alone would take in the groups of every pool whose name begins alike."""
     assert statements["OwnGroups"]["Condition"] == {
         "StringEquals": {"aws:ResourceTag/gpu-fleet:stack": "test", "aws:ResourceTag/gpu-fleet:pool": "dev"}
@@ -42,3 +44,19 @@ def test_a_machine_cannot_write_into_the_record_of_its_own_connections(statement
     actions = {action for one in statements.values() for action in one["Action"]}
 
     assert not any(action.startswith("logs:") for action in actions)
+
+
+def test_a_machine_writes_below_its_pools_own_prefix_only(statements):
+    writing = [one for one in statements.values() if "s3:PutObject" in one["Action"]]
+
+    assert [one["Resource"] for one in writing] == [
+        ["arn:aws:any:::gpu-fleet-test-data/dev/*", "arn:aws:any:::gpu-fleet-test-checkpoints/dev/*"]
+    ]
+
+
+def test_what_the_agent_saves_lies_where_its_role_may_write(statements):
+    """The agent's own function and the registered policy: neither knows the other."""
+    saved = keep_folder.place("s3://gpu-fleet-test-data", "dev", "i-0123456789abcdef0")
+
+    allowed = [one.partition("/")[2] for one in statements["WriteOwn"]["Resource"]]
+    assert all(fnmatch(f"{saved.prefix}notes.txt", pattern) for pattern in allowed)

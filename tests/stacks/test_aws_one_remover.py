@@ -2,7 +2,21 @@
 
 import json
 
-TERMINATE = ("ec2:TerminateInstances", "ec2:StopInstances", "autoscaling:TerminateInstanceInAutoScalingGroup")
+import pytest
+
+from tests.stacks.examples import pool, stack
+
+# What roles other than the sweep's may ask of the services that run instances: look, tag, and say in a drain
+# under way that it goes on or is over. Nothing here ends, stops, detaches, judges, resizes or changes one.
+HARMLESS = {
+    "autoscaling:CompleteLifecycleAction",
+    "autoscaling:DescribeAutoScalingInstances",
+    "autoscaling:RecordLifecycleActionHeartbeat",
+    "ec2:CreateTags",
+    "ec2:DeleteTags",
+    "ec2:DescribeInstances",
+    "ec2:DescribeTags",
+}
 GROUP = "aws:autoscaling/group:Group"
 
 
@@ -33,14 +47,35 @@ def test_a_later_update_leaves_the_size_and_the_suspended_processes_to_the_sweep
     assert all({"desiredCapacity", "suspendedProcesses"} <= changes for changes in ignored)
 
 
-def test_only_spot_groups_replace_machines_ahead_of_an_interruption(shipped):
-    spot = {pool.name for pool in shipped.settings.pools if pool.market == "spot"}
-    names = shipped.rehearsed.outputs["group_names"]
+def rebalancing(found) -> list[bool]:
+    return [group.inputs["capacityRebalance"] for group in found.of_type(GROUP)]
 
-    for pool, members in names.items():
-        for group in shipped.of_type(GROUP):
-            if group.outputs["name"] in members:
-                assert group.inputs.get("capacityRebalance", False) is (pool in spot)
+
+def test_only_spot_groups_replace_machines_ahead_of_an_interruption(shipped):
+    """On a mere recommendation, and so none where people or a training job work on them."""
+    assert rebalancing(shipped) == [False] * len(groups(shipped))
+
+
+SERVING = {"market": "spot", "purpose": "serving"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rebalances"),
+    [
+        (SERVING, True),
+        (SERVING | {"purpose": "interactive"}, False),
+        (SERVING | {"purpose": "training"}, False),
+        (SERVING | {"market": "on-demand"}, False),
+        (SERVING | {"size": {"min": 2, "desired": 2, "max": 2}}, False),
+        (SERVING | {"types": ["p4d.24xlarge"], "efa": True}, False),
+    ],
+)
+def test_only_a_service_of_changing_size_has_spot_instances_replaced_on_a_recommendation(
+    register, changes, rebalances
+):
+    found = register(stack(pools=[pool(**changes)]))
+
+    assert set(rebalancing(found)) == {rebalances}
 
 
 def test_groups_judge_machines_by_their_own_health_alone(shipped):
@@ -70,14 +105,27 @@ def test_an_alarm_for_little_load_asks_and_does_not_act(shipped):
 
 
 def test_no_role_but_the_sweeps_may_end_machines(shipped):
+    """By what the roles may do at all, so that an action of tomorrow is refused too."""
     allowed = {
-        one.name
+        (one.name, action)
         for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
         for part in json.loads(one.inputs["policy"])["Statement"]
-        if part["Effect"] == "Allow" and set(TERMINATE) & set(part["Action"])
+        if part["Effect"] == "Allow"
+        for action in part["Action"]
+        if action.startswith(("ec2:", "autoscaling:", "*"))
     }
 
-    assert {name for name in allowed if "reaper" not in name} == set()
+    others = {action for name, action in allowed if not name.endswith("-reaper")}
+    assert others <= HARMLESS
+
+
+def test_the_only_hooks_hold_instances_that_are_being_terminated(shipped):
+    """CompleteLifecycleAction with ABANDON would terminate one that a hook holds at its launch."""
+    hooks = shipped.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
+
+    assert hooks
+    assert {one.inputs["lifecycleTransition"] for one in hooks} == {"autoscaling:EC2_INSTANCE_TERMINATING"}
+    assert all("initialLifecycleHooks" not in group.inputs for group in shipped.of_type(GROUP))
 
 
 def test_every_group_waits_for_a_checkpoint_before_a_machine_goes(shipped):

@@ -66,6 +66,10 @@ BAD_INPUTS = {
         {"network": network(nat="none")},
         "network.interface_endpoints = False: must be true where network.nat is none",
     ),
+    "a bucket by its URI": (
+        {"network": network(s3_buckets=["s3://my-datasets"])},
+        "network.s3_buckets[0] = 's3://my-datasets': must be the name of an S3 bucket, lower case",
+    ),
     "an unknown NAT": (
         {"network": network(nat="two")},
         "network.nat = 'two': must be 'none', 'one' or 'per_zone'",

@@ -182,7 +182,7 @@ def answers(
         ConfigurationError: ``data_uri`` names no bucket.
     """
     machine, instance_id = target.machine, target.instance_id
-    to = keep_folder.place(machine.data_uri, machine.stack, instance_id)
+    to = keep_folder.place(machine.data_uri, machine.pool, instance_id)
     sent: dict[str, keep_folder.Version] = {}
 
     def save(progress: Callable[[], None] = lambda: None) -> Saved:

@@ -61,8 +61,8 @@ class Place:
     prefix: str
 
 
-def place(data_uri: str, stack: str, instance_id: str) -> Place:
-    """``keep/<stack>/<instance>/`` in the data bucket.
+def place(data_uri: str, pool: str, instance_id: str) -> Place:
+    """``<pool>/keep/<instance>/`` in the data bucket: a pool's role writes below ``<pool>/`` only.
 
     Raises:
         ConfigurationError: when the URI names no bucket.
@@ -73,7 +73,7 @@ def place(data_uri: str, stack: str, instance_id: str) -> Place:
         raise ConfigurationError(
             f"data_uri = {data_uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
         )
-    parts = [*filter(None, prefix.split("/")), "keep", stack, instance_id, ""]
+    parts = [*filter(None, prefix.split("/")), pool, "keep", instance_id, ""]
     return Place(bucket, "/".join(parts))
 
 
