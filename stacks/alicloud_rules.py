@@ -60,6 +60,9 @@ def _of_aws(section: Mapping[str, Any]) -> Iterator[Problem]:
     budget: Budget | None = section.get("budget")
     if storage is not None and storage.kms_instance_id is not None:
         yield Problem("storage.kms_instance_id", storage.kms_instance_id, "is of Alibaba Cloud; leave it out")
+    if storage is not None and storage.redundancy is not None:
+        allowed = "is of Alibaba Cloud: S3 keeps copies in three zones at least; leave it out"
+        yield Problem("storage.redundancy", str(storage.redundancy), allowed)
     if budget is not None and budget.cny_per_usd is not None:
         yield Problem("budget.cny_per_usd", str(budget.cny_per_usd), "AWS prices are in USD; leave it out")
     for index, pool in enumerate(section.get("pools", ())):
@@ -81,6 +84,7 @@ def _of_alicloud(section: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("endpoint_url", section["endpoint_url"], "no emulator of Alibaba Cloud is known")
     if "storage" in section:
         yield from _storage(section["storage"])
+        yield from _redundancy(section["storage"], protected=bool(section.get("protected")))
     pools = [pool for pool in section.get("pools", ()) if pool is not None]
     if "budget" in section:
         yield from _currency(section["budget"], pools)
@@ -118,6 +122,16 @@ def _storage(storage: Storage) -> Iterator[Problem]:
     if size and (size < CPFS_FIRST_GIB or (size - CPFS_FIRST_GIB) % CPFS_STEP_GIB):
         allowed = f"CPFS comes as {CPFS_FIRST_GIB} GiB and steps of {CPFS_STEP_GIB} GiB; 0 for none"
         yield Problem("storage.scratch_gib", size, allowed)
+
+
+def _redundancy(storage: Storage, *, protected: bool) -> Iterator[Problem]:
+    """A protected stack names it: `protected` alone decided before there was a key, for ZRS."""
+    if protected and storage.redundancy is None:
+        allowed = (
+            "required where protected is true, ZRS or LRS; a stack that was deployed before names what its "
+            "buckets have: ZRS if it was protected then, else LRS"
+        )
+        yield Problem("storage.redundancy", None, allowed)
 
 
 def _currency(budget: Budget, pools: list[Pool]) -> Iterator[Problem]:

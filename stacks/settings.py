@@ -173,6 +173,17 @@ class Access:
     ssh_from: dict[str, IPv4Network] = Field(default_factory=dict)
 
 
+class Redundancy(StrEnum):
+    """Where OSS keeps copies: in one zone (LRS) or in several of the region (ZRS).
+
+    Part of a bucket from its birth: to change it later is to make a new bucket
+    (www.alibabacloud.com/help/en/oss/user-guide/storage-redundancy).
+    """
+
+    LRS = "LRS"
+    ZRS = "ZRS"
+
+
 @dataclass(frozen=True, config=EXACT)
 class Storage:
     """Buckets, homes and scratch.
@@ -185,6 +196,8 @@ class Storage:
         home_gib: its size on Alibaba Cloud; on AWS it grows by itself.
         scratch_gib: size of a shared Lustre (AWS) or CPFS (Alibaba Cloud) file system; 0 for none.
         old_versions_days: how long a bucket keeps what was overwritten or deleted.
+        redundancy: of the buckets (Alibaba Cloud), ``LRS`` where left out; to be named in a protected stack,
+            since a later change would make new buckets.
     """
 
     key_rotation_days: Annotated[int, Field(ge=7, le=90)] = 90
@@ -193,6 +206,7 @@ class Storage:
     home_gib: Annotated[int, Field(ge=100, le=LARGEST)] = 100
     scratch_gib: Count = 0
     old_versions_days: Positive = 30
+    redundancy: Redundancy | None = None
 
 
 @dataclass(frozen=True, config=EXACT)

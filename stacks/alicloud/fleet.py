@@ -142,7 +142,9 @@ class Fleet(pulumi.ComponentResource):
             scaling_group_name=name,
             min_size=plan.size.min,
             max_size=plan.size.max,
-            desired_capacity=plan.size.desired,
+            # Never 0, which the provider does not send (GetOk): a group made without an expected number never
+            # gets one, and grows by scaling activities alone (README.md, "Raising a pool").
+            desired_capacity=plan.size.desired or None,
             default_cooldown=COOLDOWN_S,
             vswitch_ids=[args.subnet_ids[zone] for zone in plan.zones],
             removal_policies=["OldestScalingConfiguration", "OldestInstance"],

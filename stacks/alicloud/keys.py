@@ -10,6 +10,7 @@ from stacks.settings import Stack
 
 DELETION_WINDOW_DAYS_PROTECTED = 30
 DELETION_WINDOW_DAYS = 7
+DAY_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Keys(pulumi.ComponentResource):
             key_spec="Aliyun_AES_256",
             key_usage="ENCRYPT/DECRYPT",
             automatic_rotation="Enabled",
-            rotation_interval=f"{stack.storage.key_rotation_days}d",
+            # In seconds, as the API answers: sent in days, each `up` would find it changed.
+            rotation_interval=f"{stack.storage.key_rotation_days * DAY_S}s",
             pending_window_in_days=DELETION_WINDOW_DAYS_PROTECTED
             if stack.protected
             else DELETION_WINDOW_DAYS,

@@ -1,5 +1,6 @@
 """The stack's private network: vSwitches by arithmetic, NAT as asked, every connection on record."""
 
+import json
 from dataclasses import dataclass
 
 import pulumi
@@ -169,6 +170,8 @@ class Network(pulumi.ComponentResource):
             vpc_id=self.vpc_id,
             service_name=f"com.aliyun.{self._stack.region}.oss",
             gateway_endpoint_name=naming.prefixed(self._stack.name, "oss"),
+            # required for OSS (alicloud_vpc_gateway_endpoint, policy_document)
+            policy_document=_gateway_policy(self._stack),
             route_tables=route_table_ids,
             tags=self._tags("oss"),
             opts=self._child,
@@ -195,3 +198,17 @@ class Network(pulumi.ComponentResource):
             tags=self._tags("flow"),
             opts=self._child,
         )
+
+
+def _gateway_policy(stack: Stack) -> str:
+    """What may pass the OSS gateway: everything in the stack's own buckets, and reading elsewhere.
+
+    Reading, since Cloud Assistant and packages of the cloud lie in buckets of Alibaba Cloud's own, which no
+    reference names. What leaves the network goes into the stack's own buckets, or nowhere.
+    """
+    own = f"acs:oss:*:{stack.account_id}:{naming.prefixed(stack.name)}-*"
+    statements = [
+        {"Effect": "Allow", "Principal": "*", "Action": ["oss:*"], "Resource": [own, f"{own}/*"]},
+        {"Effect": "Allow", "Principal": "*", "Action": ["oss:GetObject"], "Resource": ["*"]},
+    ]
+    return json.dumps({"Version": "1", "Statement": statements})

@@ -8,7 +8,7 @@ import pulumi_alicloud as alicloud
 from stacks import image_files, naming
 from stacks.alicloud import policies
 from stacks.alicloud.firewall import private_networks
-from stacks.settings import Stack
+from stacks.settings import Redundancy, Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
@@ -83,7 +83,7 @@ class Storage(pulumi.ComponentResource):
             name,
             bucket=bucket_name(self._stack, kind),
             storage_class="Standard",
-            redundancy_type="ZRS" if self._stack.protected else "LRS",
+            redundancy_type=str(self._stack.storage.redundancy or Redundancy.LRS),
             server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(
                 sse_algorithm="KMS", kms_master_key_id=self._args.key_id
             ),

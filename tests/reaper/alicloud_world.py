@@ -111,14 +111,16 @@ class Actions:
         return self._numbered("ScalingGroups", found, ask)
 
     def _group(self, name: str) -> dict[str, Any]:
+        """A group made with 0 has no expected number and never gets one, like both pools of alicloud-dev."""
         group = self.world.groups[name]
+        expects = group.get("expects", False)
         return {
             "ScalingGroupId": name,
             "MinSize": group["min"],
             "MaxSize": group["max"],
-            "DesiredCapacity": group["desired"],
+            "DesiredCapacity": group["desired"] if expects else 0,
             "TotalCapacity": len(group["members"]),
-            "EnableDesiredCapacity": True,
+            "EnableDesiredCapacity": expects,
             "SuspendedProcesses": ["ScaleOut"] if "Launch" in group["suspended"] else [],
             "Tags": [{"TagKey": "gpu-fleet:pool", "TagValue": "dev"}],
         }
@@ -143,9 +145,10 @@ class Actions:
         assert ask["DecreaseDesiredCapacity"] == "true"
         with faults(self.world, "DetachInstances"):
             group, ids = self.world.groups[ask["ScalingGroupId"]], ask["InstanceIds"]
+            self._idle(group)
             if not set(ids) <= set(group["members"]):
                 raise RefusedError("InvalidInstanceId.NotFound", 404)
-            if group["desired"] - len(ids) < group["min"]:
+            if len(group["members"]) - len(ids) < group["min"]:
                 raise RefusedError("IncorrectCapacity.MinSize")
             group["desired"] -= len(ids)
             group["members"] = [key for key in group["members"] if key not in ids]
@@ -156,11 +159,20 @@ class Actions:
     def attach_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "AttachInstances"):
             group = self.world.groups[ask["ScalingGroupId"]]
+            self._idle(group)
+            if len(group["members"]) + len(ask["InstanceIds"]) > group["max"]:
+                raise RefusedError("IncorrectCapacity.MaxSize")
             group["desired"] += len(ask["InstanceIds"])
             group["members"] += ask["InstanceIds"]
             for key in ask["InstanceIds"]:
                 self.world.machines[key].tags[WORLD_GROUP] = ask["ScalingGroupId"]
         return {"ScalingActivityId": "asa-2"}
+
+    @staticmethod
+    def _idle(group: dict[str, Any]) -> None:
+        """Only where no scaling activity of the group is in progress."""
+        if group.get("busy"):
+            raise RefusedError("ScalingActivityInProgress")
 
     def describe_alarms(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "DescribeAlarms"):

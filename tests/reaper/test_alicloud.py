@@ -311,8 +311,12 @@ def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
 # ends
 
 
-def test_forgotten_machines_leave_their_group_which_then_wants_fewer():
+@pytest.mark.parametrize(
+    "expects", [True, False], ids=["an expected number", "none, like a pool of desired 0"]
+)
+def test_forgotten_machines_leave_their_group_which_then_wants_fewer(expects):
     world, checked = idle_world(3)
+    world.groups["pool"]["expects"] = expects
 
     result = sweep_until_they_go(world, checked)
 
@@ -320,6 +324,33 @@ def test_forgotten_machines_leave_their_group_which_then_wants_fewer():
     assert world.groups["pool"]["desired"] == 0
     order = [name for name in world.calls if name in ("DetachInstances", "DeleteInstances")]
     assert order == ["DetachInstances", "DeleteInstances"]
+
+
+@pytest.mark.parametrize("expects", [True, False])
+def test_a_group_keeps_its_minimum_whether_it_has_an_expected_number_or_not(expects):
+    world, checked = idle_world(3)
+    world.groups["pool"] |= {"expects": expects, "min": 1}
+
+    sweep_until_they_go(world, checked)
+
+    assert len(world.ends) == 2
+
+
+def test_a_group_in_the_midst_of_a_scaling_activity_gives_its_machines_to_a_later_sweep():
+    """DetachInstances is refused while one is in progress: nothing is terminated behind the group's back."""
+    world, checked = idle_world(2)
+    sweep_world(world, checked, override_breaker=True)
+    world.pass_minutes(25)
+    world.groups["pool"]["busy"] = True
+
+    refused = sweep_world(world, checked, override_breaker=True)
+    world.groups["pool"]["busy"] = False
+    world.pass_minutes(10)
+    sweep_world(world, checked, override_breaker=True)
+
+    assert "ScalingActivityInProgress" in refused.done.failures[0].error
+    assert refused.done.ended == []
+    assert len(world.ends) == 2
 
 
 def test_protection_from_the_group_is_none_from_the_sweep():

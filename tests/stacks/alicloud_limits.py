@@ -177,7 +177,8 @@ BETWEEN = {
     ("alicloud:ecs/ecsImagePipeline:EcsImagePipeline", "internetMaxBandwidthOut"): (0, 100),
     ("alicloud:kms/key:Key", "pendingWindowInDays"): (7, 366),
     ("alicloud:ess/scalingGroup:ScalingGroup", "maxSize"): (0, 2000),
-    ("alicloud:ess/scalingGroup:ScalingGroup", "desiredCapacity"): (0, 2000),
+    # From 0 by its ValidateFunc, but a 0 is never sent (GetOk) and the group then has no expected number.
+    ("alicloud:ess/scalingGroup:ScalingGroup", "desiredCapacity"): (1, 2000),
     ("alicloud:ess/scalingGroup:ScalingGroup", "spotInstancePools"): (1, 10),
     ("alicloud:ess/scalingGroup:ScalingGroup", "defaultCooldown"): (0, 86_400),
     ("alicloud:ess/scalingConfiguration:ScalingConfiguration", "systemDiskSize"): (20, 500),
@@ -225,5 +226,6 @@ PATTERNS = {
     ("alicloud:oss/bucket:Bucket", "bucket"): r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]",
     ("alicloud:ram/role:Role", "roleName"): r"[\w-]{1,64}",
     ("alicloud:ram/policy:Policy", "policyName"): r"[\w-]{1,128}",
-    ("alicloud:kms/key:Key", "rotationInterval"): r"([7-9]|[1-8]\d|90)d",
+    # Not days: KMS answers in seconds (API DescribeKey, RotationInterval), and the provider compares texts.
+    ("alicloud:kms/key:Key", "rotationInterval"): r"\d{6,7}s",
 }

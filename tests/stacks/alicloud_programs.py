@@ -28,7 +28,12 @@ EVERYTHING = stack(
         "nat": "per_zone",
         "interface_endpoints": True,
     },
-    storage={"kms_instance_id": "kst-szh0000000000000000", "home": True, "scratch_gib": 3600},
+    storage={
+        "kms_instance_id": "kst-szh0000000000000000",
+        "home": True,
+        "scratch_gib": 3600,
+        "redundancy": "ZRS",
+    },
     access={"ssh_from": {"office": "198.51.100.0/24"}},
     # any two files stand for a payload and a baked disk
     image={

@@ -103,6 +103,13 @@ def test_an_interactive_pool_watches_its_load_with_the_numbers_of_aws(label, ope
     assert alarm["period"] * alarm["evaluationCount"] == for_s
 
 
+def test_only_an_expected_number_that_reaches_the_cloud_is_registered():
+    """The provider drops a 0 (GetOk, resource_alicloud_ess_scaling_group.go)."""
+    found = register(stack(pools=[pool(groups="per_zone", size={"min": 0, "desired": 1, "max": 2})]))
+
+    assert [group.get("desiredCapacity") for group in inputs(found, GROUP)] == [1, None]
+
+
 def test_an_update_leaves_the_machines_protected_that_are():
     """The provider reads them back into ``protected_instances``, and takes an absent one for nobody."""
     groups = register(stack()).of_type(GROUP)
@@ -282,6 +289,7 @@ def stack_files_of_any_shape(draw):
             "kms_instance_id": "kst-1",
             "home": draw(st.booleans()),
             "scratch_gib": draw(st.sampled_from([0, 3600, 4800])),
+            "redundancy": draw(st.sampled_from(["LRS", "ZRS"])),
         },
         pools=[one(name) for name in draw(st.lists(st.sampled_from(["a1", "b1"]), min_size=1, unique=True))],
     )

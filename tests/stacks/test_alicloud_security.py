@@ -133,7 +133,8 @@ def test_no_machine_gets_a_public_address(found):
 def test_the_key_turns_every_ninety_days(found):
     (key,) = inputs(found, "alicloud:kms/key:Key")
 
-    assert (key["automaticRotation"], key["rotationInterval"]) == ("Enabled", "90d")
+    # as DescribeKey answers: 90d would be a difference at every update
+    assert (key["automaticRotation"], key["rotationInterval"]) == ("Enabled", "7776000s")
     assert key["dkmsInstanceId"].startswith("kst-")
 
 
@@ -441,3 +442,16 @@ def test_whatever_the_shape_of_a_pool_the_internet_stays_out(machines, erdma, ho
     assert all(rule.peer.startswith("10.0.") for rule in rules if not rule.egress)
     reaches_out = any(rule.peer == firewall.ANYWHERE for rule in rules)
     assert reaches_out is (nat != "none")
+
+
+def test_through_the_gateway_data_leaves_only_into_the_stacks_own_buckets(found):
+    """OSS wants a policy on its gateway endpoint (alicloud_vpc_gateway_endpoint, policy_document)."""
+    (endpoint,) = inputs(found, "alicloud:vpc/gatewayEndpoint:GatewayEndpoint")
+
+    allowed = statements(endpoint["policyDocument"])
+    assert {one["Effect"] for one in allowed} == {"Allow"}
+    anywhere = [one["Action"] for one in allowed if "*" in one["Resource"]]
+    assert anywhere == [["oss:GetObject"]]
+    own = f"acs:oss:*:{settings_of(found).account_id}:gpu-fleet-{settings_of(found).name}-*"
+    (everything,) = [one["Resource"] for one in allowed if "oss:*" in one["Action"]]
+    assert everything == [own, f"{own}/*"]

@@ -8,6 +8,7 @@ from stacks.catalog import Cloud
 from stacks.errors import SettingsError
 from stacks.settings_reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack, stack_file
+from tests.stacks.alicloud_programs import inputs, register
 from tests.stacks.examples import pool as aws_pool
 from tests.stacks.examples import stack_file as aws_stack_file
 
@@ -174,7 +175,28 @@ def test_a_usd_budget_is_accepted_with_a_rate():
     assert str(from_mapping("test", stack_file(budget=budget)).budget.cny_per_usd) == "7.1"
 
 
+def test_a_protected_stack_names_the_redundancy_of_its_buckets():
+    assert "storage.redundancy = None: required where protected is true, ZRS or LRS" in refusal(
+        stack_file(protected=True)
+    )
+
+
+def test_protection_is_no_part_of_a_buckets_redundancy():
+    storage = {"kms_instance_id": "kst-szh0000000000000000", "redundancy": "LRS"}
+    plain, protected = (
+        register(from_mapping("test", stack_file(storage=storage, protected=wanted)))
+        for wanted in (False, True)
+    )
+
+    kinds = [inputs(found, "alicloud:oss/bucket:Bucket") for found in (plain, protected)]
+    assert [{one["redundancyType"] for one in buckets} for buckets in kinds] == [{"LRS"}, {"LRS"}]
+
+
 KEYS_OF_ALIBABA = {
+    "the redundancy of buckets": (
+        {"storage": {"redundancy": "ZRS"}},
+        "storage.redundancy = 'ZRS': is of Alibaba Cloud: S3 keeps copies in three zones at least",
+    ),
     "a disk to import": (
         {"image": {"id": "ami-1", "disk": "build/disk.qcow2"}},
         "image.disk = 'build/disk.qcow2': is of Alibaba Cloud; leave it out",
