@@ -1,51 +1,77 @@
 """What a stack file may say of its image: one that is there, or one that the stack builds. Pure."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from stacks.catalog import Cloud
 from stacks.errors import Problem
-from stacks.settings import Image, Nat, Network
+from stacks.settings import Nat, Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateImageRecipe.html: parentImage
 AWS_BASE = r"ami-[0-9a-f]{8,17}|ssm:/?[\w./-]+|arn:aws[\w-]*:imagebuilder:[\w-]+:\w+:image/\S+"
+# docs.aws.amazon.com/AWSEC2/latest/UserGuide/resource-ids.html: eight hexadecimal digits, or seventeen.
+AWS_IMAGE = r"ami-([0-9a-f]{8}|[0-9a-f]{17})"
+# ids of Alibaba Cloud's own images, such as ubuntu_24_04_x64_20G_alibase_20250722.vhd, and of custom ones
+ALICLOUD_IMAGE = r"m-[0-9a-z]+|[a-z]\w*\.vhd"
 EXAMPLE = "ssm:/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 
 
-def check(
-    image: Image, cloud: Cloud | None, network: Network | None, *, emulated: bool = False
-) -> Iterator[Problem]:
-    """All rules of the image.
-
-    Args:
-        image: the section.
-        cloud: the stack's cloud, if it parsed.
-        network: the stack's network, if it parsed.
-        emulated: whether an emulator stands for the cloud.
-    """
+def _one_source(stack: Stack) -> Iterator[Problem]:
+    image = stack.image
     if (image.id is None) == (image.parameter is None):
-        yield Problem(
-            "image", {"id": image.id, "parameter": image.parameter}, "needs exactly one of id and parameter"
-        )
+        given = {"id": image.id, "parameter": image.parameter}
+        yield Problem("image", given, "needs exactly one of id and parameter")
+
+
+def _id(stack: Stack) -> Iterator[Problem]:
+    found = stack.image.id
+    if found is None:
+        return
+    if stack.cloud is Cloud.AWS and not re.fullmatch(AWS_IMAGE, found):
+        allowed = "must be an image of AWS: ami- and 8 or 17 of the digits 0 to 9 and a to f"
+        yield Problem("image.id", found, allowed)
+    if stack.cloud is Cloud.ALICLOUD and not re.fullmatch(ALICLOUD_IMAGE, found):
+        allowed = "must be an image of Alibaba Cloud: m-..., or the name of a public one, which ends in .vhd"
+        yield Problem("image.id", found, allowed)
+
+
+def _parameter(stack: Stack) -> Iterator[Problem]:
+    if stack.cloud is Cloud.ALICLOUD and stack.image.parameter is not None:
+        yield Problem("image.parameter", stack.image.parameter, "is of AWS; on Alibaba Cloud use image.id")
+
+
+def _build(stack: Stack) -> Iterator[Problem]:
+    image = stack.image
     if (image.base_id is None) != (image.payload is None):
         given = {"base_id": image.base_id, "payload": image.payload}
         yield Problem("image", given, "a build needs both base_id and payload")
-    if cloud is Cloud.AWS:
-        yield from _of_aws(image, network, emulated=emulated)
-    if cloud is Cloud.ALICLOUD and image.parameter is not None:
-        yield Problem("image.parameter", image.parameter, "is of AWS; on Alibaba Cloud use image.id")
 
 
-def _of_aws(image: Image, network: Network | None, *, emulated: bool) -> Iterator[Problem]:
-    if image.disk is not None:
-        yield Problem("image.disk", image.disk, "is of Alibaba Cloud; leave it out")
-    if image.base_id is None:
-        return
-    if not re.fullmatch(AWS_BASE, image.base_id):
+def _disk(stack: Stack) -> Iterator[Problem]:
+    if stack.cloud is Cloud.AWS and stack.image.disk is not None:
+        yield Problem("image.disk", stack.image.disk, "is of Alibaba Cloud; leave it out")
+
+
+def _base(stack: Stack) -> Iterator[Problem]:
+    base = stack.image.base_id
+    if stack.cloud is Cloud.AWS and base is not None and not re.fullmatch(AWS_BASE, base):
         allowed = f"must be ami-..., an image of Image Builder, or ssm: with a parameter, such as {EXAMPLE}"
-        yield Problem("image.base_id", image.base_id, allowed)
-    if emulated:
-        yield Problem("image.base_id", image.base_id, "no emulator of Image Builder is known; leave it out")
-    if network is not None and network.nat is Nat.NONE:
+        yield Problem("image.base_id", base, allowed)
+
+
+def _builder(stack: Stack) -> Iterator[Problem]:
+    base = stack.image.base_id
+    if stack.cloud is Cloud.AWS and base is not None and stack.emulated:
+        yield Problem("image.base_id", base, "no emulator of Image Builder is known; leave it out")
+
+
+def _packages(stack: Stack) -> Iterator[Problem]:
+    base = stack.image.base_id
+    if stack.cloud is Cloud.AWS and base is not None and stack.network.nat is Nat.NONE:
         allowed = "a build fetches packages: needs network.nat one or per_zone"
-        yield Problem("image.base_id", image.base_id, allowed)
+        yield Problem("image.base_id", base, allowed)
+
+
+RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
+    *(_one_source, _id, _parameter, _build, _disk, _base, _builder, _packages),
+)

@@ -1,33 +1,24 @@
 """What the keys of a stack file must agree on. Each rule is a pure generator of problems.
 
-A rule gets only sections that parsed; it reads what it needs and stays silent about what is missing, because
-the missing or malformed key has been reported already.
+A rule reads what it needs from the stack; where that did not parse, it ends there (see ``draft``), because
+the missing or malformed key has been reported already. So each rule reads as little as it can.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import suppress
+from difflib import get_close_matches
 from functools import cache
 from ipaddress import IPv4Network
 from itertools import pairwise
-from typing import Any
 from zoneinfo import available_timezones
 
-from stacks import alicloud_rules, image_rules, naming, pool_rules
+from stacks import alicloud_rules, image_rules, naming, pool_rules, regions
 from stacks.catalog import Cloud
+from stacks.draft import NotParsedError, problems_of
 from stacks.errors import Problem
-from stacks.settings import (
-    Access,
-    Budget,
-    Image,
-    Nat,
-    Network,
-    OnExceeded,
-    Pool,
-    Reaper,
-    Storage,
-    ThresholdKind,
-)
+from stacks.settings import Nat, OnExceeded, Pool, Stack, ThresholdKind
 
 PRIVATE_RANGES = tuple(IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 WIDEST_PUBLIC_PREFIX = 20
@@ -39,11 +30,6 @@ LONGEST_ROLE_NAME = 64
 LONGEST_STACK_NAME_AWS = LONGEST_ROLE_NAME - len("AWSServiceRoleForAutoScaling_gpu-fleet-")
 
 ACCOUNT_DIGITS = {Cloud.AWS: 12, Cloud.ALICLOUD: 16}
-REGION_PATTERN = {
-    # Not China, and not the isolated regions: policies name principals and endpoints as elsewhere.
-    Cloud.AWS: r"(?!cn-)[a-z]{2}(-gov)?-[a-z]+-\d",
-    Cloud.ALICLOUD: r"[a-z]{2}-[a-z]+(-\d)?",
-}
 ZONE_SUFFIX_PATTERN = {Cloud.AWS: r"[a-z]", Cloud.ALICLOUD: r"-?[a-z]"}
 ROTATION_DAYS_AWS = 90
 FREEZE_STAGES = 2
@@ -55,70 +41,64 @@ OWN_GROUPS = ("endpoints", "home", "scratch", "image-builder")
 LUSTRE_FIRST_GIB = 1200
 LUSTRE_STEP_GIB = 2400
 
-DEFAULTS = {"access": Access, "storage": Storage, "budget": Budget, "reaper": Reaper, "image": Image}
+CURRENCIES = {Cloud.AWS: ("USD",), Cloud.ALICLOUD: ("CNY", "USD")}
 
 
-def check(name: str, sound: Mapping[str, Any], absent: Set[str]) -> list[Problem]:
-    """All rules over the sections that parsed.
+def check(stack: Stack) -> list[Problem]:
+    """All rules of a stack, over what parsed.
 
     Args:
-        name: the stack's name.
-        sound: top-level key -> parsed value, without those that did not parse; such pools are None.
-        absent: keys the file does not name, for which the defaults must hold.
+        stack: the settings, or a draft of them.
     """
-    section = {key: make() for key, make in DEFAULTS.items() if key in absent} | dict(sound)
-    cloud: Cloud | None = section.get("cloud")
-    network: Network | None = section.get("network")
-    problems = [
-        *_name(name, cloud),
-        *_identity(name, cloud, section.get("region"), section.get("account_id")),
+    return [
+        *problems_of((*RULES, *image_rules.RULES, *alicloud_rules.RULES), stack),
+        *problems_of((_of_pools,), stack),
     ]
-    if network is not None:
-        problems += _network(network, cloud, section.get("region"))
-    if "access" in section:
-        problems += _access(section["access"])
-    if "storage" in section:
-        problems += _storage(section["storage"], cloud)
-    if "budget" in section:
-        problems += _budget(section["budget"], cloud, emulated=bool(section.get("endpoint_url")))
-    if "reaper" in section:
-        problems += _reaper(section["reaper"])
-    if "image" in section:
-        emulated = bool(section.get("endpoint_url"))
-        problems += image_rules.check(section["image"], cloud, network, emulated=emulated)
-    problems += _pools(name, section.get("pools", ()), network, cloud, section.get("image"))
-    if cloud is not None:
-        problems += alicloud_rules.check(name, cloud, section)
-    return problems
 
 
-def _name(name: str, cloud: Cloud | None) -> Iterator[Problem]:
-    if not re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", name):
-        yield Problem("stack", name, "must be lower case letters, digits and dashes, starting with a letter")
-    if cloud is Cloud.AWS and len(name) > LONGEST_STACK_NAME_AWS:
+def _of_pools(stack: Stack) -> Iterator[Problem]:
+    for index, pool in enumerate(stack.pools):
+        rules = (*POOL_RULES, *pool_rules.RULES, *alicloud_rules.POOL_RULES)
+        yield from problems_of(rules, f"pools[{index}]", pool, stack)
+
+
+def _name(stack: Stack) -> Iterator[Problem]:
+    if not re.fullmatch(r"[a-z][a-z0-9-]*[a-z0-9]", stack.name):
+        allowed = "must be lower case letters, digits and dashes, starting with a letter"
+        yield Problem("stack", stack.name, allowed)
+
+
+def _length_of_name(stack: Stack) -> Iterator[Problem]:
+    if stack.cloud is Cloud.AWS and len(stack.name) > LONGEST_STACK_NAME_AWS:
         allowed = f"too long for the name of its scaling role: {LONGEST_STACK_NAME_AWS} characters at most"
-        yield Problem("stack", name, allowed)
+        yield Problem("stack", stack.name, allowed)
 
 
-def _identity(name: str, cloud: Cloud | None, region: str | None, account: str | None) -> Iterator[Problem]:
-    if cloud is None:
-        return
-    if region is not None and not re.fullmatch(REGION_PATTERN[cloud], region):
-        example = "us-east-1 (none in China)" if cloud is Cloud.AWS else "cn-hangzhou"
-        yield Problem("region", region, f"must be a region of {cloud}, such as {example}")
-    if account is None:
-        return
-    if not re.fullmatch(rf"\d{{{ACCOUNT_DIGITS[cloud]}}}", account):
-        allowed = f"must be the {ACCOUNT_DIGITS[cloud]} digits of an account of {cloud}"
-        yield Problem("account_id", account, allowed)
-    bucket = naming.prefixed(name, "checkpoints", account)
+def _region(stack: Stack) -> Iterator[Problem]:
+    """Not China on AWS, and not the isolated regions: policies name principals and endpoints as elsewhere."""
+    known = regions.of_cloud(stack.cloud)
+    if stack.region not in known:
+        near = ", ".join(get_close_matches(stack.region, known, n=3, cutoff=0))
+        none = " (none in China)" if stack.cloud is Cloud.AWS else ""
+        yield Problem("region", stack.region, f"must be a region of {stack.cloud}, such as {near}{none}")
+
+
+def _account(stack: Stack) -> Iterator[Problem]:
+    digits = ACCOUNT_DIGITS[stack.cloud]
+    if not re.fullmatch(rf"\d{{{digits}}}", stack.account_id):
+        allowed = f"must be the {digits} digits of an account of {stack.cloud}, in quotes"
+        yield Problem("account_id", stack.account_id, allowed)
+
+
+def _length_of_buckets(stack: Stack) -> Iterator[Problem]:
+    bucket = naming.prefixed(stack.name, "checkpoints", stack.account_id)
     if len(bucket) > LONGEST_BUCKET_NAME:
         allowed = f"too long: bucket {bucket} has {len(bucket)} characters, {LONGEST_BUCKET_NAME} allowed"
-        yield Problem("stack", name, allowed)
+        yield Problem("stack", stack.name, allowed)
 
 
-def _network(network: Network, cloud: Cloud | None, region: str | None) -> Iterator[Problem]:
-    cidr = network.cidr
+def _cidr(stack: Stack) -> Iterator[Problem]:
+    cidr = stack.network.cidr
     if not any(cidr.subnet_of(private) for private in PRIVATE_RANGES):
         yield Problem("network.cidr", str(cidr), "not private: must lie in 10/8, 172.16/12 or 192.168/16")
     if cidr.prefixlen > naming.LONGEST_NETWORK_PREFIX:
@@ -127,33 +107,43 @@ def _network(network: Network, cloud: Cloud | None, region: str | None) -> Itera
         yield Problem("network.cidr", str(cidr), allowed)
     if cidr.prefixlen < naming.SHORTEST_NETWORK_PREFIX:
         yield Problem("network.cidr", str(cidr), f"too large: /{naming.SHORTEST_NETWORK_PREFIX} at most")
-    for index, peer in enumerate(network.peers):
+
+
+def _peers(stack: Stack) -> Iterator[Problem]:
+    cidr = stack.network.cidr
+    for index, peer in enumerate(stack.network.peers):
         if peer.overlaps(cidr):
             yield Problem(
                 "network.cidr", str(cidr), f"overlaps network.peers[{index}] {peer}; must be apart from it"
             )
-    if network.nat is Nat.NONE and not network.interface_endpoints:
+
+
+def _way_out(stack: Stack) -> Iterator[Problem]:
+    if stack.network.nat is Nat.NONE and not stack.network.interface_endpoints:
         allowed = "must be true where network.nat is none: private machines reach nothing otherwise"
         yield Problem("network.interface_endpoints", False, allowed)
-    yield from _zones(network.zones, cloud, region)
 
 
-def _zones(zones: tuple[str, ...], cloud: Cloud | None, region: str | None) -> Iterator[Problem]:
-    for zone, count in Counter(zones).items():
+def _each_zone_once(stack: Stack) -> Iterator[Problem]:
+    for zone, count in Counter(stack.network.zones).items():
         if count > 1:
             yield Problem("network.zones", zone, f"named {count} times; each zone once")
-    if cloud is None or region is None:
+
+
+def _zones(stack: Stack) -> Iterator[Problem]:
+    region = stack.region
+    if region not in regions.of_cloud(stack.cloud):
         return
-    for index, zone in enumerate(zones):
-        if not re.fullmatch(re.escape(region) + ZONE_SUFFIX_PATTERN[cloud], zone):
-            example = f"{region}a" if region[-1].isdigit() else f"{region}-a"
+    for index, zone in enumerate(stack.network.zones):
+        if not re.fullmatch(re.escape(region) + ZONE_SUFFIX_PATTERN[stack.cloud], zone):
+            example = f"{region}a" if region[-1:].isdigit() else f"{region}-a"
             yield Problem(
                 f"network.zones[{index}]", zone, f"must be a zone of region {region}, such as {example}"
             )
 
 
-def _access(access: Access) -> Iterator[Problem]:
-    for site, network in access.ssh_from.items():
+def _access(stack: Stack) -> Iterator[Problem]:
+    for site, network in stack.access.ssh_from.items():
         key = f"access.ssh_from.{site}"
         private = any(network.subnet_of(private) for private in PRIVATE_RANGES)
         if network.prefixlen == 0:
@@ -162,34 +152,69 @@ def _access(access: Access) -> Iterator[Problem]:
         elif not private and network.prefixlen < WIDEST_PUBLIC_PREFIX:
             yield Problem(key, str(network), f"a public network must be /{WIDEST_PUBLIC_PREFIX} or narrower")
 
-    for network, count in Counter(access.ssh_from.values()).items():
+
+def _each_network_once(stack: Stack) -> Iterator[Problem]:
+    for network, count in Counter(stack.access.ssh_from.values()).items():
         if count > 1:
             yield Problem("access.ssh_from", str(network), f"named {count} times; each network once")
 
 
-def _storage(storage: Storage, cloud: Cloud | None) -> Iterator[Problem]:
-    if cloud is Cloud.AWS and storage.key_rotation_days != ROTATION_DAYS_AWS:
+def _key_rotation(stack: Stack) -> Iterator[Problem]:
+    days = stack.storage.key_rotation_days
+    if days != ROTATION_DAYS_AWS and stack.cloud is Cloud.AWS:
         allowed = "must be 90 on AWS, whose KMS rotates after 90 days at the soonest"
-        yield Problem("storage.key_rotation_days", storage.key_rotation_days, allowed)
-    size = storage.scratch_gib
-    if cloud is not Cloud.ALICLOUD and size and size != LUSTRE_FIRST_GIB and size % LUSTRE_STEP_GIB:
+        yield Problem("storage.key_rotation_days", days, allowed)
+
+
+def _scratch(stack: Stack) -> Iterator[Problem]:
+    size = stack.storage.scratch_gib
+    if stack.cloud is not Cloud.ALICLOUD and size and size != LUSTRE_FIRST_GIB and size % LUSTRE_STEP_GIB:
         allowed = f"Lustre comes as {LUSTRE_FIRST_GIB} or a multiple of {LUSTRE_STEP_GIB} GiB; 0 for none"
         yield Problem("storage.scratch_gib", size, allowed)
 
 
-def _budget(budget: Budget, cloud: Cloud | None, *, emulated: bool) -> Iterator[Problem]:
-    if not budget.recipients and not emulated:
+def _recipients(stack: Stack) -> Iterator[Problem]:
+    if not stack.budget.recipients and not stack.emulated:
         yield Problem("budget.recipients", [], "needs at least one e-mail address")
-    yield from _told(budget, cloud)
-    currencies = ("USD",) if cloud is Cloud.AWS else ("CNY", "USD")
-    if budget.currency not in currencies:
-        yield Problem(
-            "budget.currency", budget.currency, f"must be one of {', '.join(currencies)} on {cloud}"
-        )
-    for kind in {threshold.kind for threshold in budget.thresholds}:
-        percents = [threshold.percent for threshold in budget.thresholds if threshold.kind is kind]
+
+
+def _each_recipient_once(stack: Stack) -> Iterator[Problem]:
+    for address, count in Counter(stack.budget.recipients).items():
+        if count > 1:
+            yield Problem("budget.recipients", address, f"named {count} times; each address once")
+
+
+def _number_of_recipients(stack: Stack) -> Iterator[Problem]:
+    many = len(stack.budget.recipients)
+    if many > MOST_RECIPIENTS_AWS and stack.cloud is Cloud.AWS:
+        allowed = f"AWS Budgets takes {MOST_RECIPIENTS_AWS} at most"
+        yield Problem("budget.recipients", f"{many} recipients", allowed)
+
+
+def _number_of_thresholds(stack: Stack) -> Iterator[Problem]:
+    many = len(stack.budget.thresholds)
+    if many > MOST_THRESHOLDS_AWS and stack.cloud is Cloud.AWS:
+        allowed = f"AWS Budgets takes {MOST_THRESHOLDS_AWS} at most"
+        yield Problem("budget.thresholds", f"{many} thresholds", allowed)
+
+
+def _currency(stack: Stack) -> Iterator[Problem]:
+    allowed, currency = CURRENCIES[stack.cloud], stack.budget.currency
+    if currency not in allowed:
+        why = "prices of instance types there are in no other currency"
+        yield Problem("budget.currency", currency, f"must be {' or '.join(allowed)} on {stack.cloud}: {why}")
+
+
+def _rising_thresholds(stack: Stack) -> Iterator[Problem]:
+    thresholds = stack.budget.thresholds
+    for kind in sorted({threshold.kind for threshold in thresholds}):
+        percents = [threshold.percent for threshold in thresholds if threshold.kind is kind]
         if any(later <= earlier for earlier, later in pairwise(percents)):
             yield Problem("budget.thresholds", percents, f"the percents of kind {kind} must rise")
+
+
+def _freeze(stack: Stack) -> Iterator[Problem]:
+    budget = stack.budget
     actual = [threshold.percent for threshold in budget.thresholds if threshold.kind is ThresholdKind.ACTUAL]
     if budget.on_exceeded is OnExceeded.FREEZE and len(actual) < FREEZE_STAGES:
         allowed = (
@@ -198,52 +223,51 @@ def _budget(budget: Budget, cloud: Cloud | None, *, emulated: bool) -> Iterator[
         yield Problem("budget.on_exceeded", str(budget.on_exceeded), allowed)
 
 
-def _told(budget: Budget, cloud: Cloud | None) -> Iterator[Problem]:
-    for address, count in Counter(budget.recipients).items():
-        if count > 1:
-            yield Problem("budget.recipients", address, f"named {count} times; each address once")
-    if cloud is Cloud.AWS:
-        for key, many, most in (
-            ("recipients", len(budget.recipients), MOST_RECIPIENTS_AWS),
-            ("thresholds", len(budget.thresholds), MOST_THRESHOLDS_AWS),
-        ):
-            if many > most:
-                yield Problem(f"budget.{key}", f"{many} {key}", f"AWS Budgets takes {most} at most")
-
-
 @cache
 def _time_zones() -> Set[str]:
     """Every IANA name; the library looks through hundreds of files for them."""
     return available_timezones()
 
 
-def _reaper(reaper: Reaper) -> Iterator[Problem]:
-    if reaper.time_zone not in _time_zones():
-        yield Problem(
-            "reaper.time_zone", reaper.time_zone, "must be an IANA time zone, such as Europe/Berlin"
-        )
+def _time_zone(stack: Stack) -> Iterator[Problem]:
+    zone = stack.reaper.time_zone
+    if zone not in _time_zones():
+        near = get_close_matches(zone, sorted(_time_zones()), n=1)
+        example = near[0] if near else "Europe/Berlin"
+        yield Problem("reaper.time_zone", zone, f"must be an IANA time zone, such as {example}")
 
 
-def _pools(
-    stack: str,
-    pools: tuple[Pool | None, ...],
-    network: Network | None,
-    cloud: Cloud | None,
-    image: Image | None,
-) -> Iterator[Problem]:
-    for name, count in Counter(pool.name for pool in pools if pool is not None).items():
+def _each_pool_once(stack: Stack) -> Iterator[Problem]:
+    for name, count in Counter(_names_of_pools(stack)).items():
         if count > 1:
             yield Problem("pools", name, f"{count} pools of this name; each name once")
-    for index, pool in enumerate(pools):
-        if pool is None:
-            continue
-        key = f"pools[{index}]"
-        if pool.name in OWN_GROUPS:
-            allowed = f"names a security group of the stack itself; any name but {', '.join(OWN_GROUPS)}"
-            yield Problem(f"{key}.name", pool.name, allowed)
-        role = naming.prefixed(stack, pool.name, "instance")
-        room = LONGEST_ROLE_NAME - naming.AUTONAME_SUFFIX_LENGTH
-        if len(role) > room:
-            allowed = f"too long once prefixed: role {role} has {len(role)} characters, {room} allowed"
-            yield Problem(f"{key}.name", pool.name, allowed)
-        yield from pool_rules.check(key, pool, network, cloud, image)
+
+
+def _names_of_pools(stack: Stack) -> Iterator[str]:
+    for pool in stack.pools:
+        with suppress(NotParsedError):
+            yield pool.name
+
+
+def _own_group(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.name in OWN_GROUPS:
+        allowed = f"names a security group of the stack itself; any name but {', '.join(OWN_GROUPS)}"
+        yield Problem(f"{key}.name", pool.name, allowed)
+
+
+def _length_of_role(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    role = naming.prefixed(stack.name, pool.name, "instance")
+    room = LONGEST_ROLE_NAME - naming.AUTONAME_SUFFIX_LENGTH
+    if len(role) > room:
+        allowed = f"too long once prefixed: role {role} has {len(role)} characters, {room} allowed"
+        yield Problem(f"{key}.name", pool.name, allowed)
+
+
+RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
+    *(_name, _length_of_name, _region, _account, _length_of_buckets),
+    *(_cidr, _peers, _way_out, _each_zone_once, _zones),
+    *(_access, _each_network_once, _key_rotation, _scratch),
+    *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
+    *(_currency, _rising_thresholds, _freeze, _time_zone, _each_pool_once),
+)
+POOL_RULES = (_own_group, _length_of_role)

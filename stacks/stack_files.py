@@ -1,35 +1,16 @@
 """The stack files beside this module: which there are, and what they say."""
 
-from collections.abc import Hashable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.constructor import ConstructorError
 
-from stacks import naming, settings_reader
+from stacks import namespaces, settings_reader, yaml_text
 from stacks.errors import StacksError
 from stacks.settings import Stack
 
 FOLDER = Path(__file__).parent
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, as Pulumi's own reader does; PyYAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping, each of its keys once."""
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    problem = f"key {key.value!r} stands there twice"
-                    raise ConstructorError(
-                        "while reading a mapping", node.start_mark, problem, key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def names() -> list[str]:
@@ -60,10 +41,16 @@ def config_of(path: Path) -> dict[str, Any]:
         StacksError: when the file cannot be read or holds no such mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a safe loader
+        content = yaml_text.read(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise StacksError(f"{path} cannot be read: {error}") from error
-    config = content.get("config", {}) if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise StacksError(f"{path}: must be a mapping with the key 'config'")
+    if beside := [key for key in content if str(key).startswith(namespaces.PREFIX)]:
+        raise StacksError(f"{path}: {beside[0]!r} stands beside 'config:'; must stand below it")
+    if content.get("config") is None:
+        raise StacksError(f"{path}: 'config:' is missing or empty; every key stands below it, indented")
+    config = content["config"]
     if not isinstance(config, dict):
         raise StacksError(f"{path}: 'config' must be a mapping of keys to values")
     odd = [key for key in config if not isinstance(key, str)]
@@ -78,7 +65,4 @@ def settings_of(name: str) -> Stack:
     Raises:
         StacksError: naming everything that is wrong with its file.
     """
-    prefix = f"{naming.PROJECT}:"
-    config = config_of(path_of(name))
-    own = {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
-    return settings_reader.from_mapping(name, own)
+    return settings_reader.from_config(name, config_of(path_of(name)))

@@ -76,11 +76,7 @@ def read_config(stack_name: str, settings_file: Path | None = None) -> dict[str,
         StacksError: when the file is missing or holds no mapping.
     """
     config = stack_files.config_of(settings_file or stack_files.path_of(stack_name))
-    return {_full_key(str(key)): _as_text(value) for key, value in config.items()}
-
-
-def _full_key(key: str) -> str:
-    return key if ":" in key else f"{PROJECT}:{key}"
+    return {key: _as_text(value) for key, value in config.items()}
 
 
 def _as_text(value: Any) -> str:

@@ -228,7 +228,7 @@ def test_configuration_reaches_the_program(clients):
 
 def test_structures_of_a_stack_file_become_json(tmp_path):
     path = tmp_path / "Pulumi.mine.yaml"
-    path.write_text("config:\n  pools: [{name: dev}]\n  aws:region: us-east-1\n")
+    path.write_text("config:\n  gpu-fleet:pools: [{name: dev}]\n  aws:region: us-east-1\n")
 
     assert read_config("mine", path) == {
         "gpu-fleet:pools": '[{"name": "dev"}]',

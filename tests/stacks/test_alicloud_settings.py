@@ -30,6 +30,14 @@ def test_a_sound_file_is_read_as_it_is_written():
 ELEVEN_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD)][:11]
 
 BAD_INPUTS = {
+    "an image of the other cloud": (
+        {"image": {"id": "ami-0123456789abcdef0"}},
+        "image.id = 'ami-0123456789abcdef0': must be an image of Alibaba Cloud: m-...",
+    ),
+    "a region that nobody has": (
+        {"region": "cn-nowhere"},
+        "region = 'cn-nowhere': must be a region of alicloud, such as ",
+    ),
     "a zone of AWS": (
         {"network": {"cidr": "10.0.0.0/16", "zones": ["us-east-1a"]}},
         "network.zones[0] = 'us-east-1a': must be a zone of region cn-shenzhen, such as cn-shenzhen-a",
@@ -52,7 +60,7 @@ BAD_INPUTS = {
     ),
     "a currency neither cloud bills in": (
         {"budget": {"currency": "EUR", "recipients": ["team@example.com"]}},
-        "budget.currency = 'EUR': must be one of CNY, USD on alicloud",
+        "budget.currency = 'EUR': must be CNY or USD on alicloud",
     ),
     "a capacity block": (
         {"pools": [pool(market="capacity-block", reservation_id="cr-1", zones=["cn-shenzhen-d"])]},

@@ -1,5 +1,8 @@
 """What a stack file may not say, and how it is told."""
 
+import copy
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,11 +25,11 @@ def network(**changes):
 
 
 def test_a_sound_file_is_read_as_it_is_written():
-    settings = stack(owner="vision", pools=[pool(types=["p4d.24xlarge"], efa=True)])
+    read = stack(owner="vision", pools=[pool(types=["p4d.24xlarge"], efa=True)])
 
-    assert settings.owner == "vision"
-    assert settings.pools[0].types == ("p4d.24xlarge",)
-    assert [str(zone) for zone in settings.zones_of(settings.pools[0])] == ["us-east-1a", "us-east-1b"]
+    assert read.owner == "vision"
+    assert read.pools[0].types == ("p4d.24xlarge",)
+    assert [str(zone) for zone in read.zones_of(read.pools[0])] == ["us-east-1a", "us-east-1b"]
 
 
 BAD_INPUTS = {
@@ -46,9 +49,9 @@ BAD_INPUTS = {
         {"network": network(cidr="10.0.0.0/8")},
         "network.cidr = '10.0.0.0/8': too large: /16 at most",
     ),
-    "a network that is none": (
+    "an address for a network": (
         {"network": network(cidr="10.0.0.1/16")},
-        "network.cidr = '10.0.0.1/16': is not a valid IPv4 network",
+        "network.cidr = '10.0.0.1/16': has bits set beyond its prefix: the network is 10.0.0.0/16",
     ),
     "a peer that overlaps": (
         {"network": network(peers=["192.168.0.0/16", "10.0.128.0/17"])},
@@ -188,7 +191,7 @@ BAD_INPUTS = {
     ),
     "a currency AWS budgets lack": (
         {"budget": {"currency": "CNY", "recipients": ["a@b.org"]}},
-        "budget.currency = 'CNY': must be one of USD on aws",
+        "budget.currency = 'CNY': must be USD on aws: prices of instance types there are in no other",
     ),
     "key rotation over 90 days": (
         {"storage": {"key_rotation_days": 365}},
@@ -283,9 +286,43 @@ BAD_INPUTS = {
     ),
     "a region whose principals have other names": (
         {"region": "cn-north-1"},
-        "region = 'cn-north-1': must be a region of aws, such as us-east-1 (none in China)",
+        "region = 'cn-north-1': must be a region of aws, such as eu-north-1",
     ),
     "a region that is none": ({"region": "us-east"}, "region = 'us-east': must be a region of aws"),
+    "a region that nobody has": (
+        {"region": "eu-nowhere-9"},
+        "region = 'eu-nowhere-9': must be a region of aws, such as eu-north-1",
+    ),
+    "an image of the other cloud": (
+        {"image": {"id": "m-wz90000000000000000"}},
+        "image.id = 'm-wz90000000000000000': must be an image of AWS: ami- and 8 or 17 of the digits",
+    ),
+    "an account without quotes": (
+        {"account_id": 123456789012},
+        "account_id = 123456789012: must be text, and YAML reads something else without quotes: "
+        'write "123456789012"',
+    ),
+    "one recipient for a list of them": (
+        {"budget": {"recipients": "team@example.com"}},
+        "budget.recipients = 'team@example.com': must be a list, such as [team@example.com]",
+    ),
+    "one pool for a list of them": (
+        {"pools": pool()},
+        "must be a list: begin each of its items with a dash",
+    ),
+    "a section that is none": (
+        {"network": "10.0.0.0/16"},
+        "network = '10.0.0.0/16': must be a mapping with the keys cidr, zones, nat",
+    ),
+    "a section left empty": ({"storage": None}, "storage = None: must be a mapping with the keys"),
+    "a currency that no price is in": (
+        {"budget": {"currency": "EUR", "recipients": ["a@b.org"]}},
+        "budget.currency = 'EUR': must be USD on aws",
+    ),
+    "a peer with bits beyond its prefix": (
+        {"network": network(peers=["192.168.1.1/16"])},
+        "network.peers[0] = '192.168.1.1/16': has bits set beyond its prefix: the network is 192.168.0.0/16",
+    ),
 }
 
 
@@ -331,16 +368,115 @@ def test_every_problem_of_a_file_is_told_at_once():
         extra=1,
     )
 
-    for key in ("network.cidr", "pools[0].volume_gib", "pools[1].types[0]", "budget.monthly", "extra"):
+    for key in (
+        *("network.cidr", "pools[0].volume_gib", "pools[1].types[0]", "budget.monthly", "budget.recipients"),
+        "extra",
+    ):
         assert f"- {key} = " in text
-    assert "has 5 problems" in text
+    assert "has 6 problems" in text
+
+
+# Faults of one key each: where, what, and the keys that its message is made of besides.
+FAULTS: dict[str, tuple[tuple[str | int, ...], object, tuple[str, ...]]] = {
+    "region": (("region",), "eu-nowhere-9", ("cloud",)),
+    "account_id": (("account_id",), 5, ()),
+    "owner": (("owner",), "Research (EMEA)", ()),
+    "network.cidr": (("network", "cidr"), "10.0.0.1/16", ()),
+    "network.cidr = '8.8.0.0/16': not private": (("network", "cidr"), "8.8.0.0/16", ()),
+    "network.nat": (("network", "nat"), "two", ()),
+    "network.zones[1]": (("network", "zones", 1), "eu-west-1a", ("cloud", "region")),
+    "network.nta": (("network", "nta"), "one", ()),
+    "network.flow_log_retention_days": (("network", "flow_log_retention_days"), 2, ()),
+    "access.ssh_from.home": (("access", "ssh_from", "home"), "0.0.0.0/0", ()),
+    "access.ssh_from.office": (("access", "ssh_from", "office"), "nowhere", ()),
+    "storage.key_rotation_days": (("storage", "key_rotation_days"), 30, ("cloud",)),
+    "storage.scratch_gib": (("storage", "scratch_gib"), 1000, ("cloud",)),
+    "storage.home": (("storage", "home"), "perhaps", ()),
+    "pools[0].volume_gib": (("pools", 0, "volume_gib"), 50, ("image.size_gib",)),
+    "pools[0].types[0]": (("pools", 0, "types", 0), "p4d.42xlarge", ("cloud",)),
+    "pools[0].market": (("pools", 0, "market"), "spott", ()),
+    "pools[0].size": (("pools", 0, "size", "desired"), 5, ()),
+    "pools[0].size.max": (("pools", 0, "size", "max"), "many", ()),
+    "pools[0].idle.after_hours": (("pools", 0, "idle", "after_hours"), 400, ()),
+    "pools[0].idle.action": (("pools", 0, "idle", "action"), "stop", ("pools[0].market", "pools[0].types")),
+    "pools[0].zones[0]": (("pools", 0, "zones"), ["us-east-1f"], ("network.zones",)),
+    "pools[1].name": (("pools", 1, "name"), "home", ()),
+    "pools[1].max_lifetime_hours": (("pools", 1, "max_lifetime_hours"), 2, ()),
+    "budget.monthly": (("budget", "monthly"), 0, ()),
+    "budget.recipients": (("budget", "recipients"), "a@b.org", ()),
+    "budget.currency": (("budget", "currency"), "EUR", ("cloud",)),
+    "budget.thresholds": (("budget", "thresholds"), [{"percent": 90}, {"percent": 80}], ()),
+    "reaper.time_zone": (("reaper", "time_zone"), "Berlin", ()),
+    "reaper.every_minutes": (("reaper", "every_minutes"), 20, ()),
+    "image.id": (("image", "id"), "m-wz90000000000000000", ("cloud",)),
+    "image.size_gib": (("image", "size_gib"), "large", ()),
+}
+
+
+def faulty(*faults: str) -> dict[str, object]:
+    """A sound file with these faults."""
+    sections = {"access": {"ssh_from": {}}, "storage": {}, "reaper": {}}
+    content = copy.deepcopy(stack_file(**sections, pools=[pool(size={}, idle={}), pool(name="other")]))
+    content["pools"][0]["size"] |= {"min": 0, "desired": 1, "max": 2}
+    for fault in faults:
+        (*way, last), value, _ = FAULTS[fault]
+        place = content
+        for step in way:
+            place = place[step]
+        place[last] = value
+    return content
+
+
+def path_of(fault: str) -> str:
+    way, _, _ = FAULTS[fault]
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in way).removeprefix(".")
+
+
+def within(path: str, other: str) -> bool:
+    return path == other or path.startswith((f"{other}.", f"{other}["))
+
+
+def independent(one: str, other: str) -> bool:
+    """Whether neither fault touches what the other's message is made of."""
+    for first, second in ((one, other), (other, one)):
+        reads = (path_of(first), first.partition(" = ")[0], *FAULTS[first][2])
+        if any(within(path_of(second), key) or within(key, path_of(second)) for key in reads):
+            return False
+    return True
+
+
+def told(*faults: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", faulty(*faults))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_single_fault_is_the_only_problem_of_its_file(fault):
+    text = told(fault)
+
+    assert f"- {fault}" in text
+    assert "has 1 problem:" in text
+
+
+def test_no_fault_hides_another():
+    pairs = [pair for pair in combinations(FAULTS, 2) if independent(*pair)]
+
+    hidden = {
+        pair: text
+        for pair in pairs
+        if "has 2 problems:" not in (text := told(*pair)) or not all(f"- {one}" in text for one in pair)
+    }
+
+    assert len(pairs) > 350
+    assert hidden == {}
 
 
 @given(stack_files())
 def test_any_sound_file_is_accepted(content):
-    settings = from_mapping("test", content)
+    read = from_mapping("test", content)
 
-    assert len(settings.pools) == len(content["pools"])
+    assert len(read.pools) == len(content["pools"])
 
 
 JSON = st.recursive(

@@ -1,9 +1,13 @@
 """Stack files that cannot be read: one sentence each, and no traceback."""
 
 import pytest
+import yaml
 
 from stacks import stack_files
-from stacks.errors import StacksError
+from stacks.errors import SettingsError, StacksError
+from stacks.rehearsal.program import run_program
+from stacks.settings import Stack
+from tests.stacks.examples import pool, stack_file
 
 UNREADABLE = {
     "a key that is a number": (
@@ -21,6 +25,12 @@ UNREADABLE = {
     ),
     "no mapping": (b"config: 3\n", "'config' must be a mapping of keys to values"),
     "no YAML": (b"config: [", "cannot be read"),
+    "no config": (b"", "must be a mapping with the key 'config'"),
+    "a config that is empty": (b"config:\n", "'config:' is missing or empty; every key stands below it"),
+    "keys beside the config": (
+        b"gpu-fleet:region: us-east-1\nconfig:\n  gpu-fleet:cloud: aws\n",
+        "'gpu-fleet:region' stands beside 'config:'; must stand below it",
+    ),
 }
 
 
@@ -41,3 +51,89 @@ def test_a_key_may_stand_in_two_mappings(tmp_path):
     path.write_text("config:\n  gpu-fleet:pools: [{name: dev}, {name: train}]\n", encoding="utf-8")
 
     assert stack_files.config_of(path) == {"gpu-fleet:pools": [{"name": "dev"}, {"name": "train"}]}
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Read a stack file as ``check`` does."""
+
+    def reading(text: str) -> Stack:
+        (tmp_path / "Pulumi.test.yaml").write_text(text, encoding="utf-8")
+        return stack_files.settings_of("test")
+
+    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    return reading
+
+
+def yaml_of(more: str = "", **changes) -> str:
+    """A sound stack file as text, further lines of its config at the end."""
+    config = {f"gpu-fleet:{key}": value for key, value in stack_file(**changes).items()}
+    return yaml.safe_dump({"config": config}) + more
+
+
+FOREIGN_KEYS = {
+    "storage": "has no namespace; did you mean 'gpu-fleet:storage'?",
+    "gpu_fleet:storage": "namespace 'gpu_fleet' is read by nothing here; did you mean 'gpu-fleet:storage'?",
+    "gpu-fleet:storge": "unknown key; did you mean 'storage'?",
+    "gpufleet:xyz": "namespace 'gpufleet' is read by nothing here; keys of this project begin with",
+    "aws:assumeRole": "is of the default provider, and not honoured: the stack has an explicit provider",
+    "alicloud:profile": "is of the default provider, and not honoured: the stack has an explicit provider",
+    "aws:region": "is of the default provider, which is switched off; use gpu-fleet:region",
+}
+
+
+@pytest.mark.parametrize("key", FOREIGN_KEYS)
+def test_a_key_that_nothing_reads_is_named_beside_every_other_problem(key, read):
+    with pytest.raises(SettingsError) as caught:
+        read(yaml_of(f"  {key}: {{}}\n", owner="Research (EMEA)"))
+
+    assert f"- {key.removeprefix('gpu-fleet:')} = {{}}: {FOREIGN_KEYS[key]}" in str(caught.value)
+    assert "owner = 'Research (EMEA)'" in str(caught.value)
+
+
+def test_the_engines_own_keys_are_left_to_it(read):
+    assert read(yaml_of("  pulumi:disable-default-providers: ['*']\n  pulumi:tags: {a: b}\n")).name == "test"
+
+
+def test_the_program_refuses_a_key_that_nothing_reads_as_check_does(tmp_path):
+    path = tmp_path / "Pulumi.test.yaml"
+    path.write_text(yaml_of("  gpu_fleet:storage: {home: true}\n"), encoding="utf-8")
+
+    with pytest.raises(Exception, match=r"gpu_fleet:storage = .* did you mean 'gpu-fleet:storage'"):
+        run_program("test", path)
+
+
+def test_a_time_of_day_needs_no_quotes(read):
+    quiet = "{start: 22:00, end: 06:30}"
+    text = yaml_of(pools=[pool(idle={"quiet_hours": ["HOURS"]})]).replace("HOURS", quiet)
+
+    (hours,) = read(text).pools[0].idle.quiet_hours
+
+    assert (hours.start, hours.end) == ("22:00", "06:30")
+
+
+@pytest.mark.parametrize("word", ["no", "on", "off", "yes"])
+def test_a_word_that_yaml_1_1_took_for_true_or_false_is_text(word, read):
+    assert read(yaml_of(owner="WORD").replace("WORD", word)).owner == word
+
+
+@pytest.mark.parametrize("digits", ["012345678901", "012345670123"])
+def test_digits_that_begin_with_0_and_lack_quotes_are_refused(digits, read):
+    with pytest.raises(SettingsError) as caught:
+        read(yaml_of(account_id="DIGITS").replace("DIGITS", digits))
+
+    assert f"account_id = {digits}: is octal to one YAML reader and decimal to another" in str(caught.value)
+    assert f'write "{digits}" for text' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("-7", -7), ("1_000", 1000), ("0x1f", 31), ("1.5", 1.5), ("1e3", 1000.0), ("true", True)],
+)
+def test_numbers_and_booleans_are_still_read_as_such(text, value, tmp_path):
+    path = tmp_path / "Pulumi.test.yaml"
+    path.write_text(f"config: {{gpu-fleet:x: {text}}}", encoding="utf-8")
+
+    read = stack_files.config_of(path)["gpu-fleet:x"]
+
+    assert (read, type(read)) == (value, type(value))

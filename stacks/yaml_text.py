@@ -1,0 +1,76 @@
+"""YAML as Pulumi reads it, so that ``check`` and ``pulumi up`` find the same values in a file.
+
+Pulumi's reader (gopkg.in/yaml.v3) leaves to YAML 1.1 what PyYAML still follows: ``22:00`` is text there, not
+1,320 minutes, and ``yes``, ``no``, ``on`` and ``off`` are text too.
+"""
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+BOOL, INT, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
+LEADING_ZERO = "!leading-zero"
+
+
+@dataclass(frozen=True)
+class LeadingZero:
+    """Digits without quotes that begin with 0: octal to one YAML reader, decimal or text to another.
+
+    Attributes:
+        text: as written.
+    """
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, as Pulumi's own reader does; PyYAML would take the last."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML declares it so
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (BOOL, INT, FLOAT)]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping, each of its keys once."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"key {key.value!r} stands there twice"
+                    raise ConstructorError(
+                        "while reading a mapping", node.start_mark, problem, key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(LEADING_ZERO, re.compile(r"[-+]?0[0-9_]+$"), list("-+0"))
+_Loader.add_implicit_resolver(
+    INT, re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    FLOAT,
+    re.compile(
+        r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*\.[0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+    ),
+    list("-+.0123456789"),
+)
+_Loader.add_constructor(LEADING_ZERO, lambda _, node: LeadingZero(str(node.value)))
+
+
+def read(text: str) -> Any:
+    """The content of a YAML document.
+
+    Raises:
+        yaml.YAMLError: it is none, or a key stands twice in one mapping.
+    """
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
