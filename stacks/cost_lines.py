@@ -9,7 +9,7 @@ from stacks.catalog import Cloud, InstanceType
 from stacks.cost import HOURS_PER_MONTH, Cost, Kind, Level, Line
 from stacks.money import CurrencyError, Money, Span, exactly
 from stacks.prices import PriceList, Quote
-from stacks.settings import Grouping, Market, Nat, Network, Pool, Stack
+from stacks.settings import Grouping, Market, Nat, Network, Pool, Redundancy, Stack
 
 # gp3 gives 125 MB/s with every volume; the launch templates ask for more (stacks/aws/launch.py).
 EXTRA_THROUGHPUT_MB_PER_S = 125
@@ -121,8 +121,8 @@ class _Parts:
 
     @property
     def _bucket(self) -> str:
-        """Protected stacks on Alibaba Cloud keep their buckets in several zones; S3 always does."""
-        zone_redundant = self.stack.cloud is Cloud.ALICLOUD and self.stack.protected
+        """Buckets with ZRS lie in several zones; those of S3 always do, for its one price."""
+        zone_redundant = self.stack.storage.redundancy is Redundancy.ZRS
         return "bucket_zone_redundant" if zone_redundant else "bucket"
 
     def _steady(self, what: str, kind: Kind, units: int) -> Line:

@@ -1,5 +1,6 @@
 """Names, tags and subnet arithmetic. Pure: no Pulumi, no cloud."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
@@ -35,26 +36,30 @@ class ZoneSubnets:
     private: IPv4Network
 
 
-def subnets(cidr: IPv4Network, zones: tuple[str, ...]) -> tuple[ZoneSubnets, ...]:
-    """Cut a network into one slot per zone, and each slot into a public quarter and a private half.
+def subnets(cidr: IPv4Network, slots: Mapping[str, int]) -> tuple[ZoneSubnets, ...]:
+    """Cut a network into eight slots, and a zone's slot into a public quarter and a private half.
 
     The third quarter of a slot stays free for a later use (a second private range, say).
 
     Args:
         cidr: the network, with a prefix from /16 to /23.
-        zones: at most eight names; the order decides the slot, so append new zones at the end.
+        slots: zone -> its slot, from 0 to 7 and each once.
+
+    Returns:
+        The zones in the order of their slots, whatever order they are named in.
 
     Raises:
-        ValueError: when the network is too small or the zones are too many.
+        ValueError: when the network is too small, or there is no such slot.
     """
     if cidr.prefixlen > LONGEST_NETWORK_PREFIX:
         raise ValueError(
             f"{cidr} cannot hold {ZONE_SLOTS} zone slots: needs /{LONGEST_NETWORK_PREFIX} or larger"
         )
-    if len(zones) > ZONE_SLOTS:
-        raise ValueError(f"{len(zones)} zones do not fit into {ZONE_SLOTS} slots")
-    slots = cidr.subnets(prefixlen_diff=ZONE_SLOT_BITS)
-    return tuple(_split(zone, slot) for zone, slot in zip(zones, slots, strict=False))
+    if not set(slots.values()) <= set(range(ZONE_SLOTS)):
+        raise ValueError(f"slots {sorted(slots.values())}: allowed are 0 to {ZONE_SLOTS - 1}")
+    cut = list(cidr.subnets(prefixlen_diff=ZONE_SLOT_BITS))
+    ordered = sorted(slots, key=lambda zone: slots[zone])
+    return tuple(_split(zone, cut[slots[zone]]) for zone in ordered)
 
 
 def _split(zone: str, slot: IPv4Network) -> ZoneSubnets:

@@ -144,7 +144,9 @@ class Network:
 
     Attributes:
         cidr: an RFC 1918 network from /16 to /23.
-        zones: availability zones in order of preference; append only, the order numbers the subnets.
+        zones: availability zones in order of preference.
+        slots: zone -> which eighth of ``cidr`` is its own, 0 to 7; a zone keeps its slot for good. Left out,
+            the order of ``zones`` numbers them, and must then never change but by a zone more at the end.
         nat: how private subnets reach the internet.
         interface_endpoints: reach the cloud's own services without leaving the network.
         peers: networks that must stay reachable, so ``cidr`` may not overlap them.
@@ -160,6 +162,22 @@ class Network:
     peers: tuple[IPv4Network, ...] = ()
     flow_log_retention_days: RetentionDays = 90
     s3_buckets: tuple[BucketPattern, ...] = ()
+    slots: dict[str, Annotated[int, Field(ge=0, le=7)]] | None = None
+
+    @property
+    def slot_of(self) -> dict[str, int]:
+        """Zone -> its slot, for the zones in use."""
+        if self.slots is None:
+            return {zone: index for index, zone in enumerate(self.zones)}
+        return {zone: self.slots[zone] for zone in self.zones}
+
+    @property
+    def home_zone(self) -> str:
+        """Where what lies in one zone alone stands (a file system, the only NAT): that of the lowest slot.
+
+        Not the preferred one: a change of preference must not move data.
+        """
+        return min(self.zones, key=lambda zone: self.slot_of[zone])
 
 
 @dataclass(frozen=True, config=EXACT)

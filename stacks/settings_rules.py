@@ -142,6 +142,21 @@ def _zones(stack: Stack) -> Iterator[Problem]:
             )
 
 
+def _slots(stack: Stack) -> Iterator[Problem]:
+    """Each zone its own eighth of the network; one that is no longer used may keep its place."""
+    slots = stack.network.slots
+    if slots is None:
+        return
+    for zone in stack.network.zones:
+        if zone not in slots:
+            free = min(set(range(naming.ZONE_SLOTS)) - set(slots.values()), default=None)
+            allowed = f"required, and missing; the first free slot is {free}"
+            yield Problem(f"network.slots.{zone}", None, allowed)
+    for slot, count in Counter(slots.values()).items():
+        if count > 1:
+            yield Problem("network.slots", slot, f"given to {count} zones; each slot to one zone")
+
+
 def _access(stack: Stack) -> Iterator[Problem]:
     for site, network in stack.access.ssh_from.items():
         key = f"access.ssh_from.{site}"
@@ -265,7 +280,7 @@ def _length_of_role(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_name, _length_of_name, _region, _account, _length_of_buckets),
-    *(_cidr, _peers, _way_out, _each_zone_once, _zones),
+    *(_cidr, _peers, _way_out, _each_zone_once, _zones, _slots),
     *(_access, _each_network_once, _key_rotation, _scratch),
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
     *(_currency, _rising_thresholds, _freeze, _time_zone, _each_pool_once),

@@ -59,7 +59,7 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
 
 def private_networks(stack: Stack, zones: tuple[str, ...]) -> tuple[str, ...]:
     """The CIDRs of the private vSwitches in some zones, in the network's order."""
-    plan = naming.subnets(stack.network.cidr, stack.network.zones)
+    plan = naming.subnets(stack.network.cidr, stack.network.slot_of)
     return tuple(str(part.private) for part in plan if part.zone in zones)
 
 
@@ -99,7 +99,7 @@ def _within(stack: Stack, pool: Pool) -> Iterator[Rule]:
         for network in private_networks(stack, stack.zones_of(pool)):
             open_to[network] = "machines of one job among themselves"
     if stack.storage.scratch_gib:
-        for network in private_networks(stack, stack.network.zones[:1]):
+        for network in private_networks(stack, (stack.network.home_zone,)):
             open_to.setdefault(network, "CPFS scratch, which calls its clients back")
     for network, why in open_to.items():
         for egress in (False, True):

@@ -80,7 +80,7 @@ class Image(pulumi.ComponentResource):
             tags=tags,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[stored]),
         )
-        zone = stack.network.zones[0]
+        zone = stack.network.home_zone
         pipeline = alicloud.ecs.EcsImagePipeline(
             f"{self._name}-pipeline",
             name=naming.prefixed(stack.name, payload.sha256[:12]),

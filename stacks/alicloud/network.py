@@ -55,7 +55,7 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
         self.vpc_id = vpc.id
-        plan = naming.subnets(stack.network.cidr, stack.network.zones)
+        plan = naming.subnets(stack.network.cidr, stack.network.slot_of)
         tables = {part.zone: self._private_table(part.zone) for part in plan}
         private = {
             part.zone: self._subnet("private", part.zone, str(part.private), tables[part.zone])

@@ -124,7 +124,7 @@ class Storage(pulumi.ComponentResource):
             protocol_type="NFS",
             storage_type="standard",
             capacity=self._stack.storage.home_gib,
-            zone_id=self._stack.network.zones[0],
+            zone_id=self._stack.network.home_zone,
             encrypt_type=2,
             kms_key_id=self._args.key_id,
             description=naming.prefixed(self._stack.name, "home"),
@@ -154,7 +154,7 @@ class Storage(pulumi.ComponentResource):
 
     def _scratch(self) -> pulumi.Output[str]:
         """CPFS in the first zone, the one pools prefer. It takes no key, so it holds nothing worth one."""
-        zone = self._stack.network.zones[0]
+        zone = self._stack.network.home_zone
         files = alicloud.nas.FileSystem(
             f"{self._name}-scratch",
             file_system_type="cpfs",
@@ -173,7 +173,7 @@ class Storage(pulumi.ComponentResource):
     def _mount_target(
         self, label: str, files: alicloud.nas.FileSystem, access_group_name: pulumi.Input[str] | None
     ) -> pulumi.Output[str]:
-        zone = self._stack.network.zones[0]
+        zone = self._stack.network.home_zone
         target = alicloud.nas.MountTarget(
             f"{self._name}-{label}",
             file_system_id=files.id,

@@ -168,7 +168,7 @@ class Image(pulumi.ComponentResource):
                 f"{self._name}-builder", stack, args.key_arn, args.records_bucket_arn, self
             ),
             instance_types=list(BUILDER_TYPES),
-            subnet_id=args.subnet_ids[stack.network.zones[0]],
+            subnet_id=args.subnet_ids[stack.network.home_zone],
             security_group_ids=[] if args.group_id is None else [args.group_id],
             instance_metadata_options={"http_tokens": "required", "http_put_response_hop_limit": 1},
             logging={

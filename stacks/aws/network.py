@@ -74,7 +74,7 @@ class Network(pulumi.ComponentResource):
         aws.ec2.DefaultSecurityGroup(
             f"{name}-default", vpc_id=vpc.id, tags=self._tags("default-unused"), opts=self._child
         )
-        plan = naming.subnets(stack.network.cidr, stack.network.zones)
+        plan = naming.subnets(stack.network.cidr, stack.network.slot_of)
         gateways = self._nat_gateways(plan) if stack.network.nat is not Nat.NONE else {}
         tables = {part.zone: self._private_table(part.zone, gateways) for part in plan}
         self.private_subnet_ids = {

@@ -178,7 +178,7 @@ class Storage(pulumi.ComponentResource):
             per_unit_storage_throughput=SCRATCH_THROUGHPUT,
             data_compression_type="LZ4",
             kms_key_id=self._args.key_arn,
-            subnet_ids=self._args.subnet_ids[self._stack.network.zones[0]],
+            subnet_ids=self._args.subnet_ids[self._stack.network.home_zone],
             security_group_ids=[self._args.group_ids[SCRATCH]],
             copy_tags_to_backups=True,
             tags=self._tags("scratch"),

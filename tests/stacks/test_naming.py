@@ -14,33 +14,46 @@ CIDRS = st.builds(
     st.integers(0x0A00, 0x0AFF),
     st.integers(naming.SHORTEST_NETWORK_PREFIX, naming.LONGEST_NETWORK_PREFIX),
 )
-ZONES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True).map(tuple)
+ZONES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True)
+SLOTS = ZONES.flatmap(
+    lambda zones: st.permutations(range(8)).map(lambda slots: dict(zip(zones, slots, strict=False)))
+)
 
 
-def all_subnets(cidr, zones):
-    return [part for zone in naming.subnets(cidr, zones) for part in (zone.public, zone.private)]
+def all_subnets(cidr, slots):
+    return [part for zone in naming.subnets(cidr, slots) for part in (zone.public, zone.private)]
 
 
-@given(CIDRS, ZONES)
-def test_subnets_never_overlap(cidr, zones):
-    assert not any(one.overlaps(other) for one, other in combinations(all_subnets(cidr, zones), 2))
+@given(CIDRS, SLOTS)
+def test_subnets_never_overlap(cidr, slots):
+    assert not any(one.overlaps(other) for one, other in combinations(all_subnets(cidr, slots), 2))
 
 
-@given(CIDRS, ZONES)
-def test_subnets_always_fit_into_the_network_and_are_large_enough_for_aws(cidr, zones):
-    for part in all_subnets(cidr, zones):
+@given(CIDRS, SLOTS)
+def test_subnets_always_fit_into_the_network_and_are_large_enough_for_aws(cidr, slots):
+    for part in all_subnets(cidr, slots):
         assert part.subnet_of(cidr)
         assert part.prefixlen <= naming.SMALLEST_SUBNET_PREFIX
 
 
-@given(CIDRS, ZONES)
-def test_adding_a_zone_moves_no_subnet(cidr, zones):
-    assert naming.subnets(cidr, zones)[:-1] == naming.subnets(cidr, zones[:-1])
+@given(CIDRS, SLOTS)
+def test_no_zone_moves_another_whether_it_comes_goes_or_changes_places(cidr, slots):
+    whole = {part.zone: part for part in naming.subnets(cidr, slots)}
+    for zone in slots:
+        rest = {one: slot for one, slot in reversed(slots.items()) if one != zone}
+        assert {part.zone: part for part in naming.subnets(cidr, rest)} == {
+            one: part for one, part in whole.items() if one != zone
+        }
+
+
+def test_a_slot_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"slots \[8\]: allowed are 0 to 7"):
+        naming.subnets(IPv4Network("10.0.0.0/16"), {"a": 8})
 
 
 def test_a_network_too_small_is_refused():
     with pytest.raises(ValueError, match=r"10.0.0.0/24 cannot hold 8 zone slots: needs /23 or larger"):
-        naming.subnets(IPv4Network("10.0.0.0/24"), ("a",))
+        naming.subnets(IPv4Network("10.0.0.0/24"), {"a": 0})
 
 
 def test_tags_carry_the_projects_prefix_and_a_plain_name():

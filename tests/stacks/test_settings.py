@@ -502,3 +502,41 @@ def test_whatever_a_file_says_only_settings_errors_come_of_it(changes):
 @given(networks().filter(lambda raw: raw["nat"] == "none"))
 def test_a_network_without_nat_and_endpoints_is_refused(raw):
     assert "network.interface_endpoints" in refusal(network=raw | {"interface_endpoints": False})
+
+
+def test_the_order_of_zones_numbers_their_subnets_where_no_slots_are_given():
+    network = stack_settings(zones=["us-east-1b", "us-east-1a"])
+
+    assert network.slot_of == {"us-east-1b": 0, "us-east-1a": 1}
+    assert network.home_zone == "us-east-1b"
+
+
+def test_with_slots_the_order_of_zones_is_preference_alone():
+    slots = {"us-east-1a": 0, "us-east-1b": 1, "us-east-1c": 4}
+    network = stack_settings(zones=["us-east-1b", "us-east-1a"], slots=slots)
+
+    assert network.slot_of == {"us-east-1b": 1, "us-east-1a": 0}
+    assert network.home_zone == "us-east-1a"
+
+
+@pytest.mark.parametrize(
+    ("slots", "says"),
+    [
+        (
+            {"us-east-1a": 0},
+            "network.slots.us-east-1b = None: required, and missing; the first free slot is 1",
+        ),
+        ({"us-east-1a": 2, "us-east-1b": 2}, "network.slots = 2: given to 2 zones; each slot to one zone"),
+        ({"us-east-1a": 8, "us-east-1b": 1}, "network.slots.us-east-1a = 8: must be less than or equal to 7"),
+    ],
+)
+def test_a_zone_has_a_slot_of_its_own(slots, says):
+    network = {"cidr": "10.0.0.0/16", "zones": ["us-east-1a", "us-east-1b"], "slots": slots}
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", stack_file(network=network))
+
+    assert says in str(caught.value)
+
+
+def stack_settings(**network):
+    return from_mapping("test", stack_file(network={"cidr": "10.0.0.0/16"} | network)).network
