@@ -2,25 +2,35 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+FLEET := $(VENV)/bin/gpu-fleet
 STACK ?= local
 REQUIREMENTS := $(wildcard requirements.txt training/requirements.txt image/reaper/requirements.txt tests/requirements.txt)
 READY := $(VENV)/.ready
+POLICY := $(VENV)/policy/.ready
+# .venv belongs to the checkout that it lies in, also where a link leads to it.
+CHECKOUT = $(dir $(realpath $(VENV)))
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test test-image image-lock lint format bench up preview preflight check cost refresh clean
+.PHONY: help rehearse test test-image image-lock lint format bench policy up preview preflight check cost refresh clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(READY): $(REQUIREMENTS)
+$(READY): $(REQUIREMENTS) pyproject.toml
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11")'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=-r %)
+	@$(PY) -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=-r %) --editable $(CHECKOUT)
+	@touch $@
+
+$(POLICY): stacks/policy/requirements.txt $(READY)
+	@echo "setting up $(VENV)/policy"
+	@$(PY) -m venv $(VENV)/policy
+	@$(VENV)/policy/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 rehearse: $(READY) ## Run the main job on this machine: stack, trainer with a spot notice, reaper
-	@$(PY) -m stacks.rehearsal $(STACK)
+	@$(FLEET) rehearse $(STACK)
 
 test: $(READY) ## Run the tests (under 10 minutes on 2 cores)
 	@$(PY) -m pytest -m "not image" -n 2 --dist worksteal $(ARGS)
@@ -38,28 +48,30 @@ format: $(READY) ## Let ruff rewrite what it can
 	@$(VENV)/bin/ruff check --fix .
 
 image-lock: $(READY) ## Hold the image's lockfile against what lies here
-	@$(PY) -m image.lock
+	@$(FLEET) image lock
 
 bench: $(READY) ## Measure; writes build/bench.json
 	@$(PY) -m tests.bench $(ARGS)
 
 check: $(READY) ## Check a stack file without a cloud: make check STACK=aws-dev
-	@$(PY) -m stacks check $(STACK)
+	@$(FLEET) check $(STACK)
 
 cost: $(READY) ## What a stack costs an hour and a month: make cost STACK=aws-prod
-	@$(PY) -m stacks cost $(STACK)
+	@$(FLEET) cost $(STACK)
 
 refresh: $(READY) ## Read today's list prices: make refresh ARGS="--dry-run --cloud aws"
-	@$(PY) -m stacks.catalog refresh $(ARGS)
+	@$(FLEET) catalog refresh $(ARGS)
 
 preflight: $(READY) ## Ask the cloud whether there is room: make preflight STACK=aws-prod
-	@$(PY) -m stacks preflight $(STACK)
+	@$(FLEET) preflight $(STACK)
 
-preview: $(READY) ## Show what `pulumi up` would do: make preview STACK=aws-dev
-	@$(PY) -m stacks preview $(STACK)
+policy: $(POLICY) ## Set up the policy pack's own environment, which preview and up load
 
-up: $(READY) ## Stand a stack up with the Pulumi CLI: make up STACK=aws-dev
-	@$(PY) -m stacks up $(STACK)
+preview: $(POLICY) ## Show what `pulumi up` would do: make preview STACK=aws-dev
+	@$(FLEET) preview $(STACK)
+
+up: $(POLICY) ## Stand a stack up with the Pulumi CLI: make up STACK=aws-dev
+	@$(FLEET) up $(STACK)
 
 clean: ## Remove what was built; .venv stays
 	@rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Bake locally: ``python -m image.build rootfs|qemu|oci``. A result is kept under the hash of its inputs."""
+"""Bake locally: ``gpu-fleet image build rootfs|qemu|oci``. A result is kept under the hash of its inputs."""
 
 import hashlib
 import json
@@ -173,7 +173,7 @@ def table(report: Report) -> Table:
     return made
 
 
-@click.group()
+@click.group(epilog="\b\nExample:\n  gpu-fleet image build qemu")
 def main() -> None:
     """Bake the image on this machine: Debian 12, root, about four minutes."""
 
@@ -184,14 +184,14 @@ def _output_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-@main.command("rootfs")
+@main.command("rootfs", epilog="\b\nExample:\n  gpu-fleet image build rootfs")
 @_output_option
 def rootfs_command(output: Path) -> None:
     """The root file system as a folder."""
     _show(lambda listener: rootfs(inputs(), output, listener))
 
 
-@main.command("qemu")
+@main.command("qemu", epilog="\b\nExample:\n  gpu-fleet image build qemu --format raw")
 @_output_option
 @click.option("--format", "disk_format", type=click.Choice(disk.FORMATS), default="raw", show_default=True)
 def qemu_command(output: Path, disk_format: str) -> None:
@@ -199,14 +199,14 @@ def qemu_command(output: Path, disk_format: str) -> None:
     _show(lambda listener: qemu(inputs(), output, listener, disk_format))
 
 
-@main.command("oci")
+@main.command("oci", epilog="\b\nExample:\n  gpu-fleet image build oci")
 @_output_option
 def oci_command(output: Path) -> None:
     """The trainer's container as an OCI archive."""
     _show(lambda listener: oci_archive(inputs(), output, listener))
 
 
-@main.command("payload")
+@click.command("payload", epilog="\b\nExample:\n  gpu-fleet image payload --target aws")
 @_output_option
 @click.option("--target", type=click.Choice(tuple(CLOUD_BASES)), required=True)
 def payload_command(output: Path, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Two bakes of the same inputs, file by file: ``python -m image.file_list ROOT_A ROOT_B``.
+"""Two bakes of the same inputs, file by file: ``gpu-fleet image compare ROOT_A ROOT_B``.
 
 Only files that are named here, each with its reason, may differ.
 """
@@ -83,7 +83,7 @@ def _how(one: Entry | None, other: Entry | None) -> str:
     return "" if one.content == other.content else "content"
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet image compare build/one/rootfs build/two/rootfs")
 @click.argument("one", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("other", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def main(one: Path, other: Path) -> None:

@@ -1,6 +1,6 @@
 """The lockfile of outside artefacts, image/versions.toml: read, checked, and held against files.
 
-``python -m image.lock`` lists it; with ``--base ubuntu-24.04`` it also fails on what is unlocked.
+``gpu-fleet image lock`` lists it; with ``--base ubuntu-24.04`` it also fails on what is unlocked.
 """
 
 import hashlib
@@ -161,7 +161,7 @@ def _verify_lists(artefacts: tuple[Artefact, ...]) -> None:
             verify(FOLDER / one.file, one.sha256)
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet image lock --base ubuntu-24.04")
 @click.option("--base", type=click.Choice(BASES), help="Also fail when something of this base is unlocked.")
 def main(base: str | None) -> None:
     """List what comes from outside and how it is held."""

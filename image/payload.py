@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("provision.sh", "lib.sh", "sbom.py")
 FOLDERS = ("steps", "rootfs", "wheels")
 # Modules of the project that run on the machine; the rest of image/ is for the builder.
-PYTHON = ("training", "image/reaper", "image/readiness")
+PYTHON = ("training", "image/console", "image/reaper", "image/readiness")
 DIGEST = "payload.sha256"
 
 Files = dict[str, bytes]

@@ -1,19 +1,12 @@
 """What each GPU instance type of both clouds has and costs: facts with their sources, read from catalog.toml.
 
-``python -m stacks.catalog`` prints every type, ``python -m stacks.catalog TYPE`` describes one, and
-``python -m stacks.catalog refresh`` brings the prices up to date.
+``gpu-fleet catalog`` lists the types, shows one, and brings the prices up to date.
 """
 
 import difflib
-import importlib
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-import click
-from rich.console import Console
-from rich.table import Table
 
 from stacks import catalog_file
 from stacks.catalog_file import CatalogError, MalformedCatalogError
@@ -29,11 +22,11 @@ __all__ = [
     "Price",
     "UnknownInstanceType",
     "describe",
+    "gpus",
     "load",
 ]
 
 FILE = Path(__file__).with_name("catalog.toml")
-REFRESH = "refresh"
 
 
 class UnknownInstanceType(CatalogError):  # noqa: N818 - says what happened, and callers know it by this name
@@ -119,7 +112,7 @@ def describe(name: str) -> str:
     image = "runs the bundled image" if found.runs_bundled_image else "too old for the bundled image (Volta)"
     return "\n".join(
         (
-            f"{found.name} ({found.cloud}): {_gpus(found)} ({found.gpu_architecture}), {image}",
+            f"{found.name} ({found.cloud}): {gpus(found)} ({found.gpu_architecture}), {image}",
             f"  {found.vcpu} vCPU, {found.memory_gib} GiB of memory, {scratch}",
             f"  {found.network_gbps:g} Gbit/s, {rdma} interfaces",
             f"  quota: {found.quota_code or 'unknown'} on demand, {found.quota_code_spot or 'unknown'} spot",
@@ -129,7 +122,8 @@ def describe(name: str) -> str:
     )
 
 
-def _gpus(found: InstanceType) -> str:
+def gpus(found: InstanceType) -> str:
+    """Number, model and memory of a type's GPUs."""
     return f"{found.gpu_count} x {found.gpu_model or 'unnamed GPU'} {found.gpu_memory_gib} GiB"
 
 
@@ -138,66 +132,3 @@ def _price_in_full(price: Price | None) -> str:
         return "unknown"
     amount = f"{price.amount_per_hour} {price.currency} per hour on demand"
     return f"{amount} in {price.region} on {price.date} ({price.source})"
-
-
-def _table(types: tuple[InstanceType, ...]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("type", no_wrap=True)
-    table.add_column("GPUs", no_wrap=True)
-    for heading in ("vCPU", "GiB", "NVMe GiB", "Gbit/s", "EFA/eRDMA", "per hour"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for found in types:
-        rdma = found.efa_interfaces or found.erdma_interfaces
-        price = f"{found.price.amount_per_hour} {found.price.currency}" if found.price else "unknown"
-        numbers = (
-            found.vcpu,
-            found.memory_gib,
-            found.local_nvme_gib or "-",
-            f"{found.network_gbps:g}",
-            rdma or "-",
-        )
-        table.add_row(found.name, _gpus(found), *map(str, numbers), price)
-    return table
-
-
-class _Types(click.Group):
-    """Commands by their name; any other word is a type to describe."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """``refresh``, which loads the clouds' SDKs only when it is called, or the description of a type."""
-        if cmd_name == REFRESH:
-            module = importlib.import_module("stacks.refresh.command")
-            command: click.Command = module.refresh
-            return command
-        return super().get_command(ctx, cmd_name) or _describing(cmd_name)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """What the help names."""
-        return [*super().list_commands(ctx), REFRESH]
-
-
-def _describing(name: str) -> click.Command:
-    def describing() -> None:
-        try:
-            click.echo(describe(name))
-        except CatalogError as error:
-            raise click.UsageError(str(error)) from error
-
-    return click.Command(name, callback=describing)
-
-
-@click.group(cls=_Types, invoke_without_command=True, subcommand_metavar="[TYPE | refresh]")
-@click.pass_context
-def main(context: click.Context) -> None:
-    """Print every GPU instance type, describe TYPE, or read today's prices from the clouds."""
-    if context.invoked_subcommand is not None:
-        return
-    console = Console() if sys.stdout.isatty() else Console(width=110)
-    try:
-        console.print(_table(tuple(load())))
-    except CatalogError as error:
-        raise click.UsageError(str(error)) from error
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 The deployed cost is the stack's own output ``cost``, as ``pulumi stack output cost --json`` prints it. The
 program cannot ask for it: a stack that reads its own outputs needs a backend, and the first preview has none
-to read. So ``python -m stacks preview|up`` asks before it starts the program, and hands it over in an
+to read. So ``gpu-fleet preview|up`` asks before it starts the program, and hands it over in an
 environment variable; a bare ``pulumi preview`` says the cost alone, and shows the output's difference.
 """
 

@@ -1,4 +1,4 @@
-"""``python -m stacks cost STACK``: what a stack costs, before there is one."""
+"""``gpu-fleet cost STACK``: what a stack costs, before there is one."""
 
 import datetime
 import sys
@@ -9,13 +9,14 @@ from rich.console import Console
 from stacks import cost_view, stack_files
 from stacks.cost import hold_to_budget, warnings
 from stacks.cost_lines import Volumes, estimate
+from stacks.stack_name import StackName
 
 PIPE_WIDTH = 140
 Gigabytes = click.IntRange(0, 1_000_000_000)
 
 
-@click.command()
-@click.argument("name", metavar="STACK")
+@click.command(epilog="\b\nExample:\n  gpu-fleet cost aws-dev --bucket-gb 2000")
+@click.argument("name", metavar="STACK", type=StackName())
 @click.option("--bucket-gb", type=Gigabytes, default=100, show_default=True, help="GB in all buckets.")
 @click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
 @click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")

@@ -124,7 +124,7 @@ class OnExceeded(StrEnum):
 
     ``notify`` leaves it to people. ``freeze`` caps the training pools at the size they have when the last
     but one is passed, and lets them start nothing more when the last is; no machine that runs is touched, and
-    ``gpu-reaper unfreeze`` or the next month lifts it.
+    ``gpu-fleet unfreeze`` or the next month lifts it.
     """
 
     NOTIFY = "notify"
@@ -429,7 +429,7 @@ class Image:
         base_id: the Ubuntu 24.04 that a build starts from: an image id, on AWS also ``ssm:/parameter``; null
             for no build pipeline.
         payload: the recipe that it runs, by its path from the top of the checkout: the tarball that
-            ``python -m image.build payload`` writes.
+            ``gpu-fleet image payload`` writes.
         disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
     """
 

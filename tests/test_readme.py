@@ -18,7 +18,7 @@ BY_CI = {"make rehearse", "make test", "make test-image", "make lint"}
 # a server stays until it is told to go
 SERVERS = {".venv/bin/moto_server -p 5000": "http://127.0.0.1:5000/moto-api/"}
 # asks a cloud; without an account it says so
-ASKING = {"make preflight STACK=aws-dev": "Unable to locate credentials"}
+ASKING = {"gpu-fleet preflight aws-dev": "Unable to locate credentials"}
 PATIENCE_S = 280
 
 
@@ -44,17 +44,18 @@ def checkout(tmp_path: Path) -> Path:
             (tmp_path / entry.name).symlink_to(entry)
     programs = tmp_path / "programs"
     programs.mkdir()
-    (programs / "pulumi").write_text("#!/bin/sh\nexit 0\n")
+    (programs / "pulumi").write_text("#!/bin/sh\n[ \"$2\" != output ] || echo '{}'\n")
     (programs / "pulumi").chmod(0o755)
     return tmp_path
 
 
 def say(command: str, checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = f"{checkout / 'programs'}:{os.environ['PATH']}"
+    path = f"{checkout / 'programs'}:{checkout / '.venv' / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=checkout,
-        env=os.environ | {"PATH": path, "COLUMNS": "120"} | environment,
+        # the modules of this checkout, also where its .venv is a link to another's
+        env=os.environ | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
         text=True,
         check=False,

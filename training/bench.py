@@ -59,7 +59,10 @@ class StepTimes:
         return statistics.median(self.ratios)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="\b\nExample:\n  gpu-fleet train bench training/examples/digits.toml --turns 2",
+)
 @click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 @click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True)

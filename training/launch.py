@@ -68,7 +68,10 @@ class Plan:
         return shlex.join([*(f"{name}={value}" for name, value in self.variables.items()), *self.command])
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="\b\nExample:\n  gpu-fleet train launch training/examples/digits.toml --dry-run",
+)
 @click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")

@@ -17,6 +17,7 @@ GREY_LEVELS = 16  # of scikit-learn's digits: values are 0 to 16
 prepare = LazyGroup(
     "prepare",
     help="Turn raw files into a data set in OUT_DIR: train/, val/ and dataset.json.",
+    epilog="\b\nExample:\n  gpu-fleet train prepare digits data/digits",
     table={
         "digits": "training.prepare:digits",
         "index": "training.preparation.shards:index",
@@ -27,7 +28,7 @@ prepare = LazyGroup(
 )
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet train prepare digits data/digits")
 @click.argument("out_dir", type=click.Path(path_type=Path, file_okay=False))
 def digits(out_dir: Path) -> None:
     """Write scikit-learn's handwritten digits (1,797 pictures of 8 x 8) as an image folder."""

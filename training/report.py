@@ -40,7 +40,7 @@ class Timeline:
     resumed_at: Sequence[int]  # steps
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet train report runs/digits")
 @click.argument("run", type=click.Path(path_type=Path))
 def report(run: Path) -> None:
     """Draw the run in the directory RUN: RUN/report.png, and RUN/report.html with everything inside it."""

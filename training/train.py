@@ -29,7 +29,10 @@ PEER_GONE = (
 log = logging.getLogger(__name__)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="\b\nExample:\n  gpu-fleet train train training/examples/digits.toml --run.epochs 1",
+)
 @click.argument("config_file", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 @click.option(

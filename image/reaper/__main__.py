@@ -1,5 +1,5 @@
-"""``python -m image.reaper`` is ``gpu-reaper``."""
+"""``python -m image.reaper`` is ``gpu-fleet``, by the name that units and older scripts know."""
 
-from image.reaper.cli import main
+from image.console.cli import main
 
-main()
+main(prog_name="gpu-fleet")

@@ -1,4 +1,4 @@
-"""``python -m stacks.advise --params 7e9 --batch 32 --seq 2048``: what a run needs, and what to run it on."""
+"""``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: what a run needs, and what to run it on."""
 
 import math
 import sys
@@ -46,7 +46,7 @@ class Amount(click.ParamType[float]):
         return number
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet advise --params 7e9 --batch 32 --seq 2048 --tokens 2e10")
 @click.option("--params", type=Amount(), required=True, help="Parameters of the model.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), required=True, help="Sequences of an optimizer step.")

@@ -26,7 +26,7 @@ LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:Descri
 # (docs.aws.amazon.com/autoscaling/ec2/userguide/completing-lifecycle-hooks.html).
 OWN_GROUP_ACTIONS = ("autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat")
 
-# What people set on a machine by `gpu-reaper keep`; every other tag is the stack's or the sweep's.
+# What people set on a machine by `gpu-fleet keep`; every other tag is the stack's or the sweep's.
 KEEP_TAGS = (f"{naming.PROJECT}:keep-until", f"{naming.PROJECT}:keep-reason")
 
 

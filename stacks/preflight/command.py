@@ -1,4 +1,4 @@
-"""``python -m stacks preflight STACK``: is there room for it, asked of the cloud before an ``up``."""
+"""``gpu-fleet preflight STACK``: is there room for it, asked of the cloud before an ``up``."""
 
 import importlib
 import sys
@@ -12,6 +12,7 @@ from stacks.errors import CannotCheckError
 from stacks.preflight import report
 from stacks.preflight.findings import Finding, Verdict, exit_code
 from stacks.settings import Stack
+from stacks.stack_name import StackName
 
 PIPE_WIDTH = 140
 
@@ -26,8 +27,8 @@ def look(stack: Stack) -> Iterator[Finding]:
         yield Finding("account", Verdict.UNCHECKED, f"could not be checked, and nothing else: {error}")
 
 
-@click.command()
-@click.argument("name", metavar="STACK")
+@click.command(epilog="\b\nExample:\n  gpu-fleet preflight aws-prod")
+@click.argument("name", metavar="STACK", type=StackName())
 def preflight(name: str) -> None:
     """Ask the cloud whether there is room for a stack: quotas, types, spot, image, key, budget.
 

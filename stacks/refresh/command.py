@@ -1,4 +1,4 @@
-"""``python -m stacks.catalog refresh``: today's prices into the price files, or only on the screen."""
+"""``gpu-fleet catalog refresh``: today's prices into the price files, or only on the screen."""
 
 import datetime
 import importlib
@@ -23,7 +23,7 @@ CATALOG, PRICES = HERE / "catalog.toml", HERE / "prices.toml"
 PIPE_WIDTH = 140
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet catalog refresh --dry-run --cloud aws")
 @click.option(
     "--cloud", type=click.Choice([str(cloud) for cloud in Cloud]), help="One only; by default both."
 )

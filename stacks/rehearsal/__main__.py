@@ -1,4 +1,4 @@
-"""``python -m stacks.rehearsal [STACK]``: the main job, start to end, without an account or a CLI."""
+"""``gpu-fleet rehearse [STACK]``: the main job, start to end, without an account or a CLI."""
 
 import contextlib
 import shutil
@@ -28,6 +28,7 @@ from stacks.rehearsal.processes import ended_like_by_keyboard
 from stacks.rehearsal.program import ROOT, Rehearsed, run_program
 from stacks.rehearsal.tree import Tree
 from stacks.settings import Stack
+from stacks.stack_name import StackName
 
 # The only stack with machines small and idle enough to play people and their forgetfulness with.
 WHOLE_PLAY = "local"
@@ -35,8 +36,8 @@ WHOLE_PLAY = "local"
 INTERRUPTED = 130
 
 
-@click.command()
-@click.argument("name", metavar="[STACK]", default=WHOLE_PLAY)
+@click.command(epilog="\b\nExample:\n  gpu-fleet rehearse aws-dev")
+@click.argument("name", metavar="[STACK]", default=WHOLE_PLAY, type=StackName())
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),

@@ -38,7 +38,7 @@ class Breached:
         groups_frozen: training groups that start nothing any more, and are as large as they are.
         groups_of_training: all of them.
         machines_touched: machines that are not as they were.
-        limits_given_back: groups that ``gpu-reaper unfreeze`` gave their limit back.
+        limits_given_back: groups that ``gpu-fleet unfreeze`` gave their limit back.
         spent_usd: this month by the meter, most of it invented by this act.
         seconds: of the whole act.
     """

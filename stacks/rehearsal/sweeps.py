@@ -42,7 +42,7 @@ def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
 
 
 def by_command(function: Function, now: datetime, *, dry_run: bool) -> Report:
-    """``gpu-reaper sweep`` with the function's own policy, as of a given time; gives its report.
+    """``gpu-fleet sweep`` with the function's own policy, as of a given time; gives its report.
 
     Raises:
         ChildError: when it fails in part or altogether.
@@ -53,7 +53,7 @@ def by_command(function: Function, now: datetime, *, dry_run: bool) -> Report:
         *(sys.executable, "-m", "image.reaper", "sweep"),
         *("--policy", str(function.folder / "policy.json"), "--now", now.isoformat()),
         *("--report", str(report)),
-        *(["--dry-run"] if dry_run else []),
+        "--dry-run" if dry_run else "--live",
     ]
     processes.run(command, log, {**function.environment, "PYTHONPATH": str(ROOT)})
     content: Report = json.loads(report.read_text())

@@ -137,7 +137,7 @@ def test_the_seconds_of_each_step_are_read_from_its_log(tmp_path):
 
 
 def test_a_cloud_gets_no_payload_while_something_is_unlocked(tmp_path):
-    said = CliRunner().invoke(build.main, ["payload", "--target", "aws", "--output", str(tmp_path)])
+    said = CliRunner().invoke(build.payload_command, ["--target", "aws", "--output", str(tmp_path)])
 
     assert said.exit_code == 1
     assert "efa-installer.ubuntu-24.04.sha256" in said.output

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from moto.server import ThreadedMotoServer
 
-from image.reaper.cli import main
+from image.console.cli import main
 from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL
 from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, REGION, serving

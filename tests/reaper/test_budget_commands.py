@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 from click.testing import CliRunner
 
-from image.reaper.cli import main
+from image.console.cli import main
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, namespace
 from image.reaper.money.meter_reading import Day, Machine, Share
 from tests.reaper.fake_aws import fake_aws

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.cli import main
+from image.console.cli import main
 from image.reaper.metrics import CODE_HUNG, CODE_UNKNOWN
 from image.reaper.people import timeline
 from image.reaper.people.timeline import MOST_CELLS, PERIODS_S, Cell

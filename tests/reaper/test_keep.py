@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.cli import main
+from image.console.cli import main
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, Instance
 from image.reaper.people.keep import wish

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.cli import main
+from image.console.cli import main
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.people.monthly import month_of, parse_month, summarise
 from image.reaper.people.monthly_page import page

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from image.console.cli import main
 from image.reaper import policy as policies
-from image.reaper.cli import main
 from image.reaper.errors import PolicyError
 from tests.reaper.moto_fleet import policy_json, pool_policy
 

@@ -7,10 +7,10 @@ from decimal import Decimal
 import pytest
 from click.testing import CliRunner
 
+from image.console.cli import main
 from image.reaper import policy
 from image.reaper.agent import activity_file
 from image.reaper.agent.judge import State
-from image.reaper.cli import main
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
 from image.reaper.people.status import goes, row
 from tests.reaper.fake_aws import fake_aws

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 from moto import mock_aws
 
-from image.reaper.cli import main
+from image.console.cli import main
 from image.reaper.model import TAG_IDLE_SINCE, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, TAG_REAP_AFTER
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 
@@ -29,7 +29,7 @@ def fleet(monkeypatch):
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Runs ``gpu-reaper sweep``; returns its exit code and report."""
+    """Runs ``gpu-fleet sweep``; returns its exit code and report."""
 
     def run(now: datetime, *flags: str, **policy) -> tuple[Result, dict]:
         path, report = write_policy(tmp_path / "policy.json", **policy), tmp_path / "report.json"

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from image.console.cli import main
 from stacks import catalog, catalog_file, prices
 from stacks.calls.aws import Aws
 from stacks.catalog import Cloud
@@ -54,7 +55,7 @@ def cloud(monkeypatch) -> Account:
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(catalog.main, ["refresh", *arguments])
+    return CliRunner().invoke(main, ["catalog", "refresh", *arguments])
 
 
 def ask(cloud: Account) -> Answers:

@@ -23,7 +23,7 @@ SPLITS = ("train", "val")
 SHUFFLE_SEED = 0  # the same pictures always make the same shards
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet train prepare shards data/digits data/digits-shards")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out_dir", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--samples", type=click.IntRange(min=1), default=1000, show_default=True, help="Per shard.")
@@ -44,7 +44,7 @@ def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> 
     click.echo(f"{skipped.count} pictures skipped")
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet train prepare index data/digits-shards")
 @click.argument("data_dir", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
     "--classes", default="", help="NAME,NAME,... in the order of their numbers; default: the numbers."

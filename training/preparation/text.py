@@ -28,7 +28,7 @@ class Row:
     label: str
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet train prepare text reviews.csv data/reviews")
 @click.argument("source", metavar="FILE.csv", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("out_dir", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--text-column", default="text", show_default=True)

@@ -33,7 +33,7 @@ class Totals:
     gzip_bytes: int = 0
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet train prepare tokens data/standard_library")
 @click.argument("out_dir", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--source",

@@ -1,4 +1,4 @@
-"""``gpu-reaper agent``: puts clock, sensors and publisher together and runs them."""
+"""``gpu-fleet agent``: puts clock, sensors and publisher together and runs them."""
 
 import logging
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class Options:
         return f"process tree of {self.watch_pid}" if self.watch_pid else "the whole machine"
 
 
-@click.command(name="agent")
+@click.command(name="agent", epilog="\b\nExample:\n  gpu-fleet agent --duration 3600")
 @click.option("--instance-id", metavar="ID", help="This machine's id; by default the metadata service tells.")
 @click.option(
     "--keep-folder",

@@ -147,7 +147,7 @@ class Going:
             self._told = reap_after
             self._answers.tell(
                 f"This machine is idle and goes after {reap_after:%Y-%m-%d %H:%M} UTC. "
-                'To keep it: gpu-reaper keep 8h --reason "..."; /scratch/keep is saved before.'
+                'To keep it: gpu-fleet keep 8h --reason "..."; /scratch/keep is saved before.'
             )
         if self._now() >= reap_after:
             self._save_for(reap_after)

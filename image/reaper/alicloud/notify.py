@@ -1,7 +1,7 @@
 """Telling people on Alibaba Cloud: a line in the sweep's log, and a number that an alarm watches.
 
 CloudMonitor mails its contacts when an alarm fires, and carries no text of ours. Which machines are meant is
-told by the log, by ``gpu-reaper status``, and by the machine itself on every terminal.
+told by the log, by ``gpu-fleet status``, and by the machine itself on every terminal.
 """
 
 import json

@@ -3,7 +3,7 @@
 A freeze touches no machine. Once the last but one share of the budget is spent, the groups of the pools that
 freeze are capped at the size they have; once the last is, they are closed: they start nothing any more, and
 what leaves is not replaced. A group's limit never falls below what runs in it. A new month, a larger budget
-or a person's ``gpu-reaper unfreeze`` gives every group its limit back.
+or a person's ``gpu-fleet unfreeze`` gives every group its limit back.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -22,7 +22,7 @@ SAYS = {
     Stage.CAPPED: "training pools are capped at their size",
     Stage.CLOSED: "training pools take no new machines",
 }
-UNFREEZE = 'Busy machines stay. gpu-reaper unfreeze --reason "..." lifts it for this month.'
+UNFREEZE = 'Busy machines stay. gpu-fleet unfreeze --reason "..." lifts it for this month.'
 
 
 @dataclass(frozen=True)

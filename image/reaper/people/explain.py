@@ -1,4 +1,4 @@
-"""``gpu-reaper explain``: why a sweep does with one machine what it does, and the heartbeats it goes by."""
+"""``gpu-fleet explain``: why a sweep does with one machine what it does, and the heartbeats it goes by."""
 
 import sys
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.H
 SHORTEST_WINDOW = timedelta(hours=24)
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet explain i-0123456789abcdef0 --policy policy.json")
 @click.argument("instance_id")
 @policy_option
 @now_option

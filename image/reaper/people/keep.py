@@ -1,4 +1,4 @@
-"""``gpu-reaper keep`` and ``release``: a person's hold on a machine, as tags that the sweep obeys."""
+"""``gpu-fleet keep`` and ``release``: a person's hold on a machine, as tags that the sweep obeys."""
 
 import os
 from dataclasses import dataclass
@@ -55,7 +55,9 @@ def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
     return Wish(now + min(duration, longest), reason, shortened=duration > KEEP_AT_MOST)
 
 
-@click.command()
+@click.command(
+    epilog="\b\nExample:\n  gpu-fleet keep 2d --reason 'paper deadline' --instance-id i-0123456789abcdef0"
+)
 @click.argument("duration")
 @click.option("--reason", required=True, help="Why, for those who pay.")
 @click.option("--instance-id", metavar="ID", help="Which machine; by default the one this runs on.")
@@ -77,7 +79,7 @@ def keep(duration: str, reason: str, instance_id: str | None, region: str | None
     click.echo(f"{target.id} is kept until {format_time(wanted.until)}: {wanted.reason}")
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet release --instance-id i-0123456789abcdef0")
 @click.option("--instance-id", metavar="ID", help="Which machine; by default the one this runs on.")
 @click.option("--region", help="Its region; by default that of instance.toml, then of the environment.")
 @click.option(

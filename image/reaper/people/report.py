@@ -1,4 +1,4 @@
-"""``gpu-reaper report``: a month of the ledger, or a day of the meter, as an HTML page."""
+"""``gpu-fleet report``: a month of the ledger, or a day of the meter, as an HTML page."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from image.reaper.sweep import cloud as clouds
 from image.reaper.sweep.environment import LEDGER_URI, connect, policy_file
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet report --policy policy.json --month 2026-11")
 @click.option("--month", "month_text", metavar="YEAR-MONTH", help="Which; by default the present one.")
 @click.option(
     "--day", "day_text", metavar="YEAR-MONTH-DAY", help="A day's GPU hours instead: bought and busy."

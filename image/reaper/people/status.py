@@ -1,4 +1,4 @@
-"""``gpu-reaper status``: who has what, how idle it is, when it would go, and what it costs."""
+"""``gpu-fleet status``: who has what, how idle it is, when it would go, and what it costs."""
 
 import json
 import sys
@@ -63,7 +63,7 @@ class Row:
     warning: str
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet status --policy policy.json")
 @policy_option
 @now_option
 @ledger_option

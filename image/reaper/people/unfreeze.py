@@ -1,4 +1,4 @@
-"""``gpu-reaper unfreeze``: training pools take machines again, although the money is spent."""
+"""``gpu-fleet unfreeze``: training pools take machines again, although the money is spent."""
 
 import getpass
 import os
@@ -26,7 +26,9 @@ def login() -> str:
         return f"user {os.getuid()}"
 
 
-@click.command()
+@click.command(
+    epilog="\b\nExample:\n  gpu-fleet unfreeze --policy policy.json --reason 'approved by finance'"
+)
 @click.option("--reason", required=True, help="Why, for those who pay; it goes on record.")
 @policy_option
 @ledger_option

@@ -1,4 +1,4 @@
-"""``gpu-reaper sweep``: the scheduled sweep, by hand or by cron."""
+"""``gpu-fleet sweep``: the scheduled sweep, by hand or by cron."""
 
 import json
 import os
@@ -27,14 +27,16 @@ EXIT_FAILED = 1
 STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", Verdict.KEEP_UNKNOWN: "red"}
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  gpu-fleet sweep --policy policy.json")
 @policy_option
-@click.option("--dry-run", is_flag=True, help="Decide and report, change nothing.")
+@click.option(
+    "--dry-run/--live", default=True, show_default=True, help="Decide and report only, or carry it out."
+)
 @now_option
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here as JSON."
 )
-@click.option("--override-breaker", is_flag=True, help="So many machines are idle, and I looked: go on.")
+@click.option("--override-breaker", is_flag=True, help="Override the mass-idle breaker.")
 def sweep(
     policy_path: Path | None,
     now: datetime | None,
@@ -43,7 +45,7 @@ def sweep(
     dry_run: bool,
     override_breaker: bool,
 ) -> None:
-    """Mark machines that are idle, and end those whose time has come.
+    """Mark idle instances, and terminate those past their grace period; with --live only.
 
     Exit code 1 when anything failed or the mass-idle breaker tripped.
     """

@@ -13,7 +13,7 @@ from image.reaper.times import format_time
 MACHINES_PER_MESSAGE = 500  # a line each, of less than 400 bytes
 TELL_AGAIN_AFTER = timedelta(hours=24)
 HOW_TO_KEEP = (
-    'On the machine: gpu-reaper keep 8h --reason "..." keeps it (14 days at most); using it does too.'
+    'On the machine: gpu-fleet keep 8h --reason "..." keeps it (14 days at most); using it does too.'
 )
 
 

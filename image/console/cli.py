@@ -1,0 +1,86 @@
+"""The root of ``gpu-fleet``: what any command raises on purpose is one message and an exit code."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from image.console.errors import is_meant
+from image.console.groups import TableGroup
+from image.console.table import SECTIONS
+
+NAME = "gpu-fleet"
+FAILED = 1
+# What a shell reports of a process that Ctrl-C (SIGINT, 2) ended.
+INTERRUPTED = 128 + 2
+TRACEBACK = "GPU_FLEET_TRACEBACK"
+
+
+class Console(TableGroup):
+    """The root group; ``main`` is the one place where exceptions end."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line and exit; usage errors with 2, what a room raises on purpose with 1."""
+        if not standalone_mode:
+            return super().main(args, prog_name or NAME, complete_var, standalone_mode=False, **extra)
+
+        def run() -> Any:
+            return super(Console, self).main(
+                args, prog_name or NAME, complete_var, standalone_mode=False, **extra
+            )
+
+        sys.exit(ended(run))
+
+
+def ended(run: Callable[[], Any]) -> int:
+    """The exit code of a command line, its error said.
+
+    Args:
+        run: runs it, and gives an exit code where click ends it early, say after ``--help``.
+    """
+    try:
+        code = run()
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader is gone: nothing more can be said, also not by the interpreter when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        click.echo(f"error: {words(error)}", err=True)
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def words(error: Exception) -> str:
+    """An exception in one message for a person."""
+    if is_meant(error):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
+
+
+main = Console(
+    NAME,
+    {title: dict(rows) for title, rows in SECTIONS.items()},
+    "Shared GPU fleets on AWS and Alibaba Cloud. COMMAND --help has an example of each command.",
+    "gpu-fleet check aws-dev",
+)
+main.context_settings = {"help_option_names": ["-h", "--help"]}

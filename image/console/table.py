@@ -1,0 +1,83 @@
+"""Every command of ``gpu-fleet``: its name, where its click object lies, and its line in the help. Data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One command.
+
+    Attributes:
+        target: ``module:attribute`` of a click command or group.
+        line: its line in the list of commands.
+    """
+
+    target: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A group that has no module of its own.
+
+    Attributes:
+        line: its line in the list of commands.
+        example: shown at the end of its help.
+        commands: name -> row.
+    """
+
+    line: str
+    example: str
+    commands: Mapping[str, Row]
+
+
+IMAGE = Rows(
+    "Bake the image, and its lockfile.",
+    "gpu-fleet image lock --base ubuntu-24.04",
+    {
+        "build": Row("image.build:main", "Bake on this computer: a folder, a disk or a container."),
+        "compare": Row("image.file_list:main", "Compare two bakes of the same inputs, file by file."),
+        "lock": Row("image.lock:main", "List what comes from outside, and how it is held."),
+        "payload": Row("image.build:payload_command", "Write the tarball that a cloud's builder runs."),
+    },
+)
+
+CATALOG = Rows(
+    "Instance types and their prices.",
+    "gpu-fleet catalog show p5.48xlarge",
+    {
+        "list": Row("stacks.catalog_command:list_types", "Every GPU instance type of both clouds."),
+        "show": Row("stacks.catalog_command:show", "One type: GPUs, network, quota, price, source."),
+        "refresh": Row("stacks.refresh.command:refresh", "Read today's list prices from the clouds."),
+    },
+)
+
+# Who uses it -> its commands, in the order of the help.
+SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
+    "People who use instances": {
+        "status": Row("image.reaper.people.status:status", "Every instance: owner, idle time, cost."),
+        "explain": Row("image.reaper.people.explain:explain", "Why an instance is terminated or kept."),
+        "keep": Row("image.reaper.people.keep:keep", "Keep an instance for hours or days, used or not."),
+        "release": Row("image.reaper.people.keep:release", "Keep an instance no longer."),
+        "train": Row("training.cli:main", "Prepare data, train, launch on many instances."),
+    },
+    "Platform teams": {
+        "check": Row("stacks.check_command:check", "Check a stack file; needs no cloud."),
+        "cost": Row("stacks.cost_command:cost", "What a stack costs an hour and a month."),
+        "advise": Row("stacks.advise.__main__:main", "What a training run needs, and what to rent."),
+        "catalog": CATALOG,
+        "rehearse": Row("stacks.rehearsal.__main__:main", "Run a stack in process, without an account."),
+        "preflight": Row("stacks.preflight.command:preflight", "Ask the cloud whether there is room."),
+        "preview": Row("stacks.pulumi_command:preview", "Show what `up` would change."),
+        "outputs": Row("stacks.pulumi_command:outputs", "Print what a deployed stack exports."),
+        "up": Row("stacks.pulumi_command:up", "Create or update the stack."),
+        "sweep": Row("image.reaper.sweep.command:sweep", "Run the idle sweep by hand; dry by default."),
+        "unfreeze": Row("image.reaper.people.unfreeze:unfreeze", "Let frozen pools scale out again."),
+        "report": Row("image.reaper.people.report:report", "What a month saved, or a day was worth."),
+        "image": IMAGE,
+    },
+    "On an instance, by systemd": {
+        "agent": Row("image.reaper.agent.command:command", "Watch this instance, publish heartbeats."),
+    },
+}

@@ -1,0 +1,62 @@
+"""``gpu-fleet catalog list|show``: the instance types of both clouds, for a person."""
+
+import sys
+
+import click
+from click.shell_completion import CompletionItem
+from rich.console import Console
+from rich.table import Table
+
+from stacks import catalog
+from stacks.catalog import InstanceType
+
+PIPE_WIDTH = 110
+
+
+class TypeName(click.ParamType[str]):
+    """An instance type of the catalog; a shell completes it."""
+
+    name = "type"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        param: click.Parameter,  # noqa: ARG002 - the same
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """The types whose names begin so."""
+        return [CompletionItem(one.name) for one in catalog.load() if one.name.startswith(incomplete)]
+
+
+@click.command("list", epilog="\b\nExample:\n  gpu-fleet catalog list")
+def list_types() -> None:
+    """Print every GPU instance type of both clouds."""
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console.print(_table(tuple(catalog.load())))
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet catalog show p5.48xlarge")
+@click.argument("name", metavar="TYPE", type=TypeName())
+def show(name: str) -> None:
+    """Print one type: GPUs, network, quota codes, price, and the source of each number."""
+    click.echo(catalog.describe(name))
+
+
+def _table(types: tuple[InstanceType, ...]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("type", no_wrap=True)
+    table.add_column("GPUs", no_wrap=True)
+    for heading in ("vCPU", "GiB", "NVMe GiB", "Gbit/s", "EFA/eRDMA", "per hour"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for found in types:
+        rdma = found.efa_interfaces or found.erdma_interfaces
+        price = f"{found.price.amount_per_hour} {found.price.currency}" if found.price else "unknown"
+        numbers = (
+            found.vcpu,
+            found.memory_gib,
+            found.local_nvme_gib or "-",
+            f"{found.network_gbps:g}",
+            rdma or "-",
+        )
+        table.add_row(found.name, catalog.gpus(found), *map(str, numbers), price)
+    return table

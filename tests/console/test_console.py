@@ -1,0 +1,270 @@
+"""`gpu-fleet`: every command of the house, each with an example, and never a traceback."""
+
+import ast
+import importlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from image.console import groups, lazy
+from image.console.cli import FAILED, INTERRUPTED, main
+from image.console.table import SECTIONS, Row
+from tests.console.commands import COMMANDS, LEAVES
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(sys.executable).parent / "gpu-fleet"
+# A second door to commands that the console has as well.
+OLDER_DOORS = {("stacks.__main__", "main")}
+DEFINES = re.compile(r"(command|group)$")
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(main, [*arguments], **options)
+
+
+def said(command: click.Command) -> str:
+    """The lines below `Example:` of a help text."""
+    return (command.epilog or "").partition("Example")[2]
+
+
+def examples(command: click.Command) -> list[list[str]]:
+    return [shlex.split(line) for line in said(command).splitlines() if line.strip().startswith("gpu-fleet")]
+
+
+def defined() -> set[tuple[str, str]]:
+    """(module, name) of everything in the rooms that click's decorators or groups make."""
+    found = set()
+    for room in ("image", "stacks", "training"):
+        for path in (ROOT / room).rglob("*.py"):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.FunctionDef) and any(map(_defines, node.decorator_list)):
+                    found.add((module, node.name))
+                if isinstance(node, ast.Assign) and _name(node.value).endswith(("Group", "Console")):
+                    found.add((module, node.targets[0].id))
+    return found
+
+
+def _defines(decorator: ast.expr) -> bool:
+    return DEFINES.search(_name(decorator)) is not None
+
+
+def _name(node: ast.expr) -> str:
+    call = node.func if isinstance(node, ast.Call) else node
+    return ast.unparse(call) if isinstance(call, ast.Attribute | ast.Name) else ""
+
+
+def test_every_command_of_the_rooms_is_reached():
+    reached = {id(command) for command in COMMANDS.values()}
+
+    lost = {
+        f"{module}:{name}"
+        for module, name in defined() - OLDER_DOORS
+        if id(getattr(importlib.import_module(module), name)) not in reached
+    }
+
+    assert len(defined()) > 25
+    assert lost == set()
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example_that_starts_with_the_command(path):
+    shown = run(*path, "--help")
+
+    assert shown.exit_code == 0, shown.output
+    assert "Example" in shown.output
+    assert examples(COMMANDS[path])
+    assert all(line[1 : 1 + len(path)] == list(path) for line in examples(COMMANDS[path]))
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_the_example_of_a_command_is_one_that_it_takes(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for line in examples(LEAVES[path]):
+        arguments = line[1 + len(path) :]
+        try:
+            LEAVES[path].make_context(path[-1], arguments)
+        except click.UsageError as error:
+            # the files of an example need not be here
+            assert "does not exist" in error.format_message(), line
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "nonsense", [["--no-such-flag"], ["no such thing", "nor", "this", "or that"]], ids=["flag", "words"]
+)
+def test_nonsense_is_answered_with_one_message(path, nonsense, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    shown = run(*path, *nonsense)
+
+    assert shown.exit_code in (1, 2), shown.output
+    assert re.search("^error: |^Error: ", shown.output, re.MULTILINE), shown.output
+    assert "Traceback" not in shown.output
+    assert "a defect of gpu-fleet" not in shown.output
+
+
+def test_help_lists_the_commands_by_who_uses_them():
+    shown = run("--help").output
+
+    titles = [f"{title}:" for title in SECTIONS]
+    assert [line for line in shown.splitlines() if line in titles] == titles
+    assert shown.index("People") < shown.index("  keep ") < shown.index("Platform") < shown.index("  up ")
+
+
+def test_an_unknown_command_is_answered_with_the_nearest():
+    shown = run("prevew")
+
+    assert shown.exit_code == 2
+    assert "No such command 'prevew'. Did you mean 'preview'?" in shown.output
+
+
+def test_where_a_room_is_missing_its_commands_are_not_listed_and_say_why(monkeypatch):
+    there = lazy.is_here
+    monkeypatch.setattr(lazy, "is_here", lambda target: not target.startswith("stacks.") and there(target))
+    instance = groups.TableGroup("gpu-fleet", {"all": {**SECTIONS["Platform teams"]}}, "", "gpu-fleet x")
+
+    assert "sweep" in instance.list_commands(click.Context(instance))
+    assert not {"up", "catalog"} & set(instance.list_commands(click.Context(instance)))
+    shown = CliRunner().invoke(instance, ["up"])
+    assert "'up' needs a checkout of gpu-fleet; here there are: sweep" in shown.output
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "training.cli", raising=False)
+    monkeypatch.setattr(importlib, "import_module", _without_torch)
+
+    shown = run("train", "--help")
+
+    assert shown.exit_code == 1
+    assert shown.output == "error: needs the Python package torch, which is not here\n"
+
+
+def _without_torch(name: str) -> None:
+    raise ModuleNotFoundError(f"No module named 'torch' for {name}", name="torch")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
+        (BrokenPipeError(32, 'Broken pipe'), FAILED, ""),
+        (PermissionError(13, "Permission denied", "/etc/shadow"), 1, "error: /etc/shadow: Permission denied"),
+        (ValueError("odd"), 1, "error: a defect of gpu-fleet: ValueError: odd; GPU_FLEET_TRACEBACK=1"),
+    ],
+    ids=["ctrl-c", "closed-pipe", "file", "defect"],
+)
+def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, message, monkeypatch):
+    def fail(name):
+        raise raised
+
+    monkeypatch.setattr("stacks.stack_files.settings_of", fail)
+    monkeypatch.setattr(os, "dup2", lambda one, other: None)
+    monkeypatch.setattr("sys.stdout.fileno", lambda: 1, raising=False)
+
+    shown = run("check", "local")
+
+    assert shown.exit_code == code
+    assert message in shown.output
+    assert "Traceback" not in shown.output
+
+
+def test_a_defect_shows_its_traceback_when_asked(monkeypatch):
+    monkeypatch.setenv("GPU_FLEET_TRACEBACK", "1")
+    monkeypatch.setattr("stacks.stack_files.settings_of", lambda name: 1 // 0)
+
+    assert isinstance(run("check", "local").exception, ZeroDivisionError)
+
+
+def process(*command: str | Path, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | options.pop("env", {})
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120, **options
+    )
+
+
+def test_the_console_loads_click_and_nothing_of_a_room():
+    program = (
+        "import sys, image.console.cli as cli\n"
+        "from click.testing import CliRunner\n"
+        "assert CliRunner().invoke(cli.main, ['--help']).exit_code == 0\n"
+        "known = {*sys.stdlib_module_names, '__main__', 'click', 'image'}\n"
+        "print(sorted(name for name in sys.modules if name.split('.')[0] not in known"
+        " or name.startswith('image.') and not name.startswith('image.console')))\n"
+    )
+
+    done = process(sys.executable, "-S", "-c", program, env={"PYTHONPATH": f"{ROOT}:{_packages()}"})
+
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def _packages() -> Path:
+    return Path(click.__file__).parents[1]
+
+
+@pytest.mark.parametrize("folder", ["/", str(ROOT), str(ROOT / "stacks")])
+def test_the_installed_script_works_in_any_folder(folder):
+    done = process(SCRIPT, "check", "local", cwd=folder)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("local: sound;")
+
+
+def test_the_installed_script_finds_its_checkout_without_being_told():
+    """Without PYTHONPATH: by the install alone."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    done = subprocess.run(
+        [SCRIPT, "--help"], cwd="/", env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Platform teams:" in done.stdout
+
+
+def test_a_closed_pipe_ends_the_command_without_a_word():
+    asked = f"{shlex.quote(str(SCRIPT))} catalog show p5.48xlarge | true; exit ${{PIPESTATUS[0]}}"
+
+    done = process("bash", "-c", asked)
+
+    assert done.returncode in (0, FAILED)
+    assert done.stderr == ""
+
+
+def test_ctrl_c_ends_the_command_with_130(tmp_path):
+    waiting = tmp_path / "pulumi"
+    waiting.write_text("#!/bin/sh\necho started\nexec sleep 60\n")
+    waiting.chmod(0o755)
+    program = subprocess.Popen(
+        [SCRIPT, "up", "local", "--no-policy"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+
+    os.killpg(program.pid, signal.SIGINT)
+    _, errors = program.communicate(timeout=30)
+
+    assert program.returncode == INTERRUPTED
+    assert "Traceback" not in errors
+
+
+def test_a_row_that_leads_nowhere_is_not_listed():
+    assert not lazy.is_here("stacks.nonesuch:command")
+    assert not lazy.is_here("nonesuch.module:command")
+    assert all(
+        lazy.is_here(row.target) for rows in SECTIONS.values() for row in rows.values() if isinstance(row, Row)
+    )
