@@ -7,8 +7,8 @@ STACK ?= local
 REQUIREMENTS := $(wildcard requirements.txt training/requirements.txt image/reaper/requirements.txt tests/requirements.txt)
 READY := $(VENV)/.ready
 POLICY := $(VENV)/policy/.ready
-# .venv belongs to the checkout that it lies in, also where a link leads to it.
-CHECKOUT = $(dir $(realpath $(VENV)))
+# of this file, also where a link leads to it
+CHECKOUT := $(dir $(realpath $(lastword $(MAKEFILE_LIST))))
 
 .DEFAULT_GOAL := help
 .PHONY: help rehearse test test-image image-lock lint format bench policy up preview preflight check cost refresh clean

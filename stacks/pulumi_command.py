@@ -26,8 +26,8 @@ CLI_ADVICE = (
     "(3.260 or newer), log in with `pulumi login` (or `pulumi login --local`), and run this again"
 )
 POLICY_ADVICE = (
-    f"{POLICY_PYTHON} is missing: the policy pack has an environment of its own. Make it once with "
-    "`make policy`, or leave the pack out with --no-policy"
+    "is missing: the policy pack has an environment of its own. Make it once with `make policy`, or leave "
+    "the pack out with --no-policy"
 )
 # Flags of the CLI that this command sets itself -> what to do instead.
 REFUSED = {
@@ -91,7 +91,7 @@ def pulumi(command: str, name: str, arguments: Sequence[str] = (), *, policy: bo
     stack_files.settings_of(name)
     executable = cli()
     if policy and not POLICY_PYTHON.exists():
-        raise StacksError(POLICY_ADVICE)
+        raise StacksError(f"{POLICY_PYTHON} {POLICY_ADVICE}")
     selected = subprocess.run([executable, "stack", "select", "--create", name], cwd=ROOT, check=False)
     if selected.returncode:
         return selected.returncode

@@ -1,6 +1,7 @@
 """Who may know whom: the arrows of the house, read from the source."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,17 @@ def test_every_component_declares_a_type_of_its_own_with_three_parts():
     assert tokens
     assert len(set(tokens)) == len(tokens)
     assert all(len(token.split(":")) == 3 for token in tokens)
+
+
+def test_the_console_imports_click_and_itself_alone():
+    """Its modules go to every instance and load before any command does."""
+    own = ("image.console", "click", *sys.stdlib_module_names)
+
+    foreign = {
+        name
+        for path in sources("image/console")
+        for name in imports(path)
+        if name not in own and not name.startswith(tuple(f"{one}." for one in own))
+    }
+
+    assert foreign == set()

@@ -71,7 +71,7 @@ def test_a_sweep_meters_and_freezes_and_a_person_unfreezes(fleet, run):
     members = fleet.start_group("pool", desired=2)
 
     # a budget of nothing is spent on any day of the month
-    swept = run("sweep", monthly="0")
+    swept = run("sweep", "--live", monthly="0")
 
     assert "pools that freeze are closed" in swept.output
     assert metric(fleet, "FreezeStage") == 2
@@ -83,7 +83,7 @@ def test_a_sweep_meters_and_freezes_and_a_person_unfreezes(fleet, run):
 
     assert lifted.exit_code == 0, lifted.output
     assert group(fleet) == (10, [])
-    again = run("sweep", monthly="0")
+    again = run("sweep", "--live", monthly="0")
     assert "pools that freeze are" not in again.output
     assert group(fleet) == (10, [])
     subjects = [message["Subject"] for message in fleet.heard()]
@@ -95,7 +95,7 @@ def test_a_sweep_meters_and_freezes_and_a_person_unfreezes(fleet, run):
 
 def test_status_shows_what_is_spent(fleet, run):
     fleet.start()
-    run("sweep", "--now", NOW.isoformat())
+    run("sweep", "--live", "--now", NOW.isoformat())
 
     shown = run("status", "--now", (NOW + timedelta(hours=1)).isoformat())
 

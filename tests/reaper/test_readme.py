@@ -16,7 +16,7 @@ from tests.reaper.one_machine import client, one_machine
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "image/reaper/README.md"
-COMMANDS = [line.strip() for line in README.read_text().splitlines() if line.startswith("    python ")]
+COMMANDS = [line.strip() for line in README.read_text().splitlines() if line.startswith("    gpu-fleet ")]
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ def sweep(tmp_path):
     def run(now: datetime, *flags: str, **policy) -> tuple[Result, dict]:
         path, report = write_policy(tmp_path / "policy.json", **policy), tmp_path / "report.json"
         arguments = ["sweep", "--policy", str(path), "--now", now.isoformat(), "--report", str(report)]
+        arguments += [] if "--dry-run" in flags else ["--live"]
         result = CliRunner().invoke(main, [*arguments, *flags], catch_exceptions=False)
         return result, json.loads(report.read_text())
 
@@ -154,7 +155,7 @@ def test_what_people_write_into_tags_is_shown_as_they_wrote_it(fleet, tmp_path, 
 def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(fleet, tmp_path):
     fleet.start()
     path, gone = write_policy(tmp_path / "policy.json"), tmp_path / "gone/report.json"
-    arguments = ["sweep", "--policy", str(path), "--now", NOW.isoformat(), "--report", str(gone)]
+    arguments = ["sweep", "--policy", str(path), "--now", NOW.isoformat(), "--live", "--report", str(gone)]
 
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
 

@@ -10,12 +10,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "stacks" / "rehearsal"
 TEXT = (FOLDER / "README.md").read_text()
-COMMANDS = [line.split() for line in TEXT.splitlines() if line.startswith("    python -m stacks")]
+COMMANDS = [line.split() for line in TEXT.splitlines() if line.startswith("    gpu-fleet ")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_command_ends_well(command, tmp_path):
-    arguments = [sys.executable, *command[1:], "--folder", str(tmp_path)]
+    arguments = [sys.executable, "-m", "image.console", *command[1:], "--folder", str(tmp_path)]
 
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
 

@@ -1,72 +1,156 @@
-"""`python -m stacks` as a person at a shell meets it."""
+"""`gpu-fleet check|preview|up|outputs` as a person at a shell meets them."""
 
+import json
 import os
-import stat
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-ROOT = Path(__file__).parents[2]
+from image.console.cli import main
+from stacks import pulumi_command
+from stacks.errors import StacksError
+from stacks.pulumi_command import REFUSED, ROOT, refuse
 
 
-def stacks(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command with nothing on PATH but what a test puts there."""
-    return subprocess.run(
-        [sys.executable, "-m", "stacks", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"PATH": str(path or "/nonexistent")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class Shell:
+    """Runs `gpu-fleet` with nothing on PATH but a `pulumi` that writes down how it was called."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def has_cli(self, script: str = "") -> None:
+        program = self._folder / "pulumi"
+        program.write_text(f'#!/bin/sh\necho "$@" >> {self._folder}/calls\n{script}\n')
+        program.chmod(0o755)
+
+    def run(self, *arguments: str):
+        return CliRunner().invoke(main, [*arguments])
+
+    @property
+    def calls(self) -> list[str]:
+        written = self._folder / "calls"
+        return written.read_text().splitlines() if written.exists() else []
+
+    @property
+    def noted(self) -> str:
+        return (self._folder / "noted").read_text()
 
 
 @pytest.fixture
-def recording_cli(tmp_path: Path) -> Path:
-    """A folder with a `pulumi` that writes down how it was called."""
-    program = tmp_path / "pulumi"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return tmp_path
+def shell(tmp_path, monkeypatch) -> Shell:
+    environment = tmp_path / "policy-python"
+    environment.touch()
+    monkeypatch.setattr(pulumi_command, "POLICY_PYTHON", environment)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return Shell(tmp_path)
 
 
-def test_check_says_that_a_stack_is_sound_and_what_it_holds():
-    done = stacks("check", "aws-dev")
+def test_check_says_that_a_stack_is_sound_and_what_it_holds(shell):
+    done = shell.run("check", "aws-dev")
 
-    assert done.returncode == 0
-    assert "aws-dev: sound; aws us-east-1, pools dev (up to 3 g5.xlarge)" in done.stdout
+    assert done.exit_code == 0
+    assert "aws-dev: sound; aws us-east-1, pools dev (up to 3 g5.xlarge)" in done.output
 
 
-def test_a_wrong_name_is_answered_with_the_names_there_are():
-    done = stacks("up", "aws-dve")
+def test_a_wrong_name_is_answered_with_the_names_there_are(shell):
+    done = shell.run("up", "aws-dve")
 
-    assert done.returncode == 1
-    assert "no stack 'aws-dve': there are " in done.stderr
-    assert "did you mean aws-dev?" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.exit_code == 1
+    assert "error: no stack 'aws-dve': there are " in done.output
+    assert "did you mean aws-dev?" in done.output
+
+
+@pytest.mark.parametrize("command", ["preview", "up", "outputs"])
+def test_without_the_cli_the_command_says_how_to_get_it(command, shell):
+    done = shell.run(command, "aws-dev")
+
+    assert done.exit_code == 1
+    assert "https://www.pulumi.com/docs/iac/download-install/" in done.output
 
 
 @pytest.mark.parametrize("command", ["preview", "up"])
-def test_without_the_cli_the_command_says_how_to_get_it(command):
-    done = stacks(command, "aws-dev")
+def test_a_sound_stack_is_handed_to_the_cli_with_the_policy_pack(command, shell):
+    shell.has_cli()
 
-    assert done.returncode == 1
-    assert "https://www.pulumi.com/docs/iac/download-install/" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = shell.run(command, "aws-dev")
 
-
-@pytest.mark.parametrize("command", ["preview", "up"])
-def test_a_sound_stack_is_handed_to_the_cli(command, recording_cli):
-    done = stacks(command, "aws-dev", path=recording_cli)
-
-    assert done.returncode == 0, done.stderr
-    assert (recording_cli / "calls").read_text().splitlines() == [
+    assert done.exit_code == 0, done.output
+    assert shell.calls == [
         "stack select --create aws-dev",
         "stack output cost --json --stack aws-dev",
-        f"{command} --stack aws-dev",
+        f"{command} --stack aws-dev --policy-pack stacks/policy",
     ]
+
+
+def test_what_follows_the_dashes_is_handed_over(shell):
+    shell.has_cli()
+
+    shell.run("up", "aws-dev", "--", "--yes", "--target", "urn:x", "-m", "a new pool")
+
+    expected = "up --stack aws-dev --policy-pack stacks/policy --yes --target urn:x -m a new pool"
+    assert shell.calls[-1] == expected
+
+
+def test_without_its_environment_the_policy_pack_says_how_to_make_it(shell, monkeypatch):
+    shell.has_cli()
+    monkeypatch.setattr(pulumi_command, "POLICY_PYTHON", Path("/nonexistent/python"))
+
+    done = shell.run("preview", "aws-dev")
+    without = shell.run("preview", "aws-dev", "--no-policy")
+
+    assert done.exit_code == 1
+    assert "/nonexistent/python is missing" in done.output
+    assert "`make policy`" in done.output
+    assert without.exit_code == 0
+    assert shell.calls[-1] == "preview --stack aws-dev"
+
+
+def test_the_pack_names_the_environment_that_the_command_looks_for():
+    pack = ROOT / pulumi_command.POLICY_PACK
+    options = yaml.safe_load((pack / "PulumiPolicy.yaml").read_text())["runtime"]["options"]
+
+    assert Path(os.path.normpath(pack / options["virtualenv"])) == pulumi_command.POLICY_PYTHON.parents[1]
+    assert re.search(r"^POLICY := \$\(VENV\)/policy/", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [*REFUSED, "--stack=other", "-s", "-sother", "-ys", "-C", "-c", "--config-file=/etc/passwd"],
+)
+def test_a_flag_that_would_undo_a_check_is_refused_with_the_way_to_do_it(word, shell):
+    shell.has_cli()
+
+    done = shell.run("up", "aws-dev", "--", "--yes", word, "value")
+
+    assert done.exit_code == 1
+    assert f"error: {word!r} after --: not allowed, " in done.output
+    assert shell.calls == []
+
+
+@pytest.mark.parametrize("words", [["https://example.com/program"], ["--yes", "--", "program"]])
+def test_another_program_is_refused(words, shell):
+    shell.has_cli()
+
+    done = shell.run("up", "aws-dev", "--", *words)
+
+    assert done.exit_code == 1
+    assert "allowed are flags of the Pulumi CLI, say -- --diff" in done.output
+
+
+@given(st.sampled_from("yfdr"), st.text("yfdrmptv", max_size=4), st.sampled_from("sCc"), st.text(max_size=5))
+def test_a_refused_letter_is_found_in_any_word_of_flags(first, more, refused, rest):
+    """Unless a letter before it takes the rest of the word as its value: `-ms` is the message `s`."""
+    word = f"-{first}{more}{refused}{rest}"
+    if set(more) & set(pulumi_command.TAKE_A_VALUE):
+        refuse([word])
+    else:
+        with pytest.raises(StacksError):
+            refuse([word])
 
 
 @pytest.mark.parametrize(
@@ -74,27 +158,67 @@ def test_a_sound_stack_is_handed_to_the_cli(command, recording_cli):
     [('{"currency": "USD"}', 0, '{"currency": "USD"}'), ("no output cost", 255, "")],
     ids=["deployed", "not-yet"],
 )
-def test_the_program_is_told_what_the_deployed_stack_costs(output, code, handed_over, tmp_path):
-    program = tmp_path / "pulumi"
-    program.write_text(
-        f"""#!/bin/sh
-case "$*" in
+def test_the_program_is_told_what_the_deployed_stack_costs(output, code, handed_over, shell, tmp_path):
+    shell.has_cli(
+        f"""case "$*" in
     "stack output"*) echo '{output}'; exit {code};;
-    "preview"*) echo "told: $GPU_FLEET_DEPLOYED_COST";;
-esac
-"""
+    "preview"*) echo "told: $GPU_FLEET_DEPLOYED_COST" > {tmp_path}/noted;;
+esac"""
     )
-    program.chmod(0o755)
 
-    done = stacks("preview", "aws-dev", path=tmp_path)
+    done = shell.run("preview", "aws-dev")
 
-    assert done.returncode == 0
-    assert f"told: {handed_over}\n" in done.stdout
+    assert done.exit_code == 0
+    assert shell.noted == f"told: {handed_over}\n"
 
 
-def test_a_failure_of_the_cli_is_the_exit_code(tmp_path):
-    program = tmp_path / "pulumi"
-    program.write_text("#!/bin/sh\nexit 7\n")
-    program.chmod(0o755)
+def test_a_failure_of_the_cli_is_the_exit_code(shell):
+    shell.has_cli("exit 7")
 
-    assert stacks("preview", "aws-dev", path=tmp_path).returncode == 7
+    assert shell.run("preview", "aws-dev").exit_code == 7
+
+
+OUTPUTS = {"region": "us-east-1", "bucket_uris": {"records": "s3://x"}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["region"], "us-east-1\n"),
+        (["region", "--json"], '"us-east-1"\n'),
+        (["bucket_uris"], '{\n  "records": "s3://x"\n}\n'),
+        (["--json"], json.dumps(OUTPUTS, indent=2) + "\n"),
+    ],
+    ids=["text", "text-as-json", "mapping", "all-as-json"],
+)
+def test_outputs_are_printed_for_people_and_programs(arguments, printed, shell):
+    shell.has_cli(f"echo '{json.dumps(OUTPUTS)}'")
+
+    assert shell.run("outputs", "aws-dev", *arguments).output == printed
+
+
+def test_all_outputs_are_a_table_that_cuts_nothing(shell):
+    long = "arn:aws:" + "x" * 400
+    shell.has_cli(f"echo '{json.dumps({'topic_arn': long})}'")
+
+    shown = shell.run("outputs", "aws-dev").output
+
+    assert long in "".join(line.split(maxsplit=1)[-1].strip() for line in shown.splitlines())
+
+
+def test_an_unknown_output_is_answered_with_the_nearest(shell):
+    shell.has_cli(f"echo '{json.dumps(OUTPUTS)}'")
+
+    done = shell.run("outputs", "aws-dev", "regoin")
+
+    assert done.exit_code == 1
+    assert "no output 'regoin': there are region, bucket_uris; did you mean region?" in done.output
+
+
+def test_outputs_of_a_stack_that_is_not_deployed_are_one_message(shell):
+    shell.has_cli("echo \"error: no stack named 'aws-dev' found\" >&2; exit 255")
+
+    done = shell.run("outputs", "aws-dev")
+
+    assert done.exit_code == 1
+    assert "error: the outputs of aws-dev cannot be read: error: no stack named" in done.output
