@@ -1,0 +1,478 @@
+"""An AWS account as an acceptance run asks it; ``CALLS`` has every call beside the page that documents it."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from stacks import naming
+from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Left, Said
+from stacks.acceptance.clock import Clock
+from stacks.acceptance.errors import NotReachableError, RefusedError
+from stacks.calls.aws import Clients, clients_in
+from stacks.settings import Stack
+
+_API = "https://docs.aws.amazon.com/{}/latest/{}/API_{}.html"
+
+
+def _doc(guide: str, operation: str, folder: str = "APIReference") -> str:
+    return _API.format(guide, folder, operation)
+
+
+# Service and boto3's method -> the API's page.
+CALLS = {
+    "autoscaling.describe_scaling_activities": (
+        "https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html"
+    ),
+    "budgets.describe_budget": _doc("aws-cost-management", "budgets_DescribeBudget"),
+    "cloudwatch.describe_alarms": _doc("AmazonCloudWatch", "DescribeAlarms"),
+    "cloudwatch.get_metric_statistics": _doc("AmazonCloudWatch", "GetMetricStatistics"),
+    "ec2.create_tags": _doc("AWSEC2", "CreateTags"),
+    "ec2.delete_tags": _doc("AWSEC2", "DeleteTags"),
+    "ec2.describe_addresses": _doc("AWSEC2", "DescribeAddresses"),
+    "ec2.describe_instances": _doc("AWSEC2", "DescribeInstances"),
+    "ec2.describe_nat_gateways": _doc("AWSEC2", "DescribeNatGateways"),
+    "ec2.describe_volumes": _doc("AWSEC2", "DescribeVolumes"),
+    "ec2.terminate_instances": _doc("AWSEC2", "TerminateInstances"),
+    "fis.create_experiment_template": _doc("fis", "CreateExperimentTemplate"),
+    "fis.delete_experiment_template": _doc("fis", "DeleteExperimentTemplate"),
+    "fis.get_experiment": _doc("fis", "GetExperiment"),
+    "fis.start_experiment": _doc("fis", "StartExperiment"),
+    "iam.create_role": _doc("IAM", "CreateRole"),
+    "iam.delete_role": _doc("IAM", "DeleteRole"),
+    "iam.delete_role_policy": _doc("IAM", "DeleteRolePolicy"),
+    "iam.put_role_policy": _doc("IAM", "PutRolePolicy"),
+    "kms.describe_key": _doc("kms", "DescribeKey"),
+    "resourcegroupstaggingapi.get_resources": _doc("resourcegroupstagging", "GetResources"),
+    "s3.delete_objects": _doc("AmazonS3", "DeleteObjects", "API"),
+    "s3.get_object": _doc("AmazonS3", "GetObject", "API"),
+    "s3.list_object_versions": _doc("AmazonS3", "ListObjectVersions", "API"),
+    "s3.list_objects_v2": _doc("AmazonS3", "ListObjectsV2", "API"),
+    "scheduler.list_schedules": _doc("scheduler", "ListSchedules"),
+    "sns.list_subscriptions_by_topic": _doc("sns", "ListSubscriptionsByTopic", "api"),
+    "ssm.get_command_invocation": _doc("systems-manager", "GetCommandInvocation"),
+    "ssm.send_command": _doc("systems-manager", "SendCommand"),
+    "sts.get_caller_identity": _doc("STS", "GetCallerIdentity"),
+}
+# docs.aws.amazon.com/systems-manager/latest/userguide/documents-command-ssm-plugin-reference.html
+SHELL_DOCUMENT = "AWS-RunShellScript"
+SCRIPT_TIMEOUT_S = 900
+# InvalidInstanceId: not registered yet, or ended; API page of SendCommand, "Errors".
+NOT_REGISTERED = frozenset({"InvalidInstanceId"})
+# Right after SendCommand the invocation is not known yet; API page of GetCommandInvocation, "Errors".
+NOT_KNOWN_YET = frozenset({"InvocationDoesNotExist"})
+RUNNING = frozenset({"Pending", "InProgress", "Delayed"})
+PERIOD_S = 60
+# docs.aws.amazon.com/fis/latest/userguide/fis-actions-reference.html#send-spot-instance-interruptions: two
+# minutes at least; EC2 gives the instance two minutes' notice.
+INTERRUPTION = "aws:ec2:send-spot-instance-interruptions"
+NOTICE = "PT2M"
+# docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html, "changes are not always immediately visible"
+ROLE_PATIENCE = timedelta(minutes=2)
+ROLE_EVERY_S = 10
+EXPERIMENT_FAILED = frozenset({"failed", "stopped", "cancelled"})
+DELETED_AT_ONCE = 1000  # API page of DeleteObjects
+GATEWAY_GONE = frozenset({"deleted", "deleting"})
+
+
+class AwsAccount:
+    """One stack's part of an AWS account; see ``account.Account``.
+
+    Args:
+        stack: the stack that is looked at.
+        clock: for times and waits.
+        clients: service -> boto3 client; by default with the credentials of the environment.
+    """
+
+    interrupts_spot = True
+
+    def __init__(self, stack: Stack, clock: Clock, clients: Clients | None = None) -> None:
+        self.calls: list[Call] = []
+        self._stack, self._clock = stack, clock
+        self._make = clients or clients_in(stack.region, stack.endpoint_url)
+        self._clients: dict[str, Any] = {}
+        self._experiment: str | None = None
+        self._role = naming.prefixed(stack.name, "fis")
+
+    def identity(self) -> str:
+        """The account's id."""
+        return str(self._ask("sts.get_caller_identity")["Account"])
+
+    def instances(self) -> list[Instance]:
+        """Every instance that carries the stack's tag; EC2 forgets ended ones after about an hour."""
+        own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
+        pages = self._pages("ec2.describe_instances", "Reservations", Filters=own)
+        return [_instance(one) for reservation in pages for one in reservation["Instances"]]
+
+    def why_none(self, group: str) -> str:
+        """The status message of the group's newest activity."""
+        found = self._ask(
+            "autoscaling.describe_scaling_activities", AutoScalingGroupName=group, MaxRecords=1
+        )["Activities"]
+        return str(found[0].get("StatusMessage") or found[0].get("Description") or "") if found else ""
+
+    def run(self, instance_id: str, script: str) -> str:
+        """Start a shell script as root, by Run Command."""
+        try:
+            sent = self._ask(
+                "ssm.send_command",
+                InstanceIds=[instance_id],
+                DocumentName=SHELL_DOCUMENT,
+                Comment="gpu-fleet accept",
+                Parameters={"commands": script.splitlines(), "executionTimeout": [str(SCRIPT_TIMEOUT_S)]},
+            )
+        except RefusedError as error:
+            if error.code in NOT_REGISTERED:
+                raise NotReachableError(str(error), error.code) from error
+            raise
+        return str(sent["Command"]["CommandId"])
+
+    def said(self, command_id: str, instance_id: str) -> Said | None:
+        """What the script came to; a script that was never delivered has code -1."""
+        try:
+            found = self._ask("ssm.get_command_invocation", CommandId=command_id, InstanceId=instance_id)
+        except RefusedError as error:
+            if error.code in NOT_KNOWN_YET:
+                return None
+            raise
+        if found["Status"] in RUNNING:
+            return None
+        code = int(found.get("ResponseCode", -1))
+        if found["Status"] != "Success" and code == 0:
+            code = -1
+        return Said(code, found.get("StandardOutputContent", ""), found.get("StandardErrorContent", ""))
+
+    def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
+        """When the agent was last heard."""
+        return max(self._heartbeats(instance_id, since), default=None)
+
+    def first_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
+        """When the agent was first heard."""
+        return min(self._heartbeats(instance_id, since), default=None)
+
+    def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
+        """The minutes with a heartbeat; CloudWatch gives at most 1,440 a call, which is a day."""
+        found = self._ask(
+            "cloudwatch.get_metric_statistics",
+            Namespace=naming.metric_namespace(self._stack.name),
+            MetricName=HEARTBEAT_METRIC,
+            Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
+            StartTime=since,
+            EndTime=self._clock.now() + timedelta(seconds=PERIOD_S),
+            Period=PERIOD_S,
+            Statistics=["Minimum"],
+        )
+        return [point["Timestamp"] for point in found["Datapoints"]]
+
+    def tag(self, instance_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+        self._ask("ec2.create_tags", Resources=[instance_id], Tags=pairs)
+
+    def untag(self, instance_id: str, keys: Sequence[str]) -> None:
+        """Remove tags."""
+        self._ask("ec2.delete_tags", Resources=[instance_id], Tags=[{"Key": key} for key in keys])
+
+    def keys(self, uri: str) -> dict[str, datetime]:
+        """Every object below a prefix."""
+        bucket, prefix = _parted(uri)
+        pages = self._pages(
+            "s3.list_objects_v2",
+            "Contents",
+            Bucket=bucket,
+            Prefix=prefix,
+            token=("NextContinuationToken", "ContinuationToken"),
+        )
+        return {one["Key"]: one["LastModified"] for one in pages}
+
+    def read(self, uri: str) -> bytes:
+        """One object."""
+        bucket, key = _parted(uri)
+        body: bytes = self._ask("s3.get_object", Bucket=bucket, Key=key)["Body"].read()
+        return body
+
+    def watched(self, topic: str) -> dict[str, list[str]]:
+        """Alarms and schedules by the stack's prefix, the budget by its name, the topic's subscriptions."""
+        prefix = naming.prefixed(self._stack.name)
+        alarms = self._pages("cloudwatch.describe_alarms", "MetricAlarms", AlarmNamePrefix=f"{prefix}-")
+        schedules = self._pages("scheduler.list_schedules", "Schedules", NamePrefix=f"{prefix}-")
+        budget = self._ask("budgets.describe_budget", AccountId=self._stack.account_id, BudgetName=prefix)
+        people = self._pages("sns.list_subscriptions_by_topic", "Subscriptions", TopicArn=topic)
+        return {
+            "alarms": sorted(one["AlarmName"] for one in alarms),
+            "schedules": sorted(one["Name"] for one in schedules),
+            "budgets": [budget["Budget"]["BudgetName"]],
+            # an ARN once confirmed, "PendingConfirmation" until then
+            "recipients": [
+                "pending" if one["SubscriptionArn"] == "PendingConfirmation" else "confirmed"
+                for one in people
+            ],
+        }
+
+    def interrupt(self, instance_id: str) -> str:
+        """Have Fault Injection Service interrupt a spot instance, with a role made for it alone."""
+        partition = "aws-us-gov" if self._stack.region.startswith("us-gov-") else "aws"
+        arn = f"arn:{partition}:ec2:{self._stack.region}:{self._stack.account_id}:instance/{instance_id}"
+        role_arn = self._fis_role(arn)
+        self._experiment = self._template(arn, role_arn)
+        experiment = self._ask("fis.start_experiment", experimentTemplateId=self._experiment)["experiment"]
+        self._started(experiment["id"])
+        return f"FIS experiment {experiment['id']}: {INTERRUPTION} on {instance_id}"
+
+    def _started(self, experiment_id: str) -> None:
+        """Wait until the experiment runs or is done.
+
+        Raises:
+            RefusedError: it failed; its reason is in the message.
+        """
+        until = self._clock.now() + ROLE_PATIENCE
+        while self._clock.now() < until:
+            found = self._ask("fis.get_experiment", id=experiment_id)["experiment"]["state"]
+            if found["status"] in EXPERIMENT_FAILED:
+                raise RefusedError(f"FIS experiment {experiment_id}: {found.get('reason', found['status'])}")
+            if found["status"] in ("running", "completed"):
+                return
+            self._clock.sleep(ROLE_EVERY_S)
+        raise RefusedError(f"FIS experiment {experiment_id} did not start within {ROLE_PATIENCE}")
+
+    def _fis_role(self, instance_arn: str) -> str:
+        """A role that may interrupt this one instance.
+
+        As docs.aws.amazon.com/fis/latest/userguide/getting-started-iam-service-role.html has it.
+        """
+        trust = {
+            "Version": "2012-10-17",
+            "Statement": [
+                {
+                    "Effect": "Allow",
+                    "Principal": {"Service": "fis.amazonaws.com"},
+                    "Action": "sts:AssumeRole",
+                    "Condition": {"StringEquals": {"aws:SourceAccount": self._stack.account_id}},
+                }
+            ],
+        }
+        allowed = {
+            "Version": "2012-10-17",
+            "Statement": [
+                {"Effect": "Allow", "Action": "ec2:DescribeInstances", "Resource": "*"},
+                {"Effect": "Allow", "Action": "ec2:SendSpotInstanceInterruptions", "Resource": instance_arn},
+            ],
+        }
+        made = self._ask(
+            "iam.create_role",
+            RoleName=self._role,
+            AssumeRolePolicyDocument=json.dumps(trust),
+            Description=f"Interrupts one spot instance of gpu-fleet stack {self._stack.name}",
+            Tags=[{"Key": TAG_STACK, "Value": self._stack.name}],
+        )
+        self._ask(
+            "iam.put_role_policy",
+            RoleName=self._role,
+            PolicyName=self._role,
+            PolicyDocument=json.dumps(allowed),
+        )
+        return str(made["Role"]["Arn"])
+
+    def _template(self, instance_arn: str, role_arn: str) -> str:
+        """The experiment's template; tried again while IAM has not told FIS of the role."""
+        until = self._clock.now() + ROLE_PATIENCE
+        while True:
+            try:
+                made = self._ask(
+                    "fis.create_experiment_template",
+                    clientToken=f"{self._role}-{self._clock.now():%Y%m%dT%H%M%S}",
+                    description=f"gpu-fleet accept {self._stack.name}",
+                    stopConditions=[{"source": "none"}],
+                    targets={
+                        "instance": {
+                            "resourceType": "aws:ec2:spot-instance",
+                            "resourceArns": [instance_arn],
+                            "selectionMode": "ALL",
+                        }
+                    },
+                    actions={
+                        "interrupt": {
+                            "actionId": INTERRUPTION,
+                            "parameters": {"durationBeforeInterruption": NOTICE},
+                            "targets": {"SpotInstances": "instance"},
+                        }
+                    },
+                    roleArn=role_arn,
+                    tags={TAG_STACK: self._stack.name},
+                )
+                return str(made["experimentTemplate"]["id"])
+            except RefusedError as error:
+                if error.code != "ValidationException" or self._clock.now() >= until:
+                    raise
+            self._clock.sleep(ROLE_EVERY_S)
+
+    def forget_interruption(self) -> None:
+        """Remove template and role; what is not there is no failure."""
+        if self._experiment is not None:
+            self._gone("fis.delete_experiment_template", "ResourceNotFoundException", id=self._experiment)
+            self._experiment = None
+        self._gone("iam.delete_role_policy", "NoSuchEntity", RoleName=self._role, PolicyName=self._role)
+        self._gone("iam.delete_role", "NoSuchEntity", RoleName=self._role)
+
+    def _gone(self, name: str, absent: str, **arguments: Any) -> None:
+        try:
+            self._ask(name, **arguments)
+        except RefusedError as error:
+            if error.code != absent:
+                raise
+
+    def left(self) -> list[Left]:
+        """What still carries the stack's tag: what is paid by the hour from its own API, the rest by tag.
+
+        The tagging API also names what is deleted already, for a while; instances, volumes, gateways and
+        addresses are told by EC2, which knows.
+        """
+        own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
+        instances = [one for one in self.instances() if not one.ended]
+        volumes = self._pages("ec2.describe_volumes", "Volumes", Filters=own)
+        gateways = self._pages("ec2.describe_nat_gateways", "NatGateways", Filter=own)
+        addresses = self._ask("ec2.describe_addresses", Filters=own)["Addresses"]
+        return [
+            *(Left("instance", one.id, one.state, one.type) for one in instances),
+            *(Left("volume", one["VolumeId"], one["State"], "disk", Decimal(one["Size"])) for one in volumes),
+            *(
+                Left("nat gateway", one["NatGatewayId"], one["State"], "nat_gateway")
+                for one in gateways
+                if one["State"] not in GATEWAY_GONE
+            ),
+            *(Left("public address", one["AllocationId"], "", "public_address") for one in addresses),
+            *self._tagged(),
+        ]
+
+    def _tagged(self) -> Iterator[Left]:
+        """Everything else that the tagging API names."""
+        filters = [{"Key": TAG_STACK, "Values": [self._stack.name]}]
+        pages = self._pages(
+            "resourcegroupstaggingapi.get_resources",
+            "ResourceTagMappingList",
+            TagFilters=filters,
+            token=("PaginationToken", "PaginationToken"),
+        )
+        told_by_ec2 = (":instance/", ":volume/", ":natgateway/", ":elastic-ip/")
+        for one in pages:
+            arn = str(one["ResourceARN"])
+            if ":ec2:" in arn and any(kind in arn for kind in told_by_ec2):
+                continue
+            state = self._key_state(arn) if ":kms:" in arn else ""
+            note = "may have been deleted already: the tagging API remembers for a while"
+            if state == "PendingDeletion":
+                note = "a key is deleted after its waiting period, which costs nothing"
+            service = arn.split(":")[2]
+            yield Left(service, arn, state, note=note)
+
+    def _key_state(self, arn: str) -> str:
+        return str(self._ask("kms.describe_key", KeyId=arn)["KeyMetadata"]["KeyState"])
+
+    def end_stragglers(self) -> list[str]:
+        """Terminate every instance of the stack that still runs."""
+        running = [one.id for one in self.instances() if not one.ended]
+        if running:
+            self._ask("ec2.terminate_instances", InstanceIds=running)
+        return running
+
+    def empty_buckets(self) -> int:
+        """Remove every version of every object from the buckets of the stack's tag and name."""
+        own = f"{naming.prefixed(self._stack.name)}-"
+        filters = [{"Key": TAG_STACK, "Values": [self._stack.name]}]
+        pages = self._pages(
+            "resourcegroupstaggingapi.get_resources",
+            "ResourceTagMappingList",
+            TagFilters=filters,
+            ResourceTypeFilters=["s3"],
+            token=("PaginationToken", "PaginationToken"),
+        )
+        buckets = [str(one["ResourceARN"]).rpartition(":")[2] for one in pages]
+        return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
+
+    def _empty(self, bucket: str) -> int:
+        removed = 0
+        while True:
+            try:
+                page = self._ask("s3.list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
+            except RefusedError as error:
+                if error.code == "NoSuchBucket":
+                    return removed
+                raise
+            versions = [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
+            if not versions:
+                return removed
+            objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in versions]
+            answer = self._ask("s3.delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+            if refused := answer.get("Errors"):
+                first = refused[0]
+                raise RefusedError(f"s3://{bucket}/{first['Key']}: {first['Message']}", first["Code"])
+            removed += len(objects)
+
+    def _ask(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """One call of ``CALLS``, kept as evidence.
+
+        Raises:
+            RefusedError: it was refused, or not answered.
+            KeyError: it is none of ``CALLS``: nothing undocumented is ever called.
+        """
+        doc, at = CALLS[name], self._clock.now()
+        service, operation = name.split(".")
+        try:
+            answer: dict[str, Any] = getattr(self._client(service), operation)(**arguments)
+        except ClientError as error:
+            said = error.response.get("Error", {})
+            code = str(said.get("Code", ""))
+            self.calls.append(Call(at, name, _request_id(error.response), code, doc))
+            raise RefusedError(f"{operation}: {code}: {said.get('Message', '')}", code) from error
+        except BotoCoreError as error:
+            self.calls.append(Call(at, name, "", type(error).__name__, doc))
+            raise RefusedError(f"{operation}: {' '.join(str(error).split())}") from error
+        self.calls.append(Call(at, name, _request_id(answer), "", doc))
+        return answer
+
+    def _pages(
+        self, name: str, key: str, *, token: tuple[str, str] = ("NextToken", "NextToken"), **arguments: Any
+    ) -> Iterator[Any]:
+        """Everything under ``key`` of every page; errors as ``_ask``.
+
+        Args:
+            token: the name of the next page's token in the answer, and in the question.
+        """
+        told, asked = token
+        while True:
+            page = self._ask(name, **arguments)
+            yield from page.get(key, [])
+            if not page.get(told):
+                return
+            arguments[asked] = page[told]
+
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._make(service)
+        return self._clients[service]
+
+
+def _request_id(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("ResponseMetadata", {}).get("RequestId", ""))
+
+
+def _instance(raw: Mapping[str, Any]) -> Instance:
+    tags = {tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])}
+    return Instance(
+        id=raw["InstanceId"],
+        pool=tags.get(TAG_POOL, ""),
+        type=raw["InstanceType"],
+        state=raw["State"]["Name"],
+        spot=raw.get("InstanceLifecycle") == "spot",
+        launched_at=raw["LaunchTime"].astimezone(UTC),
+        tags=tags,
+    )
+
+
+def _parted(uri: str) -> tuple[str, str]:
+    """``s3://bucket/a/b`` -> (``bucket``, ``a/b``)."""
+    bucket, _, rest = uri.removeprefix("s3://").partition("/")
+    return bucket, rest

@@ -1,0 +1,374 @@
+"""``gpu-fleet accept STACK``: the proof of a stack in a real account."""
+
+import importlib
+import importlib.metadata
+import logging
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from stacks import files, naming, settings_reader, stack_files
+from stacks.acceptance import evidence as evidences
+from stacks.acceptance import plan, steps, variant
+from stacks.acceptance.account import Account
+from stacks.acceptance.clock import Clock, SystemClock
+from stacks.acceptance.engine import Engine, PulumiCli
+from stacks.acceptance.errors import AcceptanceError
+from stacks.acceptance.evidence import Done, Evidence, Status
+from stacks.acceptance.metering import Metering
+from stacks.acceptance.plan import Price, Step
+from stacks.acceptance.runner import Run, execute, tear_down
+from stacks.catalog import Cloud, InstanceType
+from stacks.errors import StacksError
+from stacks.money import Money
+from stacks.preflight.command import look as preflight_look
+from stacks.rehearsal.processes import ended_like_by_keyboard
+from stacks.settings import Stack
+
+ROOT = stack_files.FOLDER.parent
+PIPE_WIDTH = 140
+INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
+# Some minutes on four processors: an interruption comes some tens of seconds after it was asked for.
+EPOCHS = 400.0
+PACKAGES = ("boto3", "botocore", "pulumi", "pulumi-aws", "pulumi-alicloud", "aliyun-python-sdk-core")
+ACCOUNTS = {Cloud.AWS: ("stacks.acceptance.aws", "AwsAccount")}
+STYLES = {Status.OK: "green", Status.FAILED: "bold red", Status.SKIPPED: "yellow"}
+
+
+def account_of(stack: Stack, clock: Clock) -> Account:
+    """The stack's account; only the SDK of its cloud is loaded.
+
+    Raises:
+        AcceptanceError: there is no such run on the stack's cloud.
+    """
+    if stack.cloud not in ACCOUNTS:
+        raise AcceptanceError(
+            f"{stack.name}: accept runs on {', '.join(ACCOUNTS)}; this is a stack of {stack.cloud}"
+        )
+    module, name = ACCOUNTS[stack.cloud]
+    made: Account = getattr(importlib.import_module(module), name)(stack, clock)
+    return made
+
+
+@dataclass(frozen=True)
+class World:
+    """What a run has to do with; tests bring another.
+
+    Attributes:
+        account: of a stack.
+        engine: (stack's name, log) -> what stands it up.
+        clock: time.
+        look: asks the cloud whether there is room.
+        stack_folder: where stack files lie, and where the variant's is written.
+        evidence_folder: where the evidence goes.
+        epochs: of the training runs.
+    """
+
+    account: Callable[[Stack, Clock], Account] = account_of
+    engine: Callable[[str, Path], Engine] = lambda name, log: PulumiCli(ROOT, name, log)
+    clock: Clock = field(default_factory=SystemClock)
+    look: Callable[[Any], Any] = preflight_look
+    stack_folder: Path = stack_files.FOLDER
+    evidence_folder: Path = ROOT / "build" / "acceptance"
+    epochs: float = EPOCHS
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options; see their help."""
+
+    name: str
+    max_usd: Decimal
+    type_name: str | None
+    stop_file_only: bool
+    unpriced: Decimal | None
+
+
+class Amount(click.ParamType[Decimal]):
+    """A positive amount of money, exact."""
+
+    name = "amount"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
+        """The text as a decimal number."""
+        try:
+            found = Decimal(str(value))
+        except ArithmeticError:
+            self.fail(f"{value!r}: must be a number, such as 20", param, ctx)
+        if not found.is_finite() or found <= 0:
+            self.fail(f"{value!r}: must be more than 0", param, ctx)
+        return found
+
+
+@click.command()
+@click.argument("name", metavar="STACK")
+@click.option("--max-usd", type=Amount(), default="20", show_default=True, help="Most that the run may cost.")
+@click.option(
+    "--type", "type_name", metavar="TYPE", help="Instance type of both pools; default: the cheapest."
+)
+@click.option(
+    "--interrupt",
+    type=click.Choice(["auto", "stop-file"]),
+    default="auto",
+    show_default=True,
+    help="auto: a spot interruption by the cloud where it allows one, else the stop file.",
+)
+@click.option(
+    "--unpriced-per-hour",
+    "unpriced",
+    type=Amount(),
+    help="What everything without a public price costs together, in the budget's currency.",
+)
+@click.option("--plan", "plan_only", is_flag=True, help="Show steps and worst cost; start nothing.")
+@click.option("--clean-up", is_flag=True, help="Tear down what an earlier run left.")
+@click.option("--yes", is_flag=True, help="Do not ask before the first thing that costs money.")
+@click.pass_context
+def accept(
+    context: click.Context,
+    /,
+    *,
+    name: str,
+    interrupt: str,
+    plan_only: bool,
+    clean_up: bool,
+    yes: bool,
+    **rest: Any,
+) -> None:
+    """Prove STACK in its account: a small copy comes up, works, is interrupted, is swept, is torn down.
+
+    Writes build/acceptance/STACK-TIME.json and .md with every step, time and amount, and what failed.
+    Exit code 0: every step passed and nothing paid is left.
+
+    Example: gpu-fleet accept aws-dev --max-usd 20
+    """
+    world = context.obj if isinstance(context.obj, World) else World()
+    options = Options(name, rest["max_usd"], rest["type_name"], interrupt == "stop-file", rest["unpriced"])
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    try:
+        with ended_like_by_keyboard():
+            prepared = prepare(world, options)
+            if clean_up:
+                code = _clean_up(console, world, prepared)
+            else:
+                code = _accept(console, world, prepared, plan_only=plan_only, yes=yes)
+    except StacksError as error:
+        click.echo(f"error: {error}", err=True)
+        code = 1
+    except KeyboardInterrupt:
+        click.echo("interrupted before anything was started", err=True)
+        code = INTERRUPTED
+    context.exit(code)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known before anything is started.
+
+    Attributes:
+        options: of the command.
+        variant: the stack that would come up.
+        raw: the ``config`` mapping of its file.
+        path: of its file.
+        kind: what its instances are.
+        price: what the run may cost.
+        cap: what it is allowed to.
+    """
+
+    options: Options
+    variant: Stack
+    raw: dict[str, Any]
+    path: Path
+    kind: InstanceType
+    price: Price
+    cap: Money
+
+
+def prepare(world: World, options: Options) -> Prepared:
+    """The variant of a stack and what it may cost; starts nothing.
+
+    Raises:
+        StacksError: no such stack, a wrong one, one that cannot be accepted, or a price that nobody knows.
+    """
+    raw = stack_files.config_of(stack_files.path_of(options.name))
+    stack = stack_files.settings_of(options.name)
+    if stack.emulated:
+        raise AcceptanceError(f"{options.name}: endpoint_url names an emulator; a proof needs an account")
+    kind, cap = variant.chosen_type(stack.cloud, options.type_name), plan.in_currency(options.max_usd, stack)
+    made = variant.config(raw, stack, kind, cap.amount)
+    prefix = f"{naming.PROJECT}:"
+    own = {key.removeprefix(prefix): value for key, value in made.items() if key.startswith(prefix)}
+    small = settings_reader.from_mapping(variant.name_of(options.name), own)
+    path = world.stack_folder / f"Pulumi.{small.name}.yaml"
+    return Prepared(options, small, made, path, kind, plan.price(small, options.unpriced), cap)
+
+
+def _accept(console: Console, world: World, prepared: Prepared, *, plan_only: bool, yes: bool) -> int:
+    """Show the plan, hold it to the cap, ask, and run it; gives the exit code."""
+    _show(console, prepared)
+    plan.hold_to_cap(prepared.price, prepared.cap)
+    if plan_only:
+        return 0
+    if prepared.path.exists():
+        raise AcceptanceError(
+            f"{prepared.path} is there: an earlier run was not torn down, or another goes on; "
+            f"when none does: gpu-fleet accept {prepared.options.name} --clean-up"
+        )
+    run = _run(world, prepared)
+    _hold_to_account(run)
+    run.evidence.plan = [(step.name, step.deadline_s) for step in plan.STEPS]
+    if not yes:
+        click.confirm(f"Start it in account {prepared.variant.account_id}?", abort=True)
+    _write_stack_file(prepared)
+    execute(run, steps.actions(world.look), _Listener(console, run, world.evidence_folder).listen)
+    return _ended(console, world, prepared, run)
+
+
+def _clean_up(console: Console, world: World, prepared: Prepared) -> int:
+    """Tear down what an earlier run left; gives the exit code."""
+    run = _run(world, prepared)
+    _hold_to_account(run)
+    if not prepared.path.exists():
+        _write_stack_file(prepared)  # the CLI reads there how the state's secrets are encrypted
+    tear_down(run, _Listener(console, run, world.evidence_folder).listen)
+    return _ended(console, world, prepared, run)
+
+
+def _run(world: World, prepared: Prepared) -> Run:
+    """A run that has not begun."""
+    small, cap = prepared.variant, prepared.cap
+    engine = world.engine(small.name, world.evidence_folder / f"{small.name}-pulumi.log")
+    evidence = Evidence(
+        stack=prepared.options.name,
+        variant=small.name,
+        cloud=str(small.cloud),
+        region=small.region,
+        account=small.account_id,
+        began=world.clock.now(),
+        currency=cap.currency,
+        cap=cap.amount,
+        worst=prepared.price.worst.amount,
+        plan=[],
+        versions=versions(engine),
+        notes=list(prepared.price.foreign),
+    )
+    unpriced = Money(prepared.options.unpriced or Decimal(0), cap.currency)
+    return Run(
+        variant=small,
+        account=world.account(small, world.clock),
+        engine=engine,
+        clock=world.clock,
+        metering=Metering(small, cap, prepared.price.once, unpriced),
+        evidence=evidence,
+        epochs=world.epochs,
+        stop_file_only=prepared.options.stop_file_only,
+    )
+
+
+def _hold_to_account(run: Run) -> None:
+    """Refuse credentials of another account than the stack's.
+
+    Raises:
+        AcceptanceError: they are, or there are none.
+    """
+    identity = run.account.identity()
+    if identity != run.variant.account_id:
+        wanted = run.variant.account_id
+        raise AcceptanceError(
+            f"the credentials are of account {identity}, the stack file names account_id {wanted}"
+        )
+
+
+def _write_stack_file(prepared: Prepared) -> None:
+    text = "# Made by `gpu-fleet accept`, which removes it once the stack is torn down.\n"
+    files.replace(prepared.path, text + yaml.safe_dump({"config": prepared.raw}, sort_keys=False))
+
+
+def _ended(console: Console, world: World, prepared: Prepared, run: Run) -> int:
+    """Write the evidence, say where it is and what is left; gives the exit code."""
+    as_json, page = evidences.write(run.evidence, world.evidence_folder)
+    torn_down = run.evidence.steps[-1].status is Status.OK
+    if torn_down:
+        prepared.path.unlink(missing_ok=True)
+    for one in run.evidence.remaining or []:
+        line = f"still there: {one.kind} {one.id} {one.state}, {one.per_hour} an hour {one.note}"
+        console.print(line, highlight=False, markup=False)
+    if not torn_down:
+        console.print(f"[bold red]not torn down[/]: gpu-fleet accept {run.evidence.stack} --clean-up")
+    verdict = "[green]passed[/]" if run.evidence.passed else "[bold red]failed[/]"
+    spent = f"{run.evidence.accrued:.2f} {run.evidence.currency}"
+    console.print(f"{verdict}, {spent} by its own estimate; evidence: {page} and {as_json}", highlight=False)
+    return 0 if run.evidence.passed else 1
+
+
+def _show(console: Console, prepared: Prepared) -> None:
+    """The plan for people, before anything costs money."""
+    found, title = prepared.price, f"acceptance of {prepared.variant.name}"
+    table = Table(box=None, header_style="bold", title=title, title_justify="left")
+    for heading in ("step", "proves", "minutes at most"):
+        table.add_column(heading, justify="right" if "minutes" in heading else "left")
+    for step in plan.STEPS:
+        table.add_row(step.name, step.proves, f"{step.deadline_s // plan.MINUTE_S}")
+    console.print(table)
+    console.print(
+        f"two {prepared.kind.name} in {prepared.variant.region}; at worst {found.worst}: {found.per_hour} "
+        f"an hour for {found.hours} hours, {found.once} by volume; allowed {prepared.cap}",
+        highlight=False,
+    )
+    for sentence in found.foreign:
+        console.print(f"note: {sentence}", highlight=False)
+
+
+class _Listener:
+    """Shows each step as it goes, and writes the evidence after each: a cut run leaves what it had."""
+
+    def __init__(self, console: Console, run: Run, folder: Path) -> None:
+        self._console, self._run, self._folder = console, run, folder
+        self._status: Any = None
+
+    def listen(self, event: str, step: Step | None, done: Done | None) -> None:
+        """A step begins, or has ended."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+        if event == "begin" and step is not None:
+            self._status = self._console.status(f"{step.name}: {step.proves}")
+            self._status.start()
+        if done is not None:
+            evidences.write(self._run.evidence, self._folder)
+            style = STYLES[done.status]
+            spent = f"{done.accrued:.2f} {self._run.evidence.currency}"
+            self._console.print(
+                f"[{style}]{done.status:>7}[/] {done.name} ({done.seconds:.0f} s, {spent}): ", end=""
+            )
+            self._console.print(done.observed, markup=False, highlight=False)
+
+
+def versions(engine: Engine) -> dict[str, str]:
+    """Of everything that takes part; ``unknown`` where it cannot be asked."""
+    found = {"gpu-fleet": _commit(), "python": platform.python_version(), "pulumi CLI": engine.version()}
+    return found | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def _commit() -> str:
+    """The commit of the checkout, with a word where it was changed."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        logging.getLogger(__name__).warning("event=no-git effect='the evidence names no commit'")
+        return "unknown"
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+if __name__ == "__main__":
+    accept()

@@ -1,0 +1,164 @@
+"""The Pulumi CLI as an acceptance run uses it: up, outputs, destroy; nothing asks back."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any, Protocol
+
+from stacks.acceptance.errors import AcceptanceError, EngineError
+
+CLI_ADVICE = (
+    "the Pulumi CLI is not on PATH. Get it from https://www.pulumi.com/docs/iac/download-install/ "
+    "(3.260 or newer), log in with `pulumi login` (or `pulumi login --local`), and run this again"
+)
+LAST_LINES = 25
+# After SIGINT the CLI waits for the operations under way (pulumi.com/docs/iac/cli/commands/pulumi_cancel).
+PATIENCE_S = 300
+
+
+class Engine(Protocol):
+    """Stands one stack up and takes it down; every method raises ``EngineError``."""
+
+    def version(self) -> str:
+        """Of the engine."""
+
+    def up(self, timeout_s: float) -> None:
+        """Stand the stack up."""
+
+    def outputs(self) -> dict[str, Any]:
+        """The stack's exports, by name."""
+
+    def destroy(self, timeout_s: float) -> None:
+        """Take everything down that the stack made; quiet where there is no such stack."""
+
+    def forget(self) -> None:
+        """Remove the empty stack from the backend."""
+
+
+class PulumiCli:
+    """The CLI, run in the checkout with the backend and the credentials that the operator has.
+
+    Each command is the leader of a session of its own, so that Ctrl-C reaches it only through us: ``up`` is
+    ended by it, ``destroy`` only by a second one.
+
+    Args:
+        root: the checkout, where Pulumi.yaml lies.
+        stack: the stack's name; its file lies in ``stacks/``.
+        log: where everything goes that the CLI says.
+    """
+
+    def __init__(self, root: Path, stack: str, log: Path) -> None:
+        self._root, self._stack, self._log = root, stack, log
+
+    def version(self) -> str:
+        """``v3.260.0``."""
+        return self._captured("version").strip()
+
+    def up(self, timeout_s: float) -> None:
+        """``pulumi up``, with the stack made where it is missing."""
+        self._run(["stack", "select", "--create", self._stack], timeout_s)
+        # pulumi.com/docs/iac/cli/commands/pulumi_up
+        self._run(["up", "--yes", "--skip-preview", "--stack", self._stack], timeout_s)
+
+    def outputs(self) -> dict[str, Any]:
+        """``pulumi stack output --json``."""
+        found: dict[str, Any] = json.loads(
+            self._captured("stack", "output", "--json", "--stack", self._stack)
+        )
+        return found
+
+    def destroy(self, timeout_s: float) -> None:
+        """``pulumi destroy``, after lifting the lock of an update that was cut off."""
+        if not self._known():
+            return
+        self._run(["cancel", "--yes", "--stack", self._stack], timeout_s, may_fail=True)
+        arguments = ["destroy", "--yes", "--skip-preview", "--refresh", "--stack", self._stack]
+        self._run(arguments, timeout_s, patient=True)
+
+    def forget(self) -> None:
+        """``pulumi stack rm``; refused while resources are left."""
+        if self._known():
+            # https://www.pulumi.com/docs/iac/cli/commands/pulumi_stack_rm/
+            self._run(["stack", "rm", "--yes", "--preserve-config", self._stack], PATIENCE_S)
+
+    def _known(self) -> bool:
+        listed = json.loads(self._captured("stack", "ls", "--json"))
+        return any(one["name"].rpartition("/")[2] == self._stack for one in listed)
+
+    def _captured(self, *arguments: str) -> str:
+        command = [self._executable(), *arguments]
+        done = subprocess.run(command, cwd=self._root, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EngineError(
+                f"pulumi {' '.join(arguments)}: exit code {done.returncode}: {done.stderr.strip()}"
+            )
+        return done.stdout
+
+    def _run(
+        self, arguments: list[str], timeout_s: float, *, patient: bool = False, may_fail: bool = False
+    ) -> None:
+        """Run to the end, or until the time is over or Ctrl-C; a patient command outlives the first."""
+        command = [self._executable(), *arguments, "--non-interactive", "--color", "never"]
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            log.write(f"\n$ pulumi {' '.join(arguments)}\n".encode())
+            log.flush()
+            process = subprocess.Popen(
+                command,
+                cwd=self._root,
+                env={**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            code = _ended(process, timeout_s, patient=patient)
+        if code and not may_fail:
+            raise EngineError(
+                f"pulumi {' '.join(arguments)}: {code}; the end of {self._log}:\n{self._tail()}"
+            )
+
+    def _tail(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+
+    @staticmethod
+    def _executable() -> str:
+        found = shutil.which("pulumi")
+        if found is None:
+            raise AcceptanceError(CLI_ADVICE)
+        return found
+
+
+def _ended(process: "subprocess.Popen[bytes]", timeout_s: float, *, patient: bool) -> str:
+    """Wait for the CLI; empty when it agreed, else what became of it.
+
+    Raises:
+        KeyboardInterrupt: at the first Ctrl-C, or at the second for a patient command; the CLI has ended.
+    """
+    try:
+        try:
+            code = process.wait(timeout_s)
+        except KeyboardInterrupt:
+            if not patient:
+                raise
+            code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        _interrupt(process)
+        return f"not done after {timeout_s:.0f} s"
+    except KeyboardInterrupt:
+        _interrupt(process)
+        raise
+    return f"exit code {code}" if code else ""
+
+
+def _interrupt(process: "subprocess.Popen[bytes]") -> None:
+    """Ask the CLI to stop as Ctrl-C does; it finishes what is under way, so that its state stays true."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,35 @@
+"""The exceptions of the acceptance run, a branch of the room's tree: each message fit to show to a person."""
+
+from stacks.errors import StacksError
+
+
+class AcceptanceError(StacksError):
+    """The run cannot begin; nothing was started."""
+
+
+class RefusedError(AcceptanceError):
+    """The cloud refused a call or did not answer it.
+
+    Attributes:
+        code: the cloud's error code; empty where it did not answer.
+    """
+
+    def __init__(self, said: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(said)
+
+
+class EngineError(AcceptanceError):
+    """The Pulumi CLI failed; the message holds the end of what it said."""
+
+
+class StepError(AcceptanceError):
+    """A step saw something else than it expects; the message says what."""
+
+
+class StopError(AcceptanceError):
+    """The whole run ends now and is torn down: the cost cap or its time is reached."""
+
+
+class NotReachableError(RefusedError):
+    """The instance takes no commands yet: its agent has not registered."""

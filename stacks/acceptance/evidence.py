@@ -1,0 +1,246 @@
+"""What an acceptance run saw and did, as a JSON file and a page for people."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from stacks import files
+from stacks.acceptance.account import Call
+
+SCHEMA_VERSION = 1
+SHOWN_DIGITS = 4
+
+
+class Status(StrEnum):
+    """How a step ended; ``skipped`` was not tried, since one that it needs did not pass."""
+
+    OK = "ok"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Done:
+    """One step as it went.
+
+    Attributes:
+        name: the step.
+        proves: what it proves.
+        status: how it ended.
+        started, ended: aware UTC.
+        expected: what had to be seen.
+        observed: what was seen, or why it failed or was skipped.
+        facts: figures for machines.
+        accrued: the run's cost so far, in its currency.
+        calls: the calls of the cloud's API that it made.
+    """
+
+    name: str
+    proves: str
+    status: Status
+    started: datetime
+    ended: datetime
+    expected: str
+    observed: str
+    facts: dict[str, Any]
+    accrued: Decimal
+    calls: Sequence[Call] = ()
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.ended - self.started).total_seconds()
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """Something that still existed at the end.
+
+    Attributes:
+        kind, id, state, note: as ``account.Left``.
+        per_hour: what it costs an hour, as text; ``unknown`` where nobody knows, ``0`` where it is not paid
+            by the hour.
+    """
+
+    kind: str
+    id: str
+    state: str
+    per_hour: str
+    note: str
+
+
+@dataclass
+class Evidence:
+    """A whole run.
+
+    Attributes:
+        stack: the stack that was asked for.
+        variant: the one that came up.
+        cloud, region: where.
+        account: its id; written with all but its last four digits hidden, wherever it stands.
+        began, ended: aware UTC; ``ended`` is None while it runs.
+        currency: of every amount.
+        cap, worst: most that it may cost, and might.
+        plan: (step, its deadline in seconds), in order.
+        versions: of what took part.
+        notes: sentences to know before trusting the figures.
+        steps: what was done.
+        remaining: what still existed at the end; None where it could not be listed.
+        stopped: why the whole run ended early; empty where it did not.
+    """
+
+    stack: str
+    variant: str
+    cloud: str
+    region: str
+    account: str
+    began: datetime
+    currency: str
+    cap: Decimal
+    worst: Decimal
+    plan: list[tuple[str, int]]
+    versions: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    steps: list[Done] = field(default_factory=list)
+    remaining: list[Remainder] | None = None
+    stopped: str = ""
+    ended: datetime | None = None
+
+    @property
+    def failed(self) -> list[Done]:
+        """The steps that failed."""
+        return [step for step in self.steps if step.status is Status.FAILED]
+
+    @property
+    def accrued(self) -> Decimal:
+        """What the run has cost, by its own estimate."""
+        return self.steps[-1].accrued if self.steps else Decimal(0)
+
+    @property
+    def clean(self) -> bool:
+        """Nothing is left that costs money or may."""
+        return self.remaining is not None and all(one.per_hour == "0" for one in self.remaining)
+
+    @property
+    def passed(self) -> bool:
+        """Every step of the plan passed, and so did the tear-down; nothing that is paid for is left."""
+        good = {step.name for step in self.steps if step.status is Status.OK}
+        return not self.failed and not self.stopped and self.clean and {name for name, _ in self.plan} <= good
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, amounts as text."""
+        raw = asdict(self)
+        raw |= {
+            "schema_version": SCHEMA_VERSION,
+            "passed": self.passed,
+            "accrued": str(self.accrued),
+            "cap": str(self.cap),
+            "worst": str(self.worst),
+            "steps": [{**asdict(step), "seconds": step.seconds} for step in self.steps],
+        }
+        return raw
+
+
+def masked(account_id: str) -> str:
+    """``********9012``."""
+    return "*" * max(0, len(account_id) - SHOWN_DIGITS) + account_id[-SHOWN_DIGITS:]
+
+
+def write(evidence: Evidence, folder: Path) -> tuple[Path, Path]:
+    """Write both files, each whole or not at all; gives their paths.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{evidence.stack}-{evidence.began:%Y%m%dT%H%M%SZ}"
+    as_json, page = folder / f"{stem}.json", folder / f"{stem}.md"
+    content = json.dumps(evidence.to_json(), indent=1, default=_plain) + "\n"
+    for path, text in ((as_json, content), (page, markdown(evidence))):
+        files.replace(path, text.replace(evidence.account, masked(evidence.account)))
+    return as_json, page
+
+
+def _plain(value: object) -> str:
+    """Times in ISO 8601, everything else as its text."""
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def markdown(evidence: Evidence) -> str:
+    """The page."""
+    verdict = "passed" if evidence.passed else "FAILED"
+    ended = f"{evidence.ended:%Y-%m-%d %H:%M:%S} UTC" if evidence.ended else "not yet"
+    head = [
+        f"# gpu-fleet accept {evidence.stack}: {verdict}",
+        "",
+        f"Account {evidence.account}, {evidence.cloud} {evidence.region}, stack `{evidence.variant}`. "
+        f"Began {evidence.began:%Y-%m-%d %H:%M:%S} UTC, ended {ended}.",
+        f"Cost by its own estimate: {evidence.accrued:.2f} {evidence.currency}; "
+        f"cap {evidence.cap:.2f}, at worst {evidence.worst:.2f}.",
+        *([f"Stopped early: {evidence.stopped}"] if evidence.stopped else []),
+        "",
+        *(f"- Note: {note}" for note in evidence.notes),
+        *([""] if evidence.notes else []),
+    ]
+    failures = ["## What failed", "", *(f"- **{one.name}**: {one.observed}" for one in evidence.failed), ""]
+    return "\n".join(
+        [
+            *head,
+            *(failures if evidence.failed else []),
+            *_steps(evidence),
+            *_remaining(evidence),
+            *_versions(evidence),
+            *_calls(evidence),
+        ]
+    )
+
+
+def _steps(evidence: Evidence) -> list[str]:
+    rows = [
+        f"| {one.name} | {one.status} | {one.started:%H:%M:%S} | {one.seconds:.0f} | {one.accrued:.2f} "
+        f"| {_cell(one.expected)} | {_cell(one.observed)} |"
+        for one in evidence.steps
+    ]
+    heading = (
+        f"| Step | Result | Started (UTC) | Seconds | {evidence.currency} so far | Expected | Observed |"
+    )
+    return ["## Steps", "", heading, "|---|---|---|---|---|---|---|", *rows, ""]
+
+
+def _remaining(evidence: Evidence) -> list[str]:
+    if evidence.remaining is None:
+        return ["## What still exists", "", "It could not be listed: look for the stack's tag by hand.", ""]
+    if not evidence.remaining:
+        return ["## What still exists", "", "Nothing that carries the stack's tag.", ""]
+    rows = [
+        f"| {one.kind} | `{one.id}` | {one.state} | {one.per_hour} | {_cell(one.note)} |"
+        for one in evidence.remaining
+    ]
+    heading = f"| What | Id | State | {evidence.currency} an hour | Note |"
+    return ["## What still exists", "", heading, "|---|---|---|---|---|", *rows, ""]
+
+
+def _versions(evidence: Evidence) -> list[str]:
+    return ["## Versions", "", *(f"- {name}: {version}" for name, version in evidence.versions.items()), ""]
+
+
+def _calls(evidence: Evidence) -> list[str]:
+    """Each call once, with its page; every request id stands in the JSON file."""
+    calls = [call for step in evidence.steps for call in step.calls]
+    names = {call.name: call.doc for call in calls}
+    rows = [
+        f"| [{name}]({doc}) | {sum(call.name == name for call in calls)} "
+        f"| {sum(call.name == name and bool(call.error) for call in calls)} |"
+        for name, doc in sorted(names.items())
+    ]
+    return ["## Calls of the cloud's API", "", "| Call | Made | Refused |", "|---|---|---|", *rows, ""]
+
+
+def _cell(text: str) -> str:
+    """Text as one cell of a table."""
+    return " ".join(text.replace("|", "\\|").split())

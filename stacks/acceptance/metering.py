@@ -1,0 +1,85 @@
+"""What a run has cost so far, by the instances that it saw and the list prices of its stack."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+
+from stacks.acceptance import plan
+from stacks.acceptance.account import Instance
+from stacks.acceptance.errors import StopError
+from stacks.money import Money
+from stacks.settings import Stack
+
+HOUR_S = 3600
+
+
+@dataclass
+class Metering:
+    """The run's own estimate; an hour that was begun of what is shared counts whole, as gateways are charged.
+
+    Attributes:
+        variant: the stack that comes up.
+        cap: most that the run may cost.
+        once: what is paid by volume, counted from the first moment.
+        unpriced_per_hour: what the operator says that everything without a price costs.
+        began: when the stack began to come up; None before, when nothing costs anything.
+        seconds: (type, spot) -> instance id -> how long it was seen to run.
+    """
+
+    variant: Stack
+    cap: Money
+    once: Money
+    unpriced_per_hour: Money
+    began: datetime | None = None
+    seconds: dict[tuple[str, bool], dict[str, float]] = field(default_factory=dict)
+    prices: dict[tuple[str, bool], Money | None] = field(default_factory=dict)
+
+    def observe(self, instances: Sequence[Instance], now: datetime) -> None:
+        """Count every instance that runs up to now; an ended one keeps what it had."""
+        for one in instances:
+            if not one.ended:
+                ran = max(0.0, (now - one.launched_at).total_seconds())
+                self.seconds.setdefault((one.type, one.spot), {})[one.id] = ran
+
+    def accrued(self, now: datetime) -> Money:
+        """What the run has cost until now.
+
+        Raises:
+            StopError: an instance runs whose price nobody knows: unknown is never free.
+        """
+        if self.began is None:
+            return Money(Decimal(0), self.cap.currency)
+        hours = -(-(now - self.began).total_seconds() // HOUR_S)
+        shared = (plan.shared_hour(self.variant) + self.unpriced_per_hour) * Decimal(hours)
+        total = shared + self.once
+        for (kind, spot), ids in self.seconds.items():
+            hourly = self._hourly(kind, spot=spot)
+            total += hourly * (Decimal(sum(ids.values())) / HOUR_S)
+        return total
+
+    def _hourly(self, kind: str, *, spot: bool) -> Money:
+        if (kind, spot) not in self.prices:
+            self.prices[kind, spot] = plan.instance_hour(self.variant, kind, spot=spot)
+        found = self.prices[kind, spot]
+        if found is None:
+            raise StopError(
+                f"an instance of type {kind} runs, whose price nobody knows: unknown is never free"
+            )
+        return found
+
+    def hold(self, now: datetime, reserve: Money) -> None:
+        """Stop the run before it passes its cap.
+
+        Args:
+            now: the time.
+            reserve: what the tear-down may still cost.
+
+        Raises:
+            StopError: what accrued and the reserve together pass the cap.
+        """
+        accrued = self.accrued(now)
+        if not accrued + reserve <= self.cap:
+            raise StopError(
+                f"cost cap: {accrued} accrued, {reserve} reserved for the tear-down, {self.cap} allowed"
+            )

@@ -1,0 +1,218 @@
+"""What an acceptance run does, in order; how long each step may take; what the whole may cost. Pure."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from stacks import prices
+from stacks.acceptance.errors import AcceptanceError
+from stacks.acceptance.variant import IDLE_POOL, SPOT_POOL
+from stacks.cost import Kind, Level
+from stacks.cost_lines import Volumes, estimate
+from stacks.money import CurrencyError, Money
+from stacks.settings import Stack
+
+MINUTE_S = 60
+# The whole run, without the tear-down; its steps' deadlines together are longer.
+LONGEST_RUN_S = 6 * 3600
+# A group with a draining instance takes up to an hour to delete (stacks/aws/fleet.py, EMPTYING_S).
+TEARDOWN_S = 90 * MINUTE_S
+# Through NAT: the trainer's wheels (torch with CUDA, 4 GB) for each instance that ever starts, and packages.
+NAT_GB = 20
+BUCKET_GB, LOG_GB = 2, 1
+VOLUMES = Volumes(bucket_gb=BUCKET_GB, home_gb=0, log_gb=LOG_GB, nat_gb=NAT_GB)
+# Paid by the gigabyte and not by the hour: the whole of a month's volume passes within the run.
+BY_VOLUME = frozenset({"nat_traffic", "log", "bucket", "bucket_zone_redundant"})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Attributes:
+        name: unique, short.
+        proves: what is known once it has passed.
+        deadline_s: it fails when it takes longer.
+        needs: steps without which it is not tried.
+    """
+
+    name: str
+    proves: str
+    deadline_s: int
+    needs: tuple[str, ...] = ()
+
+
+def _minutes(name: str, minutes: int, proves: str, *needs: str) -> Step:
+    return Step(name, proves, minutes * MINUTE_S, needs)
+
+
+def _of_pool(pool: str, launch_minutes: int) -> tuple[Step, ...]:
+    """What every instance must come to before anything is asked of it."""
+    return (
+        _minutes(
+            f"{pool}: launch", launch_minutes, "the scaling group starts an instance from its template", "up"
+        ),
+        _minutes(
+            f"{pool}: heartbeat", 15, "its agent came out of the user data and is heard", f"{pool}: launch"
+        ),
+        _minutes(
+            f"{pool}: gate", 30, "the readiness gate found GPUs, disks and driver good", f"{pool}: launch"
+        ),
+    )
+
+
+STEPS: tuple[Step, ...] = (
+    _minutes("preflight", 5, "the account has room for the stack"),
+    _minutes("up", 45, "`pulumi up` stands the stack up in this account", "preflight"),
+    _minutes("watchers", 5, "alarms, budget and schedule exist", "up"),
+    *_of_pool(IDLE_POOL, 15),
+    _minutes(
+        "keep",
+        5,
+        "people's hold is a tag on the instance, as `gpu-fleet keep` sets it",
+        f"{IDLE_POOL}: heartbeat",
+    ),
+    *_of_pool(SPOT_POOL, 20),
+    _minutes("trainer", 60, "the trainer's environment stands and sees every GPU", f"{SPOT_POOL}: gate"),
+    _minutes("train on a GPU", 15, "one rank trains on the GPU to its end", "trainer"),
+    _minutes("train two ranks", 40, "two ranks train undisturbed; the reference", "trainer"),
+    _minutes("interrupt", 40, "an interrupted run saves a checkpoint after the notice", "train two ranks"),
+    _minutes(
+        "resume", 120, "the run goes on from the bucket and ends with the reference's result", "interrupt"
+    ),
+    _minutes("release", 5, "the hold is lifted, and the instance was there until then", "keep"),
+    _minutes("mark", 60, "the scheduled sweep finds the idle instance and notifies its owner", "release"),
+    _minutes(
+        "terminate", 60, "the sweep terminates it after its grace period, with a record in the ledger", "mark"
+    ),
+    _minutes("meter", 20, "the meter counted the instance-hours that were", "terminate"),
+)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a run costs, in the currency of the stack's budget.
+
+    Attributes:
+        per_hour: of everything that the variant may start.
+        once: what is paid by volume and not by time.
+        hours: the run at its longest, in whole hours, as NAT gateways and addresses are charged.
+        worst: all of it.
+        foreign: sentences on prices that hold in another region than the stack's.
+    """
+
+    per_hour: Money
+    once: Money
+    hours: int
+    foreign: tuple[str, ...]
+
+    @property
+    def worst(self) -> Money:
+        """The run at its longest with everything running from its first to its last minute."""
+        return self.per_hour * self.hours + self.once
+
+
+def longest_s(steps: Iterable[Step] = STEPS) -> int:
+    """The run at its longest, its tear-down included."""
+    return min(LONGEST_RUN_S, sum(step.deadline_s for step in steps)) + TEARDOWN_S
+
+
+def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> Price:
+    """What the run may cost at worst.
+
+    Args:
+        variant: the stack that comes up.
+        unpriced_per_hour: what the operator says that everything without a public price costs together.
+
+    Raises:
+        AcceptanceError: something has no price, and the operator named none: unknown is never free.
+    """
+    cost = estimate(variant, VOLUMES)
+    if cost.unknown and unpriced_per_hour is None:
+        names = ", ".join(quote.what for quote in cost.unknown)
+        raise AcceptanceError(
+            f"no public price is known of {names}, and unknown is never free: say with "
+            f"--unpriced-per-hour what they cost together, in {cost.currency}"
+        )
+    steady = [line for line in cost.lines if line.what not in BY_VOLUME]
+    by_volume = [line for line in cost.lines if line.what in BY_VOLUME]
+    extra = Money((unpriced_per_hour or Decimal(0)) if cost.unknown else Decimal(0), cost.currency)
+    elsewhere = sorted(
+        {
+            f"the price of {quote.what} is of {quote.region}"
+            for quote in cost.quotes
+            if quote.region not in ("", cost.region)
+        }
+    )
+    return Price(
+        per_hour=cost.hour(Level.MAX, steady).high + extra,
+        once=cost.month(Level.MAX, by_volume).high,
+        hours=math.ceil(longest_s() / 3600),
+        foreign=tuple(elsewhere),
+    )
+
+
+def in_currency(usd: Decimal, variant: Stack) -> Money:
+    """An amount in dollars in the currency of the stack's budget.
+
+    Raises:
+        AcceptanceError: the stack file gives no rate.
+    """
+    currency, rate = variant.budget.currency, variant.budget.cny_per_usd
+    if currency == "USD":
+        return Money(usd, currency)
+    if rate is None:
+        raise AcceptanceError(
+            f"--max-usd needs a rate: set budget.cny_per_usd in the stack file, whose budget is in {currency}"
+        )
+    return Money(usd * rate, currency)
+
+
+def hold_to_cap(found: Price, cap: Money) -> None:
+    """Refuse a run whose worst case passes its cap.
+
+    Raises:
+        AcceptanceError: naming both amounts and the ways out.
+    """
+    try:
+        if found.worst <= cap:
+            return
+    except CurrencyError as error:
+        raise AcceptanceError(str(error)) from error
+    raise AcceptanceError(
+        f"--max-usd allows {cap}; at worst the run costs {found.worst} ({found.per_hour} an hour for "
+        f"{found.hours} hours, and {found.once} by volume). Raise it, or name a cheaper --type"
+    )
+
+
+def instance_hour(variant: Stack, kind: str, *, spot: bool) -> Money | None:
+    """The most that an hour of one of the stack's instances costs with its disk; None where nobody knows.
+
+    The discount of spot is not counted: the market may ask the whole price.
+    """
+    pool = SPOT_POOL if spot else IDLE_POOL
+    cost = estimate(variant, VOLUMES)
+    lines = [line for line in cost.of_pool(pool) if line.kind in (Kind.COMPUTE, Kind.DISKS)]
+    known = any(kind in one.types for one in variant.pools if one.name == pool)
+    if not known or any(line.unknown for line in lines):
+        return None
+    return cost.hour(Level.MAX, lines).high
+
+
+def shared_hour(variant: Stack) -> Money:
+    """What an hour of everything costs that is no instance, as far as it has a price."""
+    cost = estimate(variant, VOLUMES)
+    return cost.hour(Level.MAX, [line for line in cost.of_pool(None) if line.what not in BY_VOLUME]).high
+
+
+def left_hour(variant: Stack, priced_as: str, units: Decimal) -> Money | None:
+    """What an hour of something left over costs; None where nobody knows."""
+    listed = prices.load(variant.cloud).quotes.get(priced_as)
+    if listed is not None:
+        if listed.amount is None:
+            return None
+        monthly = "month" in listed.unit
+        each = listed.amount / 730 if monthly else listed.amount
+        return Money(each * units, listed.currency)
+    return instance_hour(variant, priced_as, spot=False)

@@ -1,0 +1,298 @@
+"""Runs the steps of an acceptance run, holds time and cost, and always tears down."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from stacks.acceptance import plan
+from stacks.acceptance.account import Account, Instance
+from stacks.acceptance.clock import Clock
+from stacks.acceptance.engine import Engine
+from stacks.acceptance.errors import AcceptanceError, RefusedError, StepError, StopError
+from stacks.acceptance.evidence import Done, Evidence, Remainder, Status
+from stacks.acceptance.metering import Metering
+from stacks.acceptance.plan import Step
+from stacks.errors import StacksError
+from stacks.money import Money
+from stacks.settings import Stack
+
+LOG = logging.getLogger(__name__)
+Seen = TypeVar("Seen")
+POLL_S = 15.0
+# DescribeInstances at most so often, however short the steps' own polls are.
+METER_EVERY = timedelta(seconds=60)
+TEARDOWN = "tear-down"
+DESTROY_TRIES = 3
+REFUSALS_IN_A_ROW = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step that passed expected and saw.
+
+    Attributes:
+        expected, observed: sentences for people.
+        facts: figures for machines.
+    """
+
+    expected: str
+    observed: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """One acceptance run; the steps work with it.
+
+    Attributes:
+        variant: the stack that comes up.
+        account, engine, clock: the cloud, Pulumi, and time.
+        metering: cost.
+        evidence: what is written at the end.
+        epochs: of the training runs; long enough that an interruption comes in their midst.
+        stop_file_only: never ask the cloud for a spot interruption.
+        memory: what one step leaves for another.
+        ends_at: when the steps must be done; None before the first.
+    """
+
+    variant: Stack
+    account: Account
+    engine: Engine
+    clock: Clock
+    metering: Metering
+    evidence: Evidence
+    epochs: float
+    stop_file_only: bool = False
+    memory: dict[str, Any] = field(default_factory=dict)
+    ends_at: datetime | None = None
+    deadline: datetime | None = None
+    metered_at: datetime | None = None
+
+    def instances(self) -> list[Instance]:
+        """The stack's instances, counted on the way."""
+        found = list(self.account.instances())
+        self.metering.observe(found, self.clock.now())
+        self.metered_at = self.clock.now()
+        return found
+
+    def hold(self) -> None:
+        """Look at the cost, at most once a minute.
+
+        Raises:
+            StopError: cap or time of the whole run are reached.
+        """
+        now = self.clock.now()
+        if self.ends_at is not None and now >= self.ends_at:
+            raise StopError("the run's time is over, and what is left of it is for the tear-down")
+        if self.metering.began is None:
+            return
+        if self.metered_at is None or now - self.metered_at >= METER_EVERY:
+            self.instances()
+        self.metering.hold(now, self.reserve())
+
+    def reserve(self) -> Money:
+        """What the tear-down may cost: everything goes on for its whole time."""
+        hours = -(-plan.TEARDOWN_S // 3600)
+        return plan.price(self.variant, self.metering.unpriced_per_hour.amount).per_hour * hours
+
+    def wait(self, what: str, look: Callable[[], Seen | None], poll_s: float = POLL_S) -> Seen:
+        """Look again and again until something is seen; what ``look`` raises as ``StepError`` ends the step.
+
+        A refused call is tried again: clouds refuse now and then what they agree to a minute later.
+
+        Raises:
+            StepError: the step's deadline is reached, or the cloud refused several times in a row.
+            StopError: cap or time of the whole run are reached.
+        """
+        refused: list[str] = []
+        while True:
+            self.hold()
+            try:
+                seen = look()
+                refused = []
+            except RefusedError as error:
+                seen = None
+                refused.append(str(error))
+                if len(refused) >= REFUSALS_IN_A_ROW:
+                    raise StepError(f"{what}: refused {len(refused)} times: {refused[-1]}") from error
+            if seen is not None:
+                return seen
+            if self.deadline is not None and self.clock.now() >= self.deadline:
+                last = f"; last: {refused[-1]}" if refused else ""
+                raise StepError(f"{what}: not seen within the step's time{last}")
+            self.clock.sleep(poll_s)
+
+
+Action = Callable[[Run], Outcome]
+Listener = Callable[[str, Step | None, Done | None], None]
+
+
+def _silent(event: str, step: Step | None, done: Done | None) -> None:
+    """For runs that nobody watches."""
+
+
+def execute(
+    run: Run, actions: Mapping[str, Action], listener: Listener = _silent, steps: Sequence[Step] = plan.STEPS
+) -> None:
+    """Run every step that can be tried, then tear down, whatever happened; the evidence has all of it.
+
+    Args:
+        run: the run.
+        actions: step -> what it does.
+        listener: is told ``begin`` and ``end`` of each step.
+        steps: in order.
+    """
+    try:
+        run.ends_at = run.clock.now() + timedelta(seconds=plan.longest_s(steps) - plan.TEARDOWN_S)
+        for step in steps:
+            _step(run, step, actions[step.name], listener)
+    except StopError as error:
+        run.evidence.stopped = str(error)
+    except KeyboardInterrupt:
+        run.evidence.stopped = "interrupted by the operator"
+    finally:
+        tear_down(run, listener)
+
+
+def _step(run: Run, step: Step, action: Action, listener: Listener) -> None:
+    """One step; its failure is evidence, and only the run's own end goes on upwards."""
+    passed = {one.name for one in run.evidence.steps if one.status is Status.OK}
+    started, calls = run.clock.now(), len(run.account.calls)
+    lacking = [name for name in step.needs if name not in passed]
+    listener("begin", step, None)
+    ended: BaseException | None = None
+    if lacking:
+        status, outcome = Status.SKIPPED, Outcome(step.proves, f"not tried: {lacking[0]} did not pass")
+    else:
+        run.deadline = started + timedelta(seconds=step.deadline_s)
+        try:
+            status, outcome, ended = _tried(run, step, action)
+        finally:
+            run.deadline = None
+    done = _done(run, step, status, outcome, started=started, calls_before=calls)
+    run.evidence.steps.append(done)
+    LOG.info("event=step name=%r status=%s seconds=%.0f observed=%r", *_told(done))
+    listener("end", step, done)
+    if ended is not None:
+        raise ended
+
+
+def _tried(run: Run, step: Step, action: Action) -> tuple[Status, Outcome, BaseException | None]:
+    """How the action ended, and what ends the whole run with it."""
+    ends: BaseException | None = None
+    try:
+        return Status.OK, action(run), None
+    except StopError as error:
+        said, ends = str(error), error
+    except StacksError as error:
+        said = str(error)
+    except KeyboardInterrupt as error:
+        said, ends = "interrupted by the operator", error
+    except Exception as error:  # whatever a step stumbles over is evidence, and the tear-down must come
+        LOG.exception("event=step-broke name=%r", step.name)
+        said = f"unexpected: {error!r}"
+    return Status.FAILED, Outcome(step.proves, said), ends
+
+
+def _told(done: Done) -> tuple[object, ...]:
+    return done.name, done.status, done.seconds, done.observed
+
+
+def _done(
+    run: Run, step: Step, status: Status, outcome: Outcome, *, started: datetime, calls_before: int
+) -> Done:
+    now = run.clock.now()
+    try:
+        accrued = run.metering.accrued(now).amount
+    except StopError:  # a type without a price: what was known stands, and the run ends for that reason
+        accrued = run.evidence.accrued
+    return Done(
+        name=step.name,
+        proves=step.proves,
+        status=status,
+        started=started,
+        ended=now,
+        expected=outcome.expected,
+        observed=outcome.observed,
+        facts=dict(outcome.facts),
+        accrued=accrued,
+        calls=tuple(run.account.calls[calls_before:]),
+    )
+
+
+def tear_down(run: Run, listener: Listener = _silent) -> None:
+    """Take everything down, and list what is left; may be called again after one that failed."""
+    step = Step(TEARDOWN, "nothing of the run is left that costs money", plan.TEARDOWN_S)
+    started, calls = run.clock.now(), len(run.account.calls)
+    listener("begin", step, None)
+    problems = []
+    for part in (_forget_interruption, _destroy, _list):
+        try:
+            part(run)
+        except StacksError as error:
+            problems.append(str(error))
+        except KeyboardInterrupt:
+            problems.append("interrupted by the operator; run it again with --clean-up")
+            break
+        except Exception as error:  # what is left must be listed, whatever breaks before
+            LOG.exception("event=tear-down-broke part=%s", part.__name__)
+            problems.append(f"unexpected: {error!r}")
+    status = Status.FAILED if problems or not run.evidence.clean else Status.OK
+    observed = "; ".join(problems) or _summary(run.evidence.remaining)
+    done = _done(run, step, status, Outcome(step.proves, observed), started=started, calls_before=calls)
+    run.evidence.steps.append(done)
+    run.evidence.ended = run.clock.now()
+    LOG.info("event=step name=%r status=%s seconds=%.0f observed=%r", *_told(done))
+    listener("end", step, done)
+
+
+def _forget_interruption(run: Run) -> None:
+    run.account.forget_interruption()
+
+
+def _destroy(run: Run) -> None:
+    """``pulumi destroy``; where it fails, what held it is removed, and it is tried again.
+
+    Buckets that hold objects and instances that outlived their groups hold it; both are of this stack alone.
+
+    Raises:
+        EngineError: it failed the last time too.
+    """
+    for left in reversed(range(DESTROY_TRIES)):
+        try:
+            run.engine.destroy(plan.TEARDOWN_S)
+            break
+        except AcceptanceError as error:
+            if left == 0:
+                raise
+            LOG.warning("event=destroy-failed tries_left=%d reason=%r", left, str(error))
+        ended, emptied = run.account.end_stragglers(), run.account.empty_buckets()
+        LOG.info("event=cleared instances=%r objects=%d", list(ended), emptied)
+        run.clock.sleep(POLL_S)
+    run.engine.forget()
+
+
+def _list(run: Run) -> None:
+    """Everything that still carries the stack's tag, with what an hour of it costs."""
+    run.evidence.remaining = [
+        Remainder(one.kind, one.id, one.state, _hourly(run, one.priced_as, one.units), one.note)
+        for one in run.account.left()
+    ]
+
+
+def _hourly(run: Run, priced_as: str, units: Any) -> str:
+    if not priced_as:
+        return "0"
+    found = plan.left_hour(run.variant, priced_as, units)
+    return "unknown" if found is None else f"{found.amount:.4f}"
+
+
+def _summary(remaining: Sequence[Remainder] | None) -> str:
+    if not remaining:
+        return "nothing carries the stack's tag any more"
+    paid = [one for one in remaining if one.per_hour != "0"]
+    if paid:
+        return "still there and paid for: " + ", ".join(f"{one.kind} {one.id}" for one in paid)
+    return f"{len(remaining)} things still carry the tag, none of them paid by the hour"

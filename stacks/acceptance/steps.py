@@ -1,0 +1,457 @@
+"""What each step of an acceptance run does."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from stacks.acceptance import on_instance
+from stacks.acceptance.account import (
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_REAP_AFTER,
+    Instance,
+    Said,
+)
+from stacks.acceptance.errors import NotReachableError, RefusedError, StepError
+from stacks.acceptance.on_instance import Job, Progress
+from stacks.acceptance.runner import Action, Outcome, Run
+from stacks.acceptance.variant import IDLE_POOL, SPOT_POOL
+from stacks.preflight.command import look as preflight_look
+from stacks.preflight.findings import Finding, Verdict
+
+RANKS = 2
+# An agent is heard every minute; the sweep counts one silent for four as unknown.
+FRESH = timedelta(minutes=4)
+HELD_FOR = timedelta(hours=12)
+# Between two readings of the meter lies a sweep's period; an instance's own clock starts a little later.
+METER_PERIOD_S, METER_PERCENT = 300.0, 10.0
+# S3 stamps an object with its own clock.
+CLOCKS_DIFFER = timedelta(seconds=30)
+MISSING = 3  # exit code of a script of on_instance: it is not there yet
+GPU_RUN_EPOCHS = 2.0
+# digits.toml saves every 50 steps; asked to stop after the first is committed.
+STEP_KEY = re.compile(r"/step-(\d+)/manifest\.json$")
+LOOK_EVERY_S = 5.0
+Looker = Callable[[Any], Any]
+
+
+def actions(look: Callable[[Any], Any] = preflight_look) -> dict[str, Action]:
+    """Step -> what it does.
+
+    Args:
+        look: asks the cloud whether there is room; gives findings.
+    """
+    return {
+        "preflight": lambda run: _preflight(run, look),
+        "up": _up,
+        "watchers": _watchers,
+        **{f"{pool}: launch": _of_pool(_launch, pool) for pool in (IDLE_POOL, SPOT_POOL)},
+        **{f"{pool}: heartbeat": _of_pool(_heartbeat, pool) for pool in (IDLE_POOL, SPOT_POOL)},
+        **{f"{pool}: gate": _of_pool(_gate, pool) for pool in (IDLE_POOL, SPOT_POOL)},
+        "keep": _keep,
+        "trainer": _trainer,
+        "train on a GPU": _train_on_gpu,
+        "train two ranks": _train_two_ranks,
+        "interrupt": _interrupt,
+        "resume": _resume,
+        "release": _release,
+        "mark": _mark,
+        "terminate": _terminate,
+        "meter": _meter,
+    }
+
+
+def _of_pool(action: Callable[[Run, str], Outcome], pool: str) -> Action:
+    return lambda run: action(run, pool)
+
+
+def _preflight(run: Run, look: Callable[[Any], Any]) -> Outcome:
+    found = cast("list[Finding]", list(look(run.variant)))
+    problems = [one for one in found if one.verdict is Verdict.PROBLEM]
+    unchecked = [one for one in found if one.verdict is Verdict.UNCHECKED]
+    if problems:
+        raise StepError("; ".join(f"{one.subject}: {one.says} {one.remedy}".strip() for one in problems))
+    observed = f"{len(found)} questions, no problem" + (
+        f", {len(unchecked)} could not be checked" if unchecked else ""
+    )
+    facts = {one.subject: f"{one.verdict}: {one.says}" for one in found}
+    return Outcome("no question of the preflight finds a problem", observed, facts)
+
+
+def _up(run: Run) -> Outcome:
+    run.metering.began = run.clock.now()
+    seconds = (run.deadline - run.clock.now()).total_seconds() if run.deadline else 0.0
+    run.engine.up(seconds)
+    outputs = run.engine.outputs()
+    run.memory["outputs"] = outputs
+    return Outcome(
+        "the engine agrees, and gives outputs", f"{len(outputs)} outputs", {"outputs": sorted(outputs)}
+    )
+
+
+def _outputs(run: Run) -> dict[str, Any]:
+    return cast("dict[str, Any]", run.memory["outputs"])
+
+
+def _watchers(run: Run) -> Outcome:
+    found = run.account.watched(str(_outputs(run)["topic_arn"]))
+    missing = [kind for kind in ("alarms", "budgets", "schedules") if not found.get(kind)]
+    if missing:
+        raise StepError(f"the stack has no {', no '.join(missing)}")
+    people = list(found["recipients"])
+    counts = ", ".join(f"{len(found[kind])} {kind}" for kind in ("alarms", "budgets", "schedules"))
+    observed = f"{counts}; {people.count('pending')} of {len(people)} recipients have yet to confirm"
+    return Outcome(
+        "at least one alarm, budget and schedule", observed, {k: list(v) for k, v in found.items()}
+    )
+
+
+def _launch(run: Run, pool: str) -> Outcome:
+    """Wait for an instance of the pool that runs; what the group said goes into the failure."""
+    gone = run.memory.setdefault("gone", [])
+
+    def running() -> Instance | None:
+        found = [one for one in run.instances() if one.pool == pool and one.state == "running"]
+        return next((one for one in found if one.id not in gone), None)
+
+    try:
+        found = run.wait(f"a running instance of pool {pool}", running)
+    except StepError as error:
+        raise StepError(f"{error}; its group says: {_why_none(run, pool)}") from error
+    run.memory[pool] = found.id
+    run.memory.setdefault("launched", {})[found.id] = found.launched_at
+    facts = {"instance": found.id, "type": found.type, "spot": found.spot}
+    if found.spot is not (pool == SPOT_POOL):
+        raise StepError(f"{found.id} is bought {'on spot' if found.spot else 'on demand'}, and should not be")
+    return Outcome(f"one running instance of pool {pool}", f"{found.id}, {found.type}", facts)
+
+
+def _why_none(run: Run, pool: str) -> str:
+    groups = _outputs(run)["group_names"][pool]
+    try:
+        return "; ".join(run.account.why_none(str(group)) or "nothing" for group in groups)
+    except RefusedError as error:
+        return str(error)
+
+
+def _heartbeat(run: Run, pool: str) -> Outcome:
+    instance: str = run.memory[pool]
+    launched: datetime = run.memory["launched"][instance]
+    first = run.wait(f"a heartbeat of {instance}", lambda: run.account.first_heartbeat(instance, launched))
+    newest = run.account.newest_heartbeat(instance, launched) or first
+    silent_s = (run.clock.now() - newest).total_seconds()
+    if silent_s > FRESH.total_seconds():
+        raise StepError(f"{instance} was last heard {silent_s:.0f} s ago: its agent has fallen silent")
+    seconds = (first - launched).total_seconds()
+    facts = {"instance": instance, "first_heartbeat_after_s": round(seconds)}
+    return Outcome("a heartbeat, and a fresh one", f"first heard {seconds:.0f} s after its launch", facts)
+
+
+def ask(run: Run, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> Said:
+    """Run a script on an instance to its end, also while its agent has yet to register."""
+
+    def sent() -> str | None:
+        try:
+            return run.account.run(instance, script)
+        except NotReachableError:
+            return None
+
+    command = run.wait(f"{instance} to take commands", sent)
+    run.clock.sleep(1)  # an invocation is known a moment after its command
+    return run.wait(f"the answer of {instance}", lambda: run.account.said(command, instance), poll_s)
+
+
+def ordered(run: Run, instance: str, script: str, what: str) -> Said:
+    """The same for a script that must agree.
+
+    Raises:
+        StepError: its exit code is not 0.
+    """
+    said = ask(run, instance, script)
+    if said.code != 0:
+        raise StepError(f"{what} on {instance}: exit code {said.code}: {(said.error or said.output)[-800:]}")
+    return said
+
+
+def _there(run: Run, instance: str, script: str, what: str) -> str:
+    """Ask until what the script prints is there."""
+
+    def look() -> str | None:
+        said = ask(run, instance, script)
+        if said.code == MISSING:
+            return None
+        if said.code != 0:
+            raise StepError(
+                f"{what} on {instance}: exit code {said.code}: {(said.error or said.output)[-800:]}"
+            )
+        return said.output
+
+    return run.wait(f"{what} on {instance}", look)
+
+
+def _gate(run: Run, pool: str) -> Outcome:
+    instance: str = run.memory[pool]
+    report = json.loads(_there(run, instance, on_instance.gate(), "the gate's report"))
+    bad = [f"{name}: {one['detail']}" for name, one in report["checks"].items() if not one["ok"]]
+    if not report["ready"]:
+        raise StepError(f"the gate refused {instance}: {'; '.join(bad)}")
+    checks = {name: one["detail"] for name, one in report["checks"].items()}
+    return Outcome("ready.json says ready", f"ready, {len(checks)} checks passed", {"checks": checks})
+
+
+def _keep(run: Run) -> Outcome:
+    until = run.clock.now() + HELD_FOR
+    text = until.strftime("%Y-%m-%dT%H:%M:%SZ")
+    run.account.tag(run.memory[IDLE_POOL], {TAG_KEEP_UNTIL: text, TAG_KEEP_REASON: "gpu-fleet accept"})
+    return Outcome("the tags are set", f"kept until {text}", {"keep_until": text})
+
+
+def _trainer(run: Run) -> Outcome:
+    instance: str = run.memory[SPOT_POOL]
+    printed = _there(run, instance, on_instance.environment(), "the trainer's environment").split()
+    version, gpus = printed[-2], int(printed[-1])
+    if gpus < 1:
+        raise StepError(f"torch {version} on {instance} sees no GPU")
+    run.memory["gpus"] = gpus
+    return Outcome("torch sees a GPU", f"torch {version}, {gpus} GPUs", {"torch": version, "gpus": gpus})
+
+
+def _job(run: Run, name: str, *, ranks: int, epochs: float, on_gpu: bool) -> Job:
+    buckets: Mapping[str, str] = _outputs(run)["bucket_uris"]
+    uri = f"{buckets['checkpoints']}/{SPOT_POOL}/accept/{name}"
+    return Job(name, uri, ranks, epochs, on_gpu)
+
+
+def _two_ranks(run: Run, name: str) -> Job:
+    """Two ranks on the instance's GPUs where it has two, else on its processors."""
+    return _job(run, name, ranks=RANKS, epochs=run.epochs, on_gpu=run.memory["gpus"] >= RANKS)
+
+
+def _started(run: Run, job: Job) -> None:
+    instance: str = run.memory[SPOT_POOL]
+    script = on_instance.start(job, on_instance.EXAMPLE.read_text(encoding="utf-8"))
+    ordered(run, instance, script, f"starting {job.unit}")
+
+
+def _progress(run: Run, job: Job) -> Progress:
+    """How the run stands; a failed unit ends the step with the end of its log."""
+    instance: str = run.memory[SPOT_POOL]
+    said = ordered(run, instance, on_instance.look(job), f"looking at {job.unit}")
+    try:
+        found = on_instance.progress(said.output)
+    except (ValueError, KeyError) as error:
+        raise StepError(
+            f"{job.unit} on {instance}: what it printed cannot be read: {said.output!r}"
+        ) from error
+    if found.failed:
+        log = ask(run, instance, on_instance.journal(job)).output
+        raise StepError(f"{job.unit} on {instance} failed ({found.result}): {log[-1500:]}")
+    return found
+
+
+def _finished(run: Run, job: Job) -> dict[str, Any]:
+    """Wait for the run's own end; gives its result."""
+
+    def over() -> dict[str, Any] | None:
+        found = _progress(run, job)
+        return found.outcome if found.over else None
+
+    result = run.wait(f"the end of {job.unit}", over)
+    if result["outcome"] != "finished":
+        raise StepError(
+            f"{job.unit} ended as {result['outcome']}: {result['reason']} {result.get('detail', '')}"
+        )
+    return result
+
+
+def _train_on_gpu(run: Run) -> Outcome:
+    job = _job(run, "accept-gpu", ranks=1, epochs=GPU_RUN_EPOCHS, on_gpu=True)
+    _started(run, job)
+    result = _finished(run, job)
+    observed = f"{result['step']} steps, {result['metric_name']} {result['metric']:.4f}"
+    return Outcome("the run finishes", observed, result)
+
+
+def _train_two_ranks(run: Run) -> Outcome:
+    job = _two_ranks(run, "accept-straight")
+    _started(run, job)
+    result = _finished(run, job)
+    run.memory["straight"] = result
+    where = "GPUs" if job.on_gpu else "processors"
+    observed = f"{result['step']} steps on two {where}, {result['metric_name']} {result['metric']:.4f}"
+    return Outcome("the run finishes", observed, result)
+
+
+def _committed(run: Run, job: Job) -> dict[int, datetime]:
+    """Step -> when its manifest was written: what has none does not count."""
+    found = {STEP_KEY.search(f"/{key}"): at for key, at in run.account.keys(f"{job.checkpoint_uri}/").items()}
+    return {int(match[1]): at for match, at in found.items() if match}
+
+
+def _interrupt(run: Run) -> Outcome:
+    job = _two_ranks(run, "accept-broken")
+    instance: str = run.memory[SPOT_POOL]
+    _started(run, job)
+    run.wait("a first checkpoint in the bucket", lambda: _committed(run, job) or None, LOOK_EVERY_S)
+    asked_at = run.clock.now()
+    how, by_cloud = _notice(run, instance)
+    stopped = _stopped(run, job, instance)
+    if by_cloud:
+        run.wait(f"{instance} to be interrupted", lambda: _is_gone(run, instance) or None)
+    committed = _committed(run, job)
+    saved, of_steps = max(committed), run.memory["straight"]["step"]
+    if saved >= of_steps:
+        raise StepError(f"the run was over before the notice came: step {saved}")
+    if stopped.get("step", saved) != saved or committed[saved] < asked_at - CLOCKS_DIFFER:
+        raise StepError(f"{how}: nothing was saved after the notice; the newest step is {saved}")
+    run.memory |= {"job": job, "saved": saved, "by_cloud": by_cloud}
+    reason = stopped.get("reason", "the instance was gone before its result could be read")
+    facts = {"how": how, "saved_step": saved, "of_steps": of_steps, "result": stopped}
+    observed = f"{how}; step {saved} of {of_steps} was saved ({reason})"
+    return Outcome("the step at which the run stopped is in the bucket", observed, facts)
+
+
+def _stopped(run: Run, job: Job, instance: str) -> dict[str, Any]:
+    """Wait until the run has stopped; gives its result, empty where the instance was gone before."""
+
+    def look() -> dict[str, Any] | None:
+        if _is_gone(run, instance):
+            return {}
+        try:
+            command = run.account.run(instance, on_instance.look(job))
+        except NotReachableError:  # on its way out
+            return None
+        said = run.wait(
+            f"the answer of {instance}", lambda: _said_or_gone(run, command, instance), LOOK_EVERY_S
+        )
+        found = on_instance.progress(said.output) if said.code == 0 else None
+        return found.outcome if found and found.over else None
+
+    return run.wait(f"{job.unit} to stop", look, LOOK_EVERY_S)
+
+
+def _said_or_gone(run: Run, command: str, instance: str) -> Said | None:
+    said = run.account.said(command, instance)
+    return Said(MISSING, "") if said is None and _is_gone(run, instance) else said
+
+
+def _notice(run: Run, instance: str) -> tuple[str, bool]:
+    """Have the run interrupted; gives how, and whether the cloud takes the instance."""
+    refused = "asked for with --interrupt stop-file"
+    if run.account.interrupts_spot and not run.stop_file_only:
+        try:
+            return run.account.interrupt(instance), True
+        except RefusedError as error:
+            refused = str(error)
+    elif not run.account.interrupts_spot:
+        refused = "this cloud has no way to ask for a spot interruption"
+    ordered(run, instance, on_instance.ask_to_stop(), "leaving the stop file")
+    run.evidence.notes.append(f"the interruption was the stop file, not the cloud's: {refused}")
+    return f"stop file ({refused})", False
+
+
+def _is_gone(run: Run, instance: str) -> bool:
+    return all(one.ended for one in run.instances() if one.id == instance)
+
+
+def _resume(run: Run) -> Outcome:
+    job: Job = run.memory["job"]
+    if run.memory["by_cloud"]:
+        run.memory["gone"].append(run.memory[SPOT_POOL])
+        _launch(run, SPOT_POOL)
+        _gate(run, SPOT_POOL)
+        _trainer(run)
+    else:
+        ordered(run, run.memory[SPOT_POOL], on_instance.forget(job), "removing the run from the disk")
+    _started(run, job)
+    result = _finished(run, job)
+    straight: dict[str, Any] = run.memory["straight"]
+    equal = result["parameters_sha256"] == straight["parameters_sha256"]
+    facts = {"result": result, "instance": run.memory[SPOT_POOL], "weights_equal": equal}
+    if result["resumed_from_step"] != run.memory["saved"]:
+        raise StepError(f"resumed from step {result['resumed_from_step']}, saved was {run.memory['saved']}")
+    if not equal and not job.on_gpu:
+        raise StepError("the resumed run's weights differ from those of the undisturbed one")
+    if result["metric"] != straight["metric"]:
+        raise StepError(f"{result['metric_name']} {result['metric']}, undisturbed {straight['metric']}")
+    weights = "weights equal, bit for bit" if equal else "equal metric, weights differ in rounding"
+    observed = f"from step {result['resumed_from_step']} to {result['step']}; {weights}"
+    return Outcome("the undisturbed run's result, from the saved step on", observed, facts)
+
+
+def _idle_instance(run: Run) -> Instance:
+    """The instance of the idle pool.
+
+    Raises:
+        StepError: the cloud knows it no more.
+    """
+    found = [one for one in run.instances() if one.id == run.memory[IDLE_POOL]]
+    if not found:
+        raise StepError(f"{run.memory[IDLE_POOL]} is not there any more")
+    return found[0]
+
+
+def _release(run: Run) -> Outcome:
+    found = _idle_instance(run)
+    if found.ended:
+        raise StepError(f"{found.id} was terminated although it was kept")
+    run.account.untag(found.id, [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
+    return Outcome("the held instance still runs", f"{found.id} runs; the hold is lifted")
+
+
+def _mark(run: Run) -> Outcome:
+    def marked() -> str | None:
+        found = _idle_instance(run)
+        if found.ended and TAG_REAP_AFTER not in found.tags:
+            raise StepError(f"{found.id} was terminated without a mark")
+        return found.tags.get(TAG_REAP_AFTER)
+
+    reap_after = run.wait("the sweep's mark", marked)
+    return Outcome("the tag gpu-fleet:reap-after", f"reap-after {reap_after}", {"reap_after": reap_after})
+
+
+def _terminate(run: Run) -> Outcome:
+    instance: str = run.memory[IDLE_POOL]
+    run.wait(f"{instance} to be terminated", lambda: _idle_instance(run).ended or None)
+    run.memory["ended_at"] = run.clock.now()
+    records: str = _outputs(run)["bucket_uris"]["records"]
+
+    def record() -> str | None:
+        keys = run.account.keys(f"{records}/reaper/ledger/")
+        return next((key for key in keys if f"/{instance}-" in key and key.endswith("-terminate.json")), None)
+
+    key = run.wait(f"the ledger's record of {instance}", record)
+    written = json.loads(run.account.read(f"{records}/{key}"))
+    facts = {"key": key, "record": written}
+    return Outcome("terminated, with a record", f"{written['reason']}; record {key}", facts)
+
+
+def _meter(run: Run) -> Outcome:
+    """The meter's seconds of each instance beside those that the run saw, at the meter's own moment."""
+    records: str = _outputs(run)["bucket_uris"]["records"]
+    ended_at: datetime = run.memory["ended_at"]
+
+    def reading() -> dict[str, Any] | None:
+        found: dict[str, Any] = json.loads(run.account.read(f"{records}/reaper/meter.json"))
+        return found if datetime.fromisoformat(found["until"]) >= ended_at else None
+
+    found = run.wait("a reading of the meter after the termination", reading)
+    until = datetime.fromisoformat(found["until"])
+    midnight = until.replace(hour=0, minute=0, second=0, microsecond=0)
+    facts: dict[str, Any] = {"until": found["until"], "month": found["month"], "instances": {}}
+    wrong = []
+    for instance, launched in run.memory["launched"].items():
+        ended = ended_at if instance == run.memory[IDLE_POOL] else until
+        if instance in run.memory.get("gone", []):
+            continue  # EC2 may have forgotten it; the meter holds it on the day it ran
+        expected = max(0.0, (min(ended, until) - max(launched, midnight)).total_seconds())
+        metered = float(found["day"]["machines"].get(instance, {}).get("seconds", 0))
+        facts["instances"][instance] = {"expected_s": round(expected), "metered_s": round(metered)}
+        if abs(metered - expected) > METER_PERIOD_S + expected * METER_PERCENT / 100:
+            wrong.append(f"{instance}: metered {metered:.0f} s, seen {expected:.0f} s")
+    if wrong:
+        raise StepError("; ".join(wrong))
+    within = f"within {METER_PERCENT:.0f} % and a sweep's period of the hours seen"
+    return Outcome(within, f"{len(facts['instances'])} instances, {found['month']} this month", facts)

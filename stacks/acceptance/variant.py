@@ -1,0 +1,119 @@
+"""The small stack that an acceptance run brings up in place of the real one. Pure.
+
+It has the real one's account, region, network, image and owner, and nothing of its size: one instance on
+demand for the sweep to find idle, one on spot for the trainer to lose. It is a stack of its own, with a name
+of its own, so that nothing of the real one is touched.
+"""
+
+from collections.abc import Mapping
+from decimal import ROUND_UP, Decimal
+from typing import Any
+
+from stacks import catalog, naming
+from stacks.acceptance.errors import AcceptanceError
+from stacks.catalog import Cloud, InstanceType
+from stacks.settings import Stack
+
+SUFFIX = "-accept"
+IDLE_POOL, SPOT_POOL = "people", "spot"
+POOLS = (IDLE_POOL, SPOT_POOL)
+# The shortest that leave the boot its time: an instance is idle for this long before the mark, and its owner
+# has this long to say no.
+IDLE_AFTER_HOURS = 0.5
+GRACE_MINUTES = 10
+SWEEP_EVERY_MINUTES = 5
+LEAST_VOLUME_GIB = 100
+SCRATCH_GIB = {Cloud.AWS: 0, Cloud.ALICLOUD: 100}  # types of Alibaba Cloud have no local disks
+KEPT = ("cloud", "region", "account_id", "owner", "endpoint_url")
+
+
+def name_of(stack: str) -> str:
+    """The variant's name."""
+    return f"{stack}{SUFFIX}"
+
+
+def cheapest_type(cloud: Cloud) -> InstanceType:
+    """The GPU type with the lowest list price that runs the bundled image."""
+    priced = [one for one in catalog.load().of_cloud(cloud) if one.price and one.runs_bundled_image]
+    return min(priced, key=lambda one: one.price.amount_per_hour if one.price else Decimal("Infinity"))
+
+
+def chosen_type(cloud: Cloud, name: str | None) -> InstanceType:
+    """The type that both pools use.
+
+    Args:
+        cloud: of the stack.
+        name: what the operator asked for; None for the cheapest.
+
+    Raises:
+        AcceptanceError: it is not in the catalog, or of the other cloud.
+    """
+    if name is None:
+        return cheapest_type(cloud)
+    found = catalog.load().find(name)
+    if found is None or found.cloud is not cloud:
+        near = ", ".join(catalog.load().suggest(name, cloud))
+        raise AcceptanceError(f"--type {name!r}: no type of {cloud} in the catalog; the nearest are {near}")
+    return found
+
+
+def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decimal) -> dict[str, Any]:
+    """The variant's ``config`` mapping, keys with their prefix.
+
+    Args:
+        raw: the ``config`` mapping of the real stack's file.
+        stack: the same, checked.
+        kind: what both pools are made of.
+        cap: most that the run may cost, in the currency of the stack's budget.
+    """
+    prefix = f"{naming.PROJECT}:"
+    other = {key: value for key, value in raw.items() if not key.startswith(prefix)}
+    own = {key.removeprefix(prefix): value for key, value in raw.items() if key.startswith(prefix)}
+    budget = dict(own.get("budget") or {})
+    kept_budget = {key: budget[key] for key in ("currency", "cny_per_usd", "recipients") if key in budget}
+    image = {
+        key: value
+        for key, value in (own.get("image") or {}).items()
+        if key not in ("base_id", "payload", "disk")
+    }
+    storage = {
+        key: value
+        for key, value in (own.get("storage") or {}).items()
+        if key in ("kms_instance_id", "key_rotation_days")
+    }
+    network = {key: value for key, value in own["network"].items() if key in ("cidr", "zones", "peers")}
+    made = {key: own[key] for key in KEPT if key in own} | {
+        "network": network | {"nat": "one"},
+        "storage": storage,
+        "pools": pools(stack, kind),
+        "budget": kept_budget | {"monthly": int(cap.to_integral_value(ROUND_UP)), "allow_overcommit": True},
+        "reaper": {"every_minutes": SWEEP_EVERY_MINUTES, "max_percent": 100},
+        "image": image,
+    }
+    return other | {f"{prefix}{key}": value for key, value in made.items()}
+
+
+def pools(stack: Stack, kind: InstanceType) -> list[dict[str, Any]]:
+    """One instance on demand that is swept when idle; one on spot, in a group of fixed size."""
+    both = {
+        "types": [kind.name],
+        "volume_gib": max(LEAST_VOLUME_GIB, stack.image.size_gib),
+        "scratch_gib": SCRATCH_GIB[stack.cloud],
+    }
+    idle = {
+        "after_hours": IDLE_AFTER_HOURS,
+        "grace_minutes": GRACE_MINUTES,
+        "min_uptime_minutes": 0,
+        "action": "terminate",
+    }
+    return [
+        both
+        | {"name": IDLE_POOL, "size": {"min": 0, "desired": 1, "max": 1}, "scaling": False, "idle": idle},
+        both
+        | {
+            "name": SPOT_POOL,
+            "purpose": "training",
+            "market": "spot",
+            "size": {"min": 1, "desired": 1, "max": 1},
+        },
+    ]

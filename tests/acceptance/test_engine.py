@@ -1,0 +1,125 @@
+"""The Pulumi CLI as the run drives it: a script stands for it and writes down what it was asked."""
+
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from stacks.acceptance.engine import PulumiCli
+from stacks.acceptance.errors import AcceptanceError, EngineError
+
+SCRIPT = """#!/bin/sh
+echo "$@" >> told
+case "$1 $2" in
+  version*) echo v3.260.0 ;;
+  "stack ls") echo '[{"name": "org/gpu-fleet/s"}]' ;;
+  "stack output") echo '{"region": "us-east-1"}' ;;
+  "up --yes") BODY ;;
+esac
+"""
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch):
+    def made(body: str = ":") -> PulumiCli:
+        program = tmp_path / "bin" / "pulumi"
+        program.parent.mkdir()
+        program.write_text(SCRIPT.replace("BODY", body))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+        return PulumiCli(tmp_path, "s", tmp_path / "logs" / "pulumi.log")
+
+    return made
+
+
+def told(folder: Path) -> list[str]:
+    return (folder / "told").read_text().splitlines()
+
+
+def test_up_selects_the_stack_and_asks_nothing(cli, tmp_path):
+    cli().up(60)
+
+    assert told(tmp_path) == [
+        "stack select --create s --non-interactive --color never",
+        "up --yes --skip-preview --stack s --non-interactive --color never",
+    ]
+
+
+def test_destroy_lifts_a_lock_first_and_then_forgets_the_stack(cli, tmp_path):
+    engine = cli()
+
+    engine.destroy(60)
+    engine.forget()
+
+    assert [line.partition(" --non")[0] for line in told(tmp_path) if not line.startswith("stack ls")] == [
+        "cancel --yes --stack s",
+        "destroy --yes --skip-preview --refresh --stack s",
+        "stack rm --yes --preserve-config s",
+    ]
+
+
+def test_a_stack_that_no_backend_knows_is_not_destroyed(cli, tmp_path):
+    engine = cli()
+    engine._stack = "another"
+
+    engine.destroy(60)
+
+    assert told(tmp_path) == ["stack ls --json"]
+
+
+def test_outputs_are_read_as_json(cli):
+    assert cli().outputs() == {"region": "us-east-1"}
+
+
+def test_a_failure_says_the_end_of_what_the_cli_said(cli):
+    engine = cli("echo 'error: VpcLimitExceeded'; exit 255")
+
+    with pytest.raises(EngineError, match=r"exit code 255(.|\n)*VpcLimitExceeded"):
+        engine.up(60)
+
+
+def test_an_up_that_takes_too_long_is_interrupted_as_by_ctrl_c(cli, tmp_path):
+    engine = cli("trap 'echo saved; exit 1' INT; while :; do sleep 0.05; done")
+
+    with pytest.raises(EngineError, match="not done after 0 s"):
+        engine.up(0.3)
+    assert "saved" in (tmp_path / "logs" / "pulumi.log").read_text()
+
+
+def test_without_the_cli_there_is_one_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(AcceptanceError, match="the Pulumi CLI is not on PATH"):
+        PulumiCli(tmp_path, "s", tmp_path / "log").version()
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from stacks.acceptance.engine import PulumiCli
+engine = PulumiCli(Path(sys.argv[1]), "s", Path(sys.argv[1]) / "log")
+try:
+    engine.up(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_reaches_an_up_through_us_and_waits_for_its_state(cli, tmp_path):
+    cli("trap 'echo saved; exit 1' INT; echo up > ready; while :; do sleep 0.05; done")
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None
+        threading.Event().wait(0.05)  # polls another process; its clock is not ours
+
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+
+    assert said == "interrupted\n"
+    assert "saved" in (tmp_path / "log").read_text()
