@@ -26,6 +26,10 @@ class Keys(pulumi.ComponentResource):
     Disks, buckets and file systems name it by its id; RAM policies by its ARN. Who may use it is RAM's to
     say: the key keeps KMS's default policy, which hands that to the account.
 
+    Pulumi never deletes it (``retain_on_delete``): snapshots, images and detached disks that it encrypts are
+    in no state file, so no order of deletions covers them. ``gpu-fleet destroy`` schedules the key's deletion
+    once it has looked and found nothing left under it (``stacks/teardown``).
+
     Attributes:
         key_id: the key, for every ``kms_key_id`` of the stack.
         key_arn: the same, for policies.
@@ -52,13 +56,13 @@ class Keys(pulumi.ComponentResource):
             else DELETION_WINDOW_DAYS,
             deletion_protection="Enabled" if stack.protected else "Disabled",
             tags=naming.tags(stack.name, stack.owner),
-            opts=pulumi.ResourceOptions(parent=self, protect=stack.protected),
+            opts=pulumi.ResourceOptions(parent=self, protect=stack.protected, retain_on_delete=True),
         )
         alicloud.kms.Alias(
             f"{name}-alias",
             alias_name=f"alias/{naming.prefixed(stack.name)}",
             key_id=key.id,
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=pulumi.ResourceOptions(parent=self, protect=stack.protected),
         )
         self.key_id = key.id
         self.key_arn = key.arn

@@ -23,11 +23,14 @@ class NetworkArgs:
         stack: the settings.
         key_id: the key that encrypts the flow log.
         key_arn: the same, for the log's role.
+        keys: owns that key. The network stands on it: a network cannot be deleted while an instance is in it,
+            whose volumes need the key.
     """
 
     stack: Stack
     key_id: pulumi.Input[str]
     key_arn: pulumi.Input[str]
+    keys: pulumi.Resource
 
 
 class Network(pulumi.ComponentResource):
@@ -52,7 +55,7 @@ class Network(pulumi.ComponentResource):
             cidr_block=str(stack.network.cidr),
             dns_hostname_status="ENABLED",
             tags=self._tags("vpc"),
-            opts=self._child,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[args.keys]),
         )
         self.vpc_id = vpc.id
         plan = naming.subnets(stack.network.cidr, stack.network.slot_of)

@@ -34,7 +34,7 @@ def build(stack: Stack) -> dict[str, Any]:
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
     keys = Keys(name, KeysArgs(stack), own)
-    network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn), own)
+    network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
     firewall = Firewall(name, FirewallArgs(stack, network.vpc_id), own)
     subnet_ids = network.private_subnet_ids
     surroundings: list[pulumi.Resource] = [network, firewall]

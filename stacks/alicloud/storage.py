@@ -99,18 +99,25 @@ class Storage(pulumi.ComponentResource):
                 parent=self, protect=self._stack.protected, ignore_changes=["policy"]
             ),
         )
-        alicloud.oss.BucketAcl(name, bucket=bucket.id, acl="private", opts=self._child)
-        alicloud.oss.BucketPublicAccessBlock(
-            name, bucket=bucket.id, block_public_access=True, opts=self._child
-        )
+        settings = self._settings_of(bucket)
+        alicloud.oss.BucketAcl(name, bucket=bucket.id, acl="private", opts=settings)
+        alicloud.oss.BucketPublicAccessBlock(name, bucket=bucket.id, block_public_access=True, opts=settings)
         alicloud.oss.BucketHttpsConfig(
-            name, bucket=bucket.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=self._child
+            name, bucket=bucket.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=settings
         )
         policy = alicloud.oss.BucketPolicy(
-            name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=self._child
+            name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=settings
         )
         self.bucket_names[kind] = pulumi.Output.all(bucket.bucket, policy.id).apply(lambda both: str(both[0]))
         return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
+
+    def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
+        """For what says who may use a bucket, and how: it goes with its bucket or not at all.
+
+        Deleted before, as the order of dependencies has it, it would leave a bucket that stays (because it is
+        protected, or because its deletion fails) open to plain HTTP and without its policy.
+        """
+        return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
     def _home(self) -> pulumi.Output[str]:
         """NAS: homes outlive every machine, so nobody's work hangs on one.

@@ -115,7 +115,8 @@ class Image(pulumi.ComponentResource):
         stack = self._stack
         stored = aws.s3.BucketObjectv2(
             f"{self._name}-payload",
-            bucket=bucket_name(stack, "records"),
+            # by the ARN, so that it is stored after the bucket stands and deleted before the bucket is
+            bucket=self._args.records_bucket_arn.apply(lambda arn: arn.rpartition(":")[2]),
             key=payload.object_key,
             source=pulumi.FileAsset(str(payload.path)),
             source_hash=payload.sha256,

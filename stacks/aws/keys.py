@@ -29,6 +29,10 @@ class KeysArgs:
 class Keys(pulumi.ComponentResource):
     """One customer-managed key for everything the stack stores.
 
+    Pulumi never deletes it (``retain_on_delete``): snapshots, images and detached volumes that it encrypts
+    are in no state file, so no order of deletions covers them. ``gpu-fleet destroy`` schedules the key's
+    deletion once it has looked and found nothing left under it (``stacks/teardown``).
+
     Attributes:
         key_arn: the key, for every ``kms_key_id`` of the stack.
         autoscaling_role_arn: a service-linked role of this stack alone, so that the key need not trust the
@@ -62,10 +66,13 @@ class Keys(pulumi.ComponentResource):
             else DELETION_WINDOW_DAYS,
             policy=key_policy(stack, role.arn),
             tags=tags,
-            opts=pulumi.ResourceOptions(parent=self, protect=stack.protected),
+            opts=pulumi.ResourceOptions(parent=self, protect=stack.protected, retain_on_delete=True),
         )
         aws.kms.Alias(
-            f"{name}-alias", name=f"alias/{naming.prefixed(stack.name)}", target_key_id=key.key_id, opts=child
+            f"{name}-alias",
+            name=f"alias/{naming.prefixed(stack.name)}",
+            target_key_id=key.key_id,
+            opts=pulumi.ResourceOptions(parent=self, protect=stack.protected),
         )
         self.key_arn = key.arn
         self.autoscaling_role_arn = role.arn

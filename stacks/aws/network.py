@@ -37,10 +37,13 @@ class NetworkArgs:
     Attributes:
         stack: the settings.
         key_arn: the key that encrypts the flow log.
+        keys: owns that key. The network stands on it: a network cannot be deleted while an instance is in it,
+            whose volumes need the key.
     """
 
     stack: Stack
     key_arn: pulumi.Input[str]
+    keys: pulumi.Resource
 
 
 class Network(pulumi.ComponentResource):
@@ -67,7 +70,7 @@ class Network(pulumi.ComponentResource):
             enable_dns_hostnames=True,
             enable_dns_support=True,
             tags=self._tags("vpc"),
-            opts=self._child,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[args.keys]),
         )
         self.vpc_id = vpc.id
         # Named without any rule: what the default group allowed at birth is taken away.

@@ -56,7 +56,7 @@ def build(stack: Stack) -> dict[str, Any]:
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
     keys = Keys(name, KeysArgs(stack), own)
-    network = Network(name, NetworkArgs(stack, keys.key_arn), own)
+    network = Network(name, NetworkArgs(stack, keys.key_arn, keys), own)
     firewall = Firewall(name, FirewallArgs(stack, network.vpc_id, network.s3_prefix_list_id), own)
     subnet_ids = network.private_subnet_ids
     surroundings: list[pulumi.Resource] = [network, firewall]
@@ -64,7 +64,9 @@ def build(stack: Stack) -> dict[str, Any]:
         group = firewall.group_ids[ENDPOINTS]
         endpoints = EndpointsArgs(stack, network.vpc_id, list(subnet_ids.values()), group)
         surroundings.append(Endpoints(name, endpoints, own))
-    storage = Storage(name, StorageArgs(stack, keys.key_arn, subnet_ids, firewall.group_ids, firewall), own)
+    storage = Storage(
+        name, StorageArgs(stack, keys.key_arn, keys, subnet_ids, firewall.group_ids, firewall), own
+    )
     surroundings.append(storage)
     budget = Budget(name, BudgetArgs(stack, keys.key_arn), own)
     image = Image(

@@ -31,6 +31,7 @@ class StorageArgs:
     Attributes:
         stack: the settings.
         key_arn: the key that encrypts everything here.
+        keys: owns that key, its alias and the role that it trusts; all of them outlast the buckets.
         subnet_ids: zone -> private subnet.
         group_ids: label -> security group, with ``home`` and ``scratch`` where the settings ask for them.
         firewall: owns the groups' rules. FSx refuses a Lustre whose group does not let its port in yet
@@ -39,6 +40,7 @@ class StorageArgs:
 
     stack: Stack
     key_arn: pulumi.Output[str]
+    keys: pulumi.Resource
     subnet_ids: dict[str, pulumi.Output[str]]
     group_ids: dict[str, pulumi.Output[str]]
     firewall: pulumi.Resource
@@ -74,8 +76,15 @@ class Storage(pulumi.ComponentResource):
     def _bucket(self, kind: str) -> pulumi.Output[str]:
         name = f"{self._name}-{kind}"
         bucket = aws.s3.Bucket(
-            name, bucket=bucket_name(self._stack, kind), tags=self._tags(kind), opts=self._kept
+            name,
+            bucket=bucket_name(self._stack, kind),
+            tags=self._tags(kind),
+            # S3 refuses to delete a bucket with objects, and a deletion that fails keeps what it depends on.
+            opts=pulumi.ResourceOptions.merge(
+                self._kept, pulumi.ResourceOptions(depends_on=[self._args.keys])
+            ),
         )
+        settings = self._settings_of(bucket)
         aws.s3.BucketPublicAccessBlock(
             name,
             bucket=bucket.id,
@@ -83,22 +92,30 @@ class Storage(pulumi.ComponentResource):
             block_public_policy=True,
             ignore_public_acls=True,
             restrict_public_buckets=True,
-            opts=self._child,
+            opts=settings,
         )
         aws.s3.BucketOwnershipControls(
-            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=self._child
+            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=settings
         )
-        self._encryption(name, bucket)
+        self._encryption(name, bucket, settings)
         versioning = aws.s3.BucketVersioning(
-            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=self._child
+            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=settings
         )
         self._lifecycle(name, bucket, versioning)
         aws.s3.BucketPolicy(
-            name, bucket=bucket.id, policy=bucket_policy(bucket.arn, self._args.key_arn), opts=self._child
+            name, bucket=bucket.id, policy=bucket_policy(bucket.arn, self._args.key_arn), opts=settings
         )
         return bucket.arn
 
-    def _encryption(self, name: str, bucket: aws.s3.Bucket) -> None:
+    def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
+        """For what says who may use a bucket or a file system, and how: it goes with its owner or not at all.
+
+        Deleted before, as the order of dependencies has it, it would leave an owner that stays (because it
+        is protected, or because its deletion fails) open, unversioned and without its policy.
+        """
+        return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
+
+    def _encryption(self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions) -> None:
         aws.s3.BucketServerSideEncryptionConfiguration(
             name,
             bucket=bucket.id,
@@ -111,7 +128,7 @@ class Storage(pulumi.ComponentResource):
                     "bucket_key_enabled": True,
                 }
             ],
-            opts=self._child,
+            opts=settings,
         )
 
     def _lifecycle(self, name: str, bucket: aws.s3.Bucket, versioning: aws.s3.BucketVersioning) -> None:
@@ -134,7 +151,9 @@ class Storage(pulumi.ComponentResource):
                     "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},
                 },
             ],
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[versioning]),
+            opts=pulumi.ResourceOptions.merge(
+                self._settings_of(bucket), pulumi.ResourceOptions(depends_on=[versioning])
+            ),
         )
 
     def _home(self) -> pulumi.Output[str]:
@@ -148,15 +167,16 @@ class Storage(pulumi.ComponentResource):
             tags=self._tags("home"),
             opts=self._kept,
         )
+        settings = self._settings_of(files)
         aws.efs.FileSystemPolicy(
-            f"{self._name}-home", file_system_id=files.id, policy=home_policy(files.arn), opts=self._child
+            f"{self._name}-home", file_system_id=files.id, policy=home_policy(files.arn), opts=settings
         )
         if not self._args.stack.emulated:  # moto 5.2.5 knows no PutBackupPolicy
             aws.efs.BackupPolicy(
                 f"{self._name}-home",
                 file_system_id=files.id,
                 backup_policy={"status": "ENABLED"},
-                opts=self._child,
+                opts=settings,
             )
         for zone, subnet_id in self._args.subnet_ids.items():
             aws.efs.MountTarget(

@@ -126,6 +126,7 @@ class RehearsalMocks(Mocks):
                 # a read has no options
                 protected=getattr(request, "protect", False),
                 retained=getattr(request, "retainOnDelete", False),
+                deleted_with=getattr(request, "deletedWith", ""),
                 delete_timeout=request.customTimeouts.delete if hasattr(request, "customTimeouts") else "",
                 dependencies=tuple(request.dependencies),
                 ignored_changes=tuple(getattr(request, "ignoreChanges", ())),

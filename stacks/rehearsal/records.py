@@ -34,6 +34,8 @@ class Registration:
         outcome: created, recorded or grouped.
         protected: the ``protect`` option.
         retained: the ``retain_on_delete`` option.
+        deleted_with: the URN of the ``deleted_with`` option, or empty: nothing is done to this resource where
+            that one is deleted too.
         delete_timeout: how long a deletion may take, as Go writes it; empty for the provider's default.
         dependencies: URNs of everything it waits for.
         ignored_changes: the ``ignore_changes`` option, in the provider's names.
@@ -51,6 +53,7 @@ class Registration:
     outcome: Outcome
     protected: bool
     retained: bool
+    deleted_with: str
     delete_timeout: str
     dependencies: tuple[str, ...]
     ignored_changes: tuple[str, ...]

@@ -50,6 +50,7 @@ def registered(
         outcome=outcome,
         protected=False,
         retained=False,
+        deleted_with="",
         delete_timeout="",
         dependencies=(),
         ignored_changes=(),

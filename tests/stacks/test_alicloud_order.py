@@ -1,10 +1,24 @@
 """What waits for what on Alibaba Cloud: on the way up, and in the reverse order on the way down."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
+from stacks.settings_reader import from_mapping
 from tests.stacks import alicloud_programs as programs
-from tests.stacks.alicloud_programs import STACKS, inputs, shipped
+from tests.stacks.alicloud_programs import STACKS, inputs, register, shipped
+from tests.stacks.deletion_order import encrypted_with, reached
+from tests.stacks.test_alicloud_fleet import stack_files_of_any_shape
 
+KEY = "alicloud:kms/key:Key"
+BUCKET = "alicloud:oss/bucket:Bucket"
+FILE_SYSTEM = "alicloud:nas/fileSystem:FileSystem"
+# What says who may use a bucket, and how.
+SETTINGS = (
+    "alicloud:oss/bucketAcl:BucketAcl",
+    "alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock",
+    "alicloud:oss/bucketHttpsConfig:BucketHttpsConfig",
+    "alicloud:oss/bucketPolicy:BucketPolicy",
+)
 GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
 HOOK = "alicloud:ess/lifecycleHook:LifecycleHook"
 CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
@@ -59,3 +73,77 @@ def test_no_configuration_takes_its_group_and_the_machines_away_with_it():
     assert configurations
     assert all(one.retained for one in configurations)
     assert [one.name for one in configurations if one.inputs.get("forceDelete")] == []
+
+
+def outlived(rehearsed):
+    """The key, and every URN that depends on it."""
+    (key,) = rehearsed.of_type(KEY)
+    return key, {urn for urn, others in reached(rehearsed.registrations).items() if key.urn in others}
+
+
+def test_whatever_the_key_encrypts_is_gone_before_the_key_is(found):
+    key, before = outlived(found)
+    encrypted = encrypted_with(key, found.registrations)
+    stored = [*encrypted, *found.of_type(BUCKET)]
+
+    assert len(encrypted) > 5
+    assert [one.urn for one in stored if one.urn not in before] == []
+
+
+def test_the_network_of_a_machine_that_stays_keeps_the_key_of_its_disks(found):
+    """A stopped machine is in no group; its network cannot be deleted, and what that stands on stays."""
+    _, before = outlived(found)
+
+    assert {one.urn for one in found.of_type("alicloud:vpc/network:Network")} <= before
+    assert {one.urn for one in found.of_type("alicloud:vpc/switch:Switch")} <= before
+
+
+def test_only_a_look_at_everything_under_the_key_lets_it_go(found):
+    """Snapshots, images and detached disks are in no state file, so Pulumi may not delete it at all."""
+    assert [key.retained for key in found.of_type(KEY)] == [True]
+
+
+def test_what_stays_keeps_its_settings(found):
+    """They go with their bucket, so a deletion that fails opens nothing."""
+    owners = {one.urn for one in found.of_type(BUCKET)}
+    of_buckets = [one for token in SETTINGS for one in found.of_type(token)]
+
+    assert {one.deleted_with for one in of_buckets} == owners
+    assert all(one.deleted_with in one.dependencies for one in of_buckets)
+
+
+def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_destroy(found):
+    """``pulumi destroy --exclude-protected`` keeps what is protected and what that depends on, no more."""
+    (key,) = found.of_type(KEY)
+    tokens = (BUCKET, FILE_SYSTEM, *SETTINGS, "alicloud:kms/alias:Alias")
+
+    assert {one.protected for token in tokens for one in found.of_type(token)} == {key.protected}
+
+
+def test_the_sweep_is_gone_before_the_bucket_that_it_writes_to_is_deleted(found):
+    (records,) = [one for one in found.of_type(BUCKET) if one.name.endswith("-records")]
+    (sweep,) = found.of_type("alicloud:fc/v3Function:V3Function")
+
+    assert records.urn in reached(found.registrations)[sweep.urn]
+
+
+@given(content=stack_files_of_any_shape())
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_setting_lets_anything_outlive_its_key(content):
+    rehearsed = register(from_mapping("test", content))
+    key, before = outlived(rehearsed)
+
+    encrypted = [*encrypted_with(key, rehearsed.registrations), *rehearsed.of_type(BUCKET)]
+
+    assert [one.urn for one in encrypted if one.urn not in before] == []
+
+
+def test_an_image_build_leaves_nothing_that_outlives_its_key():
+    rehearsed = programs.everything()
+    stored = rehearsed.of_type("alicloud:oss/bucketObject:BucketObject")
+    _, before = outlived(rehearsed)
+    (records,) = [one for one in rehearsed.of_type(BUCKET) if one.name.endswith("-records")]
+
+    assert stored
+    assert all(one.urn in before for one in stored)
+    assert all(records.urn in one.dependencies for one in stored)

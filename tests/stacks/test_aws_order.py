@@ -1,6 +1,26 @@
 """What waits for what on AWS: on the way up, and in the reverse order on the way down."""
 
+from hypothesis import HealthCheck, given, settings
+
+from stacks.settings_reader import from_mapping
+from tests.stacks.deletion_order import encrypted_with, reached
+from tests.stacks.examples import BUILDING, stack_files
+
 GROUP = "aws:autoscaling/group:Group"
+KEY = "aws:kms/key:Key"
+BUCKET = "aws:s3/bucket:Bucket"
+FILE_SYSTEM = "aws:efs/fileSystem:FileSystem"
+# What says who may use a bucket or a file system, and how.
+SETTINGS = (
+    "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock",
+    "aws:s3/bucketOwnershipControls:BucketOwnershipControls",
+    "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration",
+    "aws:s3/bucketVersioning:BucketVersioning",
+    "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
+    "aws:s3/bucketPolicy:BucketPolicy",
+    "aws:efs/fileSystemPolicy:FileSystemPolicy",
+    "aws:efs/backupPolicy:BackupPolicy",
+)
 RULES = (
     "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule",
     "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule",
@@ -54,3 +74,88 @@ def test_a_group_that_is_deleted_has_the_time_that_its_machines_take_to_drain(sh
 
     allowed_s = [int(group.delete_timeout.removesuffix("s")) for group in shipped.of_type(GROUP)]
     assert all(allowed >= 2 * longest_s for allowed in allowed_s)
+
+
+def outlived(rehearsed):
+    """The key, and every URN that depends on it."""
+    (key,) = rehearsed.of_type(KEY)
+    return key, {urn for urn, others in reached(rehearsed.registrations).items() if key.urn in others}
+
+
+def test_whatever_the_key_encrypts_is_gone_before_the_key_is(shipped):
+    key, before = outlived(shipped.rehearsed)
+    encrypted = encrypted_with(key, shipped.rehearsed.registrations)
+    stored = [*encrypted, *shipped.of_type(BUCKET), *shipped.of_type(FILE_SYSTEM)]
+
+    assert len(encrypted) > 10
+    assert [one.urn for one in stored if one.urn not in before] == []
+
+
+def test_the_network_of_a_machine_that_stays_keeps_the_key_of_its_disks(shipped):
+    """A stopped machine is in no group; its network cannot be deleted, and what that stands on stays."""
+    _, before = outlived(shipped.rehearsed)
+
+    assert {one.urn for one in shipped.of_type("aws:ec2/vpc:Vpc")} <= before
+    assert {one.urn for one in shipped.of_type("aws:ec2/securityGroup:SecurityGroup")} <= before
+
+
+def test_only_a_look_at_everything_under_the_key_lets_it_go(shipped):
+    """Snapshots, images and detached volumes are in no state file, so Pulumi may not delete it at all."""
+    assert [key.retained for key in shipped.of_type(KEY)] == [True]
+
+
+def test_a_kept_key_keeps_the_role_that_its_policy_trusts(shipped):
+    (key,) = shipped.of_type(KEY)
+    (role,) = shipped.of_type("aws:iam/serviceLinkedRole:ServiceLinkedRole")
+
+    assert role.urn in key.dependencies
+
+
+def test_what_stays_keeps_its_settings(shipped):
+    """They go with their bucket or file system, so a deletion that fails opens nothing."""
+    owners = {one.urn for token in (BUCKET, FILE_SYSTEM) for one in shipped.of_type(token)}
+    found = [one for token in SETTINGS for one in shipped.of_type(token)]
+
+    assert found
+    assert {one.deleted_with for one in found} == owners
+    assert all(one.deleted_with in one.dependencies for one in found)
+
+
+def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_destroy(shipped):
+    """``pulumi destroy --exclude-protected`` keeps what is protected and what that depends on, no more."""
+    tokens = (KEY, BUCKET, FILE_SYSTEM, *SETTINGS, "aws:kms/alias:Alias")
+    found = {one.protected for token in tokens for one in shipped.of_type(token)}
+
+    assert found == {shipped.settings.protected}
+
+
+def test_the_sweep_is_gone_before_the_bucket_that_it_writes_to_is_deleted(shipped):
+    (records,) = [one for one in shipped.of_type(BUCKET) if one.name.endswith("-records")]
+    (sweep,) = shipped.of_type("aws:lambda/function:Function")
+
+    assert records.urn in reached(shipped.rehearsed.registrations)[sweep.urn]
+
+
+@given(content=stack_files())
+@settings(
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_no_setting_lets_anything_outlive_its_key(content, register):
+    rehearsed = register(from_mapping("test", content))
+    key, before = outlived(rehearsed)
+
+    encrypted = [*encrypted_with(key, rehearsed.registrations), *rehearsed.of_type(BUCKET)]
+
+    assert [one.urn for one in encrypted if one.urn not in before] == []
+
+
+def test_an_image_build_leaves_nothing_that_outlives_its_key(register):
+    rehearsed = register(BUILDING)
+    key, before = outlived(rehearsed)
+    (payload,) = rehearsed.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+    (records,) = [one for one in rehearsed.of_type(BUCKET) if one.name.endswith("-records")]
+
+    assert [one.urn for one in encrypted_with(key, rehearsed.registrations) if one.urn not in before] == []
+    assert records.urn in payload.dependencies

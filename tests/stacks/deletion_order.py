@@ -1,0 +1,36 @@
+"""What a deletion in reverse order of dependencies meets, read from registrations."""
+
+import json
+from collections.abc import Iterable, Mapping
+
+from stacks.rehearsal.records import Outcome, Registration
+
+
+def reached(registrations: Iterable[Registration]) -> dict[str, set[str]]:
+    """URN -> every URN that it depends on, however far away: all of them outlive it."""
+    direct = {one.urn: set(one.dependencies) for one in registrations}
+    found: dict[str, set[str]] = {}
+
+    def of(urn: str) -> set[str]:
+        if urn not in found:
+            nearest = direct.get(urn, set())
+            found[urn] = nearest.union(*(of(other) for other in nearest))
+        return found[urn]
+
+    return {urn: of(urn) for urn in direct}
+
+
+def encrypted_with(key: Registration, registrations: Iterable[Registration]) -> list[Registration]:
+    """Every resource whose inputs name the key, by its id or by its ARN."""
+    names = {key.id, key.outputs["arn"]}
+    return [
+        one
+        for one in registrations
+        if one.outcome is not Outcome.GROUPED
+        and one.urn != key.urn
+        and any(name in _text(one.inputs) for name in names)
+    ]
+
+
+def _text(inputs: Mapping[str, object]) -> str:
+    return json.dumps(inputs, default=str)
