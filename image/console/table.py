@@ -70,6 +70,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "rehearse": Row("stacks.rehearsal.__main__:main", "Run a stack in process, without an account."),
         "preflight": Row("stacks.preflight.command:preflight", "Ask the cloud whether there is room."),
         "preview": Row("stacks.pulumi_command:preview", "Show what `up` would change."),
+        "accept": Row("stacks.acceptance.command:accept", "Prove a stack in a real account, cost capped."),
         "outputs": Row("stacks.pulumi_command:outputs", "Print what a deployed stack exports."),
         "up": Row("stacks.pulumi_command:up", "Create or update the stack."),
         "sweep": Row("image.reaper.sweep.command:sweep", "Run the idle sweep by hand; dry by default."),

@@ -34,6 +34,7 @@ from stacks.money import Money
 from stacks.preflight.command import look as preflight_look
 from stacks.rehearsal.processes import ended_like_by_keyboard
 from stacks.settings import Stack
+from stacks.stack_name import StackName
 
 ROOT = stack_files.FOLDER.parent
 PIPE_WIDTH = 140
@@ -110,8 +111,8 @@ class Amount(click.ParamType[Decimal]):
         return found
 
 
-@click.command()
-@click.argument("name", metavar="STACK")
+@click.command(epilog="\b\nExample:\n  gpu-fleet accept aws-dev --max-usd 20")
+@click.argument("name", metavar="STACK", type=StackName())
 @click.option("--max-usd", type=Amount(), default="20", show_default=True, help="Most that the run may cost.")
 @click.option(
     "--type", "type_name", metavar="TYPE", help="Instance type of both pools; default: the cheapest."
@@ -148,8 +149,6 @@ def accept(
 
     Writes build/acceptance/STACK-TIME.json and .md with every step, time and amount, and what failed.
     Exit code 0: every step passed and nothing paid is left.
-
-    Example: gpu-fleet accept aws-dev --max-usd 20
     """
     world = context.obj if isinstance(context.obj, World) else World()
     options = Options(name, rest["max_usd"], rest["type_name"], interrupt == "stop-file", rest["unpriced"])

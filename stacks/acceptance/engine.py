@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stacks.acceptance.errors import AcceptanceError, EngineError
+from stacks.pulumi_command import CLI_ADVICE
 
-CLI_ADVICE = (
-    "the Pulumi CLI is not on PATH. Get it from https://www.pulumi.com/docs/iac/download-install/ "
-    "(3.260 or newer), log in with `pulumi login` (or `pulumi login --local`), and run this again"
-)
 LAST_LINES = 25
 # After SIGINT the CLI waits for the operations under way (pulumi.com/docs/iac/cli/commands/pulumi_cancel).
 PATIENCE_S = 300
