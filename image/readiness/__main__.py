@@ -1,4 +1,4 @@
-"""``python -m image.readiness``: looks once at boot, writes ready.json, tells the group of a bad machine."""
+"""``python -m image.readiness``: looks once at boot; the agent reports its verdict to the sweep."""
 
 import json
 import logging
@@ -11,9 +11,9 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
 
+from image.instance.files import replace_text
 from image.readiness.checks import Finding, expected_of, judge
 from image.readiness.probes import look
-from image.readiness.unhealthy import report_unhealthy
 from image.reaper import paths
 from image.reaper.errors import ReaperError
 from image.reaper.metadata import Metadata
@@ -31,15 +31,20 @@ def main() -> int:
         return 1
     metadata = Metadata(str(instance_file.get("cloud", "aws")))
     findings = judge(expected_of(instance_file, _ask(metadata, "instance-type")), look(pynvml))
-    ready = write_report(findings, paths.run_dir() / "ready.json", datetime.now(UTC))
-    if not ready:
-        told = "; ".join(finding.detail for finding in findings if not finding.ok)
-        report_unhealthy(instance_file, _ask(metadata, "instance-id"), told)
+    try:
+        ready = write_report(findings, paths.ready_file(), datetime.now(UTC))
+    except OSError as error:
+        LOG.error("event=no-report reason=%r", f"{paths.ready_file()}: {error.strerror}")
+        return 1
     return 0 if ready else 1
 
 
 def write_report(findings: Sequence[Finding], file: Path, now: datetime) -> bool:
-    """Log every finding, write all of them as JSON in one move; True when every check passed."""
+    """Log every finding, write all of them as JSON in one move; True when every check passed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     for finding in findings:
         level = logging.INFO if finding.ok else logging.ERROR
         LOG.log(level, "event=check name=%s ok=%s detail=%r", finding.check, finding.ok, finding.detail)
@@ -50,9 +55,7 @@ def write_report(findings: Sequence[Finding], file: Path, now: datetime) -> bool
         "at": now.isoformat(),
         "checks": {finding.check: {"ok": finding.ok, "detail": finding.detail} for finding in findings},
     }
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(file)
+    replace_text(file, json.dumps(content, indent=1) + "\n")
     LOG.info("event=gate ready=%s file=%s", ready, file)
     return ready
 

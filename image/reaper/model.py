@@ -174,6 +174,7 @@ class Decision:
         reap_after: when the machine may go, where marked or to be marked.
         alert: somebody should be told.
         hourly_price: of the machine in the policy's currency, where known.
+        replaced: its group starts another in its place.
     """
 
     instance: Instance
@@ -184,6 +185,7 @@ class Decision:
     reap_after: datetime | None = None
     alert: bool = False
     hourly_price: Decimal | None = None
+    replaced: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,28 +10,18 @@ def instance_file() -> Path:
 
 
 def run_dir() -> Path:
-    """Folder of what agent and trainer tell one another (``GPU_FLEET_RUN_DIR``)."""
+    """Folder of what agent and gate tell trainers and users; root alone writes it (``GPU_FLEET_RUN_DIR``)."""
     return Path(os.environ.get("GPU_FLEET_RUN_DIR", "/run/gpu-fleet"))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file at once, so that nobody reads half of it.
-
-    Args:
-        path: of the file; its folder must be there.
-        text: all of it.
-
-    Raises:
-        OSError: when it cannot be written.
-    """
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
 
 
 def activity_file() -> Path:
     """The agent's newest judgement."""
     return run_dir() / "activity.json"
+
+
+def ready_file() -> Path:
+    """The gate's report of this boot."""
+    return run_dir() / "ready.json"
 
 
 def stop_file() -> Path:

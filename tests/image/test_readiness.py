@@ -1,20 +1,17 @@
 """The gate: what it expects, what it finds, what it says."""
 
 import json
-import logging
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
-import boto3
 import pytest
 import torch
-from moto import mock_aws
 
 from image.readiness import __main__ as gate
 from image.readiness import checks, probes
 from image.readiness.checks import Expected, Finding, Gpu, Seen
-from image.readiness.unhealthy import report_unhealthy
 
 EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
 SOUND = Seen(gpus=(Gpu("0", 39.4, 0, 0, 1300.0), Gpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4)
@@ -167,55 +164,27 @@ def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["ready.json"]
 
 
-@pytest.fixture
-def group():
-    """A scaling group with one machine; yields its client and the machine's id."""
-    with mock_aws():
-        autoscaling = boto3.client("autoscaling", region_name="us-east-1")
-        image = boto3.client("ec2", region_name="us-east-1").describe_images()["Images"][0]["ImageId"]
-        autoscaling.create_launch_configuration(
-            LaunchConfigurationName="machines", ImageId=image, InstanceType="g5.xlarge"
-        )
-        autoscaling.create_auto_scaling_group(
-            AutoScalingGroupName="pool",
-            LaunchConfigurationName="machines",
-            MinSize=1,
-            MaxSize=1,
-            AvailabilityZones=["us-east-1a"],
-        )
-        machine = autoscaling.describe_auto_scaling_instances()["AutoScalingInstances"][0]["InstanceId"]
-        yield autoscaling, machine
-
-
-def health(autoscaling):
-    return autoscaling.describe_auto_scaling_instances()["AutoScalingInstances"][0]["HealthStatus"].lower()
-
-
-def test_a_bad_machine_marks_itself_unhealthy_in_its_group(group):
-    autoscaling, machine = group
-
-    told = report_unhealthy(INSTANCE_FILE, machine, "0 of 8 GPUs", autoscaling)
-
-    assert told
-    assert health(autoscaling) == "unhealthy"
-
-
-def test_a_machine_of_no_group_says_so_and_goes_on(group, caplog):
-    autoscaling, _ = group
-    caplog.set_level(logging.ERROR)
-
-    assert not report_unhealthy(INSTANCE_FILE, "i-0000000000000dead", "0 of 8 GPUs", autoscaling)
-    assert "event=unhealthy-not-told" in caplog.text
-
-
-def test_without_metadata_nobody_is_told(caplog):
-    assert not report_unhealthy(INSTANCE_FILE, None, "0 of 8 GPUs")
-    assert "event=unhealthy-not-told instance=None" in caplog.text
-
-
 def test_a_missing_instance_file_is_one_line(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
 
     assert gate.main() == 1
     assert "instance.toml" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, caplog):
+    (tmp_path / "instance.toml").write_text('cloud = "aws"\n')
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "missing"))
+    monkeypatch.setattr(gate.Metadata, "get", lambda *_: None)
+
+    assert gate.main() == 1
+    assert "event=no-report" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_the_gate_calls_no_service():
+    """It reports to the agent by its file; whom the sweep replaces is the sweep's affair."""
+    sources = [path.read_text() for path in Path(gate.__file__).parent.glob("*.py")]
+
+    assert not any("boto3" in source or "alicloud.session" in source for source in sources)

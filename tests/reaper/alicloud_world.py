@@ -142,7 +142,7 @@ class Actions:
         return self._numbered("ScalingInstances", rows, ask)
 
     def detach_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
-        assert ask["DecreaseDesiredCapacity"] == "true"
+        decrement = ask["DecreaseDesiredCapacity"] == "true"
         with faults(self.world, "DetachInstances"):
             group, ids = self.world.groups[ask["ScalingGroupId"]], ask["InstanceIds"]
             self._idle(group)
@@ -150,10 +150,7 @@ class Actions:
                 raise RefusedError("InvalidInstanceId.NotFound", 404)
             if len(group["members"]) - len(ids) < group["min"]:
                 raise RefusedError("IncorrectCapacity.MinSize")
-            group["desired"] -= len(ids)
-            group["members"] = [key for key in group["members"] if key not in ids]
-            for key in ids:
-                self.world.machines[key].tags.pop(WORLD_GROUP, None)
+            self.world.detach(ask["ScalingGroupId"], ids, WORLD_GROUP, decrement=decrement)
         return {"ScalingActivityId": "asa-1"}
 
     def attach_instances(self, ask: dict[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,19 @@ def test_a_marked_machine_saves_and_then_acknowledges_the_mark(environment, meta
     assert set(heartbeats(environment, "i-told", start, "Acknowledged")) == {start.timestamp()}
 
 
+def test_an_instance_that_its_gate_failed_says_so_in_every_heartbeat(environment, metadata, tmp_path):
+    service, told = metadata
+    service.answers["/latest/meta-data/instance-id"] = "i-unfit"
+    start = datetime.now(UTC).replace(microsecond=0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ready.json").write_text('{"schema_version": 1, "ready": false}')
+
+    ended = watch_idle(told, tmp_path, start)
+
+    assert ended.returncode == 0, ended.stderr
+    assert set(heartbeats(environment, "i-unfit", start, "SecondsSinceActivity")) == {-3.0}
+
+
 def test_a_process_that_is_not_there_is_refused_by_its_number(environment, tmp_path):
     with running("true") as process:
         process.wait()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.metrics import CODE_UNKNOWN
+from image.reaper.metrics import CODE_UNFIT, CODE_UNKNOWN
 from image.reaper.model import ENDS, Fleet, Group, Plan, Verdict
 from image.reaper.sweep.activity import summarise
 from image.reaper.sweep.decide import BREAKER_LEAST, decide
@@ -80,7 +80,11 @@ def test_a_heartbeat_from_the_future_makes_a_machine_unknown(ahead):
     assert verdict(alone(machine(), activity)) is Verdict.KEEP_UNKNOWN
 
 
-@given(value=st.one_of(st.just(CODE_UNKNOWN), st.floats(max_value=-0.001), st.just(math.nan)))
+@given(
+    value=st.one_of(st.just(CODE_UNKNOWN), st.floats(max_value=-0.001), st.just(math.nan)).filter(
+        lambda value: value != CODE_UNFIT
+    )
+)
 def test_a_sensor_that_fails_makes_a_machine_unknown(value):
     activity = History({**FORGOTTEN.beats, 1: value}).activity()
 

@@ -36,6 +36,7 @@ class Machine:
         agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself) or ``blind`` (a sensor fails).
         terminable: no termination protection.
         told: when its owner was told that it will go, the latest notice of each mark.
+        unfit: its boot check failed; its agent says so while nothing works.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Machine:
     beats_at: list[datetime] = field(default_factory=list)
     beats: list[float] = field(default_factory=list)
     told: list[datetime] = field(default_factory=list)
+    unfit: bool = False
 
     @property
     def ended(self) -> bool:
@@ -85,6 +87,7 @@ class World:
         page: machines to a page.
         daily: (machine, metric) -> what the cloud says of a whole day of it.
         spot_prices: instance type -> zone -> price of an hour.
+        unfit_at_start: whether what is started from now on fails its boot check.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -100,6 +103,7 @@ class World:
         self.published: dict[str, float] = defaultdict(float)
         self.daily: dict[tuple[str, str], float] = {}
         self.spot_prices: dict[str, dict[str, str]] = {}
+        self.unfit_at_start = False
         self.faults = Faults()
         self.page = 1000
         self.calls: list[str] = []
@@ -116,6 +120,7 @@ class World:
     def start(self, tags: dict[str, str], group: str | None = None, **more: Any) -> Machine:
         """Start a machine whose owner works on it at once."""
         key = f"i-{next(self._numbers):017x}"
+        more = {"unfit": self.unfit_at_start} | more
         machine = Machine(key, self.now, dict(tags), self.now, self.now, **more)
         self.machines[key] = machine
         if group is not None:
@@ -132,6 +137,18 @@ class World:
         """Scale a group out by one machine."""
         self.groups[group]["desired"] += 1
         return self.start(tags, group, **more)
+
+    def detach(self, group: str, ids: list[str], tag: str, *, decrement: bool) -> None:
+        """Take members out of their group, which then wants fewer, or starts others at once."""
+        made = self.groups[group]
+        made["members"] = [key for key in made["members"] if key not in ids]
+        for key in ids:
+            self.machines[key].tags.pop(tag, None)
+        if decrement:
+            made["desired"] -= len(ids)
+        elif "Launch" not in made["suspended"] and "SCALE_OUT" not in made["suspended"]:
+            for key in ids:
+                self.start(self.machines[key].tags, group, busy=not self.unfit_at_start)
 
     def pass_minutes(self, minutes: int) -> None:
         """Let time pass; agents look every minute."""
@@ -153,7 +170,9 @@ class World:
                 machine.seen_active_at = self.now
         if machine.agent == "dead":
             return
-        if machine.agent == "alive":
+        if machine.agent == "alive" and machine.unfit and not machine.busy:
+            value = -3.0
+        elif machine.agent == "alive":
             value = (self.now - machine.seen_active_at).total_seconds()
         elif machine.agent == "blind":
             value = -1.0

@@ -142,17 +142,15 @@ class _AutoScaling(_Client):
         return self._world.answer("ResumeProcesses", {})
 
     def detach_instances(self, AutoScalingGroupName, InstanceIds, ShouldDecrementDesiredCapacity):
-        assert ShouldDecrementDesiredCapacity
         self._world.before("DetachInstances")
         group = self._world.groups[AutoScalingGroupName]
         if not set(InstanceIds) <= set(group["members"]):
             raise refusal("ValidationError", "DetachInstances")
-        if group["desired"] - len(InstanceIds) < group["min"]:
+        if ShouldDecrementDesiredCapacity and group["desired"] - len(InstanceIds) < group["min"]:
             raise refusal("ValidationError", "DetachInstances")
-        group["desired"] -= len(InstanceIds)
-        group["members"] = [key for key in group["members"] if key not in InstanceIds]
-        for key in InstanceIds:
-            self._world.machines[key].tags.pop(TAG_GROUP, None)
+        self._world.detach(
+            AutoScalingGroupName, InstanceIds, TAG_GROUP, decrement=ShouldDecrementDesiredCapacity
+        )
         self._world.after("DetachInstances")
         return self._world.answer("DetachInstances", {})
 

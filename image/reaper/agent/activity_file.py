@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from image.instance.files import read_text, replace_text
 from image.reaper.agent.judge import Judgement, Memory
-from image.reaper.paths import replace_text
 from image.reaper.times import format_time, parse_time
 
 # A restart that is shorter misses nothing that matters; after a longer one the machine may have been active.
@@ -45,7 +45,7 @@ def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> Non
 def read(path: Path) -> dict[str, Any] | None:
     """The file's content, or None when there is none or it is damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

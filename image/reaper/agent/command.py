@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from image.reaper import instance_file, paths
-from image.reaper.agent import activity_file, keep_folder
+from image.reaper.agent import activity_file, gate_report, keep_folder
 from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.clock import Clock
 from image.reaper.agent.going import SAVE_AGAIN_AFTER, Going, Target, answers
@@ -186,6 +186,8 @@ def reporter(
         except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
             LOG.warning("event=activity-file-failed reason=%r", str(error))
         acknowledged = going.acknowledged_for(judgement.at - HEARTBEAT) if going else None
-        publisher.add(heartbeat(judgement, instance_id, machine.pool, acknowledged), judgement.at)
+        unfit = gate_report.is_unfit(judgement, gate_report.passed(paths.ready_file()))
+        data = heartbeat(judgement, instance_id, machine.pool, acknowledged, unfit=unfit)
+        publisher.add(data, judgement.at)
 
     return report

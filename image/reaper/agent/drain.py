@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
+from image.instance.files import replace_text
 from image.reaper.agent.keep_folder import Saved
 from image.reaper.agent.notices import Notice
 from image.reaper.errors import CloudError
-from image.reaper.paths import replace_text
 
 TRAINER_MAY_TAKE = timedelta(minutes=30)  # a checkpoint of some hundred GiB over the network
 SAVING_MAY_TAKE = timedelta(minutes=30)

@@ -18,7 +18,12 @@ LOG = logging.getLogger(__name__)
 
 
 def heartbeat(
-    judgement: Judgement, instance_id: str, pool: str, acknowledged: datetime | None = None
+    judgement: Judgement,
+    instance_id: str,
+    pool: str,
+    acknowledged: datetime | None = None,
+    *,
+    unfit: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The metric data of one minute, without a time of their own.
 
@@ -27,8 +32,10 @@ def heartbeat(
         instance_id: the machine.
         pool: its pool.
         acknowledged: the mark's reap-after, once what people keep is saved.
+        unfit: the gate failed the instance, and nothing works on it.
     """
     seconds = CODES.get(judgement.state, judgement.seconds_since_activity)
+    seconds = metrics.CODE_UNFIT if unfit else seconds
     yield _datum(
         metrics.METRIC_SECONDS_SINCE_ACTIVITY, seconds, "Seconds", metrics.DIMENSION_INSTANCE, instance_id
     )
@@ -38,7 +45,7 @@ def heartbeat(
         used = judgement.gpu_memory_used_percent
         yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_INSTANCE, instance_id)
         yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_POOL, pool)
-    if acknowledged is not None and judgement.state is State.IDLE:
+    if acknowledged is not None and (unfit or judgement.state is State.IDLE):
         mark = acknowledged.timestamp()
         yield _datum(metrics.METRIC_ACKNOWLEDGED, mark, "None", metrics.DIMENSION_INSTANCE, instance_id)
 

@@ -108,11 +108,14 @@ class Machines:
         """Take tags away, whatever their value; raises CloudError."""
         self._tag("UntagResources", ids, TagKey=list(keys))
 
-    def detach(self, group: str, ids: Sequence[str]) -> None:
-        """Take machines out of their group, which then wants fewer; the group itself refuses to fall below
-        its minimum. Raises CloudError.
+    def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
+        """Take machines out of their group, which then wants fewer, or starts others where ``replaced``.
+
+        The group itself refuses to fall below its minimum. Raises CloudError.
         """
-        self._change_group("DetachInstances", group, InstanceIds=list(ids), DecreaseDesiredCapacity=True)
+        self._change_group(
+            "DetachInstances", group, InstanceIds=list(ids), DecreaseDesiredCapacity=not replaced
+        )
 
     def attach(self, group: str, ids: Sequence[str]) -> None:
         """Put machines back into their group, which then wants more; raises CloudError."""

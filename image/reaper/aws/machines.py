@@ -123,15 +123,16 @@ class Machines:
         wire = [{"Key": key} for key in keys]
         self._calls.change(self._ec2.delete_tags, Resources=list(ids), Tags=wire)
 
-    def detach(self, group: str, ids: Sequence[str]) -> None:
-        """Take machines out of their group, which then wants fewer; the group itself refuses to fall below
-        its minimum. Raises CloudError.
+    def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
+        """Take machines out of their group, which then wants fewer, or starts others where ``replaced``.
+
+        The group itself refuses to fall below its minimum. Raises CloudError.
         """
         self._calls.change(
             self._autoscaling.detach_instances,
             AutoScalingGroupName=group,
             InstanceIds=list(ids),
-            ShouldDecrementDesiredCapacity=True,
+            ShouldDecrementDesiredCapacity=not replaced,
         )
 
     def attach(self, group: str, ids: Sequence[str]) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from image.reaper.metrics import CODE_HUNG, HEARTBEAT
+from image.reaper.metrics import CODE_HUNG, CODE_UNFIT, HEARTBEAT
 from image.reaper.model import TAG_MANAGED, TAG_PROTECTED, TAG_STACK, Decision, Verdict
 from image.reaper.sweep.case import Case
 from image.reaper.sweep.marks import hold_of, is_marked, mark_of
-from image.reaper.sweep.next_step import forgotten, stopped
+from image.reaper.sweep.next_step import forgotten, stopped, unfit
 from image.reaper.times import format_span, format_time
 
 # Heartbeat, alignment to its period, and two minutes until the cloud shows it.
@@ -107,6 +107,12 @@ def _sensors(case: Case) -> Decision | None:
     return None
 
 
+def _gate(case: Case) -> Decision | None:
+    if case.activity is not None and case.activity.newest_value == CODE_UNFIT:
+        return unfit(case)
+    return None
+
+
 def _unknown(case: Case, reason: str) -> Decision:
     return case.decide(Verdict.KEEP_UNKNOWN, reason, alert=True)
 
@@ -154,6 +160,7 @@ RULES: tuple[Rule, ...] = (
     _young,
     _answered,
     _fresh,
+    _gate,
     _sensors,
     _busy,
     _consistent,

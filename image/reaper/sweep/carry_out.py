@@ -92,16 +92,16 @@ def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: d
         checked_at: the time of the check; what is not done soon after it is left to the next sweep.
         done: filled in.
     """
-    grouped: dict[tuple[str | None, Verdict], list[Decision]] = defaultdict(list)
+    grouped: dict[tuple[str | None, Verdict, bool], list[Decision]] = defaultdict(list)
     for decision in decisions:
         if decision.verdict not in ENDS:
             raise ValueError(f"{decision.instance.id}: {decision.verdict} ends nothing")
         group = fleet.group_of(decision.instance.id)
-        grouped[group.name if group else None, decision.verdict].append(decision)
-    for (group_name, verdict), members in grouped.items():
+        grouped[group.name if group else None, decision.verdict, decision.replaced].append(decision)
+    for (group_name, verdict, replaced), members in grouped.items():
         size = tools.machines.end_batch if group_name is None else tools.machines.detach_batch
         for start in range(0, len(members), size):
-            batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS)
+            batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS, replaced)
             batch.end(members[start : start + size], done)
 
 
@@ -114,12 +114,14 @@ class _Batch:
         group: their scaling group.
         verdict: STOP or TERMINATE.
         until: nothing is begun after it.
+        replaced: their group starts others in their place.
     """
 
     tools: Tools
     group: str | None
     verdict: Verdict
     until: datetime
+    replaced: bool = False
 
     def end(self, decisions: Sequence[Decision], done: Done) -> None:
         """Record, detach, end; whatever fails at one step goes no further."""
@@ -128,8 +130,9 @@ class _Batch:
         failures = bisect(ids, "detach", self._detach) if self.group is not None else []
         detached = _without(ids, failures)
         refused = self._without_ended(bisect(detached, self.verdict.lower(), self._act))
-        if self.group is not None:
-            # A machine that will not go belongs back into its group, which would shrink for nothing.
+        if self.group is not None and not self.replaced:
+            # A machine that will not go belongs back into its group, which would shrink for nothing. An unfit
+            # one does not: another starts in its place, and the next sweep finds it without a group.
             failures += bisect([one.instance_id for one in refused], "attach", self._attach)
         failures += refused
         done.failures += failures
@@ -154,7 +157,7 @@ class _Batch:
 
     def _detach(self, ids: Sequence[str]) -> None:
         self._refuse_late()
-        self.tools.machines.detach(self.group or "", ids)
+        self.tools.machines.detach(self.group or "", ids, replaced=self.replaced)
 
     def _attach(self, ids: Sequence[str]) -> None:
         self.tools.machines.attach(self.group or "", ids)

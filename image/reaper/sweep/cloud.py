@@ -51,8 +51,8 @@ class Machines(Protocol):
     def untag(self, ids: Sequence[str], keys: Sequence[str]) -> None:
         """Take tags away, whatever their value."""
 
-    def detach(self, group: str, ids: Sequence[str]) -> None:
-        """Take machines out of their group, which then wants fewer."""
+    def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
+        """Take machines out of their group, which then wants fewer, or starts others where ``replaced``."""
 
     def attach(self, group: str, ids: Sequence[str]) -> None:
         """Put machines back into their group, which then wants more."""

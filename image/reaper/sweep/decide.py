@@ -6,9 +6,9 @@ idle first.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from image.reaper.model import ENDS, Activity, Decision, Fleet, Group, Instance, Plan, Verdict
@@ -21,6 +21,8 @@ from image.reaper.sweep.requests import past_lifetime, requested_terms, usual_te
 # Below this many the breaker is no help: one idle machine of one is "all of them".
 BREAKER_LEAST = 5
 BREAKER_SHARE = 0.5
+# Of one pool; the next failed boot check after them waits for a person, or for the next day.
+MOST_REPLACED_IN_A_DAY = 3
 LEAVING = frozenset({Verdict.MARK, Verdict.WAIT, *ENDS})
 
 
@@ -35,6 +37,7 @@ class Situation:
         policy: of the stack.
         scale_in: pools whose load asks for a machine less.
         override_breaker: a person looked, and the many idle machines are idle.
+        replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
     """
 
     now: datetime
@@ -43,6 +46,7 @@ class Situation:
     policy: Policy
     scale_in: frozenset[str] = frozenset()
     override_breaker: bool = False
+    replaced: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide(situation: Situation) -> Plan:
@@ -55,7 +59,8 @@ def decide(situation: Situation) -> Plan:
     plan = Plan(tuple(decisions[key] for key in sorted(decisions)))
     if not situation.override_breaker and _breaker(fleet, plan):
         return Plan(tuple(_held_by_breaker(decision) for decision in plan.decisions), breaker=True)
-    return Plan(_capped(fleet, policy, plan.decisions))
+    bounded = _few_replaced(situation.replaced, plan.decisions)
+    return Plan(_capped(fleet, policy, bounded))
 
 
 def _alone(situation: Situation, instance: Instance, *, requested: bool = False) -> Decision:
@@ -109,7 +114,12 @@ def _floors(fleet: Fleet, policy: Policy, decisions: Iterable[Decision]) -> dict
     pool_left = _running_by_pool(fleet)
     group_left = {group.name: _spare_of(group) for group in fleet.groups}
     kept = {}
-    leaving = [one for one in decisions if one.verdict in LEAVING and one.instance.state == "running"]
+    # where another starts in its place, neither pool nor group falls below anything
+    leaving = [
+        one
+        for one in decisions
+        if one.verdict in LEAVING and one.instance.state == "running" and not one.replaced
+    ]
     for decision in sorted(leaving, key=_leaving_order):
         pool, group = decision.instance.pool, fleet.group_of(decision.instance.id)
         spare = pool_left[pool] - policy.pools[pool].min_size
@@ -165,6 +175,32 @@ def _held_by_breaker(decision: Decision) -> Decision:
     if decision.verdict in ENDS:
         return replace(decision, verdict=Verdict.WAIT, reason=f"{decision.reason}; mass-idle breaker")
     return decision
+
+
+def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """At most so many replacements of a pool in a day: if new ones fail too, it is the image or the type.
+
+    A loop of them would cost hours of dear instances and mend nothing; somebody must look.
+    """
+    decisions = tuple(decisions)
+    counts = Counter(replaced.values())
+    late = set()
+    new = [
+        one
+        for one in decisions
+        if one.replaced and one.verdict in ENDS and one.instance.id not in replaced  # or it is tried again
+    ]
+    for decision in sorted(new, key=_oldest_first):
+        counts[decision.instance.pool] += 1
+        if counts[decision.instance.pool] > MOST_REPLACED_IN_A_DAY:
+            late.add(decision.instance.id)
+    told = f"; {MOST_REPLACED_IN_A_DAY} of its pool were replaced within a day: look at image and type"
+    return tuple(
+        replace(one, verdict=Verdict.ALERT, reason=one.reason + told, alert=True)
+        if one.instance.id in late
+        else one
+        for one in decisions
+    )
 
 
 def _capped(fleet: Fleet, policy: Policy, decisions: Iterable[Decision]) -> tuple[Decision, ...]:

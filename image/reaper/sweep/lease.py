@@ -3,18 +3,20 @@
 It also remembers, from sweep to sweep, what people were told already.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from image.reaper.errors import LeaseError
+from image.reaper.model import Decision
 from image.reaper.store import Store
 from image.reaper.times import format_time, parse_time
 
 KEY = "lease.json"
 # Longer than any sweep may run (Lambda: 15 min at most), so that a holder that is alive never loses it.
 LENGTH = timedelta(minutes=15)
+REMEMBERED = timedelta(days=1)
 
 
 @dataclass
@@ -24,16 +26,29 @@ class Memory:
     Attributes:
         told: subject of an alert -> when people were last told.
         leftovers_at: when leftovers were last looked for.
+        replaced: instance that was to be replaced -> its pool, and when.
     """
 
     told: dict[str, datetime] = field(default_factory=dict)
     leftovers_at: datetime | None = None
+    replaced: dict[str, tuple[str, datetime]] = field(default_factory=dict)
+
+    def replaced_lately(self, now: datetime) -> dict[str, str]:
+        """Instance that was to be replaced within the last day -> its pool."""
+        return {key: pool for key, (pool, at) in self.replaced.items() if now - at < REMEMBERED}
+
+    def note_replaced(self, decisions: Iterable[Decision], now: datetime) -> None:
+        """Remember what is about to be replaced, for a day; what is tried again counts once."""
+        kept = {key: value for key, value in self.replaced.items() if now - value[1] < REMEMBERED}
+        new = {one.instance.id: (one.instance.pool, now) for one in decisions if one.replaced}
+        self.replaced = new | kept
 
     def to_json(self) -> dict[str, Any]:
         """As the lease object holds it."""
         return {
             "told": {subject: format_time(at) for subject, at in sorted(self.told.items())},
             "leftovers_at": format_time(self.leftovers_at) if self.leftovers_at else None,
+            "replaced": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.replaced.items())},
         }
 
 
@@ -111,13 +126,30 @@ class Lease:
             raise LeaseError(f"another sweep ({content['holder']}) holds the lease until {until}")
 
 
+def remembered(store: Store) -> Memory:
+    """What the newest sweep tells the next, for one that only looks. Raises CloudError."""
+    found = store.get(KEY)
+    return Memory() if found is None else _memory(found.content)
+
+
 def _memory(content: dict[str, Any]) -> Memory:
     """What can be read of it; forgetting means telling people once more."""
     raw = content.get("memory")
     raw = raw if isinstance(raw, dict) else {}
     told = raw.get("told")
     times = {subject: _time(at) for subject, at in (told if isinstance(told, dict) else {}).items()}
-    return Memory({subject: at for subject, at in times.items() if at}, _time(raw.get("leftovers_at")))
+    return Memory(
+        {subject: at for subject, at in times.items() if at},
+        _time(raw.get("leftovers_at")),
+        dict(_replaced(raw.get("replaced"))),
+    )
+
+
+def _replaced(raw: object) -> Iterator[tuple[str, tuple[str, datetime]]]:
+    for key, value in (raw if isinstance(raw, dict) else {}).items():
+        match value:
+            case [str(pool), text] if (at := _time(text)) is not None:
+                yield key, (pool, at)
 
 
 def _time(text: object) -> datetime | None:

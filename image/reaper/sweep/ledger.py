@@ -33,7 +33,12 @@ def key_of(decision: Decision) -> str:
 
 
 def saved_usd_per_month(decision: Decision) -> Decimal:
-    """What a month without the machine saves, in the policy's currency; 0 where its price is unknown."""
+    """What a month without the machine saves, in the policy's currency.
+
+    Nothing where its price is unknown, or where another takes its place.
+    """
+    if decision.replaced:
+        return Decimal(0)
     return (decision.hourly_price or Decimal(0)) * HOURS_PER_MONTH
 
 

@@ -1,11 +1,13 @@
 """What happens to a machine that nothing protects any more: mark, wait, end. Pure."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from image.reaper.model import Decision, Verdict
 from image.reaper.sweep.case import Case
 from image.reaper.sweep.marks import Mark, mark_of
+from image.reaper.sweep.requests import IDLE_ON_REQUEST
 from image.reaper.times import format_span, format_time, is_quiet
 
 
@@ -13,6 +15,42 @@ def forgotten(case: Case) -> Decision:
     """The next step with a running machine that is idle for long enough."""
     idle = format_span(timedelta(seconds=case.idle_s or 0.0))
     return _next_step(case, case.idle_since or case.now, f"idle for {idle}")
+
+
+def unfit(case: Case) -> Decision:
+    """The next step with an instance that its boot check failed, while nothing works on it: to be replaced.
+
+    Only where a group would start that other one; by the usual way of mark, notice, grace and fresh check.
+    """
+    why = "its boot check failed (ready.json on it says why)"
+    mark = mark_of(case.instance)
+    active = case.activity.last_active_at if case.activity else None
+    if active is not None and active > case.now - IDLE_ON_REQUEST:
+        return case.decide(
+            Verdict.KEEP_BUSY, f"{why}, but it was active at {format_time(active)}", alert=True
+        )
+    if mark and active and not mark.tells_of(active):
+        return case.decide(Verdict.UNMARK, f"was active after it was marked, at {format_time(active)}")
+    lacking = _nothing_takes_its_place(case)
+    if lacking and (mark is None or case.group is not None):
+        return case.decide(Verdict.ALERT, f"{why}; {lacking}, so nothing takes its place", alert=True)
+    return replace(_next_step(case, case.now, why, _replace), replaced=True, alert=True)
+
+
+def _nothing_takes_its_place(case: Case) -> str:
+    """Why a group would start no other instance in the place of this one; empty where it would.
+
+    Alibaba Cloud detaches none of a group at its minimum, whether or not it wants fewer afterwards
+    (help.aliyun.com, API DetachInstances).
+    """
+    group = case.group
+    if group is None:
+        return "it is in no group"
+    if group.closed:
+        return "its group is frozen"
+    if case.policy.cloud == "alicloud" and group.size <= group.min_size:
+        return "its group is at its minimum and lets none go; lower size.min for a while"
+    return ""
 
 
 def stopped(case: Case) -> Decision:
@@ -33,7 +71,10 @@ def stopped(case: Case) -> Decision:
     return _next_step(case, since, f"stopped for {for_now}")
 
 
-def _next_step(case: Case, idle_since: datetime, why: str) -> Decision:
+Ending = Callable[[Case, Mark, str], Decision]
+
+
+def _next_step(case: Case, idle_since: datetime, why: str, end: Ending | None = None) -> Decision:
     """Mark, wait, or end a machine that nobody uses."""
     quiet = is_quiet(
         case.now, case.pool.quiet_hours, case.policy.time_zone, weekends=case.pool.quiet_weekends
@@ -48,7 +89,7 @@ def _next_step(case: Case, idle_since: datetime, why: str) -> Decision:
         return case.decide(Verdict.WAIT, f"{why}; goes in {left} unless used")
     if case.instance.state == "stopped":
         return case.decide(Verdict.TERMINATE, f"{why}, told {format_time(mark.reap_after - case.grace)}")
-    return _end(case, mark, why)
+    return (end or _end)(case, mark, why)
 
 
 def _to_mark(case: Case, idle_since: datetime, why: str) -> Decision:
@@ -61,12 +102,26 @@ def _end(case: Case, mark: Mark, why: str) -> Decision:
     if case.pool.action == "stop" and (case.instance.spot or case.pool.instance_store_scratch):
         reason = f"{why}, but a stop would lose its data or is refused by the cloud; the pool says stop"
         return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
-    acknowledged = case.activity.acknowledged if case.activity else None
-    if case.pool.require_acknowledgement and acknowledged != mark.reap_after.timestamp():
-        return case.decide(
-            Verdict.WAIT,
-            f"{why}; its agent has not yet said that /scratch/keep is saved",
-            alert=case.now > mark.reap_after + timedelta(hours=1),
-        )
     verdict = Verdict.STOP if case.pool.action == "stop" else Verdict.TERMINATE
+    return _unsaved(case, mark, why) or _marked(case, mark, why, verdict)
+
+
+def _replace(case: Case, mark: Mark, why: str) -> Decision:
+    """Terminate, whatever the pool does with an idle instance: a stopped one would come back as it was."""
+    return _unsaved(case, mark, why) or _marked(case, mark, why, Verdict.TERMINATE)
+
+
+def _marked(case: Case, mark: Mark, why: str, verdict: Verdict) -> Decision:
     return case.decide(verdict, f"{why}, marked to go after {format_time(mark.reap_after)}")
+
+
+def _unsaved(case: Case, mark: Mark, why: str) -> Decision | None:
+    """Wait for the agent's word that what people keep is saved, where the policy asks for it."""
+    acknowledged = case.activity.acknowledged if case.activity else None
+    if not case.pool.require_acknowledgement or acknowledged == mark.reap_after.timestamp():
+        return None
+    return case.decide(
+        Verdict.WAIT,
+        f"{why}; its agent has not yet said that /scratch/keep is saved",
+        alert=case.now > mark.reap_after + timedelta(hours=1),
+    )

@@ -12,7 +12,7 @@ from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep.cloud import Cloud
 from image.reaper.sweep.decide import Situation, decide
-from image.reaper.sweep.lease import Lease
+from image.reaper.sweep.lease import Lease, remembered
 from image.reaper.sweep.leftovers import Finding
 from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
 from image.reaper.sweep.observe import look_closely, observe
@@ -87,6 +87,7 @@ class _Sweep:
     def look_only(self) -> Result:
         """Plan, and change nothing."""
         situation = self._look()
+        situation = replace(situation, replaced=self._replaced_lately(situation.now))
         if self._options.leftovers:
             self._look_for_leftovers(situation)
         return self._result(situation, decide(situation))
@@ -94,6 +95,7 @@ class _Sweep:
     def look_and_act(self, tools: carry_out.Tools, lease: Lease) -> Result:
         """Plan, and carry the plan out."""
         situation = self._look()
+        situation = replace(situation, replaced=lease.memory.replaced_lately(situation.now))
         self._check_clock()
         plan = decide(situation)
         steps: dict[str, Callable[[], None]] = {
@@ -126,6 +128,16 @@ class _Sweep:
         activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
         self.done.failures += failures
         return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker)
+
+    def _replaced_lately(self, now: datetime) -> dict[str, str]:
+        """As the sweeps before remember it; nothing where they cannot be asked."""
+        if self._cloud.store is None:
+            return {}
+        try:
+            return remembered(self._cloud.store).replaced_lately(now)
+        except CloudError as error:
+            self.done.failures.append(Failure("*", "read the lease", str(error)))
+            return {}
 
     def _look_for_leftovers(self, situation: Situation) -> None:
         instances = situation.fleet.instances
@@ -162,12 +174,16 @@ class _Sweep:
             return
         try:
             again = self._look_again(situation, chosen)
+            ids = {one.instance.id: one.verdict for one in chosen}
+            still = [
+                one for one in decide(again).with_verdict(*ENDS) if ids.get(one.instance.id) is one.verdict
+            ]
+            # before they are ended: a sweep that is cut off has counted too many, never too few
+            lease.memory.note_replaced(still, again.now)
             lease.renew()
         except (CloudError, DeadlineError, LeaseError) as error:
             self.done.failures += [Failure(one.instance.id, "check again", str(error)) for one in chosen]
             return
-        ids = {one.instance.id: one.verdict for one in chosen}
-        still = [one for one in decide(again).with_verdict(*ENDS) if ids.get(one.instance.id) is one.verdict]
         carry_out.end(tools, still, again.fleet, again.now, self.done)
 
     def _look_again(self, situation: Situation, chosen: tuple[Decision, ...]) -> Situation:

@@ -1,0 +1,1 @@
+"""What every program on an instance shares: agent, gate, trainer. It knows none of them."""

@@ -1,0 +1,98 @@
+"""Small files that root's programs write whole and read back, where users of the instance may not meddle.
+
+A program that runs as root and opens a name that others can foresee, in a folder where they may write, opens
+what they put there: a link to a file that root alone may touch, or a pipe that never answers. So a file is
+made under a name that nobody can guess, put in place by one rename, and read without following a link or
+waiting; a folder that others may write is refused. https://cwe.mitre.org/data/definitions/59.html
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = 0
+LARGEST_READ_BYTES = 2**20  # of a file that agent or gate wrote; theirs take some KiB
+READABLE_BY_ALL = 0o644
+
+
+def replace_text(path: Path, text: str, mode: int = READABLE_BY_ALL) -> None:
+    """Write a file at once, so that nobody reads half of it.
+
+    Args:
+        path: of the file; its folder must be there.
+        text: all of it.
+        mode: permissions of the file.
+
+    Raises:
+        OSError: it cannot be written, or others may write its folder (``PermissionError``).
+    """
+    with _folder(path.parent) as folder:
+        unfinished = f".{path.name}.{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(unfinished, flags, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fchmod(descriptor, mode)
+            os.rename(unfinished, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(unfinished, dir_fd=folder)
+            raise
+
+
+def read_text(path: Path) -> str:
+    """All of a file that root or this program's own user wrote.
+
+    Raises:
+        OSError: it cannot be read, or is a link, a pipe, too large, or somebody else's.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    # without O_NONBLOCK a pipe that nobody writes would be waited for
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        if status.st_uid not in (ROOT, os.geteuid()):
+            raise PermissionError(errno.EPERM, f"belongs to user {status.st_uid}", str(path))
+        content = file.read(LARGEST_READ_BYTES + 1)
+    if len(content) > LARGEST_READ_BYTES:
+        raise OSError(errno.EFBIG, f"holds more than {LARGEST_READ_BYTES} bytes", str(path))
+    return content.decode("utf-8")
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder that is safe to write; names are looked up by it, not by the path."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        why = unsafe(os.fstat(descriptor), os.geteuid())
+        if why:
+            raise PermissionError(errno.EPERM, why, str(path))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def unsafe(folder: os.stat_result, user: int) -> str:
+    """Why a user must not write a predictable name in a folder; empty where it may. Pure.
+
+    A group's folder is refused to root alone: a developer's own group is often theirs alone (umask 002).
+
+    Args:
+        folder: what ``stat`` says of it.
+        user: number of the user who would write.
+    """
+    if folder.st_uid not in (ROOT, user):
+        return f"the folder belongs to user {folder.st_uid}"
+    if folder.st_mode & stat.S_IWOTH:
+        return "everybody may write in the folder"
+    if user == ROOT and folder.st_mode & stat.S_IWGRP and folder.st_gid != ROOT:
+        return f"group {folder.st_gid} may write in the folder"
+    return ""

@@ -1,0 +1,147 @@
+"""Root's small files: what others planted is never followed, waited for, or believed."""
+
+import os
+import stat
+from types import SimpleNamespace
+
+import pytest
+
+from image.instance.files import LARGEST_READ_BYTES, read_text, replace_text, unsafe
+
+SOMEBODY = 4242
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file that no other program should write."""
+    path = tmp_path / "secret"
+    path.write_text("untouched\n")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "run"
+    made.mkdir(mode=0o755)
+    return made
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_written_whole_and_for_all_to_read(folder):
+    replace_text(folder / "ready.json", "one\n")
+    replace_text(folder / "ready.json", "two\n")
+
+    assert (folder / "ready.json").read_text() == "two\n"
+    assert stat.S_IMODE((folder / "ready.json").stat().st_mode) == 0o644
+    assert names(folder) == ["ready.json"]
+
+
+@pytest.mark.parametrize("name", ["ready.json", ".ready.json.unfinished", "ready.unfinished"])
+def test_a_planted_link_is_replaced_and_what_it_leads_to_stays(folder, secret, name):
+    """The two names beside the file's are those that agent and gate wrote to before."""
+    (folder / name).symlink_to(secret)
+
+    replace_text(folder / "ready.json", "report\n")
+
+    assert secret.read_text() == "untouched\n"
+    assert (folder / "ready.json").read_text() == "report\n"
+    assert not (folder / "ready.json").is_symlink()
+
+
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path, folder):
+    (tmp_path / "link").symlink_to(folder)
+
+    with pytest.raises(NotADirectoryError):
+        replace_text(tmp_path / "link" / "stop", "go\n")
+    assert names(folder) == []
+
+
+def test_a_write_that_fails_leaves_nothing_behind(folder):
+    (folder / "stop").mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        replace_text(folder / "stop", "go\n")
+    assert names(folder) == ["stop"]
+
+
+@as_root
+def test_root_refuses_a_folder_that_a_group_may_write(folder, secret):
+    """The folder as it was: 0775 for the group of trainers, one of whom planted a link."""
+    os.chown(folder, 0, SOMEBODY)
+    folder.chmod(0o775)
+    (folder / "stop").symlink_to(secret)
+
+    with pytest.raises(PermissionError, match=f"group {SOMEBODY} may write in the folder"):
+        replace_text(folder / "stop", "go\n")
+    assert secret.read_text() == "untouched\n"
+
+
+@as_root
+def test_root_refuses_a_folder_of_somebody_else(folder):
+    os.chown(folder, SOMEBODY, SOMEBODY)
+
+    with pytest.raises(PermissionError, match=f"the folder belongs to user {SOMEBODY}"):
+        replace_text(folder / "stop", "go\n")
+
+
+def directory(owner, mode, group=0):
+    return SimpleNamespace(st_uid=owner, st_gid=group, st_mode=stat.S_IFDIR | mode)
+
+
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "user", "refused"),
+    [
+        (0, 0, 0o755, 0, False),
+        (0, 0, 0o775, 0, False),
+        (0, 7, 0o775, 0, True),
+        (0, 0, 0o1777, 0, True),
+        (7, 7, 0o755, 0, True),
+        (7, 7, 0o755, 7, False),
+        (7, 7, 0o775, 7, False),
+        (7, 7, 0o777, 7, True),
+        (8, 7, 0o755, 7, True),
+        (0, 0, 0o1777, 7, True),
+    ],
+)
+def test_a_folder_is_safe_where_nobody_else_may_write(owner, group, mode, user, refused):
+    assert bool(unsafe(directory(owner, mode, group), user)) is refused
+
+
+def test_a_file_is_read_as_it_was_written(folder):
+    replace_text(folder / "activity.json", "{}\n")
+
+    assert read_text(folder / "activity.json") == "{}\n"
+
+
+def test_a_planted_link_is_not_read(folder, secret):
+    (folder / "activity.json").symlink_to(secret)
+
+    with pytest.raises(OSError, match="symbolic links"):
+        read_text(folder / "activity.json")
+
+
+def test_a_planted_pipe_is_not_waited_for(folder):
+    os.mkfifo(folder / "activity.json")
+
+    with pytest.raises(OSError, match="is no regular file"):
+        read_text(folder / "activity.json")
+
+
+def test_a_file_that_would_fill_the_memory_is_refused(folder):
+    (folder / "activity.json").write_bytes(bytes(LARGEST_READ_BYTES + 1))
+
+    with pytest.raises(OSError, match="holds more than"):
+        read_text(folder / "activity.json")
+
+
+@as_root
+def test_a_file_of_somebody_else_is_not_believed(folder):
+    (folder / "ready.json").write_text('{"ready": false}')
+    os.chown(folder / "ready.json", SOMEBODY, SOMEBODY)
+
+    with pytest.raises(PermissionError, match=f"belongs to user {SOMEBODY}"):
+        read_text(folder / "ready.json")
