@@ -1,14 +1,11 @@
 """``gpu-fleet catalog list|show``: the instance types of both clouds, for a person."""
 
-import sys
-
 import click
 from click.shell_completion import CompletionItem
-from rich.console import Console
-from rich.table import Table
 
-from stacks import catalog
+from stacks import catalog, listing
 from stacks.catalog import InstanceType
+from stacks.listing import Column, Listing
 
 PIPE_WIDTH = 110
 
@@ -31,8 +28,7 @@ class TypeName(click.ParamType[str]):
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet catalog list")
 def list_types() -> None:
     """Print every GPU instance type of both clouds."""
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    console.print(_table(tuple(catalog.load())))
+    listing.console(PIPE_WIDTH).print(_table(tuple(catalog.load())))
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet catalog show p5.48xlarge")
@@ -42,12 +38,10 @@ def show(name: str) -> None:
     click.echo(catalog.describe(name))
 
 
-def _table(types: tuple[InstanceType, ...]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("type", no_wrap=True)
-    table.add_column("GPUs", no_wrap=True)
-    for heading in ("vCPU", "GiB", "NVMe GiB", "Gbit/s", "EFA/eRDMA", "per hour"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def _table(types: tuple[InstanceType, ...]) -> Listing:
+    numbers_of = ("vCPU", "GiB", "NVMe GiB", "Gbit/s", "EFA/eRDMA", "per hour")
+    columns = (Column("type"), Column("GPUs"), *(Column(heading, "right") for heading in numbers_of))
+    table = Listing(columns, box=None)
     for found in types:
         rdma = found.efa_interfaces or found.erdma_interfaces
         price = f"{found.price.amount_per_hour} {found.price.currency}" if found.price else "unknown"

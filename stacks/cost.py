@@ -119,8 +119,18 @@ class Cost:
 
     @property
     def unknown(self) -> tuple[Quote, ...]:
-        """The prices that nobody publishes."""
+        """The prices that nobody publishes or assumes; where there are any, each sum is a least one."""
         return tuple(quote for quote in self.quotes if quote.amount is None)
+
+    @property
+    def assumed(self) -> tuple[Quote, ...]:
+        """The prices that the stack file assumes."""
+        return tuple(quote for quote in self.quotes if quote.assumed)
+
+    @property
+    def elsewhere(self) -> tuple[Quote, ...]:
+        """The prices of another region, which stand in for those of the stack's own."""
+        return tuple(quote for quote in self.quotes if quote.amount and quote.region != self.region)
 
 
 def warnings(cost: Cost, today: datetime.date) -> list[str]:
@@ -131,17 +141,18 @@ def warnings(cost: Cost, today: datetime.date) -> list[str]:
         found.append(
             f"without these, whose prices are in no public list: {names}; the sums are at least that"
         )
+    if cost.assumed:
+        names = ", ".join(f"{quote.what} {quote.amount}" for quote in cost.assumed)
+        found.append(f"prices that the stack assumes, in {cost.currency}: {names}")
     stale = [quote for quote in cost.quotes if quote.stale(today)]
     if stale:
         oldest = min(stale, key=lambda quote: quote.date or today)
         names = ", ".join(quote.what for quote in stale)
         age = f"older than {STALE_AFTER_DAYS} days, the oldest ({oldest.what}) of {oldest.date}"
         found.append(f"{len(stale)} prices are {age}: {names}")
-    elsewhere = sorted(
-        {quote.region for quote in cost.quotes if quote.region != cost.region and quote.amount}
-    )
-    if elsewhere:
-        found.append(f"prices of {', '.join(elsewhere)} stand in for those of {cost.region}")
+    for region in sorted({quote.region for quote in cost.elsewhere}):
+        names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
+        found.append(f"prices of {region} stand in for those of {cost.region}: {names}")
     return found
 
 
@@ -161,8 +172,9 @@ def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool
         return
     dearest = max(cost.pools, key=lambda pool: cost.month(Level.MAX, cost.of_pool(pool)).high.amount)
     share = cost.month(Level.MAX, cost.of_pool(dearest)).high
+    at_least = "at least " if cost.unknown else ""
     raise OvercommitError(
-        f"stack {cost.stack!r}: budget.monthly = {budget}: the worst case of a month is {cost.worst_month}, "
-        f"of which {dearest or 'shared'} {share}; raise budget.monthly, lower a pool's size.max, or say "
-        "budget.allow_overcommit: true"
+        f"stack {cost.stack!r}: budget.monthly = {budget}: the worst case of a month is {at_least}"
+        f"{cost.worst_month}, of which {dearest or 'shared'} {share}; raise budget.monthly, lower a pool's "
+        "size.max, or say budget.allow_overcommit: true"
     )

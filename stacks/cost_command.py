@@ -1,12 +1,10 @@
 """``gpu-fleet cost STACK``: what a stack costs, before there is one."""
 
 import datetime
-import sys
 
 import click
-from rich.console import Console
 
-from stacks import cost_view, stack_files
+from stacks import cost_view, listing, stack_files
 from stacks.cost import hold_to_budget, warnings
 from stacks.cost_lines import Volumes, estimate
 from stacks.stack_name import StackName
@@ -28,8 +26,7 @@ def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int) -> N
     """
     stack = stack_files.settings_of(name)
     found = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    console.print(cost_view.page(found, stack.budget.monthly))
+    listing.console(PIPE_WIDTH).print(cost_view.page(found, stack.budget.monthly))
     today = datetime.datetime.now(datetime.UTC).date()
     for warning in warnings(found, today):
         click.echo(f"warning: {warning}", err=True)

@@ -102,35 +102,12 @@ class _Parts:
 
     def shared(self, volumes: Volumes) -> Iterator[Line]:
         """What all pools use."""
-        network, storage = self.stack.network, self.stack.storage
-        zones = len(network.zones)
-        if many := gateways(network):
-            yield self._steady("nat_gateway", Kind.NAT, many * HOURS_PER_MONTH)
-            yield self._steady("public_address", Kind.NAT, many * HOURS_PER_MONTH)
-            yield self._steady("nat_traffic", Kind.NAT, volumes.nat_gb)
-        if network.interface_endpoints:
-            hours = ENDPOINTS[self.stack.cloud] * zones * HOURS_PER_MONTH
-            yield self._steady("endpoint", Kind.ENDPOINTS, hours)
-        yield self._steady(self._bucket, Kind.STORAGE, volumes.bucket_gb)
-        if storage.home:
-            grows = self.stack.cloud is Cloud.AWS
-            yield self._steady("home", Kind.STORAGE, volumes.home_gb if grows else storage.home_gib)
-        if storage.scratch_gib:
-            yield self._steady("scratch", Kind.STORAGE, storage.scratch_gib)
-        yield self._steady("log", Kind.LOGS, volumes.log_gb)
-
-    @property
-    def _bucket(self) -> str:
-        """Buckets with ZRS lie in several zones; those of S3 always do, for its one price."""
-        zone_redundant = self.stack.storage.redundancy is Redundancy.ZRS
-        return "bucket_zone_redundant" if zone_redundant else "bucket"
-
-    def _steady(self, what: str, kind: Kind, units: int) -> Line:
-        return self._line(what, kind, dict.fromkeys(Level, Decimal(units)))
+        for what, kind, units in shared_units(self.stack, volumes):
+            yield self._line(what, kind, dict.fromkeys(Level, Decimal(units)))
 
     def _line(self, what: str, kind: Kind, units: Mapping[Level, Decimal], pool: str | None = None) -> Line:
         """So many units a month of one price."""
-        quote = self.prices.quotes[what]
+        quote = item_quote(self.stack, self.prices, what)
         months = None
         if quote.amount is not None:
             each = exactly(self._own_currency(quote, quote.amount))
@@ -139,7 +116,7 @@ class _Parts:
 
     def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> Line:
         """Machines of one market: from the cheapest of the pool's types to the dearest."""
-        quotes = tuple(machine_quote(catalog.load().get(name), market) for name in pool.types)
+        quotes = tuple(machine_quote(self.stack, catalog.load().get(name), market) for name in pool.types)
         each = self._machine_hour(quotes, pool, market)
         months = None
         if each is not None:
@@ -180,14 +157,59 @@ class _Parts:
         )
 
 
-def machine_quote(kind: InstanceType, market: Market = Market.ON_DEMAND) -> Quote:
-    """A machine's price for an hour, from the catalog; a capacity block has none, it is paid beforehand."""
+def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[tuple[str, Kind, int]]:
+    """What all pools of a stack use: the name of its price, its kind, and how many units a month."""
+    network, storage = stack.network, stack.storage
+    if many := gateways(network):
+        yield "nat_gateway", Kind.NAT, many * HOURS_PER_MONTH
+        yield "public_address", Kind.NAT, many * HOURS_PER_MONTH
+        yield "nat_traffic", Kind.NAT, volumes.nat_gb
+    if network.interface_endpoints:
+        hours = ENDPOINTS[stack.cloud] * len(network.zones) * HOURS_PER_MONTH
+        yield "endpoint", Kind.ENDPOINTS, hours
+    yield bucket_price(stack), Kind.STORAGE, volumes.bucket_gb
+    if storage.home:
+        grows = stack.cloud is Cloud.AWS
+        yield "home", Kind.STORAGE, volumes.home_gb if grows else storage.home_gib
+    if storage.scratch_gib:
+        yield "scratch", Kind.STORAGE, storage.scratch_gib
+    yield "log", Kind.LOGS, volumes.log_gb
+
+
+def bucket_price(stack: Stack) -> str:
+    """S3 always keeps copies in several zones; OSS where the stack asks for them."""
+    return "bucket_zone_redundant" if stack.storage.redundancy is Redundancy.ZRS else "bucket"
+
+
+def disk_gib(stack: Stack, pool: Pool) -> int:
+    """GiB of the disks of a pool with every group full."""
+    return machines(stack, pool)[Level.MAX] * (pool.volume_gib + pool.scratch_gib)
+
+
+def item_quote(stack: Stack, listed: PriceList, what: str) -> Quote:
+    """What a unit of something other than machines costs, or what the stack assumes where no list says."""
+    quote = listed.quotes[what]
+    price = stack.budget.assume.get(what)
+    return quote if price is None else _assumed(stack, what, price, quote.unit)
+
+
+def _assumed(stack: Stack, what: str, price: Decimal, unit: str) -> Quote:
+    currency = stack.budget.currency
+    return Quote(what, price, unit, currency, stack.region, None, "budget.assume", assumed=True)
+
+
+def machine_quote(stack: Stack, kind: InstanceType, market: Market = Market.ON_DEMAND) -> Quote:
+    """A machine's price for an hour: from the catalog, or what the stack assumes where that has none.
+
+    A capacity block has no price, it is paid beforehand.
+    """
     unit = "machine and hour"
     if market is Market.CAPACITY_BLOCK:
         source = "paid in full when the capacity block was bought"
         return Quote(kind.name, None, unit, "", "", None, source)
-    price = kind.price
-    if price is None:
+    if (assumed := stack.budget.assume.get(kind.name)) is not None:
+        return _assumed(stack, kind.name, assumed, unit)
+    if (price := kind.price) is None:
         return Quote(kind.name, None, unit, "", "", None, "no public list price was found")
     return Quote(
         kind.name, price.amount_per_hour, unit, price.currency, price.region, price.date, price.source

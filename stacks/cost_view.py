@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stacks.cost import HOURS_PER_MONTH, NOT_COUNTED, Cost, Kind, Level, Line
+from stacks.listing import Column, Listing
 from stacks.money import Money, Span
 
 BAR_WIDTH = 44
@@ -19,10 +20,14 @@ def summary(cost: Cost, monthly: Decimal | int) -> str:
     """One line: now, at most, and what the budget leaves of that."""
     left = Money(Decimal(monthly), cost.currency) - cost.worst_month
     verdict = f"{left} under" if left.amount >= 0 else f"{Money(-left.amount, left.currency)} over"
-    at_least = " and unknown prices" if cost.unknown else ""
+    known = ", as far as prices are known" if cost.unknown and left.amount >= 0 else ""
+    at_least = "at least " if cost.unknown else ""
+    regions = ", ".join(sorted({quote.region for quote in cost.elsewhere}))
+    of_region = f" (prices of {regions})" if regions else ""
+    hour, month = cost.hour(Level.NOW), cost.month(Level.NOW)
     return (
-        f"cost of {cost.stack}: now {cost.hour(Level.NOW)} an hour, {cost.month(Level.NOW)} a month; "
-        f"at worst {cost.worst_month} a month{at_least}, {verdict} the budget"
+        f"cost of {cost.stack}: now {at_least}{hour} an hour, {at_least}{month} a month; "
+        f"at worst {at_least}{cost.worst_month} a month, {verdict} the budget{known}{of_region}"
     )
 
 
@@ -41,6 +46,7 @@ def output(cost: Cost, monthly: Decimal | int) -> dict[str, Any]:
             if cost.of_kind(kind)
         },
         "unknown": [quote.what for quote in cost.unknown],
+        "assumed": [quote.what for quote in cost.assumed],
     }
 
 
@@ -71,23 +77,21 @@ def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
     )
 
 
-def _table(cost: Cost) -> Table:
+def _table(cost: Cost) -> Listing:
     """Rows by pool and kind, columns by level; a span where spot or a choice of types leaves one."""
-    table = Table(
-        title=f"{cost.stack}: {cost.currency} a month ({HOURS_PER_MONTH} hours)", title_justify="left"
-    )
-    for heading in ("pool", "kind"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("what")
-    for level in Level:
-        table.add_column(str(level), justify="right", no_wrap=True)
+    title = f"{cost.stack}: {cost.currency} a month ({HOURS_PER_MONTH} hours)"
+    levels = (Column(str(level), "right", wraps=True) for level in Level)
+    table = Listing((Column("pool"), Column("kind"), Column("what", wraps=True), *levels), title)
     for name, lines in _by_pool(cost):
         for line in lines:
             amounts = [_amount(line.months[level]) for level in Level] if line.months else ["unknown"] * 3
-            table.add_row(name, str(line.kind), line.what.replace("_", " "), *amounts)
-        table.add_section()
+            what = line.what.replace("_", " ")
+            table.add_row(name, str(line.kind), what, *amounts, end_section=line is lines[-1])
+    at_least = "at least, " if cost.unknown else ""
     for title, per in (("a month", cost.month), ("an hour", cost.hour)):
-        table.add_row("all", "", title, *(_amount(per(level)) for level in Level), style="bold")
+        table.add_row(
+            "all", "", f"{at_least}{title}", *(_amount(per(level)) for level in Level), style="bold"
+        )
     return table
 
 
@@ -102,20 +106,30 @@ def _bars(cost: Cost, budget: Money) -> Table:
     amounts += [("worst month", cost.worst_month), ("budget", budget)]
     scale = float(max(amount.amount for _, amount in amounts))
     table = Table(box=None, show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(max_width=BAR_WIDTH)
+    table.add_column(justify="right", overflow="fold")
     for name, amount in amounts:
         over = name == "worst month" and budget < amount
-        bar = Bar(scale, 0, float(amount.amount), width=BAR_WIDTH, color="red" if over else "cyan")
+        bar = Bar(scale, 0, float(amount.amount), color="red" if over else "cyan")
         table.add_row(name, bar, str(amount))
     return table
 
 
-def _prices(cost: Cost) -> Table:
-    """Every price with its unit, date and source."""
-    table = Table(box=None, header_style="bold")
-    for heading in ("price of", "amount", "unit", "read", "source"):
-        table.add_column(heading, justify="right" if heading == "amount" else "left", overflow="fold")
+def _prices(cost: Cost) -> Listing:
+    """Every price with its unit, region, date and source."""
+    columns = (
+        Column("price of"),
+        Column("amount", "right"),
+        *(Column(heading, wraps=True) for heading in ("unit", "region")),
+        Column("read"),
+        Column("source", wraps=True),
+    )
+    table = Listing(columns, box=None)
     for quote in cost.quotes:
         amount = "unknown" if quote.amount is None else f"{quote.amount} {quote.currency}"
-        read = "" if quote.date is None else quote.date.isoformat()
-        table.add_row(quote.what.replace("_", " "), amount, quote.unit, read, quote.source)
+        read = "assumed" if quote.assumed else "" if quote.date is None else quote.date.isoformat()
+        foreign = quote.amount is not None and quote.region != cost.region
+        region = f"{quote.region}, not {cost.region}" if foreign else quote.region
+        table.add_row(quote.what.replace("_", " "), amount, quote.unit, region, read, quote.source)
     return table

@@ -29,6 +29,11 @@ def budget_document(stack: Stack) -> dict[str, Any]:
         "monthly": str(budget.monthly),
         "percents": actual,
         "on_exceeded": str(budget.on_exceeded),
+        "assumed": {
+            name: str(budget.assume[name])
+            for name in dict.fromkeys(name for pool in stack.pools for name in pool.types)
+            if name in budget.assume
+        },
         "shared_per_hour": str(_shared(estimate(stack))),
         "pools": {pool.name: _pool(stack, pool) for pool in stack.pools},
     }
@@ -47,8 +52,14 @@ def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
 
 
 def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, str | None]]:
-    """Type -> the most that an hour of it costs, without disks; None where no price is public."""
+    """Type -> the most that an hour of it costs, without disks; None where no price is public.
+
+    What the stack assumes stands apart, in ``assumed``.
+    """
     for name in pool.types:
+        if name in stack.budget.assume:
+            yield name, None
+            continue
         amount = Decimal(0)
         if market is not Market.CAPACITY_BLOCK:
             found = _hour(_of_one(stack, pool, name, market), pool, Kind.COMPUTE)

@@ -33,6 +33,7 @@ class Quote:
         region: where this price holds.
         date: when the cloud's list was read; None where there is no amount.
         source: where it can be checked, or why there is none.
+        assumed: nobody publishes it: the stack file says what to count.
     """
 
     what: str
@@ -42,6 +43,7 @@ class Quote:
     region: str
     date: datetime.date | None
     source: str
+    assumed: bool = False
 
     def stale(self, today: datetime.date) -> bool:
         """Whether the price was read more than ``STALE_AFTER_DAYS`` ago."""

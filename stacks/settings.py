@@ -57,6 +57,8 @@ LARGEST = 1_000_000_000
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6)]
+# More than any hour or GiB costs; less than 0.0001 of any currency is a slip.
+AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6)]
 Percent = Annotated[int, Field(gt=0, le=100)]
 # The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
 RetentionDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
@@ -372,6 +374,8 @@ class Budget:
         scope: what is counted.
         recipients: e-mail addresses.
         thresholds: in rising order for each kind.
+        assume: what to count where no list has a price: instance type -> price of an hour on demand, or the
+            name of a price in ``prices.toml``, such as ``disk`` -> price of its unit; in ``currency``.
         allow_overcommit: build the stack although its worst month would cost more than ``monthly``.
         on_exceeded: only tell people, or also let training pools start no more machines.
     """
@@ -382,6 +386,7 @@ class Budget:
     scope: BudgetScope = BudgetScope.ACCOUNT
     recipients: tuple[Address, ...] = ()
     thresholds: tuple[Threshold, ...] = DEFAULT_THRESHOLDS
+    assume: dict[str, AssumedPrice] = Field(default_factory=dict)
     allow_overcommit: bool = False
     on_exceeded: OnExceeded = OnExceeded.NOTIFY
 

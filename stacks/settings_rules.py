@@ -14,7 +14,7 @@ from ipaddress import IPv4Network
 from itertools import pairwise
 from zoneinfo import available_timezones
 
-from stacks import alicloud_rules, image_rules, naming, pool_rules, regions
+from stacks import alicloud_rules, image_rules, naming, pool_rules, price_rules, regions
 from stacks.catalog import Cloud
 from stacks.draft import NotParsedError, problems_of
 from stacks.errors import Problem
@@ -51,14 +51,14 @@ def check(stack: Stack) -> list[Problem]:
         stack: the settings, or a draft of them.
     """
     return [
-        *problems_of((*RULES, *image_rules.RULES, *alicloud_rules.RULES), stack),
+        *problems_of((*RULES, *image_rules.RULES, *alicloud_rules.RULES, *price_rules.RULES), stack),
         *problems_of((_of_pools,), stack),
     ]
 
 
 def _of_pools(stack: Stack) -> Iterator[Problem]:
     for index, pool in enumerate(stack.pools):
-        rules = (*POOL_RULES, *pool_rules.RULES, *alicloud_rules.POOL_RULES)
+        rules = (*POOL_RULES, *pool_rules.RULES, *alicloud_rules.POOL_RULES, *price_rules.POOL_RULES)
         yield from problems_of(rules, f"pools[{index}]", pool, stack)
 
 

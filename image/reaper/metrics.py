@@ -51,6 +51,8 @@ METRIC_MONTH_COST = "MonthCost"
 METRIC_MONTH_FORECAST = "MonthForecast"
 METRIC_MONTH_BUDGET = "MonthBudget"
 METRIC_FREEZE = "FreezeStage"
+# Of the whole only: running instances whose price nobody knows, and which count nothing.
+METRIC_UNPRICED = "UnpricedInstances"
 
 # Samples that trainers worked through, with the dimension ``Pool``; the daily report sums them up where a
 # trainer publishes them.

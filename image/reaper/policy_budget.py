@@ -1,7 +1,7 @@
 """The budget part of a policy: what the meter counts with, and what happens when the money is spent."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from image.reaper.policy_fields import Fields
@@ -15,7 +15,7 @@ class PoolPrices:
 
     Attributes:
         freezes: the pool takes no new machines once the budget is spent.
-        on_demand: instance type -> price; None where nobody knows it, which counts nothing and is told.
+        on_demand: instance type -> price; None where no list has one.
         spot: the same for machines bought on the spot market, at the most that they may cost.
         disk_per_hour: the disks of one machine, stopped or not.
         gpus: instance type -> GPUs of one machine.
@@ -39,6 +39,7 @@ class Budget:
             size, the last closes them to new machines.
         shared_per_hour: what all pools share: gateways, endpoints, storage.
         pools: pool -> its prices.
+        assumed: instance type -> what an hour counts where no list has a price, as the stack's owner said.
     """
 
     monthly: Decimal
@@ -46,6 +47,21 @@ class Budget:
     on_exceeded: str
     shared_per_hour: Decimal
     pools: dict[str, PoolPrices]
+    assumed: dict[str, Decimal] = field(default_factory=dict)
+
+    def price_of(self, pool: str, kind: str, *, spot: bool) -> Decimal | None:
+        """What an hour of an instance counts, without its disks; None where nobody knows.
+
+        Args:
+            pool: whose it is.
+            kind: its instance type.
+            spot: whether it was bought on the spot market.
+        """
+        prices = self.pools.get(pool)
+        if prices is None:
+            return None
+        listed = (prices.spot if spot else prices.on_demand).get(kind)
+        return self.assumed.get(kind) if listed is None else listed
 
     @property
     def freezes(self) -> bool:
@@ -61,7 +77,9 @@ def read(fields: Fields) -> Budget:
         on_exceeded=fields.choice("on_exceeded", (NOTIFY, FREEZE)),
         shared_per_hour=fields.amount("shared_per_hour"),
         pools=dict(_pools(fields)),
+        assumed=dict(_assumed(fields)),
     )
+    _refuse_unused(fields, budget)
     fields.refuse_unknown()
     if budget.freezes and len(budget.percents) < 2:  # noqa: PLR2004 -- one to cap at, one to close at
         fields.problem("percents", list(budget.percents), "two at least, because on_exceeded is freeze")
@@ -81,6 +99,30 @@ def _pools(fields: Fields) -> Iterator[tuple[str, PoolPrices]]:
             ),
         )
         table.refuse_unknown()
+
+
+def _assumed(fields: Fields) -> Iterator[tuple[str, Decimal]]:
+    """May be left out; an assumption of nothing would make an instance free."""
+    for name, price in fields.prices("assumed").items():
+        if price:
+            yield name, price
+        else:
+            fields.problem(f"assumed.{name}", price, "a price above 0")
+
+
+def _refuse_unused(fields: Fields, budget: Budget) -> None:
+    """Only a type that some pool has and no list knows the price of needs an assumption."""
+    unknown = {
+        kind
+        for pool in budget.pools.values()
+        for prices in (pool.on_demand, pool.spot)
+        for kind, price in prices.items()
+        if price is None
+    }
+    for name, price in budget.assumed.items():
+        if name not in unknown:
+            allowed = f"types without a price: {', '.join(sorted(unknown)) or 'there are none'}"
+            fields.problem(f"assumed.{name}", price, allowed)
 
 
 def _gpus(fields: Fields) -> Iterator[tuple[str, int]]:

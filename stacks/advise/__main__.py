@@ -1,18 +1,18 @@
 """``gpu-fleet advise --params 7e9 --batch 32 --seq 2048``: what a run needs, and what to run it on."""
 
 import math
-import sys
 from decimal import Decimal
 from typing import Any, get_args
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
+from stacks import listing
 from stacks.advise import offers, scorecard
 from stacks.advise.plan import GIB, Plan, break_even_hours, facts, plans, reserved
 from stacks.advise.work import LAYOUTS, TOKENS_PER_PARAMETER, Precision, Work, memory, shape_of, state_bytes
+from stacks.listing import Column, Listing
 from stacks.money import Money
 
 PIPE_WIDTH = 170
@@ -86,7 +86,7 @@ def main(
     depth, breadth = shape_of(params)
     total = tokens or TOKENS_PER_PARAMETER * params
     work = Work(params, precision, batch, seq, total, layers or depth, width or breadth)
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console = listing.console(PIPE_WIDTH)
     console.print(needs(work))
     most = None if budget is None else Money(Decimal(budget), currency)
     found = plans(work, days)
@@ -121,9 +121,9 @@ def affordable(plan: Plan, most: Money | None) -> str:
 
 def needs(work: Work) -> RenderableType:
     """What the run needs, whatever it runs on."""
-    table = Table(title="memory of a GPU, GiB", title_justify="left")
-    for heading in ("spread over 8 GPUs", "weights", "gradients", "optimizer", "activations", "in all"):
-        table.add_column(heading, justify="left" if heading.startswith("spread") else "right")
+    parts_of = ("weights", "gradients", "optimizer", "activations", "in all")
+    columns = (Column("spread over 8 GPUs"), *(Column(heading, "right") for heading in parts_of))
+    table = Listing(columns, "memory of a GPU, GiB")
     for layout in LAYOUTS:
         held = memory(work, layout, EIGHT)
         parts = (held.weights, held.gradients, held.optimizer, held.activations, held.total)
@@ -138,7 +138,7 @@ def needs(work: Work) -> RenderableType:
     )
 
 
-def ranking(found: list[Plan], most: Money | None, discount: Decimal | None) -> Table:
+def ranking(found: list[Plan], most: Money | None, discount: Decimal | None) -> Listing:
     """The plans, one table over all vendors; amounts of two currencies are never compared.
 
     Args:
@@ -147,12 +147,14 @@ def ranking(found: list[Plan], most: Money | None, discount: Decimal | None) -> 
         discount: what a reservation takes off the price; None for no column of reservations.
     """
     share = facts()["utilisation"]["decoder"]
-    table = Table(title=f"cheapest first within a currency, at {share:.0%} of the peak", title_justify="left")
     words = ("type", "of", "spread")
     headings = ["type", "of", "machines", "GPUs", "spread", "GiB/GPU", "hours", "on demand", "spot from"]
     headings += ["reserved", "in the budget"] if discount is not None else ["in the budget"]
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in words else "right", no_wrap=heading == "type")
+    columns = (
+        Column(heading, "left" if heading in words else "right", wraps=heading in ("of", "spread"))
+        for heading in headings
+    )
+    table = Listing(tuple(columns), f"cheapest first within a currency, at {share:.0%} of the peak")
     for plan in found:
         amounts = [plan.on_demand, plan.spot]
         if discount is not None:
@@ -175,12 +177,12 @@ def vendors(cny_per_usd: Decimal | None, *, sources: bool) -> RenderableType:
     """The scorecard, and if asked where each of its numbers is from."""
     weights = offers.vendors().weights
     cards = scorecard.cards(cny_per_usd)
-    table = Table(title="vendors, points by criterion (its number)", title_justify="left")
-    table.add_column("vendor")
-    for criterion, weight in weights.items():
-        table.add_column(f"{criterion} {weight}\n{scorecard.UNITS[criterion]}", justify="right")
-    for heading in ("of 100", "of the weight"):
-        table.add_column(heading, justify="right")
+    criteria = (
+        Column(f"{criterion} {weight}\n{scorecard.UNITS[criterion]}", "right", wraps=True)
+        for criterion, weight in weights.items()
+    )
+    sums = (Column(heading, "right") for heading in ("of 100", "of the weight"))
+    table = Listing((Column("vendor"), *criteria, *sums), "vendors, points by criterion (its number)")
     for card in cards:
         table.add_row(
             card.title,

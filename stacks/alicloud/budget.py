@@ -55,6 +55,15 @@ class Budget(pulumi.ComponentResource):
                 contact_group=self.contact_group,
                 parent=self,
             )
+        # instances run whose price nobody knows: the cost is more than what the meter says
+        alarm(
+            f"{name}-unpriced",
+            stack,
+            metric="UnpricedInstances",
+            above="0",
+            contact_group=self.contact_group,
+            parent=self,
+        )
         self.register_outputs({"contact_group": self.contact_group})
 
     def _contacts(self, stack: Stack) -> pulumi.Output[str]:

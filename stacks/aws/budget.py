@@ -22,6 +22,32 @@ PERIOD_S = 60  # a sweep's word every ten minutes is judged as soon as it comes
 
 
 @dataclass(frozen=True)
+class _MeterWatch:
+    """A metric of the meter, and the value above which somebody must look.
+
+    Attributes:
+        label: part of the alarm's name.
+        says: its description.
+        metric: what is watched.
+        above: the threshold.
+    """
+
+    label: str
+    says: str
+    metric: str
+    above: float
+
+
+_UNPRICED = _MeterWatch(
+    "unpriced",
+    "Instances run whose price nobody knows: the cost is more than what the meter says. Name their types in "
+    "budget.assume, or terminate them",
+    "UnpricedInstances",
+    0,
+)
+
+
+@dataclass(frozen=True)
 class BudgetArgs:
     """What the budget depends on.
 
@@ -63,7 +89,8 @@ class Budget(pulumi.ComponentResource):
                 f"{name}-{address}", topic=topic.arn, protocol="email", endpoint=address, opts=child
             )
         for threshold in budget.thresholds:
-            self._meter_alarm(name, stack, threshold, topic.arn)
+            self._meter_alarm(name, _meter_watch(stack, threshold), stack, topic.arn)
+        self._meter_alarm(name, _UNPRICED, stack, topic.arn)
         # moto 5.2.5 knows neither a budget's tags nor its subscribers, and the provider asks on and on.
         if not stack.emulated:
             # Budgets tries the topic when a notification is made: the policy must stand before it.
@@ -72,20 +99,19 @@ class Budget(pulumi.ComponentResource):
         self.register_outputs({"topic_arn": topic.arn})
 
     def _meter_alarm(
-        self, name: str, stack: Stack, threshold: Threshold, topic_arn: pulumi.Output[str]
+        self, name: str, watch: _MeterWatch, stack: Stack, topic_arn: pulumi.Output[str]
     ) -> None:
-        """Tell once the meter passes a threshold; between two sweeps the alarm stays as it is."""
-        label = f"{name}-{threshold.kind}-{threshold.percent}"
+        """Notify once the meter passes a threshold; between two sweeps the alarm stays as it is."""
+        label = f"{name}-{watch.label}"
         aws.cloudwatch.MetricAlarm(
             label,
             name=label,
-            alarm_description=f"{METRICS[threshold.kind]} passed {threshold.percent} % of the budget of "
-            f"{stack.budget.monthly} {stack.budget.currency}",
+            alarm_description=watch.says,
             namespace=naming.metric_namespace(stack.name),
-            metric_name=METRICS[threshold.kind],
+            metric_name=watch.metric,
             statistic="Maximum",
             comparison_operator="GreaterThanThreshold",
-            threshold=stack.budget.monthly * threshold.percent / 100,
+            threshold=watch.above,
             period=PERIOD_S,
             evaluation_periods=1,
             treat_missing_data="ignore",
@@ -114,6 +140,17 @@ class Budget(pulumi.ComponentResource):
             tags=naming.tags(stack.name, stack.owner),
             opts=opts,
         )
+
+
+def _meter_watch(stack: Stack, threshold: Threshold) -> _MeterWatch:
+    """What is watched for a threshold of the budget."""
+    metric, amount = METRICS[threshold.kind], f"{stack.budget.monthly} {stack.budget.currency}"
+    return _MeterWatch(
+        f"{threshold.kind}-{threshold.percent}",
+        f"{metric} passed {threshold.percent} % of the budget of {amount}",
+        metric,
+        stack.budget.monthly * threshold.percent / 100,
+    )
 
 
 def cost_filters(stack: Stack) -> list[dict[str, Any]]:

@@ -44,6 +44,17 @@ def test_hours_of_a_silent_agent_are_unknown_and_neither_busy_nor_idle():
     assert "Of 24.00 GPU hours no agent said whether they were busy." in mail(found, "s3://there")
 
 
+def test_a_day_with_instances_without_a_price_says_at_least():
+    nameless = Share(Machine("dev", "ada", "p6", 8, Decimal(0), priced=False), 3600, Decimal(0))
+    found = summed({"i-1": share(), "i-2": nameless}, {})
+
+    for text in (mail(found, "s3://there"), page(found)):
+        assert "at least 24.00 USD" in text
+        assert "1 instances have no price and count nothing, so costs are at least what they say" in text
+    assert found.to_json()["unpriced_machines"] == 1
+    assert "at least" not in mail(summed({"i-1": share()}, {}), "s3://there")
+
+
 def test_the_ten_that_left_most_money_idle_come_dearest_first():
     machines = {f"i-{n:02}": share(per_hour=str(n)) for n in range(15)}
 

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.errors import CloudError
-from image.reaper.money.meter import SHARED, advance, forecast, note_ends, per_hour, unpriced
+from image.reaper.money.meter import (
+    SHARED,
+    advance,
+    forecast,
+    note_ends,
+    per_hour,
+    unpriced,
+    with_spot_prices,
+)
 from image.reaper.money.meter_reading import from_json
 from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, machine, metered
 
@@ -118,6 +126,51 @@ def test_a_machine_without_a_price_counts_its_disks_and_is_told():
 
     assert per_hour([nameless], budget())["dev"] == Decimal("0.10")
     assert unpriced([nameless, machine(pool="other"), machine()], budget()) == 2
+
+
+def test_a_type_without_a_list_price_counts_what_is_assumed_and_is_not_unpriced():
+    assumed = budget(assumed={"p4d.24xlarge": Decimal(20)})
+    nameless = machine(type="p4d.24xlarge", spot=True)
+
+    assert per_hour([nameless], assumed)["dev"] == Decimal("20.10")
+    assert unpriced([nameless], assumed) == 0
+
+
+def test_a_listed_price_goes_before_an_assumed_one():
+    assumed = budget(assumed={"g5.xlarge": Decimal(20)})
+
+    assert per_hour([machine()], assumed)["dev"] == DEV_HOUR
+
+
+def test_a_market_price_of_spot_goes_before_an_assumed_one():
+    assumed = budget(assumed={"p4d.24xlarge": Decimal(20)})
+
+    market = with_spot_prices(assumed, {"p4d.24xlarge": Decimal(9)})
+
+    assert per_hour([machine(type="p4d.24xlarge", spot=True)], market)["dev"] == Decimal("9.10")
+
+
+def test_a_month_with_an_hour_that_has_no_price_is_a_least_one_until_it_ends():
+    nameless = machine(type="p4d.24xlarge", spot=True)
+
+    during = metered(at_noon(nameless), fleet(nameless), NOON + HOUR)
+    after = metered(during, fleet(), NOON + 2 * HOUR)
+    later = metered(after, fleet(), NOON + 3 * HOUR)
+    kept = from_json(json.loads(json.dumps(later.to_json())), "meter.json")
+    december = metered(kept, fleet(), datetime(2026, 12, 1, 1, tzinfo=UTC))
+
+    assert (during.at_least, after.at_least, kept.at_least) == (True, True, True)
+    assert kept.day.unpriced == 1
+    assert not december.at_least
+
+
+def test_what_an_earlier_version_kept_is_read_as_priced():
+    old = at_noon(machine()).to_json()
+    del old["at_least"]
+
+    read = from_json(old, "meter.json")
+
+    assert (read.at_least, read.running["i-1"].priced) == (False, True)
 
 
 def test_at_first_what_runs_counts_from_its_launch_in_this_month():

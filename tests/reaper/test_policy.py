@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from image.console.cli import main
 from image.reaper import policy as policies
 from image.reaper.errors import PolicyError
-from tests.reaper.moto_fleet import policy_json, pool_policy
+from tests.reaper.moto_fleet import budget_json, policy_json, pool_policy
 
 
 def refusal(**changes) -> str:
@@ -131,3 +131,20 @@ def test_a_malformed_time_is_told_with_what_is_allowed(tmp_path):
 
     assert shown.exit_code == 2
     assert "ISO 8601 with a zone" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("assumed", "message"),
+    [
+        ({"g5.xlarge": "9"}, "budget.assumed.g5.xlarge = 9; allowed: types without a price: p6.xlarge"),
+        ({"p6.xlarge": "0"}, "budget.assumed.p6.xlarge = 0; allowed: a price above 0"),
+        ({"p6.xlarge": None}, "budget.assumed.p6.xlarge = None; allowed: a price above 0"),
+        ({"p6.xlarge": 9}, 'budget.assumed.p6.xlarge = 9; allowed: a price as a text, say "1.006"'),
+        ({"p7.xlarge": "9"}, "budget.assumed.p7.xlarge = 9; allowed: types without a price: p6.xlarge"),
+    ],
+)
+def test_an_assumed_price_must_be_one_and_needed(assumed, message):
+    pool = budget_json()["pools"]["dev"]
+    pools = {"dev": pool | {"on_demand": pool["on_demand"] | {"p6.xlarge": None}}}
+
+    assert message in refusal(budget=budget_json(pools=pools, assumed=assumed))

@@ -9,6 +9,7 @@ import pytest
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
 from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 from image.reaper.money.spending import look
+from image.reaper.money.spent import line_of
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.sweep import Options, sweep
 from tests.reaper.moto_fleet import budget_json
@@ -64,6 +65,29 @@ def test_each_sweep_publishes_what_an_hour_and_the_month_cost(world):
     assert world.published["MonthBudget"] == 1000
     assert world.published["MonthCost"] == pytest.approx(2 * float(result.spending.reading.month_cost))
     assert result.to_json()["spending"]["month_to_date"]["dev"] == "2.09"
+
+
+def unpriced_rules(**changes):
+    pools = budget_json()["pools"]
+    return rules(pools={"dev": pools["dev"] | {"on_demand": {"g5.xlarge": None}}}, **changes)
+
+
+def test_instances_without_a_price_are_published_and_every_sum_says_at_least(world):
+    result = swept(world, unpriced_rules())
+
+    assert world.published["UnpricedInstances"] == 2
+    assert line_of(result.spending).startswith("at least 0.14 USD an hour; at least 0.00 of 1,000 this month")
+    assert "; 2 instances without a price count nothing" in line_of(result.spending)
+    assert result.to_json()["spending"]["at_least"] is True
+
+
+def test_an_assumed_price_is_counted_and_named(world):
+    result = swept(world, unpriced_rules(assumed={"g5.xlarge": "5"}))
+
+    assert world.published["UnpricedInstances"] == 0
+    assert result.spending.rates["dev"] == 2 * Decimal("5.02")
+    assert line_of(result.spending).endswith("; prices assumed by the stack: g5.xlarge")
+    assert result.to_json()["spending"]["assumed"] == {"g5.xlarge": "5"}
 
 
 def test_sweeps_that_fail_for_hours_lose_no_money(world):

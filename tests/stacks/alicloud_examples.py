@@ -1,7 +1,9 @@
 """A sound Alibaba Cloud stack file to bend in tests."""
 
+import re
 from typing import Any
 
+from stacks.errors import SettingsError
 from stacks.settings import Stack
 from stacks.settings_reader import from_mapping
 
@@ -33,5 +35,17 @@ def pool(**changes: Any) -> dict[str, Any]:
 
 
 def stack(name: str = "test", **changes: Any) -> Stack:
-    """A sound stack, with some top-level keys of its file replaced."""
-    return from_mapping(name, stack_file(**changes))
+    """A sound stack, with some top-level keys of its file replaced; what has no list price is assumed."""
+    content = stack_file(**changes)
+    return from_mapping(name, content | {"budget": content["budget"] | {"assume": assumptions(content)}})
+
+
+def assumptions(content: dict[str, Any]) -> dict[str, str]:
+    """A price for everything that a file has to assume one for."""
+    assume = dict(content["budget"].get("assume", {}))
+    try:
+        from_mapping("test", content)
+    except SettingsError as error:
+        texts = [problem.allowed for problem in error.problems]
+        assume |= {name: "2.5" for text in texts for name in re.findall(r"budget.assume: {(\S+): ", text)}
+    return assume

@@ -48,8 +48,9 @@ BUILDING = stack(
     },
 )
 
-EFA_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if kind.efa_interfaces]
-AWS_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS)]
+PRICED = [kind for kind in catalog.load().of_cloud(Cloud.AWS) if kind.price is not None]
+EFA_TYPES = [kind.name for kind in PRICED if kind.efa_interfaces]
+AWS_TYPES = [kind.name for kind in PRICED]
 ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
 
 

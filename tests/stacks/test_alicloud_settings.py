@@ -20,11 +20,11 @@ def refusal(content):
 
 
 def test_a_sound_file_is_read_as_it_is_written():
-    settings = from_mapping("test", stack_file(pools=[pool(gpu_memory_gib=24, scratch_gib=400)]))
+    settings = from_mapping("test", stack_file(pools=[pool(gpu_memory_gib=24, scratch_gib=200)]))
 
     assert settings.cloud == "alicloud"
     assert settings.pools[0].gpu_memory_gib == 24
-    assert settings.pools[0].scratch_gib == 400
+    assert settings.pools[0].scratch_gib == 200
 
 
 ELEVEN_TYPES = [kind.name for kind in catalog.load().of_cloud(Cloud.ALICLOUD)][:11]

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stacks import prices, stack_files
+from stacks import cost_view, prices, stack_files
 from stacks.alicloud import endpoints as alicloud_endpoints
 from stacks.aws import endpoints as aws_endpoints
 from stacks.catalog import Cloud
 from stacks.cost import Cost, Kind, Level, OvercommitError, hold_to_budget, warnings
 from stacks.cost_lines import ENDPOINTS, Volumes, estimate
+from stacks.errors import SettingsError
 from stacks.money import CurrencyError, Money
 from stacks.settings import Stack
 from stacks.settings_reader import from_mapping
@@ -70,9 +71,10 @@ BY_HAND = {
     "alicloud-dev": {
         # 2 x 730 x from gn7i-c8g1.2xlarge 9.5326 to gn7i-c16g1.4xlarge 10.0934
         ("dev", "compute"): ("0.00", "0.00", "0.00", "13917.60", "14736.36"),
-        ("dev", "disks"): None,
+        # 2 x 700 GiB x 1.5, which the stack assumes
+        ("dev", "disks"): ("0.00", "0.00", "0.00", "2100.00", "2100.00"),
         ("spot", "compute"): ("0.00", "0.00", "0.00", "1391.76", "14736.36"),
-        ("spot", "disks"): None,
+        ("spot", "disks"): ("0.00", "0.00", "0.00", "2100.00", "2100.00"),
         (None, "nat"): None,
         # buckets 100 x 0.12; homes have no public price
         (None, "storage"): ("12.00", "12.00", "12.00", "12.00", "12.00"),
@@ -81,16 +83,20 @@ BY_HAND = {
     "alicloud-prod": {
         # 1 and 4 x gn7e-c16g1.4xlarge 34.742 x 730
         ("dev", "compute"): ("25361.66", "25361.66", "0.00", "101446.64", "101446.64"),
-        ("dev", "disks"): None,
+        # 1 and 4 x 1,200 GiB x 1.5, which the stack assumes
+        ("dev", "disks"): ("1800.00", "1800.00", "0.00", "7200.00", "7200.00"),
         # 277.933 x 730 = 202891.09: one on demand, at most one more on spot
         ("train", "compute"): ("202891.09", "202891.09", "0.00", "223180.20", "405782.18"),
-        ("train", "disks"): None,
-        ("cluster", "compute"): None,
-        ("cluster", "disks"): None,
+        # 1 and 2 x 8,500 GiB x 1.5
+        ("train", "disks"): ("12750.00", "12750.00", "0.00", "25500.00", "25500.00"),
+        # 2 x 400, which the stack assumes, x 730
+        ("cluster", "compute"): ("0.00", "0.00", "0.00", "584000.00", "584000.00"),
+        ("cluster", "disks"): ("0.00", "0.00", "0.00", "25500.00", "25500.00"),
         (None, "nat"): None,
         # one service x 2 zones x 730 x 0.07
         (None, "endpoints"): ("102.20", "102.20", "102.20", "102.20", "102.20"),
-        (None, "storage"): None,
+        # homes of 1,000 GiB x 2, which the stack assumes; zone-redundant buckets have no public price
+        (None, "storage"): ("2000.00", "2000.00", "2000.00", "2000.00", "2000.00"),
         (None, "logs"): None,
     },
 }
@@ -128,8 +134,8 @@ def test_a_shipped_stack_costs_to_the_cent_what_the_hand_worked_table_says(name)
         ("aws-dev", "USD", "3900.20"),
         ("aws-prod", "USD", "72225.39"),
         ("local", "USD", "6341.54"),
-        ("alicloud-dev", "CNY", "29484.73"),
-        ("alicloud-prod", "CNY", "507331.02"),
+        ("alicloud-dev", "CNY", "33684.73"),
+        ("alicloud-prod", "CNY", "1151531.02"),
     ],
 )
 def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(name, currency, worst):
@@ -277,7 +283,7 @@ def test_a_capacity_block_is_paid_beforehand_and_its_price_unknown():
 def test_an_unknown_price_is_warned_of_by_name():
     (unknown, *_) = warnings(shipped("alicloud-prod"), TODAY)
 
-    assert "ecs.gn8v-8x.48xlarge" in unknown
+    assert "nat_traffic" in unknown
     assert unknown.endswith("the sums are at least that")
 
 
@@ -300,7 +306,11 @@ def test_stale_prices_are_warned_of_in_one_sentence_with_the_oldest():
 def test_prices_of_another_region_are_said_to_be():
     elsewhere = stack(region="eu-central-1", network={"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]})
 
-    assert "prices of us-east-1 stand in for those of eu-central-1" in warnings(estimate(elsewhere), TODAY)
+    cost = estimate(elsewhere)
+
+    (sentence,) = [text for text in warnings(cost, TODAY) if "stand in" in text]
+    assert sentence.startswith("prices of us-east-1 stand in for those of eu-central-1: g5.xlarge, disk, ")
+    assert cost_view.summary(cost, 5000).endswith("under the budget (prices of us-east-1)")
 
 
 def test_a_worst_month_over_the_budget_is_refused_with_both_amounts_and_the_ways_out():
@@ -336,3 +346,99 @@ def test_as_many_endpoints_are_counted_as_are_built():
 def test_no_shipped_file_says_what_the_examples_allow():
     assert stack_file()["budget"]["allow_overcommit"]
     assert not any(stack_files.settings_of(name).budget.allow_overcommit for name in stack_files.names())
+
+
+UNKNOWN_TYPE = "ecs.gn8v-8x.48xlarge"
+
+
+def unpriced_file(**assume: str):
+    pools = [alicloud_examples.pool(types=[UNKNOWN_TYPE], size={"max": 2})]
+    content = alicloud_examples.stack_file(pools=pools)
+    return content | {"budget": content["budget"] | {"assume": assume}}
+
+
+def refusal(content) -> str:
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", content)
+    return str(caught.value)
+
+
+def test_a_type_that_no_list_has_a_price_for_is_refused():
+    text = refusal(unpriced_file())
+
+    assert f"pools[0].types[0] = '{UNKNOWN_TYPE}': no list has its price, and unknown is never free" in text
+    assert f"of an hour of it in CNY in budget.assume: {{{UNKNOWN_TYPE}: ...}}" in text
+
+
+def test_an_assumed_price_is_counted_as_if_it_were_listed():
+    known = estimate(from_mapping("test", unpriced_file(**{UNKNOWN_TYPE: "400"})))
+
+    (line,) = known.of_kind(Kind.COMPUTE)
+    assert line.months[Level.MAX].high == Money(Decimal(2 * 400 * 730), "CNY")
+    assert f"prices that the stack assumes, in CNY: {UNKNOWN_TYPE} 400" in warnings(known, TODAY)
+
+
+def test_large_disks_without_a_price_are_refused_and_small_ones_are_not():
+    small, large = (
+        alicloud_examples.stack_file(
+            pools=[alicloud_examples.pool(size={"max": 1}, volume_gib=100, scratch_gib=gib)]
+        )
+        for gib in (899, 900)
+    )
+
+    assert estimate(from_mapping("test", small)).unknown
+    assert "pools = '1,000 GiB of disks at most': no list has its price" in refusal(large)
+
+
+@pytest.mark.parametrize(
+    ("storage", "key"),
+    [
+        ({"home": True, "home_gib": 1000}, "storage.home_gib = 1000"),
+        ({"scratch_gib": 3600}, "storage.scratch_gib = 3600"),
+    ],
+)
+def test_large_file_systems_without_a_price_are_refused(storage, key):
+    content = alicloud_examples.stack_file()
+
+    text = refusal(content | {"storage": content["storage"] | storage})
+
+    assert f"{key}: no list has its price, and unknown is never free" in text
+
+
+@pytest.mark.parametrize(
+    ("assume", "message"),
+    [
+        ({"ecs.gn8v-8x.48xlareg": "400"}, f"did you mean '{UNKNOWN_TYPE}'?"),
+        ({"scratch": "3"}, "names nothing that this stack uses without a list price"),
+        ({"bucket": "0.5"}, "has a list price of cn-shenzhen; leave it out"),
+        ({"disk": "0"}, "must be greater than or equal to 0.0001"),
+        ({"disk": "much"}, "must be a valid decimal"),
+    ],
+)
+def test_an_assumption_of_nothing_is_refused(assume, message):
+    (name, price) = next(iter(assume.items()))
+
+    text = refusal(unpriced_file(**assume))
+
+    assert f"budget.assume.{name} = '{price}': " in text
+    assert message in text
+
+
+def test_what_another_region_has_a_price_for_may_be_assumed():
+    network = {"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]}
+    budget = {"monthly": 5000, "recipients": ["a@b.org"], "assume": {"g5.xlarge": "1.258"}}
+    cost = estimate(stack(region="eu-central-1", network=network, budget=budget))
+
+    assert "g5.xlarge" not in [quote.what for quote in cost.elsewhere]
+    assert cents(cost.month(Level.NOW, cost.of_kind(Kind.COMPUTE)).high) == "918.34"
+
+
+def test_sums_with_unknown_parts_are_least_ones():
+    cost = shipped("alicloud-dev")
+
+    assert "now at least 0.02 CNY an hour, at least 12.00 CNY a month; at worst at least 33,684.73" in (
+        text := cost_view.summary(cost, 40_000)
+    )
+    assert text.endswith("under the budget, as far as prices are known")
+    with pytest.raises(OvercommitError, match=r"the worst case of a month is at least 33,684\.73 CNY"):
+        hold_to_budget(cost, 100, allow_overcommit=False)

@@ -64,7 +64,9 @@ def test_the_command_shows_parts_sums_prices_and_what_the_budget_leaves():
         r"a month .* 3,065\.56 to 17,662\.84 .* 683\.00 .* 13,151\.82 to 72,225\.39", done.output
     )
     assert re.search(r"worst month +█+.* 72,225\.39 USD", done.output)
-    assert re.search(r"nat gateway +0\.045 USD +gateway and hour +2026-02-24 +cloudburn", done.output)
+    assert re.search(
+        r"nat gateway +0\.045 USD +gateway and hour +us-east-1 +2026-02-24 +cloudburn", done.output
+    )
     assert "47,774.61 USD under the" in done.output
     assert re.search(
         r"^warning: \d+ prices are older than 180 days, the oldest \(disk\)", done.stderr, re.MULTILINE
@@ -83,8 +85,27 @@ def test_the_bars_are_as_long_as_the_amounts():
 def test_an_unknown_price_reads_unknown_and_not_zero():
     done = run("alicloud-prod")
 
-    assert re.search(r"cluster .* compute .* unknown .* unknown .* unknown", done.output)
-    assert "at worst 507,331.02 CNY a month and unknown prices" in done.output.replace("\n", " ")
+    assert re.search(r"shared .* nat traffic .* unknown .* unknown .* unknown", done.output)
+    assert re.search(r"all .* at least, a month .* 1,151,531\.02", done.output)
+    assert "at worst at least 1,151,531.02 CNY a month" in done.output.replace("\n", " ")
+
+
+def test_an_assumed_price_is_told_from_a_listed_one():
+    done = run("alicloud-prod")
+
+    assert re.search(r"ecs\.gn8v-8x\.48xlarge +400 CNY .* assumed +budget\.assume", done.output)
+
+
+def test_a_price_of_another_region_is_named_beside_it(monkeypatch):
+    network = {"cidr": "10.0.0.0/16", "zones": ["eu-central-1a"]}
+    monkeypatch.setattr(
+        stack_files, "settings_of", lambda name: stack(region="eu-central-1", network=network)
+    )
+
+    done = run("test")
+
+    assert re.search(r"g5\.xlarge +1\.006 USD .* us-east-1, not eu-central-1", done.output)
+    assert "warning: prices of us-east-1 stand in for those of eu-central-1: g5.xlarge" in done.stderr
 
 
 def test_more_data_costs_more():

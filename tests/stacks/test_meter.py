@@ -5,9 +5,12 @@ from decimal import Decimal
 
 import pytest
 
+from image.reaper import policy
+from stacks import reaper_bundle, stack_files
 from stacks.cost import Kind, Level
 from stacks.cost_lines import estimate
 from stacks.meter_prices import budget_document
+from stacks.settings_reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.alicloud_programs import register as register_alicloud
@@ -146,3 +149,49 @@ def test_a_freeze_on_alibaba_cloud_is_bound_to_training_groups_too(on_exceeded, 
     limiting = [one for one in statements if "ess:ModifyScalingGroup" in one["Action"]]
 
     assert [one["Condition"]["StringEquals"]["acs:ResourceTag/gpu-fleet:pool"] for one in limiting] == allowed
+
+
+def test_assumed_prices_stand_apart_from_those_of_a_list():
+    kind = "ecs.gn8v-8x.48xlarge"
+    pools = [alicloud_examples.pool(types=[kind]), alicloud_examples.pool(name="spot", market="spot")]
+    budget = alicloud_examples.stack_file()["budget"] | {"assume": {kind: "400", "disk": "1.5"}}
+
+    document = budget_document(from_mapping("test", alicloud_examples.stack_file(pools=pools, budget=budget)))
+
+    assert document["assumed"] == {kind: "400"}
+    assert document["pools"]["dev"]["on_demand"] == {kind: None}
+    assert Decimal(document["pools"]["dev"]["disk_per_hour"]) == round(Decimal(300) / 730, 6)
+
+
+def test_running_instances_without_a_price_raise_an_alarm_on_aws(shipped):
+    (alarm,) = [
+        one.inputs for one in shipped.of_type(ALARM) if one.inputs["metricName"] == "UnpricedInstances"
+    ]
+
+    assert alarm["namespace"] == f"GpuFleet/{shipped.settings.name}"
+    assert (alarm["statistic"], alarm["comparisonOperator"]) == ("Maximum", "GreaterThanThreshold")
+    assert (alarm["threshold"], alarm["treatMissingData"]) == (0, "ignore")
+    assert alarm["alarmActions"] == [shipped.rehearsed.outputs["topic_arn"]]
+
+
+def test_running_instances_without_a_price_raise_an_alarm_on_alibaba_cloud():
+    found = register_alicloud(alicloud_examples.stack())
+
+    (alarm,) = [
+        one for one in inputs(found, "alicloud:cms/alarm:Alarm") if one["metric"] == "UnpricedInstances"
+    ]
+    assert alarm["escalationsCritical"]["comparisonOperator"] == ">"
+    assert alarm["escalationsCritical"]["threshold"] == "0"
+    assert alarm["contactGroups"] == ["gpu-fleet-test"]
+
+
+def test_the_sweep_reads_the_assumed_prices_of_every_shipped_stack():
+    for name in stack_files.names():
+        settings = stack_files.settings_of(name)
+
+        read = policy.parse(json.dumps(reaper_bundle.policy_document(settings, {})))
+
+        types = {kind for pool in settings.pools for kind in pool.types}
+        assert read.budget.assumed == {
+            kind: price for kind, price in settings.budget.assume.items() if kind in types
+        }

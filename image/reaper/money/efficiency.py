@@ -77,6 +77,7 @@ class Efficiency:
         saved_cost: what ended machines would have cost.
         samples: that trainers say they worked through; None where none says.
         samples_cost: what the machines of those trainers cost.
+        unpriced: machines whose price nobody knows; where there are any, every cost is at least what it says.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Efficiency:
     saved_cost: Decimal
     samples: Decimal | None
     samples_cost: Decimal
+    unpriced: int = 0
 
     def total(self, attribute: str) -> Decimal:
         """Of all pools, by the name of an attribute of ``PoolUse``."""
@@ -116,6 +118,7 @@ class Efficiency:
                 )
             },
             "cost": _short(self.total("cost")),
+            "unpriced_machines": self.unpriced,
             "saved_cost": _short(self.saved_cost),
             "samples_per_money": None if self.samples_per_money is None else _short(self.samples_per_money),
             "most_idle": [
@@ -151,6 +154,7 @@ def sum_up(
         saved_cost=sum((share.cost for share in day.saved.values()), Decimal(0)),
         samples=sum((_decimal(samples[key]) for key in known), Decimal(0)) if known else None,
         samples_cost=sum((day.machines[key].cost for key in known), Decimal(0)),
+        unpriced=day.unpriced,
     )
 
 

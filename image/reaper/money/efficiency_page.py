@@ -63,8 +63,9 @@ def page(found: Efficiency) -> str:
 
 def headline(found: Efficiency) -> str:
     """The day in one line."""
+    at_least = "at least " if found.unpriced else ""
     return (
-        f"{_number(found.total('busy'))} of {_number(found.total('gpu_hours'))} GPU hours busy, "
+        f"{_number(found.total('busy'))} of {_number(found.total('gpu_hours'))} GPU hours busy, {at_least}"
         f"{_number(found.total('cost'))} {found.currency}"
     )
 
@@ -88,6 +89,11 @@ def mail(found: Efficiency, where: str) -> str:
 
 
 def _notes(found: Efficiency) -> Iterator[str]:
+    if found.unpriced:
+        yield (
+            f"{found.unpriced} instances have no price and count nothing, so costs are at least what they "
+            "say; name their types in budget.assume."
+        )
     unknown = found.total("unknown")
     if unknown:
         yield f"Of {_number(unknown)} GPU hours no agent said whether they were busy."

@@ -7,8 +7,8 @@ loses no money, and one that runs twice counts nothing twice. Only a machine tha
 of more than an hour, after which EC2 forgets it, is missed.
 
 Hours count at the prices of the policy: list prices, and for spot the market's of the sweep where the cloud
-tells them, else the most that it may cost. Time is cut at midnight UTC, so that days and months add up to the
-same money.
+tells them, else the most that it may cost; where no list has a price, what the stack's owner assumed. Time
+is cut at midnight UTC, so that days and months add up to the same money.
 """
 
 import calendar
@@ -33,10 +33,14 @@ def machine_of(instance: Instance, budget: Budget) -> Machine | None:
     pool = budget.pools.get(instance.pool)
     if pool is None:
         return None
-    price = (pool.spot if instance.spot else pool.on_demand).get(instance.type)
+    price = _price(instance, budget)
     gpus = pool.gpus.get(instance.type, 0)
     per_hour = (price or Decimal(0)) + pool.disk_per_hour
-    return Machine(instance.pool, instance.owner, instance.type, gpus, per_hour)
+    return Machine(instance.pool, instance.owner, instance.type, gpus, per_hour, priced=price is not None)
+
+
+def _price(instance: Instance, budget: Budget) -> Decimal | None:
+    return budget.price_of(instance.pool, instance.type, spot=instance.spot)
 
 
 def with_spot_prices(budget: Budget, market: Mapping[str, Decimal]) -> Budget:
@@ -55,13 +59,8 @@ def with_spot_prices(budget: Budget, market: Mapping[str, Decimal]) -> Budget:
 
 
 def unpriced(instances: Iterable[Instance], budget: Budget) -> int:
-    """How many running machines count without a price of their own."""
-    running = [one for one in instances if one.state in BILLED]
-    pools = [(one, budget.pools.get(one.pool)) for one in running]
-    return sum(
-        pool is None or (pool.spot if one.spot else pool.on_demand).get(one.type) is None
-        for one, pool in pools
-    )
+    """How many running machines count without a price: none is listed, and none was assumed."""
+    return sum(one.state in BILLED and _price(one, budget) is None for one in instances)
 
 
 def per_hour(instances: Iterable[Instance], budget: Budget) -> dict[str, Decimal]:
@@ -109,9 +108,17 @@ def advance(
         *_saved_spans(saved, fleet, budget, now),
     ]
     counted, days = add_up(before, spans, now)
+    at_least = _without_price(fleet, before.running, budget)
     if (now.year, now.month) != (before.until.year, before.until.month):
         saved = {}  # what a machine would have cost beyond its last month is nobody's to claim
-    return replace(counted, running=running, saved=saved), days
+    else:
+        at_least = at_least or before.at_least
+    return replace(counted, running=running, saved=saved, at_least=at_least), days
+
+
+def _without_price(fleet: Fleet, running: Mapping[str, Machine], budget: Budget) -> bool:
+    """Whether hours since the last sweep count nothing because nobody knows their price."""
+    return unpriced(fleet.instances, budget) > 0 or any(not one.priced for one in running.values())
 
 
 def note_ends(reading: Reading, ids: Iterable[str], at: datetime) -> Reading:
@@ -150,7 +157,9 @@ def _first(fleet: Fleet, budget: Budget, currency: str, now: datetime) -> Readin
     counted, _ = add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
     # What ran before the meter did tells nothing of the pace.
     today = Day(counted.day.date)
-    return replace(counted, day=today, yesterday=Decimal(0), running=_running(fleet, budget))
+    at_least = _without_price(fleet, {}, budget)
+    running = _running(fleet, budget)
+    return replace(counted, day=today, yesterday=Decimal(0), running=running, at_least=at_least)
 
 
 def _running(fleet: Fleet, budget: Budget) -> dict[str, Machine]:

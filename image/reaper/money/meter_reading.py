@@ -23,6 +23,7 @@ class Machine:
         gpus: how many GPUs it has.
         per_hour: what an hour costs, disks included.
         ends_at: when a sweep ended it; None for one that no sweep ended.
+        priced: whether its own price is in ``per_hour``; without one only its disks are.
     """
 
     pool: str
@@ -31,6 +32,7 @@ class Machine:
     gpus: int
     per_hour: Decimal
     ends_at: datetime | None = None
+    priced: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Day:
         return sum(self.costs.values(), Decimal(0))
 
     @property
+    def unpriced(self) -> int:
+        """How many of its machines count without a price: the costs are at least what they say."""
+        return sum(not share.machine.priced for share in self.machines.values())
+
+    @property
     def name(self) -> str:
         """``2026-11-21``."""
         return f"{self.date:%Y-%m-%d}"
@@ -98,6 +105,7 @@ class Reading:
         running: instance id -> machine, of those that ran at ``until``.
         saved: instance id -> machine, of those that sweeps ended this month and that run no more.
         unreported: days that ended and that nobody was told of yet, oldest first.
+        at_least: the month's costs lack hours whose price nobody knew.
     """
 
     currency: str
@@ -109,6 +117,7 @@ class Reading:
     running: Mapping[str, Machine] = field(default_factory=dict)
     saved: Mapping[str, Machine] = field(default_factory=dict)
     unreported: tuple[str, ...] = ()
+    at_least: bool = False
 
     @property
     def month_cost(self) -> Decimal:
@@ -128,6 +137,7 @@ class Reading:
             "running": {key: _machine_json(one) for key, one in self.running.items()},
             "saved": {key: _machine_json(one) for key, one in self.saved.items()},
             "unreported": list(self.unreported),
+            "at_least": self.at_least,
         }
 
 
@@ -152,6 +162,7 @@ def from_json(raw: Mapping[str, Any], where: str) -> Reading:
             running={key: _machine(one) for key, one in raw["running"].items()},
             saved={key: _machine(one) for key, one in raw["saved"].items()},
             unreported=tuple(map(str, raw["unreported"])),
+            at_least=bool(raw.get("at_least", False)),  # absent from what earlier versions wrote
         )
     except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
         raise CloudError(
@@ -184,6 +195,7 @@ def _machine_json(machine: Machine) -> dict[str, Any]:
         "gpus": machine.gpus,
         "per_hour": str(machine.per_hour),
         **ends,
+        **({} if machine.priced else {"priced": False}),
     }
 
 
@@ -195,6 +207,7 @@ def _machine(raw: Mapping[str, Any]) -> Machine:
         gpus=int(raw["gpus"]),
         per_hour=Decimal(raw["per_hour"]),
         ends_at=parse_time(raw["ends_at"]) if "ends_at" in raw else None,
+        priced=bool(raw.get("priced", True)),
     )
 
 

@@ -11,6 +11,7 @@ from image.reaper.metrics import (
     METRIC_MONTH_BUDGET,
     METRIC_MONTH_COST,
     METRIC_MONTH_FORECAST,
+    METRIC_UNPRICED,
     Figure,
 )
 from image.reaper.money import meter
@@ -48,6 +49,11 @@ class Spending:
         return sum(self.rates.values(), Decimal(0))
 
     @property
+    def at_least(self) -> bool:
+        """Whether the amounts lack what nobody knows the price of."""
+        return self.unpriced > 0 or self.reading.at_least
+
+    @property
     def forecast(self) -> Decimal:
         """What the month will have cost at its end."""
         return meter.forecast(self.reading, self.rate)
@@ -59,6 +65,7 @@ class Spending:
             METRIC_MONTH_COST: self.reading.month_cost,
             METRIC_MONTH_FORECAST: self.forecast,
             METRIC_MONTH_BUDGET: self.budget.monthly,
+            METRIC_UNPRICED: self.unpriced,
             METRIC_FREEZE: self.freeze.stage if self.freeze else Stage.OPEN,
         }
         return [
@@ -78,6 +85,8 @@ class Spending:
             "monthly": str(self.budget.monthly),
             "until": format_time(self.reading.until),
             "unpriced_machines": self.unpriced,
+            "at_least": self.at_least,
+            "assumed": {kind: str(price) for kind, price in self.budget.assumed.items()},
             "freeze": self.freeze.to_json() if self.freeze else None,
         }
 
@@ -86,12 +95,15 @@ def line_of(spending: Spending) -> str:
     """The whole in one line."""
     currency, spent, monthly = spending.currency, spending.reading.month_cost, spending.budget.monthly
     share = f" ({spent / monthly:.0%})" if monthly else ""
+    at_least = "at least " if spending.at_least else ""
     line = (
-        f"{spending.rate:,.2f} {currency} an hour; {spent:,.2f} of {monthly:,} this month{share}, "
-        f"{spending.forecast:,.2f} at its end at this pace"
+        f"{at_least}{spending.rate:,.2f} {currency} an hour; {at_least}{spent:,.2f} of {monthly:,} this month"
+        f"{share}, {at_least}{spending.forecast:,.2f} at its end at this pace"
     )
     if spending.unpriced:
-        line += f"; {spending.unpriced} machines without a price count nothing"
+        line += f"; {spending.unpriced} instances without a price count nothing"
+    if spending.budget.assumed:
+        line += f"; prices assumed by the stack: {', '.join(sorted(spending.budget.assumed))}"
     freeze = spending.freeze
     if freeze and freeze.stage is not Stage.OPEN and freeze.since:
         line += f"; pools that freeze are {freeze.stage.word} since {format_time(freeze.since)}"

@@ -1,0 +1,92 @@
+"""Tables at every width of a terminal, and in a pipe: nothing is cut."""
+
+import io
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from stacks.advise.__main__ import main as advise
+from stacks.catalog_command import list_types
+from stacks.cost_command import cost
+from stacks.listing import Column, Listing
+
+COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {
+    "cost": (cost, ("aws-prod",)),
+    "cost-of-alicloud": (cost, ("alicloud-prod",)),
+    "catalog": (list_types, ()),
+    "advise": (advise, ("--params", "7e9", "--batch", "512", "--seq", "2048", "--sources")),
+}
+# Letters and digits alone: lines, bars and line breaks differ from width to width.
+SIGNS = re.compile(r"[^A-Za-z0-9.,]")
+
+
+def printed(name: str, columns: str) -> str:
+    command, arguments = COMMANDS[name]
+    done = CliRunner(env={"COLUMNS": columns}).invoke(command, arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=COMMANDS)
+def at_any_width(request) -> tuple[str, dict[int, str]]:
+    return request.param, {width: printed(request.param, str(width)) for width in (60, 80, 120, 200, 1000)}
+
+
+def words(text: str) -> set[str]:
+    return {word for word in re.findall(r"[\w.,/-]{2,}", text) if re.search(r"\w", word)}
+
+
+def test_no_line_is_wider_than_the_terminal(at_any_width):
+    _, found = at_any_width
+
+    for width, text in found.items():
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_nothing_is_cut_at_any_width(at_any_width):
+    _, found = at_any_width
+    wanted = words(found[1000])
+
+    for width, text in found.items():
+        assert "…" not in text
+        squeezed = SIGNS.sub("", text)
+        missing = {word for word in wanted if word not in text and SIGNS.sub("", word) not in squeezed}
+        # a word that a column folds stands in pieces on several lines, each whole
+        assert {word for word in missing if len(word) <= 20} == set(), width
+
+
+def test_in_a_pipe_nothing_is_cut_either(at_any_width):
+    name, found = at_any_width
+
+    piped = printed(name, "")
+
+    assert "…" not in piped
+    assert {word for word in words(found[1000]) if len(word) <= 20} <= words(piped)
+
+
+CELLS = st.text("abcdef0123456789.", min_size=1, max_size=30)
+
+
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=5), st.integers(30, 200))
+def test_a_listing_shows_every_cell_at_every_width(rows, width):
+    listing = Listing((Column("name"), Column("amount", "right"), Column("source", wraps=True)), "all")
+    for row in rows:
+        listing.add_row(*row)
+    file = io.StringIO()
+
+    Console(width=width, file=file).print(listing)
+
+    shown = file.getvalue()
+    unfolded = re.sub(r"\s", "", shown)
+    assert all(cell in shown or cell in unfolded for name, amount, _ in rows for cell in (name, amount))
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_a_row_must_have_a_cell_for_each_column():
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        Listing((Column("a"), Column("b"))).add_row("x")
