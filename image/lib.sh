@@ -2,6 +2,8 @@
 # What the steps share: the log, the package map, the locked versions.
 
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
+# ROOT: a folder instead of this machine's root; BOOTSTRAP: this is the first boot of an image that is not ours
+export ROOT=${ROOT:-} BOOTSTRAP=${BOOTSTRAP:-}
 # shellcheck source=/dev/null
 BASE=$(. /etc/os-release && printf '%s-%s' "$ID" "$VERSION_ID")
 
@@ -57,8 +59,27 @@ repository() {
 # install PACKAGE...: without recommended extras; unsafe-io because an unfinished image is thrown away.
 install() {
     [ $# -gt 0 ] || return 0
+    if [ -n "$BOOTSTRAP" ]; then
+        install_missing "$@"
+        return
+    fi
     apt-get install --quiet --yes --no-install-recommends \
         -o Dpkg::Options::=--force-unsafe-io -o Dpkg::Options::=--force-confold -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# install_missing PACKAGE...: at a first boot, only what the base lacks; says soon that there is no way out.
+install_missing() {
+    local name missing=() patience=(-o Acquire::Retries=1 -o Acquire::http::Timeout=15 -o Acquire::https::Timeout=15)
+    for name in "$@"; do
+        dpkg-query --show --showformat '${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    # apt-get update ends with 0 where no archive answers, unless it is told that this is an error
+    apt-get update --quiet "${patience[@]}" -o APT::Update::Error-Mode=any ||
+        fail "no way to the package archives; missing on this base: ${missing[*]}"
+    apt-get install --quiet --yes --no-install-recommends "${patience[@]}" \
+        -o Dpkg::Options::=--force-confold -o DPkg::Lock::Timeout=300 "${missing[@]}" ||
+        fail "cannot install ${missing[*]}"
 }
 
 # install_group GROUP: the packages of a group on this base.
@@ -84,12 +105,29 @@ install_locked() {
 
 # lay PATH...: files of rootfs/ as they lie on the machine, programs executable, all owned by root.
 lay() {
-    local path
+    local path owner=(--owner=root --group=root)
+    [ -z "$ROOT" ] || owner=()
     for path in "$@"; do
         (cd "$PAYLOAD/rootfs" && find "./$path" -type f -print0) | while IFS= read -r -d '' file; do
             local mode=0644
-            case $file in ./usr/libexec/*) mode=0755 ;; esac
-            command install -D --owner=root --group=root --mode="$mode" "$PAYLOAD/rootfs/$file" "/${file#./}"
+            case $file in ./usr/libexec/* | */bin/*) mode=0755 ;; esac
+            command install -D "${owner[@]}" --mode="$mode" "$PAYLOAD/rootfs/$file" "$ROOT/${file#./}"
         done
+    done
+}
+
+# serve UNIT...: units that run at every boot, and at a first boot from now on, without waiting for them. In a folder
+# only the links of their targets are made, as systemctl would.
+serve() {
+    local unit wants
+    if [ -z "$ROOT" ]; then
+        systemctl enable "$@"
+        [ -z "$BOOTSTRAP" ] || systemctl start --no-block "$@"
+        return
+    fi
+    for unit in "$@"; do
+        wants=$ROOT/etc/systemd/system/$(sed -n 's/^WantedBy=//p' "$ROOT/etc/systemd/system/$unit").wants
+        mkdir -p "$wants"
+        ln -sfn "../$unit" "$wants/$unit"
     done
 }

@@ -1,6 +1,7 @@
 """What a machine is made from: the recipe, the lists it reads, the Python that runs on it. One tarball.
 
-Its name is its hash, so that a bake on a cloud runs exactly what was baked here.
+Its name is its hash, so that a bake on a cloud runs exactly what was baked here, and an instance that boots
+an image which is not ours exactly what its stack was made of.
 """
 
 import hashlib
@@ -8,34 +9,44 @@ import io
 import re
 import tarfile
 import tomllib
+import zlib
 from pathlib import Path
 
-from image import lock
+from image import lock, vendored
 from image.errors import PayloadError
 
 PROJECT = Path(__file__).resolve().parents[1]
-SCRIPTS = ("provision.sh", "lib.sh", "sbom.py")
+SCRIPTS = ("provision.sh", "bootstrap.py", "lib.sh", "sbom.py")
 FOLDERS = ("steps", "rootfs", "wheels")
 # Modules of the project that run on the machine; the rest of image/ is for the builder.
-PYTHON = ("training", "image/console", "image/reaper", "image/readiness")
+PYTHON = ("training", "image/console", "image/instance", "image/reaper", "image/readiness")
+MODULES = ("image/__init__.py", "image/trainer_wheels.py", "image/wheel_store.py")
 DIGEST = "payload.sha256"
+PROGRAMS = re.compile(r".*\.sh|rootfs/.*/(libexec|bin)/.*")
+# RFC 1952: deflate, no name, no time, no operating system: the content alone decides
+GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 Files = dict[str, bytes]
 
 
-def assemble(project: Path = PROJECT) -> Files:
+def assemble(project: Path = PROJECT, target: str = "qemu") -> Files:
     """Every file of the payload: path -> content, its own digest among them.
+
+    Args:
+        project: the checkout.
+        target: whose packages go along, see ``vendored.packages``.
 
     Raises:
         PayloadError: a step that steps/ORDER names is missing, or one is there that it does not name.
-        LockError: the lockfile is wrong.
+        LockError: the lockfile is wrong, or a wheel is not to be had.
     """
     image = project / "image"
     check_steps(image / "steps")
     files = {name: (image / name).read_bytes() for name in SCRIPTS}
     for folder in FOLDERS:
         files |= _below(image / folder, folder)
-    files["python/image/__init__.py"] = b""
+    files |= {f"python/{name}": (project / name).read_bytes() for name in MODULES}
+    files |= {f"vendor/{name}": content for name, content in vendored.packages(target).items()}
     for folder in PYTHON:
         files |= _below(project / folder, f"python/{folder}")
     artefacts = lock.load(image / "versions.toml")
@@ -103,9 +114,18 @@ def tarball(files: Files) -> bytes:
         for name, content in sorted(files.items()):
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
-            entry.mode = 0o755 if name.endswith(".sh") or "/libexec/" in name else 0o644
+            entry.mode = 0o755 if PROGRAMS.fullmatch(name) else 0o644
             archive.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def compressed(files: Files) -> bytes:
+    """The tarball through gzip, with nothing in it but the content: no name, no time, no operating system."""
+    content = tarball(files)
+    deflate = zlib.compressobj(level=6, wbits=-zlib.MAX_WBITS)
+    body = deflate.compress(content) + deflate.flush()
+    trailer = zlib.crc32(content).to_bytes(4, "little") + (len(content) % 2**32).to_bytes(4, "little")
+    return GZIP_HEADER + body + trailer
 
 
 def write(files: Files, folder: Path) -> None:

@@ -4,7 +4,9 @@
 #   TARGET=aws|alicloud|qemu|oci [FILES=DIR] provision.sh [STEP...]
 #
 # FILES holds what was fetched and checked beforehand: wheels/ and other outside files. Without STEP all
-# that apply to the target run. Every step may run again over its own result.
+# that apply to the target run. Every step may run again over its own result. At the first boot of an image that
+# is not ours bootstrap.py calls this with BOOTSTRAP=1 for one step after another; with ROOT=DIR a step works into
+# a folder and needs no root.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,8 +19,12 @@ main() {
         aws | alicloud | qemu | oci) ;;
         *) fail "TARGET = '${TARGET:-}': must be aws, alicloud, qemu or oci" ;;
     esac
-    [ "$(id -u)" -eq 0 ] || fail "not root (user id $(id -u)): provisioning changes the whole machine"
-    [ -f "$here/versions/$BASE.tsv" ] || fail "base $BASE: no versions/$BASE.tsv; the bases are $(bases)"
+    if [ -z "$ROOT" ]; then
+        [ "$(id -u)" -eq 0 ] || fail "not root (user id $(id -u)): provisioning changes the whole machine"
+        # the agent must come up on whatever was booted
+        [ "$BOOTSTRAP $*" = "1 15-agent" ] || [ -f "$here/versions/$BASE.tsv" ] ||
+            fail "base $BASE: no versions/$BASE.tsv; the bases are $(bases)"
+    fi
     export TARGET FILES=${FILES:-/var/cache/gpu-fleet/files}
 
     local chosen=("$@")

@@ -2,7 +2,7 @@
 
 import click
 
-from stacks import stack_files
+from stacks import image_notice, stack_files
 from stacks.stack_name import StackName
 
 
@@ -13,3 +13,5 @@ def check(name: str) -> None:
     stack = stack_files.settings_of(name)
     pools = ", ".join(f"{pool.name} (up to {pool.size.max} {pool.types[0]})" for pool in stack.pools)
     click.echo(f"{name}: sound; {stack.cloud} {stack.region}, pools {pools}")
+    if warning := image_notice.warning(stack):
+        click.echo(f"warning: {warning}", err=True)

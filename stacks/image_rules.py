@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from stacks.catalog import Cloud
 from stacks.errors import Problem
-from stacks.settings import Nat, Stack
+from stacks.settings import ImageMode, Nat, Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateImageRecipe.html: parentImage
 AWS_BASE = r"ami-[0-9a-f]{8,17}|ssm:/?[\w./-]+|arn:aws[\w-]*:imagebuilder:[\w-]+:\w+:image/\S+"
@@ -38,6 +38,27 @@ def _id(stack: Stack) -> Iterator[Problem]:
 def _parameter(stack: Stack) -> Iterator[Problem]:
     if stack.cloud is Cloud.ALICLOUD and stack.image.parameter is not None:
         yield Problem("image.parameter", stack.image.parameter, "is of AWS; on Alibaba Cloud use image.id")
+
+
+def _baked(stack: Stack) -> Iterator[Problem]:
+    """An image of our recipe needs no bootstrap, and any other is not baked."""
+    image = stack.image
+    if image.mode is ImageMode.BAKED and not image.bundled:
+        allowed = "needs image.bundled: true: only an image of this project's recipe carries agent and gate"
+        yield Problem("image.mode", str(image.mode), allowed)
+    if image.bundled and image.mode is not ImageMode.BAKED:
+        allowed = "must be baked where image.bundled is true: the image carries agent and gate"
+        yield Problem("image.mode", str(image.mode), allowed)
+
+
+def _tokens(stack: Stack) -> Iterator[Problem]:
+    """On Alibaba Cloud instances of some pools ask for metadata tokens themselves: their agent does."""
+    if stack.cloud is not Cloud.ALICLOUD or stack.image.managed:
+        return
+    names = [pool.name for pool in stack.pools if pool.erdma or pool.reservation_id is not None]
+    if names:
+        allowed = f"must be bootstrap or baked: in {', '.join(names)} only the agent asks for metadata tokens"
+        yield Problem("image.mode", str(stack.image.mode), allowed)
 
 
 def _build(stack: Stack) -> Iterator[Problem]:
@@ -73,5 +94,5 @@ def _packages(stack: Stack) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
-    *(_one_source, _id, _parameter, _build, _disk, _base, _builder, _packages),
+    *(_one_source, _id, _parameter, _baked, _tokens, _build, _disk, _base, _builder, _packages),
 )

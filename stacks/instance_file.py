@@ -4,15 +4,12 @@ The agent, the trainer's launcher and the readiness gate read this file; it hold
 """
 
 import tomli_w
-import yaml
 
 from stacks import catalog, naming
 from stacks.settings import Pool, Stack
 
 PATH = "/etc/gpu-fleet/instance.toml"
 LIFECYCLE_HOOK = "gpu-fleet-drain"
-# EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.
-LARGEST_USER_DATA_BYTES = 16_384
 
 
 def instance_toml(
@@ -62,19 +59,3 @@ def _expected(kind: catalog.InstanceType, pool: Pool) -> dict[str, int]:
         "efa_interfaces": kind.efa_interfaces if pool.efa else 0,
         "erdma_interfaces": kind.erdma_interfaces if pool.erdma else 0,
     }
-
-
-def cloud_config(instance_file: str) -> str:
-    """User data that writes the file, readable by everyone and writable by root.
-
-    Args:
-        instance_file: the text of ``instance.toml``.
-
-    Raises:
-        ValueError: when the cloud would refuse the size.
-    """
-    content = {"path": PATH, "owner": "root:root", "permissions": "0644", "content": instance_file}
-    text = "#cloud-config\n" + yaml.safe_dump({"write_files": [content]}, sort_keys=False)
-    if len(text.encode()) > LARGEST_USER_DATA_BYTES:
-        raise ValueError(f"user data of {len(text.encode())} bytes; {LARGEST_USER_DATA_BYTES} allowed")
-    return text

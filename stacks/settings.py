@@ -140,6 +140,20 @@ class BudgetScope(StrEnum):
     ACCOUNT = "account"
 
 
+class ImageMode(StrEnum):
+    """Where agent, gate and trainer come from; the axis runs from nothing prepared to nothing left to do.
+
+    ``bootstrap``: the image is somebody else's, with an NVIDIA driver and Python 3.11 or newer; the first
+    boot fetches the payload from the stack's bucket. ``baked``: the image comes from this project's recipe
+    and carries all. ``none``: nothing of ours runs; such instances are not tagged ``gpu-fleet:managed``, and
+    nothing is reaped.
+    """
+
+    BOOTSTRAP = "bootstrap"
+    BAKED = "baked"
+    NONE = "none"
+
+
 @dataclass(frozen=True, config=EXACT)
 class Network:
     """The private network of a stack.
@@ -429,6 +443,7 @@ class Image:
         id: a fixed image id.
         parameter: an SSM parameter that holds the id (AWS); read anew at every launch. A build of the stack
             writes ``/imagebuilder/gpu-fleet-<stack>/ami``.
+        mode: where agent, gate and trainer come from: ``bootstrap``, ``baked`` or ``none``.
         bundled: the image comes from this project's recipe, whose open kernel modules need Turing or newer.
         size_gib: its root disk; no pool's volume may be smaller.
         base_id: the Ubuntu 24.04 that a build starts from: an image id, on AWS also ``ssm:/parameter``; null
@@ -440,11 +455,17 @@ class Image:
 
     id: str | None = None
     parameter: str | None = None
+    mode: ImageMode = ImageMode.BOOTSTRAP
     bundled: bool = False
     size_gib: Positive = 100
     base_id: str | None = None
     payload: str | None = None
     disk: str | None = None
+
+    @property
+    def managed(self) -> bool:
+        """Whether instances run the agent, and so may be reaped."""
+        return self.mode is not ImageMode.NONE
 
     @property
     def built(self) -> bool:

@@ -50,7 +50,7 @@ def test_there_is_something_to_hold():
 @pytest.mark.parametrize(
     ("folder", "forbidden"),
     [
-        ("stacks", ("tests", "training", "image")),
+        ("stacks", ("tests", "training")),
         ("training", ("tests", "stacks", "image")),
         ("image", ("tests", "stacks", "training")),
         ("stacks/aws", ("stacks.alicloud", "pulumi_alicloud", "stacks.rehearsal")),
@@ -59,6 +59,18 @@ def test_there_is_something_to_hold():
 )
 def test_a_room_imports_nothing_it_may_not_know(folder, forbidden):
     assert offenders(sources(folder), forbidden) == []
+
+
+def test_only_what_assembles_the_payload_knows_the_image():
+    """A stack uploads the very tarball that the image's own room assembles; two assemblies would part."""
+    paths = [path for path in sources("stacks") if ROOT / "stacks" / "payload" not in path.parents]
+    allowed = {"image.payload", "image.errors", "image.wheel_store", "image.wheels"}
+    known = {
+        name for path in sources("stacks/payload") for name in imports(path) if name.startswith("image.")
+    }
+
+    assert offenders(paths, ("image",)) == []
+    assert {".".join(name.split(".")[:2]) for name in known} <= allowed
 
 
 def test_the_program_knows_the_settings_and_the_clouds_only():

@@ -1,6 +1,8 @@
 """Looks at the machine: NVML, the kernel's log, /sys."""
 
+import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +10,23 @@ from image.readiness.checks import Gpu, Seen
 
 GIB = 2**30
 INFINIBAND = Path("/sys/class/infiniband")
-COPY_BYTES = 2**28
-COPIES = 20
+# The gate runs with the system's Python, torch lies in the trainer's environment.
+TRAINER_PYTHON = Path("/opt/gpu-fleet/venv/bin/python")
+LONGEST_COPIES_S = 240
+
+# GPU's index -> (GiB/s or None where nothing was measured, why CUDA failed or empty)
+Copies = list[tuple[float | None, str]]
 
 
-def look(nvml: Any, infiniband: Path = INFINIBAND) -> Seen:
+def look(nvml: Any, infiniband: Path = INFINIBAND, copies: Callable[[int], Copies] | None = None) -> Seen:
     """One look at everything.
 
     Args:
         nvml: the module ``pynvml``, or something that speaks like it.
         infiniband: where RDMA devices are listed.
+        copies: measures so many GPUs; by default the trainer's environment does.
     """
-    gpus, problem = _gpus(nvml)
+    gpus, problem = _gpus(nvml, copies or measured)
     drivers = [_driver(device) for device in sorted(infiniband.glob("*"))]
     return Seen(
         gpus=gpus,
@@ -30,19 +37,40 @@ def look(nvml: Any, infiniband: Path = INFINIBAND) -> Seen:
     )
 
 
-def _gpus(nvml: Any) -> tuple[tuple[Gpu, ...], str]:
+def measured(count: int, python: Path = TRAINER_PYTHON) -> Copies:
+    """Copies on every GPU, by torch in an interpreter of its own; nothing while torch is not there yet."""
+    if count == 0 or not python.is_file():
+        return [(None, "")] * count
+    command = [str(python), "-m", "image.readiness.copies", str(count)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_COPIES_S, check=False)
+        return [(speed, str(problem)) for speed, problem in json.loads(done.stdout)]
+    except (subprocess.TimeoutExpired, ValueError):
+        return [(None, f"no copy was made: {' '.join(command)} did not answer")] * count
+
+
+def _gpus(nvml: Any, copies: Callable[[int], Copies]) -> tuple[tuple[Gpu, ...], str]:
     """The GPUs, and why there are none when the driver does not answer."""
     try:
         nvml.nvmlInit()
         try:
-            return tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())), ""
+            count = nvml.nvmlDeviceGetCount()
+            made = zip(range(count), copies(count), strict=True)
+            return tuple(_gpu(nvml, index, *copy) for index, copy in made), ""
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError as error:
-        return (), str(error)
+        return (), _said(nvml, error)
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
+def _said(nvml: Any, error: Any) -> str:
+    """NVML's words; of a base without a driver also what that means."""
+    if getattr(error, "value", None) == getattr(nvml, "NVML_ERROR_LIBRARY_NOT_FOUND", None) is not None:
+        return f"no NVIDIA driver on this image ({error}); name one that has it, see image.mode"
+    return str(error)
+
+
+def _gpu(nvml: Any, index: int, copied: float | None, cuda_problem: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     errors = _ask(
         nvml,
@@ -53,7 +81,6 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     states = [
         _ask(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(handle, link)) for link in _links(nvml)
     ]
-    copied, cuda_problem = _copied(index)
     return Gpu(
         name=f"{index} ({nvml.nvmlDeviceGetPciInfo(handle).busId})",
         memory_gib=nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB,
@@ -62,14 +89,6 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         copy_gib_per_s=copied,
         cuda_problem=cuda_problem,
     )
-
-
-def _copied(index: int) -> tuple[float | None, str]:
-    """The speed of a copy, and why there was none where CUDA failed; torch's words go over many lines."""
-    try:
-        return copy_speed(index), ""
-    except RuntimeError as error:
-        return None, str(error).partition("\n")[0]
 
 
 def _links(nvml: Any) -> range:
@@ -84,37 +103,6 @@ def _ask(nvml: Any, call: Any) -> Any:
         if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
             return None
         raise
-
-
-def copy_speed(index: int) -> float | None:
-    """GiB/s read and written by copies inside one GPU's memory; None for what this torch does not see.
-
-    A torch without CUDA sees no GPU, and of a machine cut by MIG only the first piece. Where CUDA cannot be
-    initialized torch counts no GPU either, and says why when it is used.
-
-    Raises:
-        RuntimeError: CUDA's own words.
-    """
-    import torch  # noqa: PLC0415 - seconds of loading, only where there is a GPU
-
-    if torch.version.cuda is None or 0 < torch.cuda.device_count() <= index:
-        return None
-    with torch.cuda.device(index):
-        source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
-        target = torch.empty_like(source)
-        target.copy_(source)
-        begin, end = _event(torch), _event(torch)
-        begin.record()
-        for _ in range(COPIES):
-            target.copy_(source)
-        end.record()
-        end.synchronize()
-        seconds = float(begin.elapsed_time(end)) / 1000
-    return 2 * COPIES * COPY_BYTES / GIB / seconds
-
-
-def _event(torch: Any) -> Any:
-    return torch.cuda.Event(enable_timing=True)
 
 
 def _driver(device: Path) -> str:

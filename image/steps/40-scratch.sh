@@ -5,9 +5,14 @@ set -euo pipefail
 . "$PAYLOAD/lib.sh"
 
 install_group scratch
-lay etc/systemd/system/scratch.service usr/libexec/gpu-fleet/scratch
+lay etc/systemd/system/scratch.service etc/systemd/system/scratch-disk.service usr/libexec/gpu-fleet/scratch
 # the array is found by its own label: a remembered one would be missing after a stop and a start
 rm -f /etc/mdadm/mdadm.conf
-systemctl enable scratch.service
+systemctl enable scratch.service scratch-disk.service
 # disks over the network are not for this
 systemctl mask --quiet nvmf-autoconnect.service nvmefc-boot-connections.service
+if [ -n "$BOOTSTRAP" ]; then
+    systemctl daemon-reload
+    systemctl start scratch.service
+    systemctl start scratch-disk.service
+fi

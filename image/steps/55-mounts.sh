@@ -12,3 +12,7 @@ lay etc/systemd/system/home-file-system.service etc/systemd/system/home-tunnel.s
 systemctl enable home-file-system.service
 # version 4 of NFS needs no port mapper, and nobody else shall find one
 systemctl mask --quiet rpcbind.service rpcbind.socket
+if [ -n "$BOOTSTRAP" ]; then
+    systemctl daemon-reload
+    systemctl start home-file-system.service
+fi

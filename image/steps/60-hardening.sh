@@ -4,7 +4,6 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
-install_group hardening
 lay etc/ssh etc/sysctl.d etc/audit
 # sshd's own check, with a key that lives as long as the check: the image carries none
 key=$(mktemp -u)
@@ -12,5 +11,12 @@ ssh-keygen -q -t ed25519 -N '' -f "$key"
 mkdir -p /run/sshd
 sshd -t -h "$key" || fail "sshd refuses its configuration"
 rm -f "$key" "$key.pub"
-systemctl enable auditd.service
 passwd --lock --quiet root
+if [ -n "$BOOTSTRAP" ]; then
+    sysctl --quiet --load=/etc/sysctl.d/60-gpu-fleet.conf
+    systemctl try-reload-or-restart ssh.service
+fi
+# last, since a network without a way out has no package of it
+install_group hardening
+systemctl enable auditd.service
+[ -z "$BOOTSTRAP" ] || systemctl restart auditd.service

@@ -7,7 +7,8 @@ import pulumi
 from stacks import naming
 from stacks.alicloud import policies
 from stacks.alicloud.roles import role_with_policy
-from stacks.settings import Pool, Stack
+from stacks.payload import built
+from stacks.settings import Nat, Pool, Stack
 
 WRITE_ACTIONS = ("oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
 LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
@@ -85,6 +86,7 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         # data and checkpoints are shared by the pools of a stack; what one wrote, no other may change
         policies.allow(["oss:GetObject"], [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
         policies.allow(WRITE_ACTIONS, [pulumi.Output.concat(bucket, f"/{below}*") for bucket in buckets]),
+        policies.allow(["oss:GetObject"], payload_objects(args)),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
         policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", {"StringEquals": licensed}),
@@ -94,6 +96,14 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             policies.allow(HARDEN_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": licensed})
         )
     return policies.document(*statements)
+
+
+def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
+    """What an instance fetches at its first boot; all that a pool's role reads of the records bucket."""
+    prefixes = [built.PREFIX]
+    if args.stack.network.nat is Nat.NONE:
+        prefixes.append(built.WHEELS_PREFIX)
+    return [pulumi.Output.concat(args.bucket_arns["records"], f"/{prefix}/*") for prefix in prefixes]
 
 
 _LICENCE = tuple(f"{naming.PROJECT}:{name}" for name in ("stack", "pool", "managed"))

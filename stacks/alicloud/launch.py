@@ -12,6 +12,7 @@ import pulumi_alicloud as alicloud
 
 from stacks import instance_file, naming
 from stacks.alicloud.storage import bucket_name
+from stacks.payload import user_data
 from stacks.settings import Image, Market, Pool, Stack
 
 # ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).
@@ -156,10 +157,14 @@ def scaling_configuration(
 
 
 def machine_tags(stack: Stack, pool: Pool) -> dict[str, str]:
-    """The tags of a machine and its parts; ``managed`` is the reaper's licence to end it."""
+    """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
+
+    Without an agent (``image.mode: none``) nobody would know whether it is used, so it has none.
+    """
     owner = pool.owner or stack.owner
+    licence = {"managed": "true"} if stack.image.managed else {}
     name = naming.prefixed(stack.name, pool.name)
-    return naming.tags(stack.name, owner, Name=name, pool=pool.name, managed="true")
+    return naming.tags(stack.name, owner, Name=name, pool=pool.name, **licence)
 
 
 def image_id(image: Image) -> str:
@@ -212,6 +217,7 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     def encoded(mounts: list[str]) -> str:
         home, scratch = mounts
         text = instance_file.instance_toml(stack, pool, checkpoints, data, home=home, scratch=scratch)
-        return base64.b64encode(instance_file.cloud_config(text).encode()).decode()
+        config = user_data.cloud_config(stack, pool, text, bucket_name(stack, "records"))
+        return base64.b64encode(config.encode()).decode()
 
     return pulumi.Output.all(args.home, args.scratch).apply(encoded)

@@ -95,8 +95,7 @@ def _denials(stack: Stack) -> Sequence[policies.Statement]:
     """What stays forbidden even if another policy is ever attached to the role."""
     unmanaged = {"StringNotEquals": {f"acs:ResourceTag/{MANAGED}": ["true"]}}
     foreign = {"StringNotEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
-    # any value at all protects, as the sweep itself reads the tag
-    protected = {"StringLike": {f"acs:ResourceTag/{PROTECTED}": ["?*"]}}
+    protected = {"StringEquals": {f"acs:ResourceTag/{PROTECTED}": ["true"]}}
     return [
         policies.deny(END_ACTIONS, "*", unmanaged),
         policies.deny(END_ACTIONS, "*", foreign),

@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import cost_notice, naming
+from stacks import cost_notice, image_notice, naming
 from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from stacks.alicloud.firewall import ENDPOINTS, Firewall, FirewallArgs
@@ -31,6 +31,7 @@ def build(stack: Stack) -> dict[str, Any]:
         OvercommitError: the worst month passes the budget; nothing was declared.
     """
     cost = cost_notice.announce(stack)
+    image_notice.announce(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
     keys = Keys(name, KeysArgs(stack), own)

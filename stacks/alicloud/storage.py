@@ -8,6 +8,7 @@ import pulumi_alicloud as alicloud
 from stacks import image_files, naming
 from stacks.alicloud import policies
 from stacks.alicloud.firewall import private_networks
+from stacks.alicloud.payload import payload_objects
 from stacks.settings import Redundancy, Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
@@ -105,6 +106,10 @@ class Storage(pulumi.ComponentResource):
         alicloud.oss.BucketHttpsConfig(
             name, bucket=bucket.id, enable=True, tls_versions=list(TLS_VERSIONS), opts=settings
         )
+        if kind == "records":
+            payload_objects(
+                f"{self._name}-bootstrap", self._stack, bucket.bucket, self._args.key_id, self._child
+            )
         policy = alicloud.oss.BucketPolicy(
             name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=settings
         )

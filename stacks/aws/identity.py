@@ -7,7 +7,8 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import policies
-from stacks.settings import Pool, Stack
+from stacks.payload import built
+from stacks.settings import Nat, Pool, Stack
 
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
 SESSION_ACTIONS = (
@@ -99,6 +100,7 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         policies.allow(
             "WriteOwn", WRITE_ACTIONS, [pulumi.Output.concat(bucket, f"/{below}*") for bucket in buckets]
         ),
+        policies.allow("Payload", ["s3:GetObject"], payload_objects(args)),
         policies.allow(
             "ObjectKeys",
             ["kms:Decrypt", "kms:GenerateDataKey"],
@@ -132,3 +134,11 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             },
         ),
     )
+
+
+def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
+    """What an instance fetches at its first boot; all that a pool's role reads of the records bucket."""
+    prefixes = [built.PREFIX]
+    if args.stack.network.nat is Nat.NONE:
+        prefixes.append(built.WHEELS_PREFIX)
+    return [pulumi.Output.concat(args.bucket_arns["records"], f"/{prefix}/*") for prefix in prefixes]

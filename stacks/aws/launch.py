@@ -12,6 +12,7 @@ from pulumi_aws.ec2 import (
 
 from stacks import catalog, instance_file, naming
 from stacks.aws.storage import bucket_name
+from stacks.payload import user_data
 from stacks.settings import Image, Market, Pool, Stack
 
 # gp3 gives these two without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader
@@ -81,10 +82,14 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
 
 
 def machine_tags(stack: Stack, pool: Pool) -> dict[str, str]:
-    """The tags of a machine and its parts; ``managed`` is the reaper's licence to end it."""
+    """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
+
+    Without an agent (``image.mode: none``) nobody would know whether it is used, so it has none.
+    """
     owner = pool.owner or stack.owner
+    licence = {"managed": "true"} if stack.image.managed else {}
     name = naming.prefixed(stack.name, pool.name)
-    return naming.tags(stack.name, owner, Name=name, pool=pool.name, managed="true")
+    return naming.tags(stack.name, owner, Name=name, pool=pool.name, **licence)
 
 
 def image_id(image: Image) -> str:
@@ -162,6 +167,7 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     def encoded(mounts: list[str]) -> str:
         home, scratch = mounts
         text = instance_file.instance_toml(stack, pool, checkpoints, data, home=home, scratch=scratch)
-        return base64.b64encode(instance_file.cloud_config(text).encode()).decode()
+        config = user_data.cloud_config(stack, pool, text, bucket_name(stack, "records"))
+        return base64.b64encode(config.encode()).decode()
 
     return pulumi.Output.all(args.home, args.scratch).apply(encoded)

@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from stacks import cost_notice, naming
+from stacks import cost_notice, image_notice, naming
 from stacks.aws.budget import Budget, BudgetArgs
 from stacks.aws.dashboard import Dashboard, DashboardArgs
 from stacks.aws.endpoints import Endpoints, EndpointsArgs
@@ -53,6 +53,7 @@ def build(stack: Stack) -> dict[str, Any]:
         OvercommitError: the worst month passes the budget; nothing was declared.
     """
     cost = cost_notice.announce(stack)
+    image_notice.announce(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
     keys = Keys(name, KeysArgs(stack), own)

@@ -9,6 +9,7 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.aws import policies
 from stacks.aws.firewall import HOME, SCRATCH
+from stacks.aws.payload import payload_objects
 from stacks.settings import Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
@@ -97,13 +98,18 @@ class Storage(pulumi.ComponentResource):
         aws.s3.BucketOwnershipControls(
             name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=settings
         )
-        self._encryption(name, bucket, settings)
+        encryption = self._encryption(name, bucket, settings)
         versioning = aws.s3.BucketVersioning(
             name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=settings
         )
         self._lifecycle(name, bucket, versioning)
+        stored = self._payload(bucket, [encryption, versioning]) if kind == "records" else []
+        # after the first object: an emulator that reads no conditions refuses every upload from here on
         aws.s3.BucketPolicy(
-            name, bucket=bucket.id, policy=bucket_policy(bucket.arn, self._args.key_arn), opts=settings
+            name,
+            bucket=bucket.id,
+            policy=bucket_policy(bucket.arn, self._args.key_arn),
+            opts=pulumi.ResourceOptions.merge(settings, pulumi.ResourceOptions(depends_on=stored)),
         )
         return bucket.arn
 
@@ -115,8 +121,15 @@ class Storage(pulumi.ComponentResource):
         """
         return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
-    def _encryption(self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions) -> None:
-        aws.s3.BucketServerSideEncryptionConfiguration(
+    def _payload(self, bucket: aws.s3.Bucket, after: list[pulumi.Resource]) -> list[pulumi.Resource]:
+        """What instances fetch at their first boot: it stands with the storage, and so before them."""
+        opts = pulumi.ResourceOptions(parent=self, depends_on=after)
+        return payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
+
+    def _encryption(
+        self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions
+    ) -> pulumi.Resource:
+        return aws.s3.BucketServerSideEncryptionConfiguration(
             name,
             bucket=bucket.id,
             rules=[

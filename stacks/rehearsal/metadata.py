@@ -17,6 +17,7 @@ SPOT_ACTION = "/latest/meta-data/spot/instance-action"
 # EC2 tells two minutes ahead:
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 NOTICE = timedelta(minutes=2)
+ROLE_KEYS = "/latest/meta-data/iam/security-credentials/"
 
 
 class MetadataService:
@@ -33,6 +34,22 @@ class MetadataService:
         self.token = token
         self.answers: dict[str, str] = {}
         self.asked: list[str] = []
+
+    def give_role(self, name: str) -> None:
+        """Serve keys of an instance role, as an instance profile does; moto takes any."""
+        ends = datetime.now(UTC) + timedelta(hours=6)
+        self.answers[ROLE_KEYS] = name
+        self.answers[ROLE_KEYS + name] = json.dumps(
+            {
+                "Code": "Success",
+                "Type": "AWS-HMAC",
+                "AccessKeyId": "ASIA" + secrets.token_hex(8).upper(),
+                "SecretAccessKey": secrets.token_hex(20),
+                "Token": secrets.token_hex(32),
+                "LastUpdated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "Expiration": ends.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            }
+        )
 
     def send_spot_notice(self, now: datetime | None = None) -> None:
         """From now on say that the machine is taken in two minutes."""

@@ -20,7 +20,12 @@ class ChildError(RehearsalError):
 
 @contextmanager
 def child(
-    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    inherit: bool = True,
+    cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command as the leader of a process group of its own, and end the whole group on the way out.
 
@@ -28,6 +33,8 @@ def child(
         command: program and arguments.
         log: where its output goes.
         environment: variables beside the rehearsal's own.
+        inherit: False for a process that gets ``environment`` and nothing of the rehearsal's own.
+        cwd: where it runs; here by default.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -36,8 +43,9 @@ def child(
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **(environment or {})},
+            env={**(os.environ if inherit else {}), **(environment or {})},
             start_new_session=True,
+            cwd=cwd,
         )
         try:
             yield process
@@ -67,14 +75,20 @@ def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> No
 
 
 def run(
-    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 120
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 120,
+    *,
+    inherit: bool = True,
+    cwd: Path | None = None,
 ) -> None:
-    """Run a command to its end.
+    """Run a command to its end; arguments as for ``child``.
 
     Raises:
         ChildError: with the end of its output, when its exit code is not 0 or it takes too long.
     """
-    with child(command, log, environment) as process:
+    with child(command, log, environment, inherit=inherit, cwd=cwd) as process:
         finish(process, command, log, timeout_s)
 
 

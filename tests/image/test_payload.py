@@ -1,5 +1,7 @@
 """The payload: complete or refused, and the same bytes for the same content."""
 
+import ast
+import gzip
 import io
 import shutil
 import tarfile
@@ -8,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image import lock, payload
-from image.errors import PayloadError
+from image import lock, payload, vendored, wheels
+from image.errors import LockError, PayloadError
 
 names = st.text("abc/", min_size=1, max_size=6).filter(
     lambda name: not name.startswith("/") and "//" not in name
@@ -100,3 +102,63 @@ def test_programs_arrive_executable_and_files_do_not():
     assert modes["provision.sh"] == 0o755
     assert modes["rootfs/usr/libexec/gpu-fleet/scratch"] == 0o755
     assert modes["rootfs/etc/systemd/system/scratch.service"] == 0o644
+
+
+def test_every_module_that_goes_along_finds_those_it_imports():
+    sources = {
+        name.removeprefix("python/"): content
+        for name, content in payload.assemble().items()
+        if name.startswith("python/") and name.endswith(".py")
+    }
+    known = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in sources}
+    missing = [
+        f"{name}: {node.module}"
+        for name, content in sources.items()
+        for node in ast.walk(ast.parse(content))
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("image", "training")
+        if node.module not in known
+    ]
+
+    assert missing == []
+
+
+def test_the_vendored_packages_are_those_of_the_virtual_environments():
+    own = vendored.entries(vendored.LIST.read_text())
+
+    for base in lock.BASES:
+        everything = vendored.entries(wheels.list_of(base).read_text())
+        assert {name: everything[name] for name in own} == own
+
+
+def test_only_alibaba_clouds_instances_carry_its_sdk():
+    assert any(name.startswith("aliyunsdkcore/") for name in vendored.packages("alicloud"))
+    assert not any(name.startswith("aliyunsdkcore/") for name in vendored.packages("aws"))
+
+
+def test_what_is_compiled_runs_on_every_python_an_instance_may_have():
+    compiled = [name for name in vendored.packages("alicloud") if name.endswith((".so", ".pyd", ".dylib"))]
+
+    assert compiled == ["psutil/_psutil_linux.abi3.so"]
+
+
+def test_a_wheel_in_the_cache_that_is_another_is_refused(tmp_path):
+    digest = next(iter(vendored.entries(vendored.LIST.read_text()).values()))
+    listing = tmp_path / "list.txt"
+    listing.write_text(f"six==1.17.0 --hash=sha256:{digest}\n")
+    (tmp_path / f"{digest}.whl").write_bytes(b"tampered")
+
+    with pytest.raises(LockError, match="not the six that"):
+        vendored.wheels(tmp_path, listing)
+
+
+@given(trees)
+def test_what_is_compressed_is_the_tarball_and_says_no_time(tree):
+    packed = payload.compressed(tree)
+
+    assert gzip.decompress(packed) == payload.tarball(tree)
+    assert packed[4:8] == bytes(4)
+
+
+def test_a_payload_stays_small():
+    """Each program run of the tests uploads it, and each first boot waits for it."""
+    assert len(payload.compressed(payload.assemble(target="alicloud"))) < 8_000_000

@@ -68,7 +68,7 @@ def test_the_steps_of_a_target_run_in_their_order(recipe):
     said = provision(recipe / "provision.sh", {"TARGET": "oci"})
 
     begun = [line.split("step=")[1] for line in said.stdout.splitlines() if "event=step-started" in line]
-    assert begun == ["10-base", "50-python", "90-seal", "95-manifest"]
+    assert begun == ["10-base", "15-agent", "70-trainer", "90-seal", "95-manifest"]
 
 
 def test_a_step_that_needs_what_is_unlocked_fails_closed(recipe):

@@ -1,16 +1,18 @@
 """The gate: what it expects, what it finds, what it says."""
 
 import json
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 import torch
 
 from image.readiness import __main__ as gate
-from image.readiness import checks, probes
+from image.readiness import checks, copies, probes
 from image.readiness.checks import Expected, Finding, Gpu, Seen
 
 EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
@@ -128,6 +130,10 @@ class OneGpu(NoDriver):
     nvmlDeviceGetMemoryInfo = staticmethod(lambda _: SimpleNamespace(total=24 * probes.GIB))  # noqa: N815
 
 
+def in_this_process(count):
+    return [copies.copied(index) for index in range(count)]
+
+
 def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monkeypatch):
     """As torch behaves without a fabric manager: it counts no GPU, and fails where it is used."""
 
@@ -138,7 +144,7 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", refuse)
 
-    seen = probes.look(OneGpu, tmp_path)
+    seen = probes.look(OneGpu, tmp_path, in_this_process)
 
     assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {
         "cuda": "GPU 0 (00:1e.0): Error 802: system not yet initialized"
@@ -149,7 +155,30 @@ def test_a_torch_without_cuda_measures_nothing(tmp_path):
     if torch.version.cuda is not None:
         pytest.skip("this torch has CUDA")
 
-    assert failed(probes.look(OneGpu, tmp_path), Expected(gpus=1, gpu_memory_gib=24)) == {}
+    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, Path(sys.executable)))
+
+    assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {}
+
+
+def test_before_the_trainers_environment_is_there_nothing_is_measured(tmp_path):
+    assert probes.measured(2, tmp_path / "venv/bin/python") == [(None, ""), (None, "")]
+
+
+def test_an_environment_that_does_not_answer_is_a_finding(tmp_path):
+    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, Path("/bin/true")))
+
+    assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)).keys() == {"cuda"}
+
+
+def test_an_image_without_a_driver_is_named_as_one(tmp_path):
+    seen = probes.look(pynvml, tmp_path)
+
+    if not seen.driver_problem.startswith("no NVIDIA driver"):
+        pytest.skip(f"this computer has a driver: {seen.driver_problem}")
+    assert failed(seen, Expected(gpus=1)) == {
+        "gpu_count": "0 of 1 GPUs: no NVIDIA driver on this image (NVML Shared Library Not Found); "
+        "name one that has it, see image.mode"
+    }
 
 
 def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks import stack_files
+from stacks import instance_file, stack_files
 from stacks.alicloud import firewall
+from stacks.payload import user_data
 from stacks.rehearsal import sdk
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.alicloud_examples import pool, stack
@@ -352,7 +353,7 @@ def test_the_sweep_is_denied_what_it_must_never_do_whatever_else_is_attached(eve
     conditions = [one["Condition"] for one in denials if ENDS & set(one["Action"])]
     assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:managed": ["true"]}} in conditions
     assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:stack": ["test"]}} in conditions
-    assert {"StringLike": {"acs:ResourceTag/gpu-fleet:protected": ["?*"]}} in conditions
+    assert {"StringEquals": {"acs:ResourceTag/gpu-fleet:protected": ["true"]}} in conditions
 
 
 def test_the_sweep_removes_leftovers_only_where_it_is_told_to():
@@ -402,11 +403,11 @@ def test_the_endpoint_lets_data_go_to_the_stacks_own_buckets_only(everything):
 def test_user_data_writes_the_instance_file_and_holds_no_secret(found):
     for one in [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]:
         content = yaml.safe_load(base64.b64decode(one["userData"]))
-        (file,) = content["write_files"]
-        instance = tomllib.loads(file["content"])
+        files = {file["path"]: file["content"] for file in content["write_files"]}
+        instance = tomllib.loads(files[instance_file.PATH])
         assert instance["cloud"] == "alicloud"
         assert instance["checkpoint_uri"].startswith("oss://gpu-fleet-")
-        words = file["content"].lower()
+        words = (files[instance_file.PATH] + files[user_data.PAYLOAD_FILE]).lower()
         assert not any(word in words for word in ("secret", "password", "access_key", "token"))
 
 

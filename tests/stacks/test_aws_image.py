@@ -63,7 +63,8 @@ def statements(rehearsed, role):
 
 
 def test_the_payload_is_stored_under_its_own_hash_with_the_stacks_key(built):
-    (stored,) = built.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+    objects = built.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+    (stored,) = [one for one in objects if one.name.endswith("-payload")]
 
     assert stored.outcome is Outcome.CREATED
     assert stored.inputs["key"] == f"image/{PAYLOAD_SHA256}.toml"
@@ -261,7 +262,11 @@ def test_the_policy_pack_finds_nothing_in_the_build(built):
 
 
 def test_a_file_that_is_missing_is_named(register):
-    image = {"id": "ami-1", "base_id": "ami-0aaaaaaaaaaaaaaaa", "payload": "build/nonesuch.tar"}
+    image = {
+        "id": "ami-0bbbbbbbbbbbbbbbb",
+        "base_id": "ami-0aaaaaaaaaaaaaaaa",
+        "payload": "build/nonesuch.tar",
+    }
 
     with pytest.raises(StacksError, match=r"image\.payload = 'build/nonesuch\.tar': .* cannot be read: No"):
         register(stack(image=image))

@@ -154,8 +154,9 @@ def test_no_setting_lets_anything_outlive_its_key(content, register):
 def test_an_image_build_leaves_nothing_that_outlives_its_key(register):
     rehearsed = register(BUILDING)
     key, before = outlived(rehearsed)
-    (payload,) = rehearsed.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+    stored = rehearsed.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
     (records,) = [one for one in rehearsed.of_type(BUCKET) if one.name.endswith("-records")]
 
     assert [one.urn for one in encrypted_with(key, rehearsed.registrations) if one.urn not in before] == []
-    assert records.urn in payload.dependencies
+    assert len(stored) == 2  # what builders and what instances fetch
+    assert all(records.urn in one.dependencies for one in stored)

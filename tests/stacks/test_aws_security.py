@@ -9,6 +9,8 @@ from importlib import import_module
 import pytest
 import yaml
 
+from stacks.payload import user_data
+
 ANYWHERE = {"0.0.0.0/0", "::/0"}
 SECRET = re.compile(r"(?i)(secret|password|token|private.key|AKIA[0-9A-Z]{16})")
 
@@ -124,11 +126,13 @@ def test_no_machine_gets_a_public_address(shipped):
 def test_user_data_writes_the_instance_file_and_holds_no_secret(shipped):
     for pool, data in zip(shipped.settings.pools, launch_templates(shipped), strict=True):
         text = base64.b64decode(data["UserData"]).decode()
-        (written,) = yaml.safe_load(text)["write_files"]
-        declared = tomllib.loads(written["content"])
+        files = {file["path"]: file["content"] for file in yaml.safe_load(text)["write_files"]}
+        declared = tomllib.loads(files["/etc/gpu-fleet/instance.toml"])
 
-        assert SECRET.search(text) is None
-        assert written["path"] == "/etc/gpu-fleet/instance.toml"
+        # the program names what it asks the metadata service for; it is the same text for every stack
+        program = files.pop(user_data.PROGRAM)
+        assert program == user_data.program()
+        assert all(SECRET.search(content) is None for content in files.values())
         assert (declared["stack"], declared["pool"]) == (shipped.settings.name, pool.name)
         assert declared["checkpoint_uri"].removeprefix("s3://").split("/")[0] in buckets(shipped)
 

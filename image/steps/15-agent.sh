@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Agent, gate and commands for the system's own Python: no package, no network, nothing but files of the payload.
+set -euo pipefail
+# shellcheck source=../lib.sh
+. "$PAYLOAD/lib.sh"
+
+home=$ROOT/opt/gpu-fleet
+mkdir -p "$home"
+for tree in python:lib vendor:vendor; do
+    rm -rf "${home:?}/${tree#*:}"
+    cp -r --no-preserve=ownership "$PAYLOAD/${tree%:*}" "$home/${tree#*:}"
+done
+if [ -z "$BOOTSTRAP" ]; then
+    # on all processors; with a hash that nobody checks, so that no instance reads the sources at boot
+    python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "$home/lib" "$home/vendor"
+fi
+if [ "$TARGET" = oci ]; then
+    exit 0
+fi
+lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fleet/check-image \
+    etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
+    etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
+    etc/systemd/system/mig.service etc/systemd/system/mig@.service
+if [ -z "$ROOT" ]; then
+    systemd-sysusers
+fi
+if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
+    # nothing upgrades behind our back: a moved NVIDIA library breaks every running job
+    lay etc/apt etc/systemd/system.conf.d etc/systemd/system/user-.slice.d
+    systemctl disable --quiet --now apt-daily.timer apt-daily-upgrade.timer || log event=no-apt-timers
+    systemd-tmpfiles --create gpu-fleet.conf
+    systemctl daemon-reexec # reads system.conf.d too, which a reload does not
+fi
+serve gpu-reaper.service mig.service gpu-ready.service

@@ -1,0 +1,53 @@
+"""``run image.trainer_wheels LIST FOLDER``: the trainer's wheels from the bucket, where no way leads to PyPI.
+
+``gpu-fleet image wheels STACK`` put them there. What arrives is held against the index here, and against the
+list by pip once more.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+from image.reaper.alicloud import oss
+from image.reaper.alicloud.credentials import Credentials
+from image.reaper.errors import ReaperError
+from image.reaper.metadata import Metadata
+from image.wheel_store import Fetch, fetch_all, index_key
+
+# What the user data says of the payload: cloud, region and bucket are those of the wheels too.
+PAYLOAD_FILE = Path("/etc/gpu-fleet/payload.json")
+
+
+def _fetcher(payload: Mapping[str, str]) -> Fetch:
+    """Brings objects of the stack's bucket, with the instance's role."""
+    region, bucket = payload["region"], payload["bucket"]
+    if payload["cloud"] == "alicloud":
+        inside = oss.ENDPOINT_INSIDE.format(region=region)
+        client = oss.bucket_client(region, Credentials(metadata=Metadata("alicloud")), inside)
+    else:
+        client = boto3.client("s3", region_name=region)
+    return lambda key, file: client.download_file(bucket, key, str(file))
+
+
+def main() -> int:
+    """Exit status 1, and one line, when the bucket does not have what the list names."""
+    listing, folder = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+    payload = json.loads(PAYLOAD_FILE.read_text(encoding="utf-8"))
+    try:
+        count = fetch_all(listing, folder, _fetcher(payload))
+    except (ReaperError, BotoCoreError, ClientError, OSError, ValueError) as error:
+        where = f"bucket {payload['bucket']}, {index_key(listing)}"
+        sys.stderr.write(
+            f"error: the trainer's wheels ({where}): {error}; `gpu-fleet image wheels` puts them there\n"
+        )
+        return 1
+    sys.stdout.write(f"event=trainer-wheels count={count} folder={folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

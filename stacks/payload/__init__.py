@@ -1,0 +1,1 @@
+"""What leaves the checkout for an instance: the payload, and the user data that fetches it."""

@@ -1,0 +1,68 @@
+"""The payload of a cloud's instances as a file: assembled from the checkout once, kept by its content."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from image import payload, wheel_store
+from image.errors import ImageError
+from stacks.catalog import Cloud
+from stacks.errors import StacksError
+from stacks.settings import ImageMode, Stack
+
+FOLDER = payload.PROJECT / "build" / "payload"
+# Below this prefix of the records bucket instances may read, and nowhere else in it.
+PREFIX = "image/payload"
+# And where no way out leads to PyPI, below this one, where `gpu-fleet image wheels` puts the trainer's.
+WHEELS_PREFIX = wheel_store.PREFIX
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A tarball with what it is known by.
+
+    Attributes:
+        path: where it lies here.
+        sha256: of its content, in hexadecimal.
+    """
+
+    path: Path
+    sha256: str
+
+    @property
+    def object_key(self) -> str:
+        """Its place in the records bucket: another content is another object."""
+        return f"{PREFIX}/{self.sha256}.tar.gz"
+
+
+def for_stack(stack: Stack) -> Payload | None:
+    """The payload of a stack's instances; None where their image brings all, or nothing is wanted on them.
+
+    Raises:
+        StacksError: as for ``built``.
+    """
+    return built(stack.cloud) if stack.image.mode is ImageMode.BOOTSTRAP else None
+
+
+@cache
+def built(cloud: Cloud) -> Payload:
+    """The payload for a cloud; made where it is not there yet.
+
+    Raises:
+        StacksError: the recipe is incomplete, or a wheel that goes along is not to be had.
+    """
+    try:
+        files = payload.assemble(target=str(cloud))
+        path = FOLDER / f"{cloud}-{payload.digest(files)}.tar.gz"
+        if not path.is_file():
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            # in one move: another process may make the same
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            part.write_bytes(payload.compressed(files))
+            part.replace(path)
+        with path.open("rb") as file:
+            return Payload(path, hashlib.file_digest(file, "sha256").hexdigest())
+    except (ImageError, OSError) as error:
+        raise StacksError(f"the payload of an instance cannot be made: {error}") from error

@@ -1,0 +1,126 @@
+"""User data: what cloud-init does on an instance at its first boot, as text.
+
+It writes ``instance.toml``. For an image that is not ours (``image.mode: bootstrap``) it also writes where
+the payload lies, the program that fetches it, and a unit that runs that program until it succeeds.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stacks import instance_file
+from stacks.errors import StacksError
+from stacks.payload import built
+from stacks.settings import Nat, Pool, Stack
+
+# EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.
+LARGEST_BYTES = 16_384
+PAYLOAD_FILE = "/etc/gpu-fleet/payload.json"
+PROGRAM = "/usr/local/libexec/gpu-fleet/fetch"
+UNIT = "gpu-fleet-bootstrap.service"
+UNIT_TEXT = f"""\
+[Unit]
+Description=Fetch the payload of this instance's stack and run its recipe
+ConditionPathExists=!/var/lib/gpu-fleet/bootstrapped
+After=network-online.target
+Wants=network-online.target
+# the network may come late, a disk be emptied, a payload be uploaded again: it is tried until it succeeds
+StartLimitIntervalSec=0
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/bin/python3 -I {PROGRAM}
+Restart=on-failure
+RestartSec=15
+RestartPreventExitStatus=2 3
+TimeoutStartSec=infinity
+StandardOutput=journal+console
+StandardError=journal+console
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class _Text(str):
+    """A text over many lines, to be read in the user data as it is."""
+
+    __slots__ = ()
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML's safe dumper, with texts over many lines as blocks."""
+
+
+_Dumper.add_representer(
+    _Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|")
+)
+
+
+@cache
+def program() -> str:
+    """The text of the program that fetches the payload."""
+    return Path(__file__).with_name("fetch.py").read_text(encoding="utf-8")
+
+
+def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[str, str]:
+    """What an instance learns of its payload. Pure.
+
+    Args:
+        stack: the settings.
+        bucket: the stack's records bucket.
+        payload: the payload.
+    """
+    return {
+        "cloud": str(stack.cloud),
+        "region": stack.region,
+        "bucket": bucket,
+        "key": payload.object_key,
+        "sha256": payload.sha256,
+        "wheels": "bucket" if stack.network.nat is Nat.NONE else "index",
+    }
+
+
+def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str) -> str:
+    """The whole user data of a pool.
+
+    Args:
+        stack: the settings.
+        pool: whose instances read it.
+        instance_toml: the text of ``instance.toml``.
+        bucket: the stack's records bucket, which holds the payload.
+
+    Raises:
+        StacksError: the cloud would refuse the size, or there is no payload.
+    """
+    config: dict[str, Any] = {"write_files": [_file(instance_file.PATH, instance_toml)]}
+    payload = built.for_stack(stack)
+    if payload is not None:
+        document = payload_document(stack, bucket, payload)
+        config["write_files"] += [
+            _file(PAYLOAD_FILE, json.dumps(document, indent=1) + "\n"),
+            _file(PROGRAM, program(), "0755"),
+            _file(f"/etc/systemd/system/{UNIT}", UNIT_TEXT),
+        ]
+        # cloud-init writes files long after systemd has read its units
+        config["runcmd"] = [
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "enable", UNIT],
+            ["systemctl", "start", "--no-block", UNIT],
+        ]
+    text = "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000)
+    size = len(text.encode())
+    if size > LARGEST_BYTES:
+        raise StacksError(
+            f"pools: user data of pool {pool.name!r} has {size} bytes, {LARGEST_BYTES} are allowed: "
+            f"name fewer than {len(pool.types)} types"
+        )
+    return text
+
+
+def _file(path: str, content: str, permissions: str = "0644") -> dict[str, str]:
+    return {"path": path, "owner": "root:root", "permissions": permissions, "content": _Text(content)}

@@ -1,0 +1,149 @@
+"""An instance's first boot, played in a folder: what its user data says is done there, and nothing else.
+
+cloud-init's part (files, then the unit that ``runcmd`` starts) is played here; the program, the payload and
+the recipe are the stack's own. What runs afterwards are the units that the recipe enabled.
+"""
+
+import configparser
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stacks.rehearsal import processes
+from stacks.rehearsal.errors import RehearsalError
+
+AGENT = "gpu-reaper.service"
+UNITS = "etc/systemd/system"
+BOOTED = "multi-user.target"
+OLDEST_PYTHON = (3, 11)
+SYSTEM_PYTHON = "/usr/bin/python3"
+# What an instance has of its own, and a folder in its place.
+OWN = ("/opt/", "/usr/local/", "/usr/libexec/")
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+
+
+class FirstBootError(RehearsalError):
+    """User data, payload or units do not bring up what an instance needs."""
+
+
+def boot(user_data: str, root: Path, environment: Mapping[str, str], log: Path) -> None:
+    """Do what cloud-init and systemd would.
+
+    Args:
+        user_data: the text of a cloud-config.
+        root: a folder that stands for the instance's root.
+        environment: where the instance's services answer; nothing of this process's own goes along.
+        log: what the bootstrap says.
+
+    Raises:
+        FirstBootError: the user data starts nothing.
+        ChildError: the bootstrap fails.
+    """
+    config = yaml.safe_load(user_data)
+    for file in config.get("write_files", ()):
+        path = root / str(file["path"]).lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file["content"], encoding="utf-8")
+        path.chmod(int(file["permissions"], 8))
+    for unit in started_units(config):
+        command = exec_start(root, unit)
+        own = {**ENVIRONMENT, **environment, "GPU_FLEET_ROOT": str(root)}
+        processes.run(command, log, own, inherit=False)
+
+
+def started_units(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The units that ``runcmd`` starts.
+
+    Raises:
+        FirstBootError: there is none.
+    """
+    commands = [command for command in config.get("runcmd", ()) if command[:2] == ["systemctl", "start"]]
+    units = tuple(command[-1] for command in commands)
+    if not units:
+        raise FirstBootError(
+            "the user data starts no unit: nobody would bring agent and gate to this instance"
+        )
+    return units
+
+
+def enabled_units(root: Path) -> tuple[str, ...]:
+    """The units that start with the instance, as the recipe enabled them."""
+    return tuple(sorted(link.name for link in (root / UNITS / f"{BOOTED}.wants").glob("*.service")))
+
+
+def own_environment(root: Path, services: Mapping[str, str]) -> dict[str, str]:
+    """For what runs on the instance: its own files and services, nothing of this process."""
+    return {
+        **ENVIRONMENT,
+        **services,
+        "GPU_FLEET_INSTANCE_FILE": str(root / "etc/gpu-fleet/instance.toml"),
+        "GPU_FLEET_RUN_DIR": str(root / "run/gpu-fleet"),
+    }
+
+
+def service(root: Path, unit: str) -> list[str]:
+    """What runs on the instance as a unit from its boot on.
+
+    Raises:
+        FirstBootError: nobody enabled the unit, or it is missing.
+    """
+    if unit not in enabled_units(root):
+        raise FirstBootError(f"{unit} does not start with the instance: the recipe enabled no such unit")
+    return exec_start(root, unit)
+
+
+def people_command(root: Path, *arguments: str) -> list[str]:
+    """A command as its people type it on the instance, ``gpu-fleet`` and its arguments.
+
+    Raises:
+        FirstBootError: the payload brought no such program.
+    """
+    program = root / "usr/local/bin/gpu-fleet"
+    if not program.is_file():
+        raise FirstBootError(f"{program} is missing: the payload brought no commands for people")
+    (line,) = [line for line in program.read_text(encoding="utf-8").splitlines() if line.startswith("exec ")]
+    return [*_below(root, line.split()[1:-1]), *arguments]
+
+
+def exec_start(root: Path, unit: str) -> list[str]:
+    """What a unit runs, below the folder.
+
+    Raises:
+        FirstBootError: the unit is missing, or names no command.
+    """
+    parser = configparser.RawConfigParser(strict=False, interpolation=None)
+    if not parser.read(root / UNITS / unit, encoding="utf-8"):
+        raise FirstBootError(f"{UNITS}/{unit} is missing: neither user data nor payload brought it")
+    command = parser.get("Service", "ExecStart", fallback="").split()
+    if not command:
+        raise FirstBootError(f"{UNITS}/{unit} has no ExecStart")
+    return _below(root, command)
+
+
+def _below(root: Path, command: Sequence[str]) -> list[str]:
+    below = [f"{root}{word}" if word.startswith(OWN) else word for word in command]
+    return [system_python() if word == SYSTEM_PYTHON else word for word in below]
+
+
+@cache
+def system_python() -> str:
+    """A Python that knows none of this environment's packages: the system's, else the one ours was made from.
+
+    Raises:
+        FirstBootError: neither is there.
+    """
+    for candidate in (SYSTEM_PYTHON, f"{sys.base_prefix}/bin/python3"):
+        if shutil.which(candidate) and _is_new(candidate):
+            return candidate
+    raise FirstBootError(f"no Python >= 3.11 at {SYSTEM_PYTHON} or below {sys.base_prefix}")
+
+
+def _is_new(python: str) -> bool:
+    code = f"import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
+    return subprocess.run([python, "-I", "-c", code], check=False).returncode == 0

@@ -1,0 +1,173 @@
+"""What shipped stacks register for their instances' first boot, and clouds that answer such an instance."""
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import boto3
+
+from stacks import stack_files
+from stacks.rehearsal import first_boot
+from stacks.rehearsal.bucket_policies import conditions_left_out
+from stacks.rehearsal.metadata import metadata_service
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed, run_program
+from tests.reaper.alicloud_server import ENVIRON, serving
+from tests.reaper.metadata_server import metadata_server
+
+STARTS = {
+    "aws:ec2/launchTemplate:LaunchTemplate",
+    "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate",
+    "alicloud:ess/scalingConfiguration:ScalingConfiguration",
+}
+AGENT = "gpu-reaper.service"
+INSTANCE = "i-0123456789abcdef0"
+# A heartbeat a minute of the agent's clock; one minute of it is enough.
+SHORTLY = ("--clock-speed", "60", "--duration", "70")
+
+AWS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "aws"]
+ALICLOUD = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "alicloud"]
+
+
+@dataclass
+class Cloud:
+    """A cloud that one instance is in.
+
+    Attributes:
+        rehearsed: what the stack's program registered there.
+        environment: what leads the instance to its services, and nothing more.
+        heartbeats: what agents published, as (instance id, metric).
+    """
+
+    rehearsed: Rehearsed
+    environment: Mapping[str, str]
+    heartbeats: "Heartbeats | CustomMetrics"
+
+    def user_data(self) -> dict[str, str]:
+        """Whatever starts instances -> the text that cloud-init reads there."""
+        return {
+            one.name: base64.b64decode(one.inputs["userData"]).decode()
+            for one in self.rehearsed.registrations
+            if one.type in STARTS
+        }
+
+
+class Heartbeats:
+    """Of an AWS stack: in moto's CloudWatch."""
+
+    def __init__(self, namespace: str, region: str) -> None:
+        self._namespace, self._region = namespace, region
+
+    def instances(self) -> set[str]:
+        """Who was heard of."""
+        cloudwatch = boto3.client("cloudwatch", region_name=self._region)
+        metrics = cloudwatch.list_metrics(Namespace=self._namespace)["Metrics"]
+        dimensions = [dimension for metric in metrics for dimension in metric["Dimensions"]]
+        return {one["Value"] for one in dimensions if one["Name"] == "InstanceId"}
+
+
+@dataclass
+class CustomMetrics:
+    """Of a stack on Alibaba Cloud: what its server was sent. The instance is of no group and not spot."""
+
+    metrics: list[dict[str, str]] = field(default_factory=list)
+
+    def describe_scaling_instances(self, ask: dict) -> dict:
+        """No group has it."""
+        return {"ScalingInstances": [], "TotalCount": 0}
+
+    def describe_instances(self, ask: dict) -> dict:
+        """No tag of the sweep."""
+        row = {"InstanceId": INSTANCE, "Tags": {"Tag": []}, "SpotStrategy": "NoSpot"}
+        return {"Instances": {"Instance": [row]}}
+
+    def put_custom_metric(self, ask: dict) -> dict:
+        """Keep what the agent sends."""
+        self.metrics += ask["MetricList"]
+        return {"Code": "200"}
+
+    def instances(self) -> set[str]:
+        """Who was heard of."""
+        return {json.loads(one["Dimensions"])["InstanceId"] for one in self.metrics}
+
+
+@contextmanager
+def aws(name: str) -> Iterator[Cloud]:
+    """A shipped AWS stack in moto, and the metadata service of an instance in it."""
+    settings = stack_files.settings_of(name)
+    with moto_server(settings.region) as endpoint, conditions_left_out(), metadata_service() as metadata:
+        metadata.give_role("pool")
+        metadata.answers["/latest/meta-data/instance-id"] = INSTANCE
+        metadata.answers["/latest/meta-data/instance-type"] = settings.pools[0].types[0]
+        services = {"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint}
+        rehearsed = run_program(name)
+        heartbeats = Heartbeats(rehearsed.outputs["metric_namespace"], settings.region)
+        yield Cloud(rehearsed, services, heartbeats)
+
+
+@contextmanager
+def alicloud(name: str) -> Iterator[Cloud]:
+    """A shipped stack of Alibaba Cloud: its API by the local server, its payload in moto's S3 for OSS."""
+    settings = stack_files.settings_of(name)
+    heartbeats = CustomMetrics()
+    keys = {
+        "AccessKeyId": ENVIRON["ALIBABA_CLOUD_ACCESS_KEY_ID"],
+        "AccessKeySecret": ENVIRON["ALIBABA_CLOUD_ACCESS_KEY_SECRET"],
+        "SecurityToken": "token",
+        "Expiration": (datetime.now(UTC) + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    with (
+        moto_server(settings.region) as endpoint,
+        serving(heartbeats) as server,
+        metadata_server("alicloud") as metadata,
+    ):
+        metadata.says("instance-id", INSTANCE)
+        metadata.says("instance/instance-type", settings.pools[0].types[0])
+        metadata.says("ram/security-credentials/", "pool")
+        metadata.says("ram/security-credentials/pool", json.dumps(keys))
+        services = {
+            "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": endpoint,
+            "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
+            "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
+        }
+        rehearsed = run_program(name)
+        store(rehearsed, settings.region)
+        yield Cloud(rehearsed, services, heartbeats)
+
+
+def store(rehearsed: Rehearsed, region: str) -> None:
+    """What the stack uploads to OSS, for no emulator of Alibaba Cloud does."""
+    s3 = boto3.client("s3", region_name=region)
+    for one in rehearsed.of_type("alicloud:oss/bucketObject:BucketObject"):
+        place = {"LocationConstraint": region}
+        s3.create_bucket(Bucket=one.inputs["bucket"], CreateBucketConfiguration=place)
+        body = Path(one.inputs["source"]).read_bytes()
+        s3.put_object(Bucket=one.inputs["bucket"], Key=one.inputs["key"], Body=body)
+
+
+def boot(cloud: Cloud, user_data: str, root: Path) -> str:
+    """Boot an instance from its user data; gives what it said."""
+    log = root.with_suffix(".log")
+    root.mkdir()
+    try:
+        first_boot.boot(user_data, root, cloud.environment, log)
+    finally:
+        said = log.read_text() if log.exists() else ""
+    return said
+
+
+def run_enabled(cloud: Cloud, root: Path, unit: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Run what a unit runs, if it was enabled, with nothing of this environment's packages in reach."""
+    return subprocess.run(
+        [*first_boot.service(root, unit), *options],
+        env=first_boot.own_environment(root, cloud.environment),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
