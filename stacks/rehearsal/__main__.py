@@ -113,9 +113,8 @@ def use(
     """Third to fifth act: people train on the machines, forget some of them, and spend the month's money."""
     _act(console, 3, "training, a spot notice half-way, the resume on another machine")
     spot = next(pool.name for pool in settings.pools if pool.market == "spot")
-    written = folder / "instance.toml"
-    written.write_text(machines.instance_file(clients, rehearsed.outputs["launch_template_ids"][spot]))
-    trained = training_act.play(console, clients, written, folder / "training")
+    user_data = machines.user_data(clients, rehearsed.outputs["launch_template_ids"][spot])
+    trained = training_act.play(console, clients, user_data, folder / "training")
     console.print(training_act.table(trained))
     _act(console, 4, "some machines are forgotten: the sweep, dry and then for real")
     reaped = reaper_act.play(console, clients, settings, rehearsed, folder / "reaper")

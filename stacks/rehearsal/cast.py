@@ -9,12 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stacks.rehearsal import processes
+from stacks.rehearsal import first_boot, processes
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.machines import Machine
 from stacks.rehearsal.metadata import MetadataService, metadata_service
-from stacks.rehearsal.program import ROOT
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -65,7 +64,8 @@ class Player:
         part: the part.
         machine: the machine.
         metadata: its metadata service.
-        folder: its ``/run/gpu-fleet``, ``/scratch/keep`` and logs.
+        folder: its ``/scratch/keep`` and logs.
+        root: what its first boot made of a folder: files of the user data, agent and commands of the payload.
         watched: what its people left running.
     """
 
@@ -73,6 +73,7 @@ class Player:
     machine: Machine
     metadata: MetadataService
     folder: Path
+    root: Path
     watched: "Popen[bytes]"
 
     def mirror_tags(self, clients: Clients) -> None:
@@ -82,39 +83,42 @@ class Player:
             self.metadata.answers[f"{META_DATA}/tags/instance/{tag['Key']}"] = tag["Value"]
 
     def agent(self, begin: datetime, end: datetime) -> list[str]:
-        """The agent's command for a span of its life."""
+        """The agent as its unit starts it, for a span of its life, on a fast clock."""
         span_s = (end - begin).total_seconds()
         return [
-            *(sys.executable, "-m", "image.reaper", "agent"),
+            *first_boot.service(self.root, first_boot.AGENT),
             *("--watch-pid", str(self.watched.pid), "--keep-folder", str(self.folder / "keep")),
             *("--clock-start", begin.isoformat(), "--clock-speed", str(max(1.0, span_s / PHASE_S))),
             *("--duration", str(span_s)),
         ]
 
     def environment(self) -> dict[str, str]:
-        """What leads the agent to this machine's files and services."""
-        return {
-            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata.endpoint,
-            "GPU_FLEET_INSTANCE_FILE": str(self.folder / "instance.toml"),
-            "GPU_FLEET_RUN_DIR": str(self.folder / "run"),
-            "PYTHONPATH": str(ROOT),
-        }
+        """The instance's own; its keys are those of its role, which the metadata service has."""
+        return first_boot.own_environment(self.root, services(self.metadata))
+
+
+def services(metadata: MetadataService) -> dict[str, str]:
+    """What leads an instance to moto and to its metadata service."""
+    return {
+        "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint,
+    }
 
 
 @contextmanager
 def cast(
-    clients: Clients, found: Sequence[Machine], instance_files: Mapping[str, str], folder: Path
+    clients: Clients, found: Sequence[Machine], user_data: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[Player, ...]]:
-    """Give each part to a machine; their processes and services end with the block.
+    """Give each part to an instance that booted from its pool's user data; all of it ends with the block.
 
     Args:
         clients: of the stack's region.
         found: the stack's machines.
-        instance_files: pool -> the text of its ``instance.toml``.
+        user_data: pool -> what cloud-init reads there.
         folder: for what lies on the machines.
 
     Raises:
-        RehearsalError: there are fewer machines than parts.
+        RehearsalError: there are fewer machines than parts, or one does not come up.
     """
     if len(found) < len(PARTS):
         raise RehearsalError(f"{len(PARTS)} machines are needed for the reaper's act, {len(found)} run")
@@ -124,13 +128,15 @@ def cast(
             home = folder / part.name.replace(" ", "-")
             (home / "keep").mkdir(parents=True)
             (home / "keep" / KEPT_FILE).write_text(f"notes of the people on {machine.id}\n")
-            (home / "instance.toml").write_text(instance_files[machine.pool])
             metadata = stack.enter_context(metadata_service())
+            metadata.give_role(machine.pool)
             metadata.answers[f"{META_DATA}/instance-id"] = machine.id
             metadata.answers[f"{META_DATA}/instance-type"] = machine.type
+            root = home / "root"
+            first_boot.boot(user_data[machine.pool], root, services(metadata), home / "boot.log")
             watched = stack.enter_context(processes.child(part.does, home / "people.log"))
             os.setpriority(os.PRIO_PROCESS, watched.pid, 10)  # busy enough, and out of the agents' way
-            players.append(Player(part, machine, metadata, home, watched))
+            players.append(Player(part, machine, metadata, home, root, watched))
             players[-1].mirror_tags(clients)
         yield tuple(players)
 
@@ -146,9 +152,8 @@ def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
         for player, begin, end in players:
             command = player.agent(begin, end)
             log = player.folder / f"agent-{begin:%H%M%S}.log"
-            running.append(
-                (stack.enter_context(processes.child(command, log, player.environment())), command, log)
-            )
+            started = processes.child(command, log, player.environment(), inherit=False)
+            running.append((stack.enter_context(started), command, log))
         for process, command, log in running:
             processes.finish(process, command, log, LONGEST_PHASE_S)
 
@@ -164,8 +169,8 @@ def keep(player: Player, region: str, span: str) -> None:
     Raises:
         ChildError: when the command fails.
     """
-    command = [
-        *(sys.executable, "-m", "image.reaper", "keep", span, "--reason", "results on Monday"),
-        *("--instance-id", player.machine.id, "--region", region),
-    ]
-    processes.run(command, player.folder / "keep.log", player.environment())
+    told = ("keep", span, "--reason", "results on Monday")
+    command = first_boot.people_command(
+        player.root, *told, "--instance-id", player.machine.id, "--region", region
+    )
+    processes.run(command, player.folder / "keep.log", player.environment(), inherit=False)

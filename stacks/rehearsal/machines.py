@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import yaml
 from moto.backends import get_backend
 from rich.table import Table
 
 from stacks import naming
-from stacks.instance_file import PATH as INSTANCE_FILE
 from stacks.rehearsal.clients import Clients
 
 ENDED = frozenset({"terminated", "shutting-down"})
@@ -99,15 +97,12 @@ def date_back(clients: Clients, instance_id: str, launched_at: datetime) -> None
     backend.get_instance(instance_id).launch_time = launched_at.replace(tzinfo=None)  # moto keeps naive UTC
 
 
-def instance_file(clients: Clients, launch_template_id: str) -> str:
-    """The text of ``/etc/gpu-fleet/instance.toml`` as a launch template's user data writes it."""
+def user_data(clients: Clients, launch_template_id: str) -> str:
+    """What cloud-init reads on an instance of a launch template's newest version."""
     found = clients("ec2").describe_launch_template_versions(
         LaunchTemplateId=launch_template_id, Versions=["$Latest"]
     )
-    data = found["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"]
-    content = yaml.safe_load(base64.b64decode(data))
-    (text,) = [file["content"] for file in content["write_files"] if file["path"] == INSTANCE_FILE]
-    return str(text)
+    return base64.b64decode(found["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"]).decode()
 
 
 def table(machines: Iterable[Machine]) -> Table:

@@ -1,8 +1,9 @@
 """Fourth act: machines that are busy, idle, silent, kept and just started; the sweep dry, then for real.
 
-Every heartbeat comes from a real agent process that watches a real process; only its clock runs fast. The
-mark is set by the sweep as a person would call it; the end comes from the very archive that the stack uploads
-as its function, in an interpreter that holds nothing else of this project.
+Every heartbeat comes from an agent that the stack's own user data and payload brought to a folder, and that
+watches a real process; only its clock runs fast. The mark is set by the sweep as a person would call it; the
+end comes from the very archive that the stack uploads as its function, in an interpreter that holds nothing
+else of this project.
 """
 
 import time
@@ -85,9 +86,9 @@ def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehears
     started = time.perf_counter()
     function = sweeps.unpacked(rehearsed, folder / "function")
     templates = rehearsed.outputs["launch_template_ids"]
-    instance_files = {pool: machines.instance_file(clients, template) for pool, template in templates.items()}
+    user_data = {pool: machines.user_data(clients, template) for pool, template in templates.items()}
     before = machines.launched(clients, settings.name)
-    with cast(clients, before, instance_files, folder) as players:
+    with cast(clients, before, user_data, folder) as players:
         moments = timeline(settings.pools[0].idle, datetime.now(UTC))
         reports, touched = _through_the_hours(clients, settings.name, players, moments, function)
     gone = machines.running(before) - machines.running(machines.launched(clients, settings.name))

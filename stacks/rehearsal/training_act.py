@@ -14,16 +14,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from stacks.rehearsal import processes
+from stacks.rehearsal import first_boot, processes
+from stacks.rehearsal.cast import services
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.metadata import MetadataService, metadata_service
-from stacks.rehearsal.program import ROOT
 
 if TYPE_CHECKING:
     from subprocess import Popen
 
-CONFIG = ROOT / "training" / "examples" / "digits.toml"
+LIB = "opt/gpu-fleet/lib"
+CONFIG = f"{LIB}/training/examples/digits.toml"
 PROCESSES = 2
 # Of the epochs: the notice comes when half of the work is done.
 NOTICE_AFTER = 0.5
@@ -65,14 +66,14 @@ class Stage:
         label: what it is called on the screen.
         folder: its run directory.
         uri: where it saves.
-        instance_file: the stack's word to the machine.
+        root: what the instance's first boot made of a folder.
         metadata: the machine's metadata service.
     """
 
     label: str
     folder: Path
     uri: str
-    instance_file: Path
+    root: Path
     metadata: MetadataService
 
 
@@ -80,13 +81,13 @@ class TrainingError(RehearsalError):
     """The trainer did something else than the act is about."""
 
 
-def play(console: Console, clients: Clients, instance_file: Path, folder: Path) -> Trained:
+def play(console: Console, clients: Clients, user_data: str, folder: Path) -> Trained:
     """Train straight, then again with a spot notice half-way, then go on from the bucket elsewhere.
 
     Args:
         console: where it shows.
         clients: of the stack's region in moto.
-        instance_file: ``instance.toml`` as the stack's own user data holds it; names the bucket.
+        user_data: of the pool's instances; brings the trainer's sources and names the bucket.
         folder: for data, run directories and logs.
 
     Raises:
@@ -94,19 +95,22 @@ def play(console: Console, clients: Clients, instance_file: Path, folder: Path) 
         TrainingError: when a run ends otherwise than it should.
     """
     started = time.perf_counter()
-    bucket_uri = tomllib.loads(instance_file.read_text())["checkpoint_uri"]
-    data = folder / "digits"
-    command = [sys.executable, "-m", "training", "prepare", "digits", str(data)]
-    processes.run(command, folder / "prepare.log")
+    folder.mkdir(parents=True)
+    data, root = folder / "digits", folder / "root"
     with _progress(console) as bars, metadata_service() as quiet, metadata_service() as noticed:
+        quiet.give_role("trainer")
+        noticed.give_role("trainer")
+        first_boot.boot(user_data, root, services(quiet), folder / "boot.log")
+        bucket_uri = tomllib.loads((root / "etc/gpu-fleet/instance.toml").read_text())["checkpoint_uri"]
+        command = [sys.executable, "-m", "training", "prepare", "digits", str(data)]
+        own = _environment(root, quiet, folder)
+        processes.run(command, folder / "prepare.log", own, inherit=False, cwd=folder)
         stage = partial(_run, bars, data)
-        straight = stage(
-            Stage("undisturbed", folder / "straight", f"{bucket_uri}/straight", instance_file, quiet)
-        )
+        straight = stage(Stage("undisturbed", folder / "straight", f"{bucket_uri}/straight", root, quiet))
         broken_uri = f"{bucket_uri}/interrupted"
-        first = Stage("spot notice", folder / "first", broken_uri, instance_file, noticed)
+        first = Stage("spot notice", folder / "first", broken_uri, root, noticed)
         stopped = stage(first, on_epoch=_notice_at_half(noticed))
-        resumed = stage(Stage("other machine", folder / "second", broken_uri, instance_file, quiet))
+        resumed = stage(Stage("other machine", folder / "second", broken_uri, root, quiet))
     _check(straight, stopped, resumed)
     return Trained(
         metric_name=resumed["metric_name"],
@@ -144,17 +148,11 @@ def _run(
     bars: Progress, data: Path, stage: Stage, on_epoch: Callable[[float, float], None] | None = None
 ) -> dict[str, Any]:
     """Run one stage to its end with a bar; gives its result."""
-    epochs = float(tomllib.loads(CONFIG.read_text())["run"]["epochs"])
+    epochs = float(tomllib.loads((stage.root / CONFIG).read_text())["run"]["epochs"])
     bar = bars.add_task(stage.label, total=epochs, said="starts")
     command, log = _command(data, stage), stage.folder.with_suffix(".log")
-    environment = {
-        "GPU_FLEET_INSTANCE_FILE": str(stage.instance_file),
-        "GPU_FLEET_RUN_DIR": str(stage.folder / "run"),
-        "AWS_EC2_METADATA_SERVICE_ENDPOINT": stage.metadata.endpoint,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    with processes.child(command, log, environment) as process:
+    own = _environment(stage.root, stage.metadata, stage.folder)
+    with processes.child(command, log, own, inherit=False, cwd=data.parent) as process:
         for epoch, said in _watched(process, stage.folder / "metrics.jsonl"):
             bars.update(bar, completed=epoch, said=said)
             if on_epoch is not None:
@@ -166,6 +164,17 @@ def _run(
     return result
 
 
+def _environment(root: Path, metadata: MetadataService, folder: Path) -> dict[str, str]:
+    """Sources of the payload, packages of this environment: an instance fetches 3 GB of them."""
+    return {
+        **first_boot.own_environment(root, services(metadata)),
+        "GPU_FLEET_RUN_DIR": str(folder / "run"),
+        "HOME": str(root),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(root / LIB),
+    }
+
+
 def _command(data: Path, stage: Stage) -> list[str]:
     overrides = {
         "data.path": data,
@@ -175,7 +184,15 @@ def _command(data: Path, stage: Stage) -> list[str]:
         "metrics.progress": "false",
     }
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    start = [*torchrun, "--nproc-per-node", str(PROCESSES), "-m", "training", "train", str(CONFIG)]
+    start = [
+        *torchrun,
+        "--nproc-per-node",
+        str(PROCESSES),
+        "-m",
+        "training",
+        "train",
+        str(stage.root / CONFIG),
+    ]
     return start + [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
 
 

@@ -137,9 +137,9 @@ def test_a_machine_that_is_dated_back_says_so(local):
     assert machines.pictures(clients, "local")[machine.id]["LaunchTime"] == NOW
 
 
-def test_the_instance_file_is_what_the_launch_template_holds(local):
+def test_the_user_data_is_what_the_launch_template_holds(local):
     clients = Clients("us-east-1", ClientPool())
 
-    text = machines.instance_file(clients, local.outputs["launch_template_ids"]["spot"])
+    text = machines.user_data(clients, local.outputs["launch_template_ids"]["spot"])
 
     assert 'pool = "spot"' in text
