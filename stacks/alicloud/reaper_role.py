@@ -95,7 +95,8 @@ def _denials(stack: Stack) -> Sequence[policies.Statement]:
     """What stays forbidden even if another policy is ever attached to the role."""
     unmanaged = {"StringNotEquals": {f"acs:ResourceTag/{MANAGED}": ["true"]}}
     foreign = {"StringNotEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
-    protected = {"StringEquals": {f"acs:ResourceTag/{PROTECTED}": ["true"]}}
+    # any value at all protects, as the sweep itself reads the tag
+    protected = {"StringLike": {f"acs:ResourceTag/{PROTECTED}": ["?*"]}}
     return [
         policies.deny(END_ACTIONS, "*", unmanaged),
         policies.deny(END_ACTIONS, "*", foreign),

@@ -353,7 +353,7 @@ def test_the_sweep_is_denied_what_it_must_never_do_whatever_else_is_attached(eve
     conditions = [one["Condition"] for one in denials if ENDS & set(one["Action"])]
     assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:managed": ["true"]}} in conditions
     assert {"StringNotEquals": {"acs:ResourceTag/gpu-fleet:stack": ["test"]}} in conditions
-    assert {"StringEquals": {"acs:ResourceTag/gpu-fleet:protected": ["true"]}} in conditions
+    assert {"StringLike": {"acs:ResourceTag/gpu-fleet:protected": ["?*"]}} in conditions
 
 
 def test_the_sweep_removes_leftovers_only_where_it_is_told_to():
