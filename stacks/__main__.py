@@ -12,7 +12,7 @@ from stacks.pulumi_command import outputs, preview, up
 
 main = click.Group(
     "stacks",
-    help="Check stack files, and hand sound ones to the Pulumi CLI.",
+    help="Check stack files, and hand them to the Pulumi CLI.",
     commands=[check, cost, preflight, preview, up, outputs],
 )
 

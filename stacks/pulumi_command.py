@@ -88,7 +88,7 @@ def pulumi(command: str, name: str, arguments: Sequence[str] = (), *, policy: bo
         StacksError: the stack file or an argument is wrong, or the CLI or the pack's environment is missing.
     """
     refuse(arguments)
-    stack_files.settings_of(name)
+    stack_files.alone_of(name)
     executable = cli()
     if policy and not POLICY_PYTHON.exists():
         raise StacksError(f"{POLICY_PYTHON} {POLICY_ADVICE}")

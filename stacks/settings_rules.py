@@ -14,7 +14,7 @@ from ipaddress import IPv4Network
 from itertools import pairwise
 from zoneinfo import available_timezones
 
-from stacks import alicloud_rules, image_rules, naming, pool_rules, price_rules, regions
+from stacks import alicloud_rules, image_rules, naming, neighbours, pool_rules, price_rules, regions
 from stacks.catalog import Cloud
 from stacks.draft import NotParsedError, problems_of
 from stacks.errors import Problem
@@ -284,5 +284,6 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_access, _each_network_once, _key_rotation, _scratch),
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
     *(_currency, _rising_thresholds, _freeze, _time_zone, _each_pool_once),
+    neighbours.one_group_each,
 )
 POOL_RULES = (_own_group, _length_of_role)

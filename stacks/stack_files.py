@@ -1,13 +1,15 @@
 """The stack files beside this module: which there are, and what they say."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from stacks import namespaces, settings_reader, yaml_text
-from stacks.errors import StacksError
+from stacks import namespaces, neighbours, settings_reader, yaml_text
+from stacks.errors import SettingsError, StacksError
 from stacks.settings import Stack
 
 FOLDER = Path(__file__).parent
@@ -66,3 +68,25 @@ def settings_of(name: str) -> Stack:
         StacksError: naming everything that is wrong with its file.
     """
     return settings_reader.from_config(name, config_of(path_of(name)))
+
+
+def alone_of(name: str) -> Stack:
+    """A stack's settings, checked against the stack files beside it too.
+
+    Files that are wrong themselves are left to their own check.
+
+    Raises:
+        StacksError: as ``settings_of``, or naming the stack that would share a physical name.
+    """
+    stack = settings_of(name)
+    if problems := tuple(neighbours.clashes(stack, _readable(name))):
+        raise SettingsError(name, problems)
+    return stack
+
+
+def _readable(name: str) -> Iterator[Stack]:
+    """The stacks of every other file that is in order."""
+    for other in names():
+        if other != name:
+            with suppress(StacksError):
+                yield settings_of(other)

@@ -26,10 +26,27 @@ def account(stack: Stack, aws: Aws) -> Finding:
 
 
 def owned(stack: Stack, aws: Aws) -> Iterator[Finding]:
-    """Image, key and budget."""
+    """The stack's name, image, key and budget."""
+    yield guarded("name", partial(_name, stack, aws))
     yield guarded("image", partial(_image, stack, aws))
     yield guarded("key", partial(_key, stack, aws))
     yield guarded("budget", partial(_budget, stack, aws))
+
+
+def _name(stack: Stack, aws: Aws) -> Finding:
+    """Whether a stack of this name is in another region of the account.
+
+    Buckets, budget, dashboard and scaling role are named by the stack alone, and known in every region.
+    """
+    bucket = naming.prefixed(stack.name, "records", stack.account_id)
+    # a HEAD has no body, so its error is the status alone: API HeadBucket, "404 Not Found"
+    asked = partial(aws.ask, "s3", "head_bucket", Bucket=bucket, ExpectedBucketOwner=stack.account_id)
+    found = usable.unless_missing(asked, "HeadBucket: 404")
+    region = found.get("BucketRegion", stack.region)
+    if region == stack.region:
+        return Finding("name", Verdict.FINE, f"no stack {stack.name!r} in another region")
+    says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
+    return Finding("name", Verdict.PROBLEM, says, "name this stack otherwise")
 
 
 def _image(stack: Stack, aws: Aws) -> Finding:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+import pulumi
 from rich.console import Console
 
 from stacks import stack_files
@@ -56,7 +57,8 @@ def main(name: str, folder: Path) -> None:
             contextlib.closing(ClientPool()) as pool,
         ):
             rehearse(console, Clients(settings.region, pool), settings, folder)
-    except StacksError as error:
+    except (StacksError, pulumi.RunError) as error:
+        # RunError: the program's own refusal, say of a worst month over the budget
         console.print(f"[red]error:[/red] {error}", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.console.cli import main
-from stacks import pulumi_command
+from stacks import pulumi_command, stack_files
 from stacks.errors import StacksError
 from stacks.pulumi_command import REFUSED, ROOT, refuse
+from tests.stacks.alicloud_examples import stack as alicloud_stack
+from tests.stacks.examples import stack, stack_file
 
 
 class Shell:
@@ -50,11 +52,78 @@ def shell(tmp_path, monkeypatch) -> Shell:
     return Shell(tmp_path)
 
 
-def test_check_says_that_a_stack_is_sound_and_what_it_holds(shell):
+def test_check_says_what_a_stack_holds_and_what_its_budget_leaves(shell):
     done = shell.run("check", "aws-dev")
 
     assert done.exit_code == 0
-    assert "aws-dev: sound; aws us-east-1, pools dev (up to 3 g5.xlarge)" in done.output
+    assert "aws-dev: OK; aws us-east-1, pools dev (up to 3 g5.xlarge)" in done.output
+    assert "spot (up to 2 g5.xlarge, g6.xlarge or g4dn.xlarge)" in done.output
+    assert "at worst 3,900.20 USD a month, 1,099.80 USD under the budget" in done.output
+
+
+def test_check_counts_what_every_group_of_a_pool_allows(shell):
+    done = shell.run("check", "aws-prod")
+
+    assert "train (up to 4 p4d.24xlarge: 2 in each of us-east-1a, us-east-1b)" in done.output
+
+
+def test_check_names_unknown_assumed_and_foreign_prices(shell, monkeypatch):
+    monkeypatch.setattr(
+        stack_files,
+        "alone_of",
+        lambda name: alicloud_stack(
+            name,
+            region="cn-hangzhou",
+            network={"cidr": "10.0.0.0/16", "zones": ["cn-hangzhou-b"]},
+            budget={
+                "monthly": 40000,
+                "currency": "CNY",
+                "recipients": ["a@b.org"],
+                "assume": {"disk": "1.5"},
+            },
+        ),
+    )
+
+    done = shell.run("check", "mine")
+
+    assert done.exit_code == 0
+    assert "warning: without these, whose prices are in no public list: nat_gateway" in done.output
+    assert "warning: prices that the stack assumes, in CNY: disk 1.5" in done.output
+    assert "warning: prices of cn-shenzhen stand in for those of cn-hangzhou: ecs.gn7i-c8g1.2x" in done.output
+    assert "at worst at least " in done.output
+
+
+OVER_BUDGET = {"monthly": 100, "recipients": ["a@b.org"]}
+
+
+@pytest.mark.parametrize("command", ["check", "rehearse"])
+def test_over_its_budget_a_stack_is_refused_with_the_worst_month_and_the_way_out(
+    command, shell, tmp_path, monkeypatch
+):
+    content = stack_file(budget=OVER_BUDGET)
+    text = yaml.safe_dump({"config": {f"gpu-fleet:{key}": value for key, value in content.items()}})
+    (tmp_path / "Pulumi.dear.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+
+    done = shell.run(command, "dear", *(["--folder", str(tmp_path)] if command == "rehearse" else []))
+
+    assert done.exit_code == 1
+    output = " ".join(done.output.split())
+    assert "error: stack 'dear': budget.monthly = 100.00 USD: the worst case of a month is 1,604.06" in output
+    assert "raise budget.monthly, lower a pool's size.max, or say budget.allow_overcommit: true" in output
+    assert "OK" not in output
+    assert "Traceback" not in output
+
+
+def test_overcommit_that_is_allowed_is_said(shell, monkeypatch):
+    budget = OVER_BUDGET | {"allow_overcommit": True}
+    monkeypatch.setattr(stack_files, "alone_of", lambda name: stack(name, budget=budget))
+
+    done = shell.run("check", "mine")
+
+    assert done.exit_code == 0
+    assert "USD over the budget" in done.output
+    assert "budget.allow_overcommit is true: the worst month may pass the budget" in done.output
 
 
 def test_a_wrong_name_is_answered_with_the_names_there_are(shell):

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -365,8 +366,37 @@ def crossguard(monkeypatch) -> SimpleNamespace:
         made=made,
     )
     monkeypatch.setitem(sys.modules, "pulumi_policy", sdk)
+    monkeypatch.delitem(sys.modules, "stacks.policy.pack", raising=False)
     monkeypatch.setitem(sys.modules, "pulumi_policy.proxy", SimpleNamespace(UnknownValueError=NotYetError))
     return sdk
+
+
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stacks.policy", *arguments],
+        cwd=PACK.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_pack_explains_itself_without_its_sdk(flag):
+    done = started(flag)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gpu-fleet preview STACK" in done.stdout
+    assert all(f"  {rule.name}: " in done.stdout for rule in RULES)
+
+
+def test_the_pack_started_by_hand_says_who_starts_it():
+    done = started()
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: pulumi_policy is not installed here: the Pulumi CLI starts this pack; see --help\n"
+    )
 
 
 def test_the_pack_offers_every_rule_at_the_level_of_the_stack(crossguard, monkeypatch):

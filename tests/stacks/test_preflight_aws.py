@@ -75,6 +75,7 @@ def account(**changes: Any) -> Account:
         "ec2:GetSpotPlacementScores": {"SpotPlacementScores": [{"Region": "us-east-1", "Score": 9}]},
         "ec2:DescribeCapacityReservations": {"CapacityReservations": [RESERVATION]},
         "ec2:DescribeImages": {"Images": [IMAGE]},
+        "s3:HeadBucket": Refusal("404", "Not Found"),
         "kms:DescribeKey": Refusal("NotFoundException", "alias is not found"),
         "budgets:DescribeBudgets": {"Budgets": []},
         "lambda:GetAccountSettings": functions(unreserved=1000),
@@ -102,6 +103,7 @@ def test_where_there_is_room_every_answer_is_fine():
         "VPCs",
         "functions at once",
         "types of dev",
+        "name",
         "image",
         "key",
         "budget",
@@ -368,6 +370,27 @@ def test_a_key_that_opens_nothing_is_a_problem_with_its_remedy(state, remedy):
     assert told.remedy.startswith(f"{remedy} --region us-east-1 --key-id k-1")
 
 
+def test_a_stack_of_the_same_name_in_another_region_is_a_problem():
+    told = look(stack(), account(s3_HeadBucket={"BucketRegion": "eu-west-1"}))["name"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says.startswith(
+        "a stack 'test' is in eu-west-1: gpu-fleet-test-records-123456789012 is there"
+    )
+
+
+def test_the_stack_itself_does_not_stand_in_its_own_way():
+    told = look(stack(), account(s3_HeadBucket={"BucketRegion": "us-east-1"}))["name"]
+
+    assert told.verdict is Verdict.FINE
+
+
+def test_a_name_that_may_not_be_looked_up_is_not_taken_for_free():
+    told = look(stack(), account(s3_HeadBucket=Refusal("403", "Forbidden")))["name"]
+
+    assert told.verdict is Verdict.UNCHECKED
+
+
 def test_a_budget_that_may_not_be_seen_names_the_permission_that_people_know():
     told = look(stack(), account(budgets_DescribeBudgets=Refusal()))["budget"]
 
@@ -450,6 +473,6 @@ def look_at(settings: Stack) -> dict[str, Finding]:
     session = boto3.session.Session(region_name=settings.region)
     clients = {
         service: session.client(service, config=aws_calls.LIMITS)
-        for service in ("sts", "ec2", "service-quotas", "ssm", "kms", "budgets")
+        for service in ("sts", "ec2", "service-quotas", "ssm", "kms", "budgets", "s3")
     }
     return {finding.subject: finding for finding in aws.look(settings, clients.__getitem__)}

@@ -1,0 +1,55 @@
+"""Whether two stacks of one account would share a physical name. Pure.
+
+A name is ``gpu-fleet-<stack>-<pool>...``, so stack ``aws`` with pool ``dev-dev`` and stack ``aws-dev`` with
+pool ``dev`` have groups, alarms and rules of the same names. Names of what is deployed stay as they are; such
+a pair is refused instead. What a whole stack has once (buckets, budget, dashboard, the scaling role) is named
+by the stack alone, so only a stack of the very same name in another region could share it: ``preflight``
+looks for that.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from stacks import naming
+from stacks.errors import Problem
+from stacks.settings import Grouping, Pool, Stack
+
+
+def group_labels(stack: Stack, pool: Pool) -> tuple[str, ...]:
+    """What tells the pool's scaling groups apart in the stack: its name, with the zone where each has one."""
+    if pool.grouping is Grouping.SINGLE:
+        return (pool.name,)
+    return tuple(f"{pool.name}-{zone}" for zone in stack.zones_of(pool))
+
+
+def one_group_each(stack: Stack) -> Iterator[Problem]:
+    """A rule: no two pools of a stack have a group of the same name."""
+    labels = Counter(label for pool in stack.pools for label in set(group_labels(stack, pool)))
+    names = {pool.name for pool in stack.pools}
+    for label, count in labels.items():
+        if count > 1 and label in names:
+            allowed = "is also the name of another pool's group in a zone; choose another name"
+            yield Problem("pools", label, allowed)
+
+
+def clashes(stack: Stack, others: Iterable[Stack]) -> Iterator[Problem]:
+    """A problem for each pool whose group has the name of one in another stack of the account and region.
+
+    Args:
+        stack: the stack that is checked.
+        others: the stacks beside it, of any account.
+    """
+    own = {naming.prefixed(stack.name, label): pool.name for pool, label in _groups(stack)}
+    for other in others:
+        place = (other.cloud, other.account_id, other.region)
+        if other.name == stack.name or place != (stack.cloud, stack.account_id, stack.region):
+            continue
+        for pool, label in _groups(other):
+            name = naming.prefixed(other.name, label)
+            if name in own:
+                theirs = f"pool {pool.name!r} of stack {other.name!r} would be named {name} as well"
+                yield Problem("pools", own[name], f"{theirs}; rename the one that is not deployed yet")
+
+
+def _groups(stack: Stack) -> Iterator[tuple[Pool, str]]:
+    return ((pool, label) for pool in stack.pools for label in group_labels(stack, pool))

@@ -1,0 +1,215 @@
+"""Two stacks of one account never share a physical name: it is another one, or the pair is refused."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacks import naming, stack_files
+from stacks.aws.stack import build
+from stacks.errors import SettingsError
+from stacks.neighbours import clashes, group_labels, one_group_each
+from stacks.rehearsal import program
+from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.settings import Grouping, Stack
+from tests.stacks import alicloud_examples, examples
+from tests.stacks.alicloud_programs import register as register_alicloud
+from tests.stacks.conftest import AnyType
+
+# Inputs that fix what a resource is called; everything else gets a random ending from Pulumi, or an id.
+NAMES = {
+    "name",
+    "bucket",
+    "dashboardName",
+    "customSuffix",
+    "functionName",
+    "triggerName",
+    "projectName",
+    "scalingGroupName",
+    "scalingRuleName",
+    "launchTemplateName",
+    "alarmContactGroupName",
+    "aliasName",
+    "accessGroupName",
+}
+STACK, SINGLE, SPREAD = "stackname", "singlepool", "spreadpool"
+POOLS = {"name": SINGLE, "purpose": "serving"}, {"name": SPREAD, "groups": "per_zone", "purpose": "serving"}
+
+
+def aws_stack() -> Stack:
+    return examples.stack(STACK, pools=[examples.pool(**one) for one in POOLS], storage={"home": True})
+
+
+def alicloud_stack() -> Stack:
+    pools = [alicloud_examples.pool(**one) for one in POOLS]
+    return alicloud_examples.stack(STACK, pools=pools)
+
+
+@pytest.fixture(scope="module", params=["aws", "alicloud"])
+def registered(request) -> tuple[Stack, Rehearsed]:
+    """A stack with a pool in one group and a pool in one group for each zone, and what it registers."""
+    if request.param == "alicloud":
+        return (settings := alicloud_stack()), register_alicloud(settings)
+    settings = aws_stack()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(program, "CREATORS", AnyType())
+        return settings, run_program(STACK, program=lambda: build(settings), config={})
+
+
+def fixed_names(found: Rehearsed) -> set[tuple[str, str]]:
+    """Type and name of everything whose name is fixed."""
+    return {
+        (one.type, value)
+        for one in found.resources
+        for key, value in one.inputs.items()
+        if key in NAMES and isinstance(value, str) and STACK in value
+    }
+
+
+def templates(settings: Stack, found: Rehearsed) -> dict[str, set[str]]:
+    """Type -> names, with the stack and a pool's group left open."""
+    labels = [label for pool in settings.pools for label in group_labels(settings, pool)]
+    made = defaultdict(set)
+    for kind, name in fixed_names(found):
+        for label in sorted(labels, key=len, reverse=True):
+            name = name.replace(label, "{label}")  # noqa: PLW2901 - the same name, further open
+        made[kind].add(name.replace(STACK, "{stack}"))
+    return made
+
+
+def test_the_labels_are_those_of_the_registered_groups(registered):
+    settings, found = registered
+    wanted = {
+        naming.prefixed(STACK, label) for pool in settings.pools for label in group_labels(settings, pool)
+    }
+
+    groups = {
+        one.inputs.get("name") or one.inputs.get("scalingGroupName")
+        for kind in ("aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:ScalingGroup")
+        for one in found.of_type(kind)
+    }
+    alarms = {name for kind, name in fixed_names(found) if kind.endswith("Alarm")}
+
+    # on AWS a group's own name gets a random ending
+    assert groups <= {*wanted, None}
+    assert all(any(name.startswith(f"{label}-") for name in alarms) for label in wanted)
+
+
+WORDS = st.sampled_from(["aws", "dev", "us", "east", "one", "cpu", "high", "home", "reaper"])
+PARTS = st.lists(WORDS, min_size=2, max_size=6).map(lambda words: ["gpu", *words])
+
+
+@st.composite
+def pairs_of(draw: st.DrawFn, like: Stack) -> tuple[Stack, Stack]:
+    """Two stacks with a pool each; often the same words, cut into stack and pool at different places."""
+    words = draw(PARTS)
+    first, second = (draw(st.integers(1, len(words) - 1)) for _ in "12")
+    others = words if draw(st.booleans()) else draw(PARTS)
+    cut = min(second, len(others) - 1)
+    return made_of(draw, like, words, first), made_of(draw, like, others, cut)
+
+
+def made_of(draw: st.DrawFn, like: Stack, words: list[str], cut: int) -> Stack:
+    groups = draw(st.sampled_from(Grouping))
+    pool = replace(like.pools[0], name="-".join(words[cut:]), groups=groups)
+    return replace(like, name="-".join(words[:cut]), pools=(pool,))
+
+
+@st.composite
+def stacks_of(draw: st.DrawFn, like: Stack) -> Stack:
+    """A stack with two pools, of which one is often named like a group of the other."""
+    name, zone = "-".join(draw(PARTS)), draw(st.sampled_from(like.network.zones))
+    names = (name, draw(st.sampled_from([f"{name}-{zone}", f"{name}-cpu-high"])))
+    groups = st.sampled_from(Grouping)
+    pools = (replace(like.pools[0], name=one, groups=draw(groups)) for one in names)
+    return replace(like, pools=tuple(pools))
+
+
+def names_of(stack: Stack, made: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
+    for kind, patterns in made.items():
+        for pattern in patterns:
+            labels = [label for pool in stack.pools for label in group_labels(stack, pool)]
+            for label in labels if "{label}" in pattern else [""]:
+                yield kind, pattern.format(stack=stack.name, label=label)
+
+
+@given(st.data())
+def test_two_stacks_that_are_accepted_share_no_physical_name(registered, data):
+    settings, found = registered
+    made = templates(settings, found)
+    left, right = data.draw(pairs_of(settings))
+    refused = left.name == right.name or list(clashes(left, [right]))
+
+    assert refused or not set(names_of(left, made)) & set(names_of(right, made))
+
+
+@given(st.data())
+def test_two_pools_that_are_accepted_share_no_physical_name(registered, data):
+    settings, found = registered
+    made = templates(settings, found)
+    stack = data.draw(stacks_of(settings))
+
+    for pool in stack.pools:
+        alone = replace(stack, pools=(pool,))
+        others = replace(stack, pools=tuple(other for other in stack.pools if other != pool))
+        of_pools = {kind: {one for one in patterns if "{label}" in one} for kind, patterns in made.items()}
+        shared = set(names_of(alone, of_pools)) & set(names_of(others, of_pools))
+        assert not shared or list(one_group_each(stack))
+
+
+AWS = examples.stack("aws", pools=[examples.pool(name="dev-dev")])
+AWS_DEV = examples.stack("aws-dev", pools=[examples.pool(name="dev")])
+
+
+def test_the_stacks_of_the_issue_are_refused():
+    (problem,) = clashes(AWS, [AWS_DEV])
+
+    assert str(problem) == (
+        "pools = 'dev-dev': pool 'dev' of stack 'aws-dev' would be named gpu-fleet-aws-dev-dev as well; "
+        "rename the one that is not deployed yet"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(AWS_DEV, account_id="210987654321"),
+        replace(AWS_DEV, region="eu-west-1"),
+        replace(AWS_DEV, pools=(replace(AWS_DEV.pools[0], name="train"),)),
+        AWS,
+    ],
+    ids=["another account", "another region", "another pool", "itself"],
+)
+def test_a_neighbour_that_shares_nothing_is_left_alone(other):
+    assert list(clashes(AWS, [other])) == []
+
+
+def test_a_pool_named_like_another_pools_group_in_a_zone_is_refused():
+    spread = examples.pool(name="dev", groups="per_zone")
+    single = examples.pool(name="dev-us-east-1a")
+
+    with pytest.raises(
+        SettingsError, match="pools = 'dev-us-east-1a': is also the name of another pool's group"
+    ):
+        examples.stack(pools=[spread, single])
+
+
+def test_the_files_beside_a_stack_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    for name, pool in (("aws", "dev-dev"), ("aws-dev", "dev")):
+        content = examples.stack_file(pools=[examples.pool(name=pool)])
+        text = yaml.safe_dump({"config": {f"gpu-fleet:{key}": value for key, value in content.items()}})
+        (tmp_path / f"Pulumi.{name}.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "Pulumi.broken.yaml").write_text("config: [", encoding="utf-8")
+
+    with pytest.raises(SettingsError, match="pool 'dev-dev' of stack 'aws' would be named"):
+        stack_files.alone_of("aws-dev")
+
+
+@pytest.mark.parametrize("name", stack_files.names())
+def test_no_shipped_stack_shares_a_name_with_another(name):
+    assert stack_files.alone_of(name).name == name
