@@ -73,6 +73,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "accept": Row("stacks.acceptance.command:accept", "Prove a stack in a real account, cost capped."),
         "outputs": Row("stacks.pulumi_command:outputs", "Print what a deployed stack exports."),
         "up": Row("stacks.pulumi_command:up", "Create or update the stack."),
+        "destroy": Row("stacks.teardown.command:destroy", "Drain and delete a stack; keep its data."),
         "sweep": Row("image.reaper.sweep.command:sweep", "Run the idle sweep by hand; dry by default."),
         "unfreeze": Row("image.reaper.people.unfreeze:unfreeze", "Let frozen pools scale out again."),
         "report": Row("image.reaper.people.report:report", "What a month saved, or a day was worth."),

@@ -23,12 +23,21 @@ from stacks.errors import CannotCheckError
 # Product -> version of its API, and the permission's first half: api.alibabacloud.com, page of each product.
 VERSIONS = {
     "ecs": ("2014-05-26", "ecs"),
+    "ess": ("2022-02-22", "ess"),
     "kms": ("2016-01-20", "kms"),
+    "nas": ("2017-06-26", "nas"),
     "quotas": ("2020-05-10", "quotas"),
     "sts": ("2015-04-01", "sts"),
 }
 # One door for all regions of mainland China; every other product has one in each region.
 CENTRAL = {"quotas": "quotas.aliyuncs.com"}
+# Regions that Auto Scaling serves from one place: www.alibabacloud.com/help/en/auto-scaling, "Endpoints".
+ESS_CENTRAL = frozenset(
+    {
+        *("cn-beijing", "cn-hangzhou", "cn-nanjing", "cn-qingdao", "cn-shanghai", "cn-shenzhen", "cn-wuhan"),
+        *("ap-southeast-1", "cn-hongkong", "us-east-1", "us-west-1"),
+    }
+)
 # www.alibabacloud.com/help/en/ram, "Common errors": each product spells it in its own way.
 DENIALS = ("Forbidden.RAM", "NoPermission", "NotAuthorized", "AccessDenied", "Forbidden.Unauthorized")
 KEY_ID, KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
@@ -61,7 +70,7 @@ class Alicloud:
             CannotCheckError: it was denied, refused or not answered, or nobody is logged in.
         """
         version, permission = VERSIONS[product]
-        host = self._endpoint or CENTRAL.get(product, f"{product}.{self._region}.aliyuncs.com")
+        host = self._endpoint or host_of(product, self._region)
         request = CommonRequest(domain=host, version=version, action_name=action)
         request.set_method("POST")
         request.set_protocol_type("https" if self._endpoint is None else "http")
@@ -91,6 +100,13 @@ class Alicloud:
             connect_timeout=CONNECT_TIMEOUT_S,
             timeout=READ_TIMEOUT_S,
         )
+
+
+def host_of(product: str, region: str) -> str:
+    """Where a product answers for a region. Pure."""
+    if product == "ess" and region in ESS_CENTRAL:
+        return "ess.aliyuncs.com"
+    return CENTRAL.get(product, f"{product}.{region}.aliyuncs.com")
 
 
 def listed(answer: dict[str, Any], *keys: str) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Nothing that an Alibaba Cloud stack declares ends a healthy on-demand machine; only the sweep does."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.stacks import alicloud_programs as programs
@@ -134,3 +136,20 @@ def test_every_group_waits_for_a_checkpoint_before_a_machine_goes(found):
         assert (hook["lifecycleTransition"], hook["defaultResult"]) == ("SCALE_IN", "CONTINUE")
         assert hook["heartbeatTimeout"] == 900
         assert hook["name"] == "gpu-fleet-drain"
+
+
+def test_only_a_persons_destroy_shrinks_groups_and_ends_instances_beside_the_sweep():
+    """The stated exception (stacks/README.md): no other module makes one of these calls.
+
+    Left out are the rehearsal, which reaches moto alone, and an acceptance run, whose stack is its own.
+    """
+    acts = ("DeleteInstances", "ModifyScalingGroup", "SetInstancesProtection", "ScheduleKeyDeletion")
+    folder = Path(__file__).parents[2] / "stacks"
+    found = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if not {"rehearsal", "acceptance"} & set(path.parts)
+        and any(f'"{act}"' in path.read_text() for act in acts)
+    }
+
+    assert found == {"teardown/alicloud.py"}

@@ -1,0 +1,240 @@
+"""Taking a stack down on AWS: what it holds, and the few calls that change something."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from stacks.calls.aws import Aws, Clients, clients_in
+from stacks.errors import CannotCheckError
+from stacks.settings import Stack
+from stacks.teardown import state
+from stacks.teardown.errors import TeardownError
+from stacks.teardown.holdings import (
+    TAG_MANAGED,
+    TAG_POOL,
+    TAG_STACK,
+    Holdings,
+    Instance,
+    Note,
+    Remnant,
+    Store,
+    gib,
+    hold_of,
+)
+from stacks.teardown.state import Resource
+
+# All but `terminated`; one that shuts down still has its volumes.
+THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
+EFS, LUSTRE = "aws:efs/fileSystem:FileSystem", "aws:fsx/lustreFileSystem:LustreFileSystem"
+# A page of ListObjectVersions holds 1,000; what is beyond is "at least" so much.
+COUNTED_PAGES = 20
+DELETED_AT_ONCE = 1000  # DeleteObjects
+UNPROTECTED_AT_ONCE = 50  # SetInstanceProtection
+NAMED_AT_ONCE = 50  # DescribeAutoScalingGroups
+
+
+def connect(stack: Stack, clients: Clients | None = None) -> "AwsStack":
+    """The stack in its account.
+
+    Args:
+        stack: the settings.
+        clients: service -> boto3 client; by default with the credentials of the environment.
+
+    Raises:
+        TeardownError: the credentials are of another account, or there are none.
+    """
+    aws = Aws(clients or clients_in(stack.region, stack.endpoint_url))
+    try:
+        account = aws.ask("sts", "get_caller_identity")["Account"]
+    except CannotCheckError as error:
+        raise TeardownError(f"AWS cannot be asked what {stack.name} holds: {error}") from error
+    if not stack.emulated and account != stack.account_id:
+        raise TeardownError(
+            f"the credentials are of account {account}, and {stack.name} is in {stack.account_id}; choose"
+            " another AWS_PROFILE"
+        )
+    return AwsStack(stack, aws)
+
+
+class AwsStack:
+    """One stack on AWS; see ``holdings.Cloud``.
+
+    Args:
+        stack: the settings.
+        aws: makes every call.
+    """
+
+    def __init__(self, stack: Stack, aws: Aws) -> None:
+        self._stack, self._aws = stack, aws
+
+    def look(self, resources: Sequence[Resource], now: datetime) -> Holdings:
+        """What the stack holds now. Changes nothing."""
+        instances = self.instances(resources, now)
+        stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
+        own = {one.id for one in instances}
+        return Holdings(
+            instances,
+            tuple(self._store(one) for one in stores),
+            tuple(one for key in state.of(resources, state.KEYS) for one in self._remnants(key.id, own)),
+        )
+
+    def instances(self, resources: Sequence[Resource], now: datetime) -> tuple[Instance, ...]:
+        """Every instance that the stack's groups started, wherever it is now."""
+        members = self._members(state.of(resources, state.GROUPS))
+        filters = [
+            {"Name": f"tag:{TAG_MANAGED}", "Values": ["true"]},
+            {"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]},
+            {"Name": "instance-state-name", "Values": list(THERE)},
+        ]
+        found = self._aws.pages("ec2", "describe_instances", "Reservations", Filters=filters)
+        raw = [one for reservation in found for one in reservation["Instances"]]
+        return tuple(_instance(one, members.get(one["InstanceId"], ""), now) for one in raw)
+
+    def _members(self, groups: Sequence[Resource]) -> dict[str, str]:
+        """Instance id -> its group."""
+        found: dict[str, str] = {}
+        names = [one.id for one in groups]
+        for start in range(0, len(names), NAMED_AT_ONCE):
+            some = names[start : start + NAMED_AT_ONCE]
+            for group in self._groups(some):
+                found |= {one["InstanceId"]: group["AutoScalingGroupName"] for one in group["Instances"]}
+        return found
+
+    def _groups(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        return self._aws.pages(
+            "autoscaling",
+            "describe_auto_scaling_groups",
+            "AutoScalingGroups",
+            AutoScalingGroupNames=list(names),
+        )
+
+    def _store(self, one: Resource) -> Store:
+        kind = state.kind_of(self._stack.name, one)
+        if one.type in state.FILE_SYSTEMS:
+            return Store(kind, one.urn, one.id, self._size(one), empty=False, protected=one.protected)
+        holds, empty = self._versions(one.id)
+        return Store(kind, one.urn, one.id, holds, empty, one.protected)
+
+    def _size(self, one: Resource) -> str:
+        if one.type == EFS:
+            (found,) = self._aws.ask("efs", "describe_file_systems", FileSystemId=one.id)["FileSystems"]
+            return gib(found["SizeInBytes"]["Value"])
+        (found,) = self._aws.ask("fsx", "describe_file_systems", FileSystemIds=[one.id])["FileSystems"]
+        return f"{found['StorageCapacity']:,} GiB large"
+
+    def _versions(self, bucket: str) -> tuple[str, bool]:
+        """What a bucket holds, in words, and whether that is nothing at all."""
+        count, size, more = 0, 0, False
+        for number, page in enumerate(self._version_pages(bucket)):
+            if number == COUNTED_PAGES:
+                more = True
+                break
+            count += len(page.get("Versions", ())) + len(page.get("DeleteMarkers", ()))
+            size += sum(one["Size"] for one in page.get("Versions", ()))
+        words = f"{count:,} versions of objects, {gib(size)}"
+        return (f"at least {words}" if more else words), count == 0
+
+    def _version_pages(self, bucket: str) -> Iterator[dict[str, Any]]:
+        after: dict[str, str] = {}
+        while True:
+            page = self._aws.ask("s3", "list_object_versions", Bucket=bucket, **after)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            after = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page["NextVersionIdMarker"]}
+
+    def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
+        """What is under the key and in no state: nothing of it can be read once the key is gone."""
+        encrypted = [{"Name": "encrypted", "Values": ["true"]}]
+        listed = partial(self._aws.pages, "ec2")
+        mine = {
+            one["SnapshotId"]
+            for one in listed("describe_snapshots", "Snapshots", OwnerIds=["self"], Filters=encrypted)
+            if _is_under(one, key_id)
+        }
+        yield from (Remnant("snapshot", one) for one in sorted(mine))
+        for image in listed("describe_images", "Images", Owners=["self"]):
+            disks = [disk.get("Ebs", {}) for disk in image.get("BlockDeviceMappings", [])]
+            if mine & {disk.get("SnapshotId") for disk in disks}:
+                yield Remnant("image", image["ImageId"])
+        for volume in listed("describe_volumes", "Volumes", Filters=encrypted):
+            holders = {one["InstanceId"] for one in volume.get("Attachments", [])}
+            if _is_under(volume, key_id) and not holders & instances:
+                yield Remnant("volume", volume["VolumeId"])
+        for backup in self._aws.pages("fsx", "describe_backups", "Backups"):
+            if _is_under(backup, key_id):
+                yield Remnant("backup", backup["BackupId"])
+
+    def drain(self, group: Resource) -> None:
+        """Size zero, and no instance protected any more: the group then ends each of them by its hook."""
+        self._unprotect(group.id)
+        self._aws.ask(
+            "autoscaling",
+            "update_auto_scaling_group",
+            AutoScalingGroupName=group.id,
+            MinSize=0,
+            MaxSize=0,
+            DesiredCapacity=0,
+        )
+        self._unprotect(group.id)  # what was launched in between came protected
+
+    def _unprotect(self, group: str) -> None:
+        for found in self._groups([group]):
+            ids = [one["InstanceId"] for one in found["Instances"] if one.get("ProtectedFromScaleIn")]
+            for start in range(0, len(ids), UNPROTECTED_AT_ONCE):
+                self._aws.ask(
+                    "autoscaling",
+                    "set_instance_protection",
+                    AutoScalingGroupName=group,
+                    InstanceIds=ids[start : start + UNPROTECTED_AT_ONCE],
+                    ProtectedFromScaleIn=False,
+                )
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """Terminate stopped instances that no group has."""
+        self._aws.ask("ec2", "terminate_instances", InstanceIds=list(ids))
+
+    def empty(self, bucket: str, note: Note) -> None:
+        """Delete every version of every object in a bucket.
+
+        Raises:
+            TeardownError: S3 kept an object.
+        """
+        removed = 0
+        while True:
+            page = self._aws.ask("s3", "list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
+            found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+            if not found:
+                return
+            objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in found]
+            done = self._aws.ask(
+                "s3", "delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True}
+            )
+            for refused in done.get("Errors", ()):
+                raise TeardownError(f"s3://{bucket}/{refused['Key']} stays: {refused['Message']}")
+            removed += len(objects)
+            note(f"{bucket}: {removed:,} versions deleted")
+
+    def schedule_key_deletion(self, key: Resource, days: int) -> None:
+        """Let the key go after so many days; quiet where it is going already."""
+        found = self._aws.ask("kms", "describe_key", KeyId=key.id)["KeyMetadata"]
+        if found["KeyState"] != "PendingDeletion":
+            self._aws.ask("kms", "schedule_key_deletion", KeyId=key.id, PendingWindowInDays=days)
+
+
+def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> Instance:
+    tags = {tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])}
+    return Instance(
+        id=raw["InstanceId"],
+        type=raw["InstanceType"],
+        state=raw["State"]["Name"],
+        pool=tags.get(TAG_POOL, ""),
+        group=group,
+        hold=hold_of(tags, now),
+    )
+
+
+def _is_under(one: Mapping[str, Any], key_id: str) -> bool:
+    """Whether a key id or ARN is that of the key."""
+    return str(one.get("KmsKeyId", "")).rpartition("/")[2] == key_id

@@ -1,0 +1,98 @@
+"""The Pulumi CLI as a destroy uses it: read the state, delete all but what is excluded."""
+
+import subprocess
+from collections.abc import Collection, Sequence
+
+from stacks import pulumi_command
+from stacks.pulumi_command import ROOT, SHORT, TAKE_A_VALUE
+from stacks.teardown import state
+from stacks.teardown.errors import TeardownError
+from stacks.teardown.state import Resource
+
+# Flags of `pulumi destroy` that decide what is deleted -> what to do instead.
+REFUSED = {
+    "--exclude": "--delete-data says what is deleted",
+    "--exclude-protected": "what is protected is kept anyway",
+    "--exclude-dependents": "--delete-data says what is deleted",
+    "--target": "a stack is destroyed whole; edit its file to remove a pool",
+    "--target-dependents": "a stack is destroyed whole; edit its file to remove a pool",
+    "--ignore-protect": "lift `gpu-fleet:protected` in the stack file",
+    "--remove": "what is kept stays in the stack's state; `pulumi stack rm` once it is empty",
+    "--message": "the command writes it",
+    "--preview-only": "--dry-run of this command shows more",
+    "--run-program": "the state alone says what is deleted",
+}
+LETTERS = {"x": "--exclude", "t": "--target", "m": "--message"}
+
+
+def refuse(arguments: Sequence[str]) -> None:
+    """Refuse flags that would undo what was looked at.
+
+    Raises:
+        StacksError: naming the flag and what to do instead.
+    """
+    pulumi_command.refuse(arguments)
+    for argument in arguments:
+        name = _flag_of(argument)
+        if name in REFUSED:
+            raise TeardownError(f"{argument!r} after --: not allowed, {REFUSED[name]}")
+
+
+def _flag_of(argument: str) -> str:
+    """``--exclude`` of ``--exclude=URN``, ``-x`` and ``-yx``."""
+    if argument.startswith("--") or not argument.startswith("-"):
+        return argument.partition("=")[0]
+    for letter in argument[1:]:
+        if letter in LETTERS:
+            return LETTERS[letter]
+        if letter in SHORT or letter in TAKE_A_VALUE:
+            break
+    return argument
+
+
+class Engine:
+    """One stack in the backend that the operator is logged in to.
+
+    Args:
+        stack: its name.
+        arguments: further flags of ``pulumi destroy``.
+        message: kept by the backend beside each update.
+
+    Raises:
+        StacksError: the CLI is missing.
+    """
+
+    def __init__(self, stack: str, arguments: Sequence[str], message: str) -> None:
+        self._executable = pulumi_command.cli()
+        self._stack, self._arguments, self._message = stack, tuple(arguments), message
+
+    def resources(self) -> tuple[Resource, ...]:
+        """What the state holds.
+
+        Raises:
+            TeardownError: there is no such stack, or nobody is logged in.
+        """
+        asked = [self._executable, "stack", "export", "--stack", self._stack]
+        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TeardownError(f"the state of {self._stack} cannot be read: {done.stderr.strip()}")
+        return state.read(done.stdout)
+
+    def command(self, exclude: Collection[str]) -> list[str]:
+        """``pulumi destroy`` of all but some resources and what those depend on."""
+        excluded = [part for urn in sorted(exclude) for part in ("--exclude", urn)]
+        own = ["--stack", self._stack, "--yes", "--message", self._message]
+        return [self._executable, "destroy", *own, *excluded, *self._arguments]
+
+    def destroy(self, exclude: Collection[str]) -> None:
+        """Delete all but some resources and what those depend on.
+
+        Raises:
+            TeardownError: it failed; the CLI has said why.
+        """
+        done = subprocess.run(self.command(exclude), cwd=ROOT, check=False)
+        if done.returncode:
+            raise TeardownError(
+                f"`pulumi destroy` ended with exit code {done.returncode}, its reason is above; what is left"
+                f" is in the stack's state, and `gpu-fleet destroy {self._stack}` goes on from there"
+            )

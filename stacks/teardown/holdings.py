@@ -1,0 +1,135 @@
+"""What a stack holds, as its cloud tells it: instances, stores of data, and what else lies under its key."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from stacks.teardown.state import Resource
+
+# Set by users and administrators (image/reaper/model.py); a hold keeps an instance whatever the sweep says.
+TAG_STACK, TAG_POOL, TAG_MANAGED = "gpu-fleet:stack", "gpu-fleet:pool", "gpu-fleet:managed"
+TAG_KEEP_UNTIL, TAG_KEEP_REASON = "gpu-fleet:keep-until", "gpu-fleet:keep-reason"
+TAG_PROTECTED = "gpu-fleet:protected"
+STOPPED = frozenset({"stopping", "stopped"})
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One instance of the stack.
+
+    Attributes:
+        id: the cloud's id.
+        type: instance type.
+        state: as the cloud says it, in lower case.
+        pool: its pool, or empty.
+        group: the scaling group it is in; empty for one that the sweep detached.
+        hold: why a user or an administrator keeps it; empty for no hold.
+    """
+
+    id: str
+    type: str
+    state: str
+    pool: str = ""
+    group: str = ""
+    hold: str = ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped, so that nothing on it can be saved any more."""
+        return self.state in STOPPED
+
+
+@dataclass(frozen=True)
+class Store:
+    """A bucket or a file system of the stack, and what it holds.
+
+    Attributes:
+        kind: ``data``, ``checkpoints``, ``records``, ``home`` or ``scratch``.
+        urn: in the state.
+        id: bucket name or file system id.
+        holds: say ``1,204 versions, 3.1 GiB``.
+        empty: nothing is in it, which only a bucket can prove.
+        protected: Pulumi refuses to delete it.
+    """
+
+    kind: str
+    urn: str
+    id: str
+    holds: str
+    empty: bool
+    protected: bool
+
+
+@dataclass(frozen=True)
+class Remnant:
+    """Something under the stack's key that is in no state file.
+
+    Attributes:
+        kind: ``snapshot``, ``image``, ``volume`` or ``backup``.
+        id: the cloud's id.
+    """
+
+    kind: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Everything that decides what a destroy may do."""
+
+    instances: tuple[Instance, ...] = ()
+    stores: tuple[Store, ...] = ()
+    remnants: tuple[Remnant, ...] = ()
+
+
+Note = Callable[[str], None]
+
+
+class Cloud(Protocol):
+    """What taking down needs of a cloud; every method raises ``CannotCheckError`` where that refuses.
+
+    Attributes:
+        types: how the cloud's resources are called in a state.
+    """
+
+    def look(self, resources: Sequence[Resource], now: datetime) -> Holdings:
+        """What the stack holds now. Changes nothing."""
+
+    def instances(self, resources: Sequence[Resource], now: datetime) -> tuple[Instance, ...]:
+        """The instances alone."""
+
+    def drain(self, group: Resource) -> None:
+        """Ask a group for no instances at all: its lifecycle hook lets each of them save first."""
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """Terminate stopped instances that no group has."""
+
+    def empty(self, bucket: str, note: Note) -> None:
+        """Delete every version of every object in a bucket."""
+
+    def schedule_key_deletion(self, key: Resource, days: int) -> None:
+        """Let the key go after so many days; quiet where it is going already."""
+
+
+def hold_of(tags: dict[str, str], now: datetime) -> str:
+    """Why an instance is kept, from its tags; empty for no hold in force.
+
+    A hold that cannot be read counts: unknown is never free.
+    """
+    if TAG_PROTECTED in tags:
+        return f"{TAG_PROTECTED} is set"
+    until = tags.get(TAG_KEEP_UNTIL)
+    if until is None:
+        return ""
+    try:
+        over = datetime.fromisoformat(until) <= now
+    except (ValueError, TypeError):  # TypeError: a time without a zone
+        over = False
+    reason = tags.get(TAG_KEEP_REASON, "no reason given")
+    return "" if over else f"kept until {until}: {reason}"
+
+
+def gib(size_bytes: float) -> str:
+    """``3.1 GiB``."""
+    return f"{size_bytes / 2**30:,.1f} GiB"

@@ -1,0 +1,59 @@
+"""A plan in words; pure."""
+
+from collections.abc import Iterator
+
+from stacks.settings import Stack
+from stacks.teardown.plan import Plan, key_days, lifting
+
+REASON_PROTECTED = "protected"
+
+
+def lines(stack: Stack, plan: Plan) -> Iterator[str]:
+    """What a destroy would do, a line each."""
+    yield f"{stack.name}, {stack.cloud} {stack.region}, account {stack.account_id}"
+    yield ""
+    yield from _instances(plan)
+    for store in plan.given_up:
+        yield f"delete    {store.kind}: {store.id} with all that it holds, {store.holds}"
+    for store in plan.empty:
+        yield f"delete    {store.kind}: {store.id}, empty"
+    yield f"delete    {plan.deleted} other resources"
+    for store, reason in plan.kept:
+        yield f"keep      {store.kind}: {store.id}, {store.holds} ({reason})"
+    if plan.key_kept:
+        yield f"keep      the key ({plan.key_kept})"
+    else:
+        yield f"delete    the key, {key_days(stack)} days after everything else"
+    if any(reason == REASON_PROTECTED for _, reason in plan.kept):
+        yield ""
+        yield f"To lift the protection: {lifting(stack)}."
+
+
+def _instances(plan: Plan) -> Iterator[str]:
+    for one in plan.draining:
+        saves = "has its lifecycle hook's time to save" if not one.stopped else "is stopped and saves nothing"
+        yield f"terminate {one.id} {one.type}, pool {one.pool or '-'}: {saves}{_held(one.hold)}"
+    for one in plan.stopped:
+        place = f"{one.state}, in no group"
+        yield f"terminate {one.id} {one.type}, pool {one.pool or '-'}: {place}{_held(one.hold)}"
+    if not plan.draining and not plan.stopped:
+        yield "terminate no instance: none is there"
+
+
+def _held(hold: str) -> str:
+    return f" (held: {hold})" if hold else ""
+
+
+def afterwards(stack: Stack, plan: Plan) -> Iterator[str]:
+    """What is left, and how to go on with it."""
+    if not plan.kept and not plan.key_kept:
+        yield f"{stack.name} is destroyed. `pulumi stack rm {stack.name}` forgets its history."
+        return
+    yield f"{stack.name} is destroyed but for what it keeps:"
+    for store, reason in plan.kept:
+        yield f"  {store.kind}: {store.id}, {store.holds} ({reason})"
+    yield f"  the key, with its alias and policy ({plan.key_kept})"
+    yield (
+        f"All of it is still in the stack's state: `gpu-fleet up {stack.name}` takes it up again, and"
+        f" `gpu-fleet destroy {stack.name} --delete-data KIND` deletes what is no longer wanted."
+    )

@@ -1,0 +1,183 @@
+"""What a destroy will do, decided from state, holdings and wishes; pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stacks.settings import Stack
+from stacks.teardown import state
+from stacks.teardown.holdings import Holdings, Instance, Store
+from stacks.teardown.state import Resource
+
+# What `--delete-data` may name; the first three are buckets, the others file systems.
+KINDS = ("data", "checkpoints", "records", "home", "scratch")
+KEY_WAITS_DAYS, KEY_WAITS_DAYS_PROTECTED = 7, 30
+# Inputs by which a cloud itself refuses a deletion, beside Pulumi's `protect`.
+GUARDS = ("groupDeletionProtection", "deletionProtection")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a person asked for.
+
+    Attributes:
+        delete_data: kinds of data to give up.
+        terminate_stopped: also terminate what the sweep stopped.
+        ignore_holds: why holds do not count; empty: they do.
+    """
+
+    delete_data: frozenset[str] = frozenset()
+    terminate_stopped: bool = False
+    ignore_holds: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens to what.
+
+    Attributes:
+        draining: instances that leave through their group's drain.
+        stopped: stopped instances in no group.
+        given_up: stores whose data is deleted.
+        kept: stores that stay, each with the reason.
+        empty: buckets without anything, which are deleted.
+        deleted: how many other resources are deleted.
+        key_kept: why the key stays; empty: its deletion is scheduled.
+        refusals: why nothing may be done, each with its remedy.
+    """
+
+    draining: tuple[Instance, ...]
+    stopped: tuple[Instance, ...]
+    given_up: tuple[Store, ...]
+    kept: tuple[tuple[Store, str], ...]
+    empty: tuple[Store, ...]
+    deleted: int
+    key_kept: str
+    refusals: tuple[str, ...]
+
+    @property
+    def kept_urns(self) -> frozenset[str]:
+        """The stores that stay."""
+        return frozenset(store.urn for store, _ in self.kept)
+
+
+def plan(stack: Stack, resources: Sequence[Resource], holdings: Holdings, wishes: Wishes) -> Plan:
+    """Decide; nothing is kept or deleted but what stands here.
+
+    Args:
+        stack: the settings.
+        resources: of the state.
+        holdings: what the cloud says.
+        wishes: of the person.
+    """
+    kept: list[tuple[Store, str]] = []
+    given_up: list[Store] = []
+    empty: list[Store] = []
+    for store in holdings.stores:
+        reason = _kept_because(store, wishes)
+        if reason:
+            kept.append((store, reason))
+        else:
+            (empty if store.empty else given_up).append(store)
+    staying = state.closure(resources, state.kept_with(resources, {store.urn for store, _ in kept}))
+    going = [one for one in state.real(resources) if one.urn not in staying]
+    return Plan(
+        draining=tuple(one for one in holdings.instances if one.group),
+        stopped=tuple(one for one in holdings.instances if not one.group),
+        given_up=tuple(given_up),
+        kept=tuple(kept),
+        empty=tuple(empty),
+        deleted=len(going) - len(given_up) - len(empty),
+        key_kept=_key_kept_because(resources, holdings, bool(kept)),
+        refusals=(
+            *_protected(stack, holdings, wishes, going),
+            *_held(holdings, wishes),
+            *_outside(stack, holdings, wishes),
+        ),
+    )
+
+
+def key_days(stack: Stack) -> int:
+    """How long a key waits before it is gone; as ``keys.py`` of both clouds has it."""
+    return KEY_WAITS_DAYS_PROTECTED if stack.protected else KEY_WAITS_DAYS
+
+
+def _kept_because(store: Store, wishes: Wishes) -> str:
+    if store.protected:
+        return "protected"
+    if store.empty or store.kind in wishes.delete_data:
+        return ""
+    return f"not named by --delete-data {store.kind}"
+
+
+def _key_kept_because(resources: Sequence[Resource], holdings: Holdings, data_kept: bool) -> str:
+    keys = state.of(resources, state.KEYS)
+    if any(key.protected for key in keys):
+        return "protected"
+    if data_kept:
+        return "the data that stays needs it"
+    if holdings.remnants:
+        kinds = sorted({one.kind for one in holdings.remnants})
+        listed = ", ".join(f"{_count(holdings, kind)} {kind}s" for kind in kinds)
+        return f"needed by {listed}"
+    return ""
+
+
+def _count(holdings: Holdings, kind: str) -> int:
+    return sum(one.kind == kind for one in holdings.remnants)
+
+
+def lifting(stack: Stack) -> str:
+    """How `protected` is lifted."""
+    return (
+        f"set `gpu-fleet:protected: false` in stacks/Pulumi.{stack.name}.yaml, run `gpu-fleet up"
+        f" {stack.name}`, then this again"
+    )
+
+
+def _protected(stack: Stack, holdings: Holdings, wishes: Wishes, going: Sequence[Resource]) -> list[str]:
+    """Data that is protected and yet to be deleted, and what the cloud itself would refuse to delete."""
+    named = sorted(
+        store.kind for store in holdings.stores if store.protected and store.kind in wishes.delete_data
+    )
+    found = [f"--delete-data {kind}: it is protected; {lifting(stack)}" for kind in named]
+    stores = {store.urn for store in holdings.stores}
+    guarded = [
+        one.name
+        for one in going
+        if one.urn not in stores
+        and one.type not in state.KEYS
+        and (one.protected or any(one.inputs.get(guard) is True for guard in GUARDS))
+    ]
+    if guarded:
+        found.append(f"{', '.join(guarded)}: protected against deletion; {lifting(stack)}")
+    return found
+
+
+def _held(holdings: Holdings, wishes: Wishes) -> list[str]:
+    if wishes.ignore_holds:
+        return []
+    return [
+        f"{one.id} ({one.pool or 'no pool'}) is held, {one.hold}; its user runs `gpu-fleet release` for it,"
+        " or --ignore-holds REASON"
+        for one in holdings.instances
+        if one.hold
+    ]
+
+
+def _outside(stack: Stack, holdings: Holdings, wishes: Wishes) -> list[str]:
+    """Instances in no group: their volumes need the key, and no drain reaches them."""
+    loose = [one for one in holdings.instances if not one.group]
+    stopped = [one.id for one in loose if one.stopped]
+    running = [one.id for one in loose if not one.stopped]
+    found = []
+    if stopped and not wishes.terminate_stopped:
+        found.append(
+            f"{', '.join(stopped)}: stopped by the sweep, in no group, with volumes under the stack's key;"
+            " start and save what is on them, or --terminate-stopped, which deletes their volumes"
+        )
+    if running:
+        found.append(
+            f"{', '.join(running)}: running in no group, so no drain reaches them; attach them to a group of"
+            f" {stack.name}, or stop them and use --terminate-stopped"
+        )
+    return found

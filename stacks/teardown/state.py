@@ -1,0 +1,148 @@
+"""A stack's state, as ``pulumi stack export`` prints it; pure."""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stacks import naming
+from stacks.teardown.errors import TeardownError
+
+STACK_TYPE = "pulumi:pulumi:Stack"
+PROVIDER_PREFIX = "pulumi:providers:"
+BUCKETS = frozenset({"aws:s3/bucket:Bucket", "alicloud:oss/bucket:Bucket"})
+FILE_SYSTEMS = frozenset(
+    {
+        "aws:efs/fileSystem:FileSystem",
+        "aws:fsx/lustreFileSystem:LustreFileSystem",
+        "alicloud:nas/fileSystem:FileSystem",
+    }
+)
+GROUPS = frozenset({"aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:ScalingGroup"})
+KEYS = frozenset({"aws:kms/key:Key", "alicloud:kms/key:Key"})
+ALIASES = frozenset({"aws:kms/alias:Alias", "alicloud:kms/alias:Alias"})
+# What says who may use a store, and how: it stays as long as its store does.
+SETTINGS = frozenset(
+    {
+        "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock",
+        "aws:s3/bucketOwnershipControls:BucketOwnershipControls",
+        "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration",
+        "aws:s3/bucketVersioning:BucketVersioning",
+        "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
+        "aws:s3/bucketPolicy:BucketPolicy",
+        "aws:efs/fileSystemPolicy:FileSystemPolicy",
+        "aws:efs/backupPolicy:BackupPolicy",
+        "alicloud:oss/bucketAcl:BucketAcl",
+        "alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock",
+        "alicloud:oss/bucketHttpsConfig:BucketHttpsConfig",
+        "alicloud:oss/bucketPolicy:BucketPolicy",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource of a state.
+
+    Attributes:
+        urn, type, id, parent: as the engine has them; ``id`` is empty for a component.
+        needs: URNs of what it depends on: dependencies, parent, provider.
+        protected: Pulumi refuses to delete it.
+        inputs: what the program asked for.
+    """
+
+    urn: str
+    type: str
+    id: str = ""
+    parent: str = ""
+    needs: frozenset[str] = frozenset()
+    protected: bool = False
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The logical name."""
+        return self.urn.rpartition("::")[2]
+
+
+def read(text: str) -> tuple[Resource, ...]:
+    """The resources of an export, what is pending deletion left out.
+
+    Raises:
+        TeardownError: it is no export of a stack.
+    """
+    try:
+        found = (json.loads(text).get("deployment") or {}).get("resources") or []
+        return tuple(_resource(one) for one in found if not one.get("delete"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TeardownError(f"`pulumi stack export` printed no state: {error}") from error
+
+
+def _resource(raw: dict[str, Any]) -> Resource:
+    # the engine writes a provider as URN::id
+    provider = raw.get("provider", "").rpartition("::")[0]
+    by_property = raw.get("propertyDependencies") or {}
+    needs = {
+        *(raw.get("dependencies") or ()),
+        *(urn for urns in by_property.values() for urn in urns or ()),
+        raw.get("parent", ""),
+        raw.get("deletedWith", ""),
+        provider,
+    }
+    return Resource(
+        urn=raw["urn"],
+        type=raw["type"],
+        id=raw.get("id", ""),
+        parent=raw.get("parent", ""),
+        needs=frozenset(needs - {""}),
+        protected=bool(raw.get("protect")),
+        inputs=raw.get("inputs") or {},
+    )
+
+
+def of(resources: Iterable[Resource], types: Collection[str]) -> list[Resource]:
+    """Those of some types."""
+    return [one for one in resources if one.type in types]
+
+
+def kind_of(stack: str, store: Resource) -> str:
+    """``data`` of ``gpu-fleet-aws-dev-data``."""
+    return store.name.removeprefix(f"{naming.prefixed(stack)}-")
+
+
+def kept_with(resources: Sequence[Resource], stores: Collection[str]) -> frozenset[str]:
+    """What ``--exclude`` must name to keep some stores usable: they, their settings, the key and its alias.
+
+    The engine itself keeps what these depend on. It would not keep what depends on them, and states of older
+    releases know neither that settings go with their store nor that a bucket needs the key.
+    """
+    chosen = {one.urn for one in resources if one.urn in stores}
+    settings = {one.urn for one in of(resources, SETTINGS) if one.needs & chosen}
+    return frozenset(chosen | settings | key_parts(resources))
+
+
+def key_parts(resources: Iterable[Resource]) -> frozenset[str]:
+    """The key and its alias."""
+    return frozenset(one.urn for one in of(resources, KEYS | ALIASES))
+
+
+def closure(resources: Iterable[Resource], chosen: Collection[str]) -> frozenset[str]:
+    """Some resources with everything that they depend on: what ``--exclude`` keeps."""
+    by_urn = {one.urn: one for one in resources}
+    found: set[str] = set()
+    ahead = [urn for urn in chosen if urn in by_urn]
+    while ahead:
+        urn = ahead.pop()
+        if urn not in found:
+            found.add(urn)
+            ahead += [other for other in by_urn[urn].needs if other in by_urn]
+    return frozenset(found)
+
+
+def real(resources: Iterable[Resource]) -> list[Resource]:
+    """What stands in the cloud: no components, no providers, not the stack itself."""
+    return [
+        one
+        for one in resources
+        if one.id and one.type != STACK_TYPE and not one.type.startswith(PROVIDER_PREFIX)
+    ]

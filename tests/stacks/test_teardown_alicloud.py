@@ -1,0 +1,277 @@
+"""`gpu-fleet destroy` of an Alibaba Cloud stack: its calls, answered by a server of this computer."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed
+from stacks.teardown import command
+from stacks.teardown.alicloud import connect
+from stacks.teardown.command import destroy
+from tests.stacks import pulumi_stand_in
+from tests.stacks.alicloud_account import Account, Refusal, serving
+from tests.stacks.alicloud_programs import shipped
+from tests.stacks.pulumi_stand_in import excluded
+
+NAME, ACCOUNT_ID = "alicloud-dev", "1234567890123456"
+KEY, BUCKET = "alicloud:kms/key:Key", "alicloud:oss/bucket:Bucket"
+GROUP, FILE_SYSTEM = "alicloud:ess/scalingGroup:ScalingGroup", "alicloud:nas/fileSystem:FileSystem"
+
+
+@dataclass
+class World:
+    """What the cloud remembers.
+
+    Attributes:
+        groups: group id -> ids of its instances.
+        states: instance id -> status.
+        protected: instances that their group may not end.
+        tags: instance id -> more tags.
+        snapshots: id -> key.
+        pending: keys that are going.
+    """
+
+    rehearsed: Rehearsed
+    groups: dict[str, list[str]]
+    states: dict[str, str] = field(default_factory=dict)
+    protected: set[str] = field(default_factory=set)
+    tags: dict[str, dict[str, str]] = field(default_factory=dict)
+    snapshots: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, str] = field(default_factory=dict)
+
+    def answers(self, account_id: str) -> dict[str, Any]:
+        return {
+            "GetCallerIdentity": {"AccountId": account_id},
+            "DescribeInstances": self._instances,
+            "DescribeScalingInstances": self._members,
+            "DescribeScalingGroups": {"ScalingGroups": [{"DesiredCapacity": 1}]},
+            "SetInstancesProtection": self._unprotect,
+            "ModifyScalingGroup": self._modify,
+            "DeleteInstances": self._delete,
+            "DescribeFileSystems": {
+                "FileSystems": {"FileSystem": [{"MeteredSize": 3 * 2**30, "Capacity": 100}]}
+            },
+            "DescribeSnapshots": lambda _: {
+                "Snapshots": {
+                    "Snapshot": [{"SnapshotId": one, "KMSKeyId": key} for one, key in self.snapshots.items()]
+                }
+            },
+            "DescribeImages": {"TotalCount": 0, "Images": {"Image": []}},
+            "DescribeDisks": {"Disks": {"Disk": []}},
+            "DescribeKey": self._key,
+            "ScheduleKeyDeletion": self._schedule,
+        }
+
+    def _instances(self, asked):
+        assert (asked["Tag.2.Key"], asked["Tag.2.Value"]) == ("gpu-fleet:stack", NAME)
+        found = [
+            {
+                "InstanceId": one,
+                "InstanceType": "ecs.gn7i-c8g1.2xlarge",
+                "Status": status,
+                "Tags": {
+                    "Tag": [
+                        {"TagKey": key, "TagValue": value}
+                        for key, value in {"gpu-fleet:pool": "dev", **self.tags.get(one, {})}.items()
+                    ]
+                },
+            }
+            for one, status in self.states.items()
+        ]
+        return {"Instances": {"Instance": found}}
+
+    def _members(self, asked):
+        rows = [
+            {"InstanceId": one, "LifecycleState": "Protected" if one in self.protected else "InService"}
+            for one in self.groups[asked["ScalingGroupId"]]
+        ]
+        return {"TotalCount": len(rows), "ScalingInstances": rows}
+
+    def _unprotect(self, asked):
+        assert asked["ProtectedFromScaleIn"] == "false"
+        self.protected -= {value for key, value in asked.items() if key.startswith("InstanceIds.")}
+        return {}
+
+    def _modify(self, asked):
+        assert (asked["MinSize"], asked["MaxSize"], asked["DesiredCapacity"]) == ("0", "0", "0")
+        members = self.groups[asked["ScalingGroupId"]]
+        for one in [one for one in members if one not in self.protected]:
+            members.remove(one)
+            del self.states[one]
+        return {}
+
+    def _delete(self, asked):
+        ids = [value for key, value in asked.items() if key.startswith("InstanceId.")]
+        if any(self.states[one] != "Stopped" for one in ids):
+            return Refusal("IncorrectInstanceStatus", "not stopped")
+        for one in ids:
+            del self.states[one]
+        return {}
+
+    def _key(self, asked):
+        return {
+            "KeyMetadata": {"KeyState": "PendingDeletion" if asked["KeyId"] in self.pending else "Enabled"}
+        }
+
+    def _schedule(self, asked):
+        self.pending[asked["KeyId"]] = asked["PendingWindowInDays"]
+        return {}
+
+
+@dataclass
+class Fleet:
+    world: World
+    account: Account
+    state: Path
+    s3: Any
+
+    def run(self, *arguments: str):
+        return CliRunner().invoke(destroy, [NAME, *arguments])
+
+    def of_type(self, token):
+        return self.world.rehearsed.of_type(token)
+
+    @property
+    def buckets(self) -> dict[str, str]:
+        return {one.name.rpartition("-")[2]: one.id for one in self.of_type(BUCKET)}
+
+    def versions(self, kind: str) -> int:
+        found = self.s3.list_object_versions(Bucket=self.buckets[kind])
+        return len(found.get("Versions", [])) + len(found.get("DeleteMarkers", []))
+
+    def asked(self, action: str) -> list[dict[str, str]]:
+        return [parameters for name, parameters in self.account.asked if name == action]
+
+    def destroys(self) -> list[list[str]]:
+        return [call for call in pulumi_stand_in.calls(self.state) if call[0] == "destroy"]
+
+
+@pytest.fixture
+def fleet(tmp_path, monkeypatch) -> Iterator[Fleet]:
+    rehearsed = shipped(NAME)
+    state = pulumi_stand_in.install(tmp_path, rehearsed.registrations)
+    monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    first, *others = [one.id for one in rehearsed.of_type(GROUP)]
+    world = World(rehearsed, {first: ["i-busy"], **{one: [] for one in others}}, {"i-busy": "Running"})
+    world.protected.add("i-busy")
+    with moto_server("us-east-1"):
+        s3 = boto3.client("s3", region_name="us-east-1")
+        for one in rehearsed.of_type(BUCKET):
+            s3.create_bucket(Bucket=one.id)
+            s3.put_bucket_versioning(Bucket=one.id, VersioningConfiguration={"Status": "Enabled"})
+            s3.put_object(Bucket=one.id, Key="run/last", Body=b"old")
+            s3.put_object(Bucket=one.id, Key="run/last", Body=b"new")
+        account = Account(world.answers(ACCOUNT_ID))
+        with serving(account) as cloud:
+            monkeypatch.setattr(command, "cloud_of", lambda stack: connect(stack, cloud, s3))
+            yield Fleet(world, account, state, s3)
+
+
+def test_protected_instances_leave_through_their_group(fleet):
+    done = fleet.run("--yes")
+
+    assert done.exit_code == 0, done.output
+    assert fleet.world.states == {}
+    assert fleet.asked("DeleteInstances") == []
+    assert [one["InstanceIds.1"] for one in fleet.asked("SetInstancesProtection")] == ["i-busy"]
+
+
+def test_data_its_key_and_its_settings_stay_in_the_state(fleet):
+    done = fleet.run("--yes")
+
+    left = {one.type for one in pulumi_stand_in.read(fleet.state)}
+    assert {KEY, "alicloud:kms/alias:Alias", BUCKET, "alicloud:oss/bucketPolicy:BucketPolicy"} <= left
+    assert not {GROUP, "alicloud:fc/v3Function:V3Function"} & left
+    assert fleet.versions("checkpoints") == 2
+    assert fleet.asked("ScheduleKeyDeletion") == []
+    assert "keep      checkpoints" in done.output
+
+
+def test_data_that_is_given_up_goes_after_the_fleet_and_the_key_after_the_data(fleet):
+    done = fleet.run("--yes", "--delete-data", "all")
+
+    assert done.exit_code == 0, done.output
+    assert {kind: fleet.versions(kind) for kind in fleet.buckets} == dict.fromkeys(fleet.buckets, 0)
+    (key,) = fleet.of_type(KEY)
+    assert fleet.world.pending == {key.id: "7"}
+    assert pulumi_stand_in.read(fleet.state) == []
+    first, second, last = fleet.destroys()
+    assert {one.urn for one in fleet.of_type(BUCKET)} <= excluded(first)
+    assert not {one.urn for one in fleet.of_type(BUCKET)} & excluded(second)
+    assert key.urn in excluded(second)
+    assert excluded(last) == set()
+
+
+def test_a_snapshot_under_the_key_keeps_the_key(fleet):
+    (key,) = fleet.of_type(KEY)
+    fleet.world.snapshots = {"s-1": key.id, "s-2": "another-key"}
+
+    done = fleet.run("--yes", "--delete-data", "all")
+
+    assert done.exit_code == 0, done.output
+    assert fleet.world.pending == {}
+    assert "needed by 1 snapshots" in done.output
+
+
+def test_what_the_sweep_stopped_is_released_only_where_asked(fleet):
+    fleet.world.states["i-stopped"] = "Stopped"
+
+    refused = fleet.run("--yes")
+    assert refused.exit_code == 1
+    assert "i-stopped: stopped by the sweep, in no group" in str(refused.exception)
+    assert fleet.destroys() == []
+
+    assert fleet.run("--yes", "--terminate-stopped").exit_code == 0
+    assert fleet.world.states == {}
+
+
+def test_a_hold_that_cannot_be_read_counts(fleet):
+    fleet.world.tags["i-busy"] = {"gpu-fleet:keep-until": "friday"}
+
+    done = fleet.run("--yes")
+
+    assert done.exit_code == 1
+    assert "i-busy (dev) is held, kept until friday" in str(done.exception)
+
+
+def test_another_account_is_refused(fleet):
+    fleet.account.answers["GetCallerIdentity"] = {"AccountId": "42"}
+
+    done = fleet.run("--yes")
+
+    assert "the credentials are of account 42" in str(done.exception)
+
+
+def test_a_denied_question_is_said_and_nothing_is_touched(fleet):
+    fleet.account.answers["DescribeSnapshots"] = Refusal()
+
+    done = fleet.run("--yes")
+
+    assert str(done.exception) == "denied ecs:DescribeSnapshots"
+    assert fleet.destroys() == []
+
+
+def test_groups_that_the_cloud_itself_guards_are_named_with_how_to_lift_that(tmp_path, fleet):
+    fleet.state.with_name("export.json").write_text(guarded(fleet.state))
+
+    done = fleet.run("--yes")
+
+    assert done.exit_code == 1
+    assert "protected against deletion; set `gpu-fleet:protected: false`" in str(done.exception)
+
+
+def guarded(state: Path) -> str:
+    """The export with deletion protection on every group."""
+    content = json.loads(state.with_name("export.json").read_text())
+    for one in content["deployment"]["resources"]:
+        if one["type"] == GROUP:
+            one["inputs"]["groupDeletionProtection"] = True
+    return json.dumps(content)

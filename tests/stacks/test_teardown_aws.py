@@ -1,0 +1,280 @@
+"""`gpu-fleet destroy` from the shell to moto, with a stand-in for the Pulumi CLI on PATH."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from stacks.rehearsal.bucket_policies import conditions_left_out
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.teardown import command
+from stacks.teardown.command import destroy
+from tests.stacks import pulumi_stand_in
+
+REGION = "us-east-1"
+KEY, BUCKET = "aws:kms/key:Key", "aws:s3/bucket:Bucket"
+
+
+@dataclass
+class Fleet:
+    """A stack that stands in moto, a `pulumi` that knows it, and the command."""
+
+    name: str
+    rehearsed: Rehearsed
+    state: Path
+
+    def client(self, service: str) -> Any:
+        return boto3.client(service, region_name=REGION)
+
+    def run(self, *arguments: str, typed: str = ""):
+        return CliRunner().invoke(destroy, [self.name, *arguments], input=typed)
+
+    @property
+    def key_id(self) -> str:
+        return self.rehearsed.of_type(KEY)[0].id
+
+    @property
+    def buckets(self) -> dict[str, str]:
+        return {one.name.rpartition("-")[2]: one.id for one in self.rehearsed.of_type(BUCKET)}
+
+    def fill(self, *kinds: str) -> None:
+        for kind in kinds:
+            for content in (b"old", b"new"):
+                self.client("s3").put_object(Bucket=self.buckets[kind], Key="run/last", Body=content)
+
+    def start(self) -> str:
+        """One instance in the first group, as a user asks for it; its id."""
+        name = self.rehearsed.outputs["group_names"]["dev"][0]
+        autoscaling = self.client("autoscaling")
+        autoscaling.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=1)
+        (group,) = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+        return str(group["Instances"][0]["InstanceId"])
+
+    def instances(self) -> list[dict[str, Any]]:
+        found = self.client("ec2").describe_instances()["Reservations"]
+        return [one for part in found for one in part["Instances"] if one["State"]["Name"] != "terminated"]
+
+    def key_state(self) -> str:
+        return self.client("kms").describe_key(KeyId=self.key_id)["KeyMetadata"]["KeyState"]
+
+    def destroys(self) -> list[list[str]]:
+        return [call for call in pulumi_stand_in.calls(self.state) if call[0] == "destroy"]
+
+    def left(self) -> set[str]:
+        return {one.type for one in pulumi_stand_in.read(self.state)}
+
+
+def standing(name: str, folder: Path, monkeypatch) -> Iterator[Fleet]:
+    with moto_server(REGION), conditions_left_out():
+        rehearsed = run_program(name)
+        state = pulumi_stand_in.install(folder, rehearsed.registrations)
+        monkeypatch.setenv(pulumi_stand_in.VARIABLE, str(state))
+        monkeypatch.setenv("PATH", str(folder), prepend=":")
+        yield Fleet(name, rehearsed, state)
+
+
+@pytest.fixture
+def dev(tmp_path, monkeypatch) -> Iterator[Fleet]:
+    yield from standing("aws-dev", tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def prod(tmp_path, monkeypatch) -> Iterator[Fleet]:
+    yield from standing("aws-prod", tmp_path, monkeypatch)
+
+
+def test_data_that_nobody_gave_up_stays_readable_and_everything_else_goes(dev):
+    dev.start()
+    dev.fill("checkpoints", "records")
+
+    done = dev.run("--yes")
+
+    assert done.exit_code == 0, done.output
+    assert dev.instances() == []
+    assert dev.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
+    found = dev.client("s3").get_object(Bucket=dev.buckets["checkpoints"], Key="run/last")
+    assert found["Body"].read() == b"new"
+    assert dev.key_state() == "Enabled"
+    assert "keep      checkpoints" in done.output
+    assert "the key, with its alias and policy (the data that stays needs it)" in done.output
+
+
+def test_what_stays_is_in_the_state_with_its_key_and_its_settings(dev):
+    dev.fill("checkpoints")
+
+    dev.run("--yes")
+
+    kept = [one.name for one in pulumi_stand_in.read(dev.state) if one.type == BUCKET]
+    assert kept == ["gpu-fleet-aws-dev-checkpoints"]
+    assert {KEY, "aws:kms/alias:Alias", "aws:s3/bucketPolicy:BucketPolicy"} <= dev.left()
+    s3 = dev.client("s3")
+    assert s3.get_bucket_versioning(Bucket=dev.buckets["checkpoints"])["Status"] == "Enabled"
+    assert s3.get_public_access_block(Bucket=dev.buckets["checkpoints"])
+
+
+def test_all_data_given_up_leaves_a_key_that_waits_for_its_end_and_an_empty_state(dev):
+    dev.fill("data", "checkpoints", "records")
+
+    done = dev.run("--yes", "--delete-data", "all")
+
+    assert done.exit_code == 0, done.output
+    assert dev.client("s3").list_buckets()["Buckets"] == []
+    assert dev.client("efs").describe_file_systems()["FileSystems"] == []
+    assert dev.key_state() == "PendingDeletion"
+    assert dev.left() == set()
+    assert "aws-dev is destroyed." in done.output
+
+
+def test_a_kept_home_is_kept_although_nobody_can_say_how_much_is_in_it(dev):
+    done = dev.run("--yes")
+
+    (files,) = dev.client("efs").describe_file_systems()["FileSystems"]
+    assert files["KmsKeyId"].endswith(dev.key_id)
+    assert dev.key_state() == "Enabled"
+    assert "home: " in done.output
+
+
+def test_the_data_goes_only_when_nothing_writes_any_more(dev):
+    dev.fill("records")
+
+    dev.run("--yes", "--delete-data", "all")
+
+    first, *_ = dev.destroys()
+    excluded = pulumi_stand_in.excluded(first)
+    assert {one.urn for one in dev.rehearsed.of_type(BUCKET)} <= excluded
+    assert not {one.urn for one in dev.rehearsed.of_type("aws:lambda/function:Function")} & excluded
+
+
+def test_a_snapshot_under_the_key_keeps_the_key(dev):
+    ec2, (key,) = dev.client("ec2"), dev.rehearsed.of_type(KEY)
+    volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=1)["VolumeId"]
+    taken = ec2.create_snapshot(VolumeId=volume)["SnapshotId"]
+    # moto 5.2.5 forgets the key of a snapshot, and keeps that of a copy
+    ec2.copy_snapshot(
+        SourceRegion=REGION, SourceSnapshotId=taken, Encrypted=True, KmsKeyId=key.outputs["arn"]
+    )
+
+    done = dev.run("--yes", "--delete-data", "all")
+
+    assert done.exit_code == 0, done.output
+    assert dev.key_state() == "Enabled"
+    assert "needed by 1 snapshots" in done.output
+    assert KEY in dev.left()
+
+
+def test_a_dry_run_touches_nothing(dev):
+    started = dev.start()
+    dev.fill("checkpoints")
+
+    done = dev.run("--dry-run", "--delete-data", "all")
+
+    assert done.exit_code == 0
+    assert f"terminate {started} g5.xlarge, pool dev: has its lifecycle hook's time to save" in done.output
+    assert "delete    checkpoints: " in done.output
+    assert "2 versions of objects" in done.output
+    assert ([one["InstanceId"] for one in dev.instances()], dev.destroys()) == ([started], [])
+
+
+def test_without_yes_and_without_a_terminal_nothing_happens(dev):
+    done = dev.run()
+
+    assert done.exit_code == 1
+    assert "nobody is at the terminal to confirm" in str(done.exception)
+    assert dev.destroys() == []
+
+
+@pytest.mark.parametrize(("typed", "destroyed"), [("aws-dev\n", True), ("aws-prod\n", False)])
+def test_the_stacks_name_confirms(dev, monkeypatch, typed, destroyed):
+    monkeypatch.setattr(command, "_at_a_terminal", lambda: True)
+
+    done = dev.run(typed=typed)
+
+    assert bool(dev.destroys()) is destroyed
+    assert (done.exit_code == 0) is destroyed
+
+
+def test_a_held_instance_stops_everything_until_a_reason_is_given(dev):
+    held = dev.start()
+    until = (datetime.now(UTC) + timedelta(days=2)).isoformat()
+    tags = {"gpu-fleet:keep-until": until, "gpu-fleet:keep-reason": "deadline"}
+    wire = [{"Key": key, "Value": value} for key, value in tags.items()]
+    dev.client("ec2").create_tags(Resources=[held], Tags=wire)
+
+    refused = dev.run("--yes")
+    done = dev.run("--yes", "--ignore-holds", "account closes on Friday")
+
+    assert refused.exit_code == 1
+    assert f"{held} (" in str(refused.exception)
+    assert "deadline" in str(refused.exception)
+    assert done.exit_code == 0, done.output
+    assert "gpu-fleet destroy, holds ignored: account closes on Friday" in dev.destroys()[0]
+
+
+def stopped_outside(fleet: Fleet) -> str:
+    """An instance as the sweep leaves it: detached, stopped."""
+    one, name = fleet.start(), fleet.rehearsed.outputs["group_names"]["dev"][0]
+    fleet.client("autoscaling").detach_instances(
+        AutoScalingGroupName=name, InstanceIds=[one], ShouldDecrementDesiredCapacity=True
+    )
+    fleet.client("ec2").stop_instances(InstanceIds=[one])
+    return one
+
+
+def test_what_the_sweep_stopped_is_terminated_only_where_asked(dev):
+    stopped = stopped_outside(dev)
+
+    refused = dev.run("--yes")
+
+    assert refused.exit_code == 1
+    assert f"{stopped}: stopped by the sweep, in no group" in str(refused.exception)
+    assert stopped in {one["InstanceId"] for one in dev.instances()}
+    assert dev.run("--yes", "--terminate-stopped").exit_code == 0
+    assert dev.instances() == []
+
+
+def test_a_protected_stack_keeps_its_data_and_says_how_to_lift_that(prod):
+    done = prod.run("--yes")
+
+    assert done.exit_code == 0, done.output
+    stored = prod.client("s3").list_buckets()["Buckets"]
+    assert {one["Name"] for one in stored} == set(prod.buckets.values())
+    assert prod.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"] == []
+    assert prod.key_state() == "Enabled"
+    assert "set `gpu-fleet:protected: false` in stacks/Pulumi.aws-prod.yaml" in done.output
+
+
+def test_protected_data_is_not_given_up(prod):
+    done = prod.run("--yes", "--delete-data", "checkpoints")
+
+    assert done.exit_code == 1
+    assert "--delete-data checkpoints: it is protected; set `gpu-fleet:protected: false`" in str(
+        done.exception
+    )
+    assert prod.destroys() == []
+
+
+def test_a_state_of_an_older_release_keeps_its_data_too(dev):
+    """Its buckets name no key, and its settings would be deleted first."""
+    old = [
+        replace(
+            one,
+            deleted_with="",
+            retained=one.retained and one.type != KEY,
+            dependencies=() if one.type == BUCKET else one.dependencies,
+        )
+        for one in dev.rehearsed.registrations
+    ]
+    pulumi_stand_in.write(dev.state, old)
+    dev.fill("checkpoints")
+
+    done = dev.run("--yes")
+
+    assert done.exit_code == 0, done.output
+    assert dev.key_state() == "Enabled"
+    assert dev.client("s3").get_public_access_block(Bucket=dev.buckets["checkpoints"])
