@@ -12,11 +12,14 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 
 ROOT = 0
 LARGEST_READ_BYTES = 2**20  # of a file that agent or gate wrote; theirs take some KiB
 READABLE_BY_ALL = 0o644
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# without O_NONBLOCK a pipe that nobody writes would be waited for
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def replace_text(path: Path, text: str, mode: int = READABLE_BY_ALL) -> None:
@@ -53,8 +56,7 @@ def read_text(path: Path) -> str:
         OSError: it cannot be read, or is a link, a pipe, too large, or somebody else's.
         UnicodeDecodeError: it is not UTF-8.
     """
-    # without O_NONBLOCK a pipe that nobody writes would be waited for
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, FILE)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -68,9 +70,35 @@ def read_text(path: Path) -> str:
 
 
 @contextmanager
+def opened(folder: Path, relative: PurePath) -> Iterator[int]:
+    """A descriptor of a regular file somewhere below a folder, for reading; no link on the way is followed.
+
+    For folders in which users move things about while root reads: what a name led to before says nothing.
+
+    Raises:
+        OSError: a part of the way is a link, or at its end is no regular file.
+    """
+    parent = os.open(folder, FOLDER)
+    try:
+        for name in relative.parts[:-1]:
+            child = os.open(name, FOLDER, dir_fd=parent)
+            os.close(parent)
+            parent = child
+        descriptor = os.open(relative.name, FILE, dir_fd=parent)
+    finally:
+        os.close(parent)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(folder / relative))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def _folder(path: Path) -> Iterator[int]:
     """A descriptor of a folder that is safe to write; names are looked up by it, not by the path."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, FOLDER)
     try:
         why = unsafe(os.fstat(descriptor), os.geteuid())
         if why:

@@ -113,12 +113,13 @@ def use(disk: Disk, folder: Path) -> None:
     """
     if disk.blank:
         _run("mkfs.xfs", "-q", "-K", "-L", LABEL, disk.path)
-    folder.mkdir(mode=EVERYBODY, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     _run("mount", "-o", "noatime", disk.path, str(folder))
-    folder.chmod(EVERYBODY)
+    # keep first: once everybody may write here, anybody could put a link in its place
     keep = folder / "keep"
     keep.mkdir(exist_ok=True)
     keep.chmod(EVERYBODY)
+    folder.chmod(EVERYBODY)
     LOG.info("event=scratch device=%s made=%s", disk.path, disk.blank)
 
 

@@ -2,11 +2,12 @@
 
 import os
 import stat
+from pathlib import PurePath
 from types import SimpleNamespace
 
 import pytest
 
-from image.instance.files import LARGEST_READ_BYTES, read_text, replace_text, unsafe
+from image.instance.files import LARGEST_READ_BYTES, opened, read_text, replace_text, unsafe
 
 SOMEBODY = 4242
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
@@ -145,3 +146,20 @@ def test_a_file_of_somebody_else_is_not_believed(folder):
 
     with pytest.raises(PermissionError, match=f"belongs to user {SOMEBODY}"):
         read_text(folder / "ready.json")
+
+
+def test_a_file_below_a_folder_is_opened(folder):
+    (folder / "deep").mkdir()
+    (folder / "deep/notes.txt").write_text("hello")
+
+    with opened(folder, PurePath("deep/notes.txt")) as descriptor:
+        assert os.read(descriptor, 100) == b"hello"
+
+
+@pytest.mark.parametrize("way", ["notes.txt", "deep/notes.txt"])
+def test_no_link_on_the_way_to_a_file_is_followed(folder, secret, way):
+    (folder / "notes.txt").symlink_to(secret)
+    (folder / "deep").symlink_to(secret.parent)
+
+    with pytest.raises(OSError), opened(folder, PurePath(way)):  # noqa: PT011 - of the file or of the folder
+        pass

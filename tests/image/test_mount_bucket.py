@@ -35,6 +35,57 @@ def mounted(tmp_path):
     return run
 
 
+@pytest.fixture
+def cached(tmp_path):
+    """Runs the program for real up to rclone, with its cache at a place of the test's."""
+    (tmp_path / "rclone").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "rclone").chmod(0o755)
+    file, cache = tmp_path / "instance.toml", tmp_path / "scratch/.bucket-cache"
+    cache.parent.mkdir()
+    file.write_text('cloud = "aws"\nregion = "here-1"\ndata_uri = "s3://bucket"\n')
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "GPU_FLEET_INSTANCE_FILE": str(file),
+        "GPU_FLEET_CACHE_DIR": str(cache),
+    }
+    script = (PROGRAMS / "mount-bucket").read_text().replace("/mnt/", f"{tmp_path}/mnt/")
+
+    def run():
+        command = ["bash", "-c", script, "mount-bucket", "data"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    return run, cache
+
+
+def test_the_cache_lies_in_a_folder_of_roots_own_that_a_restart_finds_again(cached):
+    run, cache = cached
+
+    for _ in range(2):
+        assert f"--cache-dir {cache}/data" in run().stdout
+    assert oct(cache.stat().st_mode)[-3:] == "700"
+
+
+def test_a_link_planted_in_place_of_the_cache_is_refused(cached, tmp_path):
+    run, cache = cached
+    (tmp_path / "etc").mkdir()
+    cache.symlink_to(tmp_path / "etc")
+
+    refused = run()
+
+    assert refused.returncode == 1
+    assert f"{cache} is not root's own folder" in refused.stderr
+    assert "mount" not in refused.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for two users")
+def test_a_folder_of_somebody_else_in_place_of_the_cache_is_refused(cached):
+    run, cache = cached
+    cache.mkdir()
+    os.chown(cache, 4242, 4242)
+
+    assert run().returncode == 1
+
+
 def test_on_aws_rclone_finds_the_role_itself(mounted):
     assert mounted("aws").startswith(" mount :s3,provider=AWS,env_auth=true,region=here-1:bucket /mnt/data ")
 

@@ -79,7 +79,8 @@ def test_a_blank_disk_gets_a_file_system_and_is_mounted(service, machine, tmp_pa
         ("mkfs.xfs", "-q", "-K", "-L", "gpu-scratch", "/dev/vdb"),
         ("mount", "-o", "noatime", "/dev/vdb", str(tmp_path / "scratch")),
     ]
-    assert oct((tmp_path / "scratch/keep").stat().st_mode)[-4:] == "1777"
+    for folder in ("scratch", "scratch/keep"):
+        assert oct((tmp_path / folder).stat().st_mode)[-4:] == "1777"
 
 
 def test_after_a_reboot_what_the_disk_holds_stays(service, machine):

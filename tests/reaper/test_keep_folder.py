@@ -7,6 +7,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from image.reaper.agent import keep_folder
 from image.reaper.agent.keep_folder import Place, Saved, place, save
 from image.reaper.errors import CloudError, ConfigurationError
 from tests.reaper.fake_aws import fake_aws
@@ -37,7 +38,7 @@ def keys(s3):
     return {entry["Key"]: entry["Size"] for entry in s3.list_objects_v2(Bucket="data").get("Contents", [])}
 
 
-def test_every_file_lies_under_stack_and_machine(s3, folder):
+def test_every_file_lies_under_pool_and_machine(s3, folder):
     assert save(folder, s3, PLACE) == Saved(2, 105, 0)
     assert keys(s3) == {"dev/keep/i-1/notes.txt": 5, "dev/keep/i-1/deep/über maß.bin": 100}
 
@@ -85,9 +86,9 @@ def test_what_the_bucket_lost_is_sent_again(s3, folder):
 def test_what_changes_while_it_is_copied_is_not_saved_yet(s3, folder, monkeypatch):
     sent, upload = {}, s3.upload_file
 
-    def write_on(path, *arguments, **options):
-        upload(path, *arguments, **options)
-        if path.endswith("notes.txt"):
+    def write_on(path, bucket, key, **options):
+        upload(path, bucket, key, **options)
+        if key.endswith("notes.txt"):
             (folder / "notes.txt").write_text("hello, and more")
 
     with monkeypatch.context() as patched:
@@ -144,13 +145,82 @@ def test_a_link_that_anybody_may_put_there_is_not_followed_by_root(s3, folder, t
     assert save(folder, s3, PLACE).files == 2
 
 
+@pytest.fixture
+def secret(tmp_path):
+    """A folder and a file of root's, outside of what people keep."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/shadow").write_text("root:hash")
+    return tmp_path / "etc/shadow"
+
+
+def swap(path, target):
+    """What a user does in the moment between the agent's look at a name and its opening."""
+    path.rename(path.with_name("aside"))
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "deep"])
+def test_a_link_put_in_place_of_what_was_looked_at_uploads_nothing_of_roots(
+    s3, folder, secret, monkeypatch, name
+):
+    (folder / "deep/shadow").write_text("mine")
+    listed = keep_folder._listed
+
+    def then_swap(*arguments):
+        swap(folder / name, secret.parent if name == "deep" else secret)
+        return listed(*arguments)
+
+    monkeypatch.setattr(keep_folder, "_listed", then_swap)
+
+    with pytest.raises(CloudError, match="were not saved"):
+        save(folder, s3, PLACE)
+    assert all(b"root:hash" not in copied(s3, key.removeprefix(PLACE.prefix)) for key in keys(s3))
+
+
+def test_a_link_put_in_place_of_an_opened_file_uploads_what_was_opened(s3, folder, secret, monkeypatch):
+    upload = s3.upload_file
+
+    def swap_first(path, bucket, key, **options):
+        if key.endswith("notes.txt"):
+            swap(folder / "notes.txt", secret)
+        upload(path, bucket, key, **options)
+
+    monkeypatch.setattr(s3, "upload_file", swap_first)
+
+    with pytest.raises(CloudError, match="changed while it was copied"):
+        save(folder, s3, PLACE)
+    assert copied(s3) == b"hello"
+
+
+def test_a_pipe_put_in_place_of_a_file_is_not_waited_for(s3, folder, monkeypatch):
+    listed = keep_folder._listed
+
+    def then_swap(*arguments):
+        (folder / "notes.txt").unlink()
+        os.mkfifo(folder / "notes.txt")
+        return listed(*arguments)
+
+    monkeypatch.setattr(keep_folder, "_listed", then_swap)
+
+    with pytest.raises(CloudError, match=r"notes\.txt.*no regular file"):
+        save(folder, s3, PLACE)
+
+
+def test_a_link_in_place_of_the_whole_folder_is_not_followed(s3, tmp_path, secret):
+    (tmp_path / "kept").symlink_to(secret.parent)
+
+    with pytest.raises(CloudError, match="were not saved"):
+        save(tmp_path / "kept", s3, PLACE)
+    assert keys(s3) == {}
+
+
 def test_what_cannot_be_read_is_named_and_the_rest_is_saved(s3, folder, monkeypatch):
     upload = s3.upload_file
 
-    def refuse(path, *arguments, **options):
-        if path.endswith("notes.txt"):
-            raise PermissionError(13, "Permission denied", path)
-        upload(path, *arguments, **options)
+    def refuse(path, bucket, key, **options):
+        if key.endswith("notes.txt"):
+            raise PermissionError(13, "Permission denied", key)
+        upload(path, bucket, key, **options)
 
     monkeypatch.setattr(s3, "upload_file", refuse)
 

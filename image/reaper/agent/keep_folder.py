@@ -17,6 +17,7 @@ from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import BotoCoreError, ClientError
 
+from image.instance.files import opened
 from image.reaper.errors import CloudError, ConfigurationError
 
 KEEP_FOLDER = Path("/scratch/keep")
@@ -103,12 +104,16 @@ def save(
     there = _listed(s3, to) if files else {}
     copied, copied_bytes = 0, 0
     for path in files:
-        key = to.prefix + path.relative_to(folder).as_posix()
+        relative = path.relative_to(folder)
+        key = to.prefix + relative.as_posix()
         try:
-            version = Version.of(path.lstat())
-            if sent.get(key) == version and there.get(key) == version.size:
-                continue
-            s3.upload_file(str(path), to.bucket, key, Config=TRANSFER, Callback=lambda _bytes: progress())
+            with opened(folder, relative) as descriptor:
+                version = Version.of(os.fstat(descriptor))
+                if sent.get(key) == version and there.get(key) == version.size:
+                    continue
+                # by its descriptor: the name may lead to a link to a file of root's by now
+                source = f"/proc/self/fd/{descriptor}"
+                s3.upload_file(source, to.bucket, key, Config=TRANSFER, Callback=lambda _bytes: progress())
             if Version.of(path.lstat()) != version:
                 failures.append(f"{path}: changed while it was copied")
                 continue
