@@ -1,12 +1,46 @@
 """Command groups that load a command's module only when it is called: `--help` does not wait for torch."""
 
 import importlib
+import json
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from training import config
 from training.errors import TrainingError, suggestion
+
+
+def identity_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of `train` and `launch` that say what to do with the checkpoints of another run."""
+    allow = click.option(
+        "--allow",
+        multiple=True,
+        metavar="KEY",
+        help="Resume although this key has changed since the checkpoint; may be given again.",
+    )
+    branch = click.option(
+        "--branch",
+        default="",
+        metavar="NAME",
+        help="Train as a new run NAME, beside run.directory, from the newest weights found there.",
+    )
+    return allow(branch(command))
+
+
+def identity_flags(allow: Sequence[str], branch: str) -> list[str]:
+    """The same flags again, for the command that is started on each rank."""
+    words = [word for key in allow for word in ("--allow", key)]
+    return [*words, "--branch", branch] if branch else words
+
+
+def configured(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
+    """The configuration with overrides and flags laid over it; raises ConfigError."""
+    allowed = ["--checkpoint.allow", json.dumps(list(allow))] if allow else []
+    settings = config.load(file, [*overrides, *allowed])
+    return config.branched(settings, branch) if branch else settings
 
 
 class LazyGroup(click.Group):

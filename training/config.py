@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from training.errors import ConfigError, suggestion
 
+LOCAL_ONLY = "none"  # checkpoint.uri on an instance of a fleet that is to upload nothing
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -26,6 +27,10 @@ class Run(Section):
     """What is run, for how long, and where its files go. Exactly one of `epochs` and `steps` is set."""
 
     directory: str = "runs/default"
+    branch_of: str = (
+        ""  # run.directory of the run whose newest weights this one begins with: --branch
+    )
+    owner: str = ""  # whose run it is, a part of its place in the bucket; empty: the account that starts it
     seed: Count = 0
     epochs: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     steps: Count = 0
@@ -137,6 +142,10 @@ class Checkpoint(Section):
     every_s: Seconds = 1800.0
     keep: Positive = 3
     resume: bool = True
+    allow: tuple[str, ...] = Field(
+        default=(), strict=False
+    )  # keys in which a checkpoint may be of another run
+    branch_uri: str = ""  # where the run of run.branch_of has its checkpoints, if not in its place by default
 
 
 class Interrupt(Section):
@@ -191,6 +200,21 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     for keys, value in parse_overrides(overrides):
         _put(table, keys, value)
     return from_table(table, source=str(path))
+
+
+def branched(settings: Config, name: str) -> Config:
+    """The configuration of a new run `name`, beside the one it takes its first weights from.
+
+    Raises ConfigError when the name is none, or is the run's own.
+    """
+    directory = Path(settings.run.directory)
+    if not name or "/" in name or name in (".", "..", directory.name):
+        raise ConfigError(f"--branch = {name!r}: must be the name of another run than {directory.name!r}")
+    table = settings.model_dump(mode="json")
+    table["run"] |= {"directory": str(directory.parent / name), "branch_of": str(directory)}
+    if (uri := settings.checkpoint.uri) and uri != LOCAL_ONLY:
+        table["checkpoint"] |= {"uri": f"{uri.rstrip('/').rpartition('/')[0]}/{name}", "branch_uri": uri}
+    return from_table(table, source="--branch")
 
 
 def from_table(table: dict[str, Any], source: str) -> Config:

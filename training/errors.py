@@ -30,6 +30,10 @@ class CheckpointError(TrainingError):
     """A checkpoint cannot be written, read or trusted."""
 
 
+class IdentityError(CheckpointError):
+    """A checkpoint is of another run: another configuration, or other data."""
+
+
 class DivergenceError(TrainingError):
     """The loss is no longer a finite number."""
 

@@ -1,5 +1,6 @@
 """What the stack told this machine: /etc/gpu-fleet/instance.toml. Machines of no fleet have none."""
 
+import getpass
 import os
 import tomllib
 from pathlib import Path
@@ -20,6 +21,14 @@ def table() -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
+
+
+def account() -> str:
+    """Who runs this process: the account's name, or its number where it has no name (a container)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # KeyError until Python 3.12
+        return str(os.getuid())
 
 
 def run_directory() -> Path:

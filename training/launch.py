@@ -16,6 +16,7 @@ from types import FrameType
 import click
 
 from training import config, outcome
+from training.commands import configured, identity_flags, identity_options
 from training.errors import LaunchError
 from training.pool.alicloud_peers import alicloud_peers
 from training.pool.aws_peers import aws_peers
@@ -81,6 +82,7 @@ class Plan:
 @click.option("--peers", default="", help="ADDRESS,ADDRESS,... of the machines, instead of the whole pool.")
 @click.option("--alone", is_flag=True, help="This machine only; asks nobody.")
 @click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True)
+@identity_options
 def launch(
     *,
     config_file: Path,
@@ -90,13 +92,15 @@ def launch(
     peers: str,
     alone: bool,
     max_restarts: int,
+    allow: tuple[str, ...],
+    branch: str,
 ) -> None:
     """Train CONFIG on all machines of this machine's pool; run it on each of them.
 
     Exits with 0 when the run is complete or was stopped on purpose and has saved; `train` takes the same
     overrides: --section.key value.
     """
-    settings = config.load(config_file, overrides)
+    settings = configured(config_file, overrides, allow, branch)
     identity = None if alone else read_identity()
     machine = _machine(identity)
     plan = Plan(
@@ -105,7 +109,7 @@ def launch(
         processes=nproc_per_node or _processes(identity, machine),
         rendezvous_id=_rendezvous_id(identity, settings),
         max_restarts=max_restarts,
-        arguments=(str(config_file), *overrides),
+        arguments=(str(config_file), *overrides, *identity_flags(allow, branch)),
         variables=_variables(identity, machine),
     )
     if dry_run:

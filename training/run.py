@@ -19,6 +19,7 @@ from training.data.order import SampleOrder
 from training.data.prefetch import to_device
 from training.errors import ConfigError, ParallelError
 from training.evaluation import Evaluated
+from training.identity import of_run
 from training.metrics.flops import Utilisation, utilisation
 from training.metrics.writers import MetricsWriter, Writers, open_writers
 from training.parallel import World
@@ -104,7 +105,8 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
     where.on_first(lambda: _make_directory(Path(settings.run.directory)))
     place = where.rank // parallel.ranks_per_replica(settings.parallel)
     share = Share(place, readers, settings.run.batch_size, settings.run.accumulation)
-    checkpoints = Checkpoints(settings, where, len(training))
+    identity = where.on_first(lambda: of_run(settings, description, training))
+    checkpoints = Checkpoints(settings, where, len(training), identity)
     directory = Path(settings.run.directory)
     steps = settings.run.steps or -(-round(settings.run.epochs * len(training)) // settings.run.batch_size)
     trace = where.together(lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads))

@@ -92,6 +92,14 @@ def apply_tensors(state: State, saved: dict[str, Any]) -> None:
         raise CheckpointError(f"the checkpoint does not fit the configuration: {error}") from error
 
 
+def apply_weights(state: State, weights: dict[str, Tensor]) -> None:
+    """Begins with these weights; raises CheckpointError when they are of a model of another shape."""
+    try:
+        state.model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights do not fit model.options: {error}") from error
+
+
 def capture_rng() -> dict[str, Tensor]:
     """The generators that dropout draws from; data order and augmentation need none."""
     states = {"cpu": torch.get_rng_state()}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from training import config
+from training.commands import configured, identity_options
 from training.errors import ConfigError, OutOfMemoryError, PeerError, TrainingError
 from training.interrupt import Interruption, sources
 from training.loop import train as train_model
@@ -38,11 +39,14 @@ log = logging.getLogger(__name__)
 @click.option(
     "--profile", metavar="A..B", default="", help="Write a trace of these steps; short for an override."
 )
-def train(config_file: Path, overrides: tuple[str, ...], profile: str) -> None:
+@identity_options
+def train(
+    config_file: Path, overrides: tuple[str, ...], profile: str, allow: tuple[str, ...], branch: str
+) -> None:
     """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself."""
     with shown_errors():
         chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
-        run_rank(config.load(config_file, [*overrides, *chosen]))
+        run_rank(configured(config_file, [*overrides, *chosen], allow, branch))
 
 
 @contextmanager

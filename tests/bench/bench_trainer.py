@@ -159,7 +159,7 @@ def measure_saves(folder: str) -> tuple[list[float], list[float]]:
             average=None,
             utilisation=None,
         )
-        checkpoints = Checkpoints(settings, where, samples=1)
+        checkpoints = Checkpoints(settings, where, samples=1, identity={})
         ours, theirs = [], []
         for step in range(1, SAVES + 1):
             state.step = step

@@ -165,7 +165,8 @@ def test_a_resumed_run_decays_weights_as_its_configuration_says(
     def outcome(name: str, weight_decay: float) -> dict[str, Any]:
         table = changed(gpt_table(tokens, tmp_path / name, steps=3), parallel={"strategy": strategy})
         train_rank(table, stop_at=2)
-        return train_rank(changed(table, optimizer={"weight_decay": weight_decay}))
+        allowed = {"allow": ["optimizer.weight_decay"]}
+        return train_rank(changed(table, optimizer={"weight_decay": weight_decay}, checkpoint=allowed))
 
     as_saved, more = outcome("as saved", weight_decay=0.01), outcome("more", weight_decay=0.9)
 
@@ -177,6 +178,7 @@ def test_a_run_may_go_on_in_another_number_format(tokens: Path, tmp_path: Path) 
     table = gpt_table(tokens, tmp_path, steps=3)
     train_rank(table, stop_at=2)
 
-    resumed = train_rank(changed(table, precision={"dtype": "fp16"}))
+    allowed = {"allow": ["precision.dtype"]}
+    resumed = train_rank(changed(table, precision={"dtype": "fp16"}, checkpoint=allowed))
 
     assert (resumed["outcome"], resumed["resumed_from_step"]) == ("finished", 2)

@@ -4,9 +4,13 @@ A save writes `step-N.tmp/`, fsyncs every file and the folder, renames it to `st
 The manifest inside names every file with its size and SHA-256; `verify` believes nothing else.
 """
 
+import errno
+import fcntl
 import hashlib
 import json
+import logging
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable, Container, Iterable
@@ -17,10 +21,13 @@ from typing import IO, Any, Self
 from training.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+LOCK = "lock"
+FORMAT = 2
+READABLE = (1, FORMAT)  # 1 had neither identity nor checksum
 WHOLE, SHARDED = "whole", "sharded"
 CHUNK_BYTES = 1 << 22
 NAME = re.compile(r"step-(\d+)")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,22 +48,32 @@ class Manifest:
     layout: str = WHOLE  # whole: one file has every tensor; sharded: each rank wrote its part
     files: dict[str, FileRecord] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    identity: dict[str, str] = field(default_factory=dict)  # see training.identity
     format: int = FORMAT
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        """With a checksum of its own: a damaged manifest must not vouch for damaged files."""
+        table = asdict(self)
+        return json.dumps({**table, "checksum": _checksum(table)}, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Raises CheckpointError when the text is no manifest of this format."""
         try:
             table = json.loads(text)
-            if table["format"] != FORMAT:
+            if table["format"] not in READABLE:
                 raise CheckpointError(f"manifest format {table['format']}; this trainer reads {FORMAT}")
+            found = table.pop("checksum", "")
+            if table["format"] == FORMAT and found != _checksum(table):
+                raise CheckpointError("the manifest's own checksum is not that of its content")
             files = {name: FileRecord(**record) for name, record in table.pop("files").items()}
             return cls(files=files, **table)
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"manifest cannot be read: {error!r}") from error
+
+
+def _checksum(table: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 class HashingFile:
@@ -228,6 +245,31 @@ def set_aside(folder: Path, why: str = "damaged") -> None:
     aside = folder.with_name(f"{folder.name}.{why}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
+
+
+def lock(root: Path) -> IO[str]:
+    """Takes a folder of checkpoints for this process; keep the result for as long as it is to be held.
+
+    A record lock: it ends with the process however that ends, and reader processes do not inherit it.
+    Raises CheckpointError when another process has it.
+    """
+    file = (root / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
+            log.warning("event=no-lock folder=%s error=%r", root, str(error))
+            return file
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise CheckpointError(
+            f"run.directory: {root.parent} is in use by {holder}; wait for it, or choose another"
+        ) from error
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.flush()
+    return file
 
 
 def sweep(root: Path) -> None:

@@ -5,16 +5,18 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from training import config, instance
+from training import identity as identities
 from training.checkpoint import local, restore, sharded
 from training.checkpoint.saver import STATE, Saver
 from training.checkpoint.store import Store
 from training.errors import CheckpointError
+from training.identity import Identity
 from training.parallel import World
-from training.state import State, apply, apply_tensors, capture, capture_tensors
+from training.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
 
-LOCAL_ONLY = "none"  # checkpoint.uri on a machine of the fleet that is to upload nothing
 FOLDER = "checkpoints"
 MEETINGS_PER_TIMEOUT = 4
 log = logging.getLogger(__name__)
@@ -23,12 +25,31 @@ log = logging.getLogger(__name__)
 def location(settings: config.Config) -> str:
     """Where the run's checkpoints are uploaded to; empty for nowhere.
 
-    checkpoint.uri as it stands, or the checkpoint_uri of the machine with the name of the run below it.
+    checkpoint.uri as it stands, or the checkpoint_uri of the instance with owner and name of the run below.
     """
     if settings.checkpoint.uri:
-        return "" if settings.checkpoint.uri == LOCAL_ONLY else settings.checkpoint.uri
-    shared = str(instance.table().get("checkpoint_uri", ""))
-    return f"{shared.rstrip('/')}/{Path(settings.run.directory).name}" if shared else ""
+        return "" if settings.checkpoint.uri == config.LOCAL_ONLY else settings.checkpoint.uri
+    shared = str(instance.table().get("checkpoint_uri", "")).rstrip("/")
+    owner = settings.run.owner or instance.account()
+    return f"{shared}/{owner}/{Path(settings.run.directory).name}" if shared else ""
+
+
+def former_location(settings: config.Config) -> str:
+    """Where trainers before owners were a part of it uploaded to; empty where checkpoint.uri says it."""
+    shared = str(instance.table().get("checkpoint_uri", "")).rstrip("/")
+    return f"{shared}/{Path(settings.run.directory).name}" if shared and not settings.checkpoint.uri else ""
+
+
+def origin(settings: config.Config) -> config.Config | None:
+    """Of a branch, where the run it begins from has its files; None for any other run."""
+    if not settings.run.branch_of:
+        return None
+    run = settings.run.model_copy(update={"directory": settings.run.branch_of, "branch_of": ""})
+    uri = (
+        config.LOCAL_ONLY if settings.checkpoint.uri == config.LOCAL_ONLY else settings.checkpoint.branch_uri
+    )
+    saved = settings.checkpoint.model_copy(update={"uri": uri})
+    return settings.model_copy(update={"run": run, "checkpoint": saved})
 
 
 class Checkpoints:
@@ -39,12 +60,15 @@ class Checkpoints:
         settings: config.Config,
         where: World,
         samples: int,
+        identity: Identity,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._where, self._samples, self._clock = settings, where, samples, clock
+        self._identity = identity
         self._root = Path(settings.run.directory) / FOLDER
         uri = location(settings)
         self._store = where.together(lambda: Store(uri, settings.checkpoint.endpoint)) if uri else None
+        self._lock: IO[str] | None = None  # held by rank 0 for as long as it lives
         where.on_first(self._check_writable)
         if settings.parallel.strategy != "ddp":
             self._check_shared()
@@ -58,6 +82,7 @@ class Checkpoints:
     def _check_writable(self) -> None:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
+            self._lock = local.lock(self._root)
             local.sweep(self._root)
             local.write_bytes(self._root / "write-check", b"")
             (self._root / "write-check").unlink()
@@ -93,13 +118,55 @@ class Checkpoints:
             return None
         manifest = restore.newest_whole(self._where, self._root, self._store)
         if manifest is None:
+            self._where.on_first(self._check_former_location)
+            self._branch(state)
             return None
         restore.check_fits(manifest, self._settings.model.name, self._layout)
+        saved = manifest.identity or identities.of_configuration(manifest.config)
+        identities.check(
+            saved, self._identity, self._settings.checkpoint.allow, manifest.step, str(self._root)
+        )
         folder = self._root / local.folder_name(manifest.step)
         self._where.together(lambda: self._apply(state, folder))
         self._saved_step = state.step
+        self._where.on_first(lambda: self._saver.upload_if_missing(manifest) if self._saver else None)
         log.info("event=resumed step=%d position=%d folder=%s", state.step, state.position, folder)
         return state.step
+
+    def _check_former_location(self) -> None:
+        """A run that began under an older trainer must not silently begin anew."""
+        former = former_location(self._settings)
+        if self._store is None or not former:
+            return
+        if steps := Store(former, self._settings.checkpoint.endpoint).steps():
+            raise CheckpointError(
+                f"{former} has checkpoints of an earlier trainer, up to step {steps[-1]}; they now belong "
+                f"into {self._store.uri}: set checkpoint.uri = {former} to go on with them, or choose "
+                "another run.directory"
+            )
+
+    def _branch(self, state: State) -> None:
+        """Takes the first weights of a branch from the newest checkpoint of the run it begins from."""
+        before = origin(self._settings)
+        if before is None:
+            return
+        root, uri = Path(before.run.directory) / FOLDER, location(before)
+        store = self._where.together(lambda: Store(uri, before.checkpoint.endpoint)) if uri else None
+        manifest = restore.newest_whole(self._where, root, store)
+        if manifest is None:
+            raise CheckpointError(
+                f"run.branch_of = {before.run.directory!r}: has no checkpoint to begin from"
+            )
+        restore.check_fits(manifest, self._settings.model.name, self._layout)
+        folder = root / local.folder_name(manifest.step)
+        self._where.together(lambda: self._take_weights(state, folder))
+        log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
+
+    def _take_weights(self, state: State, folder: Path) -> None:
+        if self._layout == local.WHOLE:
+            apply_weights(state, restore.read_state(folder / STATE)["model"])
+        else:
+            sharded.load_weights(folder, state.model, self._where.control)
 
     def _apply(self, state: State, folder: Path) -> None:
         saved = restore.read_state(folder / STATE)
@@ -160,7 +227,9 @@ class Checkpoints:
     def _manifest(self, state: State) -> local.Manifest:
         described = self._settings.model_dump(mode="json")
         name, size = self._settings.model.name, self._where.size
-        return local.Manifest(state.step, name, size, layout=self._layout, config=described)
+        return local.Manifest(
+            state.step, name, size, layout=self._layout, config=described, identity=self._identity
+        )
 
     def wait(self) -> None:
         """Waits until the last save is on this machine's disk; raises CheckpointError."""

@@ -124,6 +124,12 @@ class Saver:
         self._idle.clear()
         self._jobs.put(Job(manifest, self._snapshot.begin(state), written))
 
+    def upload_if_missing(self, manifest: local.Manifest) -> None:
+        """Uploads a checkpoint that was found on this disk, and that the store may never have got."""
+        if self._store is not None and manifest.step not in self._store.steps():
+            self._uploading.add(manifest.step)
+            self._uploads.put(manifest)
+
     def before_change(self) -> None:
         """Waits until the last save needs the tensors of its state no more."""
         self._snapshot.before_change()

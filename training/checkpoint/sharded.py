@@ -12,7 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 from training.errors import CheckpointError
 from training.optimization import settings_kept
@@ -57,6 +63,16 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group
             optim_state_dict=parts["optimizer"],
             options=BY_NAME,
         )
+
+
+def load_weights(folder: Path, model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Fills this rank's part of the weights alone; raises CheckpointError."""
+    parts = {"model": get_model_state_dict(model)}
+    try:
+        state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the weights do not fit the configuration: {_first_line(error)}") from error
+    set_model_state_dict(model, parts["model"])
 
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -48,6 +48,10 @@ class Dataset(Protocol):
         """How a person finds the sample: its file, its line, its offset."""
         ...
 
+    def fingerprint(self, index: int) -> bytes:
+        """What tells sample `index` from another one in its place, wherever the data set lies; cheap."""
+        ...
+
 
 @dataclass(frozen=True)
 class Description:

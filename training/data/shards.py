@@ -92,6 +92,10 @@ class ShardFolder:
         place = self._index[index]
         return f"{self._files[place['shard']]} byte {place['start']}"
 
+    def fingerprint(self, index: int) -> bytes:
+        """Its line of the index, which has a checksum of the picture."""
+        return bytes(self._index[index].tobytes())
+
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
         """Picture (3, height, width) uint8 and class () int64."""
         place = self._index[index]

@@ -58,13 +58,21 @@ class TextFile:
     def name(self, index: int) -> str:
         return f"{self._folder} text {index}"
 
-    def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
-        """Ids (length,) int64, 0 where the text has ended, and class () int64."""
-        del chance
+    def fingerprint(self, index: int) -> bytes:
+        """The tokens of the text, and its class."""
+        return bytes(self._ids(index).tobytes() + self._classes[index].tobytes())
+
+    def _ids(self, index: int) -> Array:
+        """The first tokens of a text, at most `length`, as they are stored."""
         if self._tokens is None:
             self._tokens = np.memmap(self._folder / TOKENS, dtype=self._dtype, mode="r")
         start, end = int(self._starts[index]), int(self._starts[index + 1])
-        ids = self._tokens[start : min(end, start + self._length)].astype(np.int64)
+        return self._tokens[start : min(end, start + self._length)]
+
+    def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
+        """Ids (length,) int64, 0 where the text has ended, and class () int64."""
+        del chance
+        ids = self._ids(index).astype(np.int64)
         target = int(self._classes[index])
         if not ids.size or ids.max() >= self._vocabulary or not 0 <= target < self._class_count:
             raise CorruptSampleError(

@@ -57,13 +57,22 @@ class TokenFile:
     def name(self, index: int) -> str:
         return f"{self._file} tokens {index * self._length} to {(index + 1) * self._length}"
 
-    def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
-        """Tokens (length,) int64, and the token that follows each of them, (length,) int64."""
-        del chance
+    def fingerprint(self, index: int) -> bytes:
+        """The tokens of the sample."""
+        return self._window(index).tobytes()
+
+    def _window(self, index: int) -> Array:
+        """Tokens of a sample, and the one that follows, (length + 1,) as they are stored."""
         if self._tokens is None:
             self._tokens = np.memmap(self._file, dtype=self._dtype, mode="r")
         start = index * self._length
-        window = self._tokens[start : start + self._length + 1].astype(np.int64)
+        return self._tokens[start : start + self._length + 1]
+
+    def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
+        """Tokens (length,) int64, and the token that follows each of them, (length,) int64."""
+        del chance
+        start = index * self._length
+        window = self._window(index).astype(np.int64)
         if window.max() >= self._vocabulary:
             place = start + int(window.argmax())
             raise CorruptSampleError(

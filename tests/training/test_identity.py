@@ -1,0 +1,256 @@
+"""A run goes on from its own checkpoints and from no others, whatever their folder is called."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.training.commands import tried_alone
+from tests.training.examples import changed, gpt_table, train_on, train_rank, write_tokens
+from tests.training.programs import started
+from training import config, identity
+from training.checkpoint import local, manager
+from training.data.dataset import describe, open_split
+from training.errors import CheckpointError, IdentityError
+
+DATA = Path("data")
+
+
+@pytest.fixture
+def table(tokens: Path, tmp_path: Path) -> dict[str, Any]:
+    """Three steps of a small decoder."""
+    return gpt_table(tokens, tmp_path / "run", steps=3)
+
+
+def identity_of(table: dict[str, Any]) -> identity.Identity:
+    settings = config.from_table(table, "test")
+    description = describe(Path(settings.data.path))
+    return identity.of_run(settings, description, open_split(settings.data, description, "train"))
+
+
+@pytest.mark.parametrize(
+    ("key", "section", "values"),
+    [
+        ("optimizer.learning_rate", "optimizer", {"learning_rate": 0.5}),
+        ("run.seed", "run", {"seed": 9}),
+        ("run.batch_size", "run", {"batch_size": 16}),
+        ("model.options", "model", {"options": {"hidden_size": 64, "layers": 2, "heads": 4}}),
+        ("precision.dtype", "precision", {"dtype": "bf16"}),
+        ("data.sequence_length", "data", {"sequence_length": 8}),
+    ],
+)
+def test_a_checkpoint_of_another_configuration_is_refused_with_what_differs(
+    key: str, section: str, values: dict[str, Any], table: dict[str, Any], tmp_path: Path
+) -> None:
+    train_rank(table)
+
+    status, said = tried_alone(changed(table, **{section: values}), tmp_path)
+
+    assert status != 0
+    assert key in said
+    assert f"--allow {key}" in said
+    assert "--branch" in said
+    assert "Traceback" not in said
+
+
+def test_other_data_of_equal_length_are_refused(table: dict[str, Any], tmp_path: Path) -> None:
+    train_rank(table)
+    other = write_tokens(tmp_path / "other")
+    stored = other / "train" / "tokens.bin"
+    stored.write_bytes(stored.read_bytes()[::-1])
+
+    status, said = tried_alone(changed(table, data={"path": str(other)}), tmp_path)
+
+    assert status != 0
+    assert "data.content" in said
+
+
+def test_the_same_data_elsewhere_are_the_same(table: dict[str, Any], tmp_path: Path) -> None:
+    moved = write_tokens(tmp_path / "moved")
+
+    assert identity_of(changed(table, data={"path": str(moved)})) == identity_of(table)
+
+
+def test_an_allowed_key_may_differ_and_no_other(table: dict[str, Any], tmp_path: Path) -> None:
+    train_rank(table, stop_at=2)
+    faster = changed(table, optimizer={"learning_rate": 0.5})
+
+    resumed, _ = tried_alone(faster, tmp_path, "--allow", "optimizer.learning_rate")
+    status, said = tried_alone(
+        changed(faster, run={"seed": 9}), tmp_path, "--allow", "optimizer.learning_rate"
+    )
+
+    assert resumed == 0
+    assert status != 0
+    assert "run.seed" in said
+    assert "optimizer.learning_rate  " not in said
+
+
+def test_a_key_that_decides_nothing_cannot_be_allowed(table: dict[str, Any], tmp_path: Path) -> None:
+    train_rank(table)
+
+    status, said = tried_alone(changed(table, run={"seed": 9}), tmp_path, "--allow", "run.sed")
+
+    assert status != 0
+    assert "'run.sed'" in said
+    assert "did you mean run.seed?" in said
+
+
+@pytest.mark.parametrize(("schedule", "refused"), [("cosine", True), ("constant", False)])
+def test_a_longer_run_is_another_where_the_schedule_asks_for_its_length(
+    *, schedule: str, refused: bool, table: dict[str, Any], tmp_path: Path
+) -> None:
+    table = changed(table, schedule={"name": schedule})
+    train_rank(table)
+
+    status, said = tried_alone(changed(table, run={"steps": 5}), tmp_path)
+
+    assert (status != 0) == refused
+    assert ("run.steps" in said) == refused
+
+
+@given(st.sampled_from(sorted(key for key in identity.HARMLESS if "*" not in key)), st.integers(2, 9))
+def test_a_harmless_key_is_no_part_of_the_identity(key: str, value: int) -> None:
+    section, name = key.split(".")
+    plain = {"run": {"seed": 0, "steps": 3}, "schedule": {"name": "cosine"}}
+
+    known = identity.of_configuration({**plain, section: {**plain.get(section, {}), name: value}})
+
+    assert known == identity.of_configuration({**plain, section: plain.get(section, {})})
+
+
+def test_every_harmless_key_is_a_key_of_the_configuration() -> None:
+    sections = config.Config.model_fields
+    names = {
+        f"{section}.{key}"
+        for section, field in sections.items()
+        for key in field.annotation.model_fields  # type: ignore[union-attr]  # each is a section
+    }
+
+    assert {key for key in identity.HARMLESS if "*" not in key} <= names
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_branch_begins_with_the_weights_and_at_step_one(
+    strategy: str, table: dict[str, Any], tmp_path: Path
+) -> None:
+    table = changed(table, parallel={"strategy": strategy})
+    trained = train_on(2, table)
+    nothing = changed(table, optimizer={"learning_rate": 1e-30, "weight_decay": 0.0}, run={"steps": 1})
+    branched = config.branched(config.from_table(nothing, "test"), "second").model_dump(mode="json")
+
+    begun = train_on(2, branched)
+
+    assert begun["resumed_from_step"] is None
+    assert begun["step"] == 1
+    assert begun["parameters_sha256"] == trained["parameters_sha256"]
+    assert local.steps(tmp_path / "second" / "checkpoints") == [1]
+
+
+def test_a_branch_of_nothing_says_so(table: dict[str, Any], tmp_path: Path) -> None:
+    status, said = tried_alone(table, tmp_path, "--branch", "second")
+
+    assert status != 0
+    assert "has no checkpoint" in said
+
+
+@pytest.mark.parametrize("name", ["run", "a/b", ".."])
+def test_a_branch_needs_a_name_of_its_own(name: str, table: dict[str, Any], tmp_path: Path) -> None:
+    status, said = tried_alone(table, tmp_path, "--branch", name)
+
+    assert status != 0
+    assert f"--branch = {name!r}" in said
+
+
+def test_an_explicit_place_branches_beside_itself() -> None:
+    table = gpt_table(DATA, Path("runs/first"))
+    settings = config.from_table(changed(table, checkpoint={"uri": "s3://bucket/first"}), "test")
+
+    branch = config.branched(settings, "second")
+
+    assert branch.checkpoint.uri == "s3://bucket/second"
+    assert branch.run.directory == "runs/second"
+    before = manager.origin(branch)
+    assert before is not None
+    assert (before.checkpoint.uri, before.run.directory) == ("s3://bucket/first", "runs/first")
+
+
+def test_two_owners_share_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = tmp_path / "instance.toml"
+    instance.write_text('checkpoint_uri = "s3://bucket/pool"\n')
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(instance))
+    table = gpt_table(DATA, Path("runs/baseline"))
+
+    places = {
+        manager.location(config.from_table(changed(table, run={"owner": owner}), "test"))
+        for owner in ("alice", "bob")
+    }
+
+    assert places == {"s3://bucket/pool/alice/baseline", "s3://bucket/pool/bob/baseline"}
+
+
+def test_what_an_earlier_trainer_uploaded_is_not_passed_over_in_silence(
+    table: dict[str, Any], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = tmp_path / "instance.toml"
+    instance.write_text(f'checkpoint_uri = "s3://{bucket}/pool"\n')
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(instance))
+    former = changed(table, checkpoint={"uri": f"s3://{bucket}/pool/run"})
+    train_rank(former)
+    elsewhere = changed(table, run={"directory": str(tmp_path / "other disk" / "run")})
+
+    status, said = tried_alone(elsewhere, tmp_path)
+
+    assert status != 0
+    assert f"set checkpoint.uri = s3://{bucket}/pool/run" in said
+
+
+def test_a_resumed_checkpoint_reaches_a_bucket_that_never_had_it(table: dict[str, Any], bucket: str) -> None:
+    train_rank(table)
+
+    finished = train_rank(changed(table, checkpoint={"uri": f"s3://{bucket}/run"}))
+
+    keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket=bucket)["Contents"]]
+    assert finished["checkpoint"] == f"s3://{bucket}/run"
+    assert f"run/step-{finished['step']}/{local.MANIFEST}" in keys
+
+
+def test_a_second_process_in_the_same_directory_is_refused(table: dict[str, Any], tmp_path: Path) -> None:
+    endless = changed(table, run={"steps": 1_000_000}, checkpoint={"every_steps": 5})
+    file = tmp_path / "config.toml"
+    file.write_text(tomli_w.dumps(endless))
+
+    with started("training", "train", file) as first:
+        first.wait_for("event=checkpoint ")
+        status, said = tried_alone(endless, tmp_path)
+
+    assert status != 0
+    assert f"in use by process {first.process.pid}" in said
+
+
+def test_a_manifest_with_a_flipped_letter_vouches_for_nothing(table: dict[str, Any], tmp_path: Path) -> None:
+    train_rank(table)
+    manifest = tmp_path / "run" / "checkpoints" / "step-3" / local.MANIFEST
+    changed_text = manifest.read_text().replace('"world_size": 1', '"world_size": 2')
+    manifest.write_text(changed_text)
+
+    with pytest.raises(CheckpointError, match="own checksum"):
+        local.verify(manifest.parent)
+
+
+def test_a_checkpoint_of_an_older_trainer_is_held_against_its_configuration(table: dict[str, Any]) -> None:
+    older = local.Manifest(3, "gpt", 1, config=config.from_table(table, "test").model_dump(mode="json"))
+    text = json.loads(older.to_json()) | {"format": 1}
+    del text["checksum"], text["identity"]
+    read = local.Manifest.from_json(json.dumps(text))
+
+    found = identity.of_configuration(read.config)
+
+    with pytest.raises(IdentityError, match=r"run\.seed"):
+        identity.check(found, identity_of(changed(table, run={"seed": 9})), (), 3, "here")
+    identity.check(found, identity_of(table), (), 3, "here")
