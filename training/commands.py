@@ -73,4 +73,4 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except TrainingError as error:
             click.echo(f"error: {error}", err=True)
-            sys.exit(1)
+            sys.exit(error.exit_status)

@@ -27,9 +27,7 @@ class Run(Section):
     """What is run, for how long, and where its files go. Exactly one of `epochs` and `steps` is set."""
 
     directory: str = "runs/default"
-    branch_of: str = (
-        ""  # run.directory of the run whose newest weights this one begins with: --branch
-    )
+    branch_of: str = ""  # run.directory of the run whose newest weights this one begins with: --branch
     owner: str = ""  # whose run it is, a part of its place in the bucket; empty: the account that starts it
     seed: Count = 0
     epochs: Annotated[float, Field(ge=0, le=1e9)] = 0.0
@@ -151,6 +149,7 @@ class Checkpoint(Section):
 class Interrupt(Section):
     """How often the stop file and the metadata service are asked, and the ranks tell each other."""
 
+    rebalance: bool = False  # stop at a recommendation, too: it ends nothing, and most never come to a notice
     poll_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
     agree_every_s: Seconds = 0.25  # 0: at every step
 

@@ -3,11 +3,19 @@
 import difflib
 from collections.abc import Iterable
 
+from training import exit_codes
+
 
 class TrainingError(Exception):
     """Something a user can act on; the message says what, where and what is allowed."""
 
     shared = False  # whether every rank raises the same, so that rank 0 speaks for all
+    for_good = True  # whether another try would end the same way
+
+    @property
+    def exit_status(self) -> int:
+        """Of the process that ends with this error."""
+        return exit_codes.FAILED_FOR_GOOD if self.for_good else exit_codes.FAILED_PERHAPS
 
 
 class ConfigError(TrainingError):
@@ -29,9 +37,23 @@ class ParallelError(TrainingError):
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written, read or trusted."""
 
+    for_good = False  # the bucket may answer again, another instance has another disk
+
+
+class StoreError(CheckpointError):
+    """An object store does not answer, or refuses: nothing is known of what it holds."""
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        """`passing` says that the same question may well be answered in a minute."""
+        super().__init__(message)
+        self.passing = passing
+        self.for_good = not passing
+
 
 class IdentityError(CheckpointError):
     """A checkpoint is of another run: another configuration, or other data."""
+
+    for_good = True
 
 
 class DivergenceError(TrainingError):
@@ -42,12 +64,22 @@ class OutOfMemoryError(TrainingError):
     """The device has no room for the step; the message names the knobs that help."""
 
 
+class FailedBeforeError(TrainingError):
+    """An earlier try of the same torchrun failed for good; the message is that try's."""
+
+    shared = True
+
+
 class PeerError(TrainingError):
     """Another rank is gone or no longer answers."""
 
+    for_good = False
+
 
 class LaunchError(TrainingError):
-    """The peers of this machine cannot be found, or torchrun cannot be started."""
+    """The peers of this instance cannot be found, or torchrun cannot be started."""
+
+    for_good = False
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

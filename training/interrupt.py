@@ -112,13 +112,13 @@ class Interruption:
             log.warning("event=interruption reason=%s detail=%r", notice[0].label, notice[1])
 
 
-def sources() -> list[Source]:
-    """What this machine can be asked: the stop file always, a metadata service where there is one."""
+def sources(*, rebalance: bool = False) -> list[Source]:
+    """What this instance can be asked: the stop file always, a metadata service where there is one."""
     asked: list[Source] = [lambda: stop_file(instance.run_directory() / "stop")]
     cloud = instance.table().get("cloud")
     aws, alicloud = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"
     if cloud == "aws" or aws in os.environ:
-        asked.append(AwsNotice(os.environ.get(aws, AWS_METADATA)))
+        asked.append(AwsNotice(os.environ.get(aws, AWS_METADATA), rebalance=rebalance))
     if cloud == "alicloud" or alicloud in os.environ:
         asked.append(AlicloudNotice(os.environ.get(alicloud, ALICLOUD_METADATA)))
     return asked
@@ -135,23 +135,32 @@ def stop_file(path: Path) -> Notice | None:
 
 
 class AwsNotice:
-    """Spot interruptions and rebalance recommendations by IMDSv2.
+    """Spot interruptions and, where asked for, rebalance recommendations by IMDSv2.
 
+    A recommendation stands for as long as the instance lives: one that was there before the run ends no run.
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
     """
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, *, rebalance: bool = False) -> None:
         self._base_url = base_url.rstrip("/")
         self._token = ""
+        self._rebalance = rebalance
+        self._standing: str | None = None  # the recommendation at the first look; empty: none stood
 
     def __call__(self) -> Notice | None:
         action = self._read("spot/instance-action")
         if action is not None:
             return Reason.SPOT_NOTICE, f"spot {_field(action, 'action')} at {_field(action, 'time')}"
-        advice = self._read("events/recommendations/rebalance")
-        if advice is not None:
-            return Reason.REBALANCE, f"rebalance recommended at {_field(advice, 'noticeTime')}"
-        return None
+        return self._recommendation() if self._rebalance else None
+
+    def _recommendation(self) -> Notice | None:
+        advice = self._read("events/recommendations/rebalance") or ""
+        if self._standing is None:
+            self._standing = advice
+        if advice in ("", self._standing):
+            return None
+        return Reason.REBALANCE, f"rebalance recommended at {_field(advice, 'noticeTime')}"
 
     def _read(self, path: str) -> str | None:
         url = f"{self._base_url}/latest/meta-data/{path}"

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import click
 
-from training import config, outcome
+from training import config, exit_codes, outcome
 from training.commands import configured, identity_flags, identity_options
 from training.errors import LaunchError
 from training.pool.alicloud_peers import alicloud_peers
@@ -24,6 +24,7 @@ from training.pool.identity import Expected, Identity, Machine, Metadata, read_i
 from training.pool.members import in_order
 from training.pool.network import control_environment, environment
 
+LOOK_EVERY_S = 0.5  # for word that the run has failed for good
 PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
 SHUTDOWN_TIMEOUT_S = 90  # for the last save, of the two minutes that a spot notice gives
 # torch 2.13 else keeps one store over restarts, and a new rank may read the address of one that is gone
@@ -97,8 +98,8 @@ def launch(
 ) -> None:
     """Train CONFIG on all machines of this machine's pool; run it on each of them.
 
-    Exits with 0 when the run is complete or was stopped on purpose and has saved; `train` takes the same
-    overrides: --section.key value.
+    Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
+    other try can help; `train` takes the same overrides: --section.key value.
     """
     settings = configured(config_file, overrides, allow, branch)
     identity = None if alone else read_identity()
@@ -172,20 +173,40 @@ def _rendezvous_id(identity: Identity | None, settings: config.Config) -> str:
 
 
 def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -> int:
-    """Runs torchrun, hands SIGTERM and SIGINT on to it, and returns its exit status.
+    """Runs torchrun, hands SIGTERM and SIGINT on to it, and returns a status of training.exit_codes.
 
-    0 when the trainer left word in `directory` that it saved and stopped: torchrun itself then returns 1.
+    torchrun itself returns 1 whatever has happened, and tries again what cannot go well; so the word that the
+    trainer leaves in `directory` decides.
     """
     started_at_s = time.time()
     # Its own session: a key press reaches torchrun once, through us, and not a second time from the terminal.
     given = {**os.environ, **FRESH_STORE, **variables}
     process = subprocess.Popen(command, env=given, start_new_session=True)
     _forward_signals(process)
-    status = process.wait()
-    if status != 0 and outcome.stopped_since(directory, started_at_s):
+    status = _awaited(process, lambda: outcome.failed_since(directory, started_at_s))
+    if outcome.failed_since(directory, started_at_s):
+        log.error("event=failed-for-good torchrun_status=%d", status)
+        return exit_codes.FAILED_FOR_GOOD
+    if outcome.stopped_since(directory, started_at_s):
         log.info("event=stopped torchrun_status=%d", status)
-        return 0
+        return exit_codes.STOPPED
     return status if status >= 0 else 128 - status  # as a shell reports a signal
+
+
+def _awaited(process: "subprocess.Popen[bytes]", hopeless: Callable[[], bool]) -> int:
+    """The status of torchrun, which is ended as soon as another try of its own would be in vain."""
+    while True:
+        try:
+            return process.wait(LOOK_EVERY_S)
+        except subprocess.TimeoutExpired:
+            if hopeless():
+                break
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(SHUTDOWN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _forward_signals(process: "subprocess.Popen[bytes]") -> None:

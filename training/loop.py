@@ -60,7 +60,7 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
         return True
     while state.step < last_step:
         if stop.agreed_soon():
-            meter.check(state.step)  # a diverged state is not worth saving
+            meter.check()  # a diverged state is not worth saving
             return True
         factor = optimization.learning_rate_factor(state.step, last_step, settings.schedule)
         rate = optimization.set_learning_rate(state.optimizer, factor, settings.optimizer.learning_rate)
@@ -86,7 +86,7 @@ def take_step(
     """One optimizer step over all micro-batches; the norm of the gradients () where it is wanted."""
     settings = run.settings
     micro_batches = watched(islice(batches, settings.run.accumulation), meter)
-    meter.add_step(state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss))
+    meter.add_step(state.step + 1, state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss))
     norm = None
     if with_norm or settings.optimizer.clip_norm > 0:
         state.scaler.unscale_(state.optimizer)
@@ -114,7 +114,7 @@ def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
 
 def save(run: Run, state: State, meter: Meter) -> None:
     """Takes a checkpoint, after a look at the loss: a diverged state must not replace a good one."""
-    meter.check(state.step)
+    meter.check()
     stall_s = run.checkpoints.save(state)
     meter.add_stall(stall_s)
     run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})

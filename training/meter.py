@@ -16,6 +16,8 @@ from training.state import State
 
 Clock = Callable[[], float]
 BYTES_PER_GIB = 2**30
+MOST_UNREAD = 1024  # losses kept on the device between two reports
+GOOD = math.inf  # in place of the first step with a bad loss, where there is none
 KIB_PER_GIB = 2**20  # Linux counts the resident memory of a process in KiB
 
 
@@ -27,8 +29,10 @@ class Meter:
     ) -> None:
         self._where, self._readers, self._corrupt = where, readers, corrupt
         self.clock = clock
-        self._loss = torch.zeros((), device=where.device)
-        self._losses = 0
+        self._losses: list[Tensor] = []  # () each, on the device: nobody waits for them before the report
+        self._loss_steps: list[int] = []  # the step of each
+        self._folded = 0.0, 0  # sum and number of losses that were read before
+        self._bad_step = GOOD  # the first step whose loss was no finite number
         self._steps = 0
         self._samples = 0
         self._tokens = 0
@@ -43,12 +47,26 @@ class Meter:
         self._tokens += batch.targets.numel()
         self._data_wait_s += waited_s
 
-    def add_step(self, loss: Tensor | None) -> None:
-        """One optimizer step with the mean loss () of its micro-batches; None where it is not known."""
+    def add_step(self, step: int, loss: Tensor | None) -> None:
+        """Optimizer step `step` with the mean loss () of its micro-batches; None where it is not known."""
         self._steps += 1
         if loss is not None:
-            self._loss += loss
-            self._losses += 1
+            self._losses.append(loss)
+            self._loss_steps.append(step)
+            if len(self._losses) >= MOST_UNREAD:
+                self._read()
+
+    def _read(self) -> tuple[float, int]:
+        """Sum and number of the losses since the last report."""
+        if self._losses:
+            values = torch.stack(self._losses).tolist()
+            found = zip(self._loss_steps, values, strict=True)
+            bad = next((step for step, value in found if not math.isfinite(value)), GOOD)
+            self._bad_step = min(self._bad_step, bad)
+            self._folded = self._folded[0] + sum(values), self._folded[1] + len(values)
+            self._losses.clear()
+            self._loss_steps.clear()
+        return self._folded
 
     def add_stall(self, seconds: float) -> None:
         """The training stood still for a checkpoint."""
@@ -61,30 +79,26 @@ class Meter:
     def go_on(self, paused_at: float) -> None:
         self._begin += self.clock() - paused_at
 
-    def check(self, step: int) -> float:
+    def check(self) -> float:
         """The mean loss since the last report over all ranks.
 
         Raises DivergenceError naming rank and step, DataError where a rank has too many corrupt samples.
         """
-        everyone = self._where.gather_numbers(float(self._loss), self._losses, self._corrupt.excess)
-        if any(excess > 0 for _, _, excess in everyone):
+        total, count = self._read()
+        everyone = self._where.gather_numbers(total, count, self._corrupt.excess, self._bad_step)
+        if any(excess > 0 for _, _, excess, _ in everyone):
             self._where.together(self._corrupt.check)
-        losses = {rank: total / count for rank, (total, count, _) in enumerate(everyone) if count}
-        for rank, loss in losses.items():
-            if not math.isfinite(loss):
-                error = DivergenceError(
-                    f"the loss of rank {rank} is {loss} at step {step}; lower optimizer.learning_rate, set "
-                    "optimizer.clip_norm or schedule.warmup_steps, or use precision.dtype bf16, not fp16"
-                )
-                error.shared = True
-                raise error
-        return sum(losses.values()) / max(1, len(losses))
+        first, rank = min((bad, rank) for rank, (_, _, _, bad) in enumerate(everyone))
+        if first < GOOD:  # from the step after it on the weights are bad on every rank
+            raise _diverged(rank, everyone[rank][0], int(first))
+        losses = [total / count for total, count, _, _ in everyone if count]
+        return sum(losses) / max(1, len(losses))
 
     def report(
         self, state: State, epoch: float, learning_rate: float, gradient_norm: Tensor | None
     ) -> Record:
         """The record of the steps since the last report; afterwards the sums are zero."""
-        loss = self.check(state.step)
+        loss = self.check()
         seconds = max(self.clock() - self._begin, 1e-9)
         record: dict[str, float | int | str] = {
             "kind": "train",
@@ -112,7 +126,17 @@ class Meter:
         return record
 
     def _reset(self) -> None:
-        self._loss.zero_()
-        self._losses = self._steps = self._samples = self._tokens = 0
+        self._folded = 0.0, 0
+        self._steps = self._samples = self._tokens = 0
         self._data_wait_s = self._stall_s = 0.0
         self._begin = self.clock()
+
+
+def _diverged(rank: int, loss: float, step: int) -> DivergenceError:
+    error = DivergenceError(
+        f"the loss of rank {rank} is {'nan' if math.isnan(loss) else 'infinite'} at step {step}; lower "
+        "optimizer.learning_rate, set optimizer.clip_norm or schedule.warmup_steps, or use precision.dtype "
+        "bf16, not fp16"
+    )
+    error.shared = True
+    return error

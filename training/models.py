@@ -92,8 +92,14 @@ def gpt(
     key_value_heads: int = 0,
     intermediate_size: int = 2048,
     attention_dropout: float = 0.0,
+    rope_theta: float = 10_000.0,
+    norm_eps: float = 1e-6,
 ) -> nn.Module:
-    """A Llama decoder: the one model that every strategy can spread. key_value_heads 0: as many as heads."""
+    """A Llama decoder: the one model that every strategy can spread. key_value_heads 0: as many as heads.
+
+    rope_theta and norm_eps belong to published weights as much as the sizes do: Llama 3 has 500,000 and 1e-5
+    (config.json of meta-llama/Llama-3.1-8B).
+    """
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - seconds to load
 
     configuration = LlamaConfig(
@@ -105,6 +111,8 @@ def gpt(
         num_key_value_heads=key_value_heads or heads,
         intermediate_size=intermediate_size,
         attention_dropout=attention_dropout,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
+        rms_norm_eps=norm_eps,
         tie_word_embeddings=False,  # the first and the last stage of a pipeline share nothing
         use_cache=False,
     )
@@ -207,12 +215,13 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
     """Writes FOLDER/model.safetensors, which `model.weights` of a later run reads; raises ModelError."""
-    from safetensors.torch import save_file  # noqa: PLC0415 - once per run
+    from safetensors import SafetensorError  # noqa: PLC0415 - once per run
+    from safetensors.torch import save_file  # noqa: PLC0415
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(weights, folder / "model.safetensors")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the second is what a full disk raises
         raise ModelError(f"{folder}: the model cannot be written: {error}") from error
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -94,7 +95,8 @@ class World:
 
 
 def _of_rank(rank: int, error: TrainingError) -> TrainingError:
-    shared = type(error)(str(error) if rank == 0 else f"rank {rank}: {error}")
+    shared = copy(error)  # with all that it knows, such as whether another try may help
+    shared.args = (str(error) if rank == 0 else f"rank {rank}: {error}",)
     shared.shared = True
     return shared
 

@@ -102,16 +102,20 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
     training = where.together(lambda: open_split(settings.data, description, "train"))
     held_out = where.together(lambda: open_split(settings.data, description, "val"))
     where.together(lambda: check_parts(training, readers, settings.data.workers))
+    where.together(lambda: check_length(settings, len(training)))
     where.on_first(lambda: _make_directory(Path(settings.run.directory)))
     place = where.rank // parallel.ranks_per_replica(settings.parallel)
     share = Share(place, readers, settings.run.batch_size, settings.run.accumulation)
     identity = where.on_first(lambda: of_run(settings, description, training))
     checkpoints = Checkpoints(settings, where, len(training), identity)
     directory = Path(settings.run.directory)
-    steps = settings.run.steps or -(-round(settings.run.epochs * len(training)) // settings.run.batch_size)
     trace = where.together(lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads))
     writer = where.together(
-        lambda: open_writers(settings.metrics, directory, steps) if where.leads else Writers([])
+        lambda: (
+            open_writers(settings.metrics, directory, all_steps(settings, len(training)))
+            if where.leads
+            else Writers([])
+        )
     )
     try:
         with trace:
@@ -121,10 +125,28 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
         writer.close()
 
 
+def all_steps(settings: config.Config, samples: int) -> int:
+    """Optimizer steps of the whole run on so many samples."""
+    run = settings.run
+    return run.steps or -(-round(run.epochs * samples) // run.batch_size)
+
+
+def check_length(settings: config.Config, samples: int) -> None:
+    """Raises ConfigError for a batch that the data cannot fill, or a warm-up that never ends."""
+    run, steps, warmup = settings.run, all_steps(settings, samples), settings.schedule.warmup_steps
+    if run.batch_size > samples:
+        raise ConfigError(f"run.batch_size = {run.batch_size}: the training data have {samples} samples")
+    if warmup >= steps > 0:
+        raise ConfigError(
+            f"schedule.warmup_steps = {warmup}: the run has {steps} steps, and never its learning rate"
+        )
+
+
 def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        outcome.remove(directory)
+        if not outcome.restarted():
+            outcome.remove(directory)
     except OSError as error:
         raise ConfigError(
             f"run.directory = {str(directory)!r}: cannot be written: {error.strerror}"

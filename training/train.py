@@ -1,24 +1,33 @@
 """`train`: one process of a run; torchrun starts as many as there are devices."""
 
+import errno
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
 import torch
 import torch.distributed as dist
 
-from training import config
+from training import config, outcome
 from training.commands import configured, identity_options
-from training.errors import ConfigError, OutOfMemoryError, PeerError, TrainingError
+from training.errors import (
+    CheckpointError,
+    ConfigError,
+    FailedBeforeError,
+    OutOfMemoryError,
+    PeerError,
+    TrainingError,
+)
 from training.interrupt import Interruption, sources
 from training.loop import train as train_model
 from training.parallel import world
 from training.profiling import parse_steps
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
 PEER_GONE = (
     "Connection closed by peer",
@@ -46,12 +55,29 @@ def train(
     """Train as CONFIG_FILE says, with any of its keys as --section.key VALUE. Resumes by itself."""
     with shown_errors():
         chosen = ["--metrics.profile_steps", str(list(parse_steps(profile)))] if profile else []
-        run_rank(configured(config_file, [*overrides, *chosen], allow, branch))
+        settings = configured(config_file, [*overrides, *chosen], allow, branch)
+        with noted_failure(Path(settings.run.directory)):
+            run_rank(settings)
+
+
+@contextmanager
+def noted_failure(directory: Path) -> Iterator[None]:
+    """Leaves word of an error that no other try can heal; where there is such word, it is the error."""
+    if before := outcome.failed_before(directory):
+        raise FailedBeforeError(before)
+    try:
+        yield
+    except TrainingError as error:
+        rank = int(os.environ.get("RANK", "0"))
+        if error.for_good and (rank == 0 or not error.shared):
+            with suppress(OSError):  # the disk may be why it failed; the exit status says it too
+                outcome.write_failure(directory, str(error), rank)
+        raise
 
 
 @contextmanager
 def shown_errors() -> Iterator[None]:
-    """Starts the log of a rank, shows a TrainingError once for all ranks, and exits with 1 after it."""
+    """Starts the log of a rank, shows a TrainingError once for all ranks, and exits with its status."""
     rank = int(os.environ.get("RANK", "0"))
     start_logging(rank)
     try:
@@ -60,17 +86,26 @@ def shown_errors() -> Iterator[None]:
         if rank == 0 or not (error.shared or isinstance(error, ConfigError)):
             where = f"rank {rank}: " if rank else ""
             click.echo(f"error: {where}{error}", err=True)
-        sys.exit(1)
+        sys.exit(error.exit_status)
 
 
 def run_rank(settings: config.Config) -> None:
     """Joins the others and trains; raises TrainingError."""
     try:
         with (
-            Interruption(sources(), settings.interrupt.poll_s) as interruption,
+            Interruption(
+                sources(rebalance=settings.interrupt.rebalance), settings.interrupt.poll_s
+            ) as interruption,
             world(settings.parallel) as where,
         ):
             train_model(settings, where, interruption)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        place = error.filename or settings.run.directory
+        raise CheckpointError(
+            f"{place}: {error.strerror}; free some space, or another run.directory"
+        ) from error
     except RuntimeError as error:  # torch raises nothing finer for most of these
         raise explained(error, settings) from error
 

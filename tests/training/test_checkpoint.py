@@ -8,15 +8,16 @@ from typing import Any
 import boto3
 import pytest
 import torch
+from botocore.exceptions import ClientError
 from torch import nn
 
 from tests.training.examples import changed, resnet_table
 from training import config
 from training.checkpoint import local, restore, sharded
 from training.checkpoint.manager import Checkpoints
-from training.checkpoint.saver import STATE, Saver, Snapshot
+from training.checkpoint.saver import STATE, AbandonedError, Line, Saver, Snapshot
 from training.checkpoint.store import Store
-from training.errors import CheckpointError
+from training.errors import CheckpointError, StoreError, TrainingError
 from training.parallel import World, world
 from training.spread import Whole
 from training.state import State, capture_tensors
@@ -260,7 +261,7 @@ def test_a_damaged_local_copy_is_fetched_again(alone: World, bucket: str, tmp_pa
     ],
 )
 def test_a_place_that_cannot_be_written_is_named(uri: str, message: str, bucket: str) -> None:
-    with pytest.raises(CheckpointError, match=message) as raised:
+    with pytest.raises(TrainingError, match=message) as raised:
         Store(uri).check_writable()
 
     assert uri in str(raised.value)
@@ -296,7 +297,7 @@ class SlowStore(Store):
         super().__init__(URI)
         self.open = threading.Event()
 
-    def upload(self, folder: Path, manifest: local.Manifest) -> None:
+    def upload(self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None]) -> None:
         self.open.wait()
 
     def prune(self, newest: int, keep: int) -> None:
@@ -348,3 +349,126 @@ def test_a_part_that_cannot_be_written_is_a_checkpoint_error(alone: World, tmp_p
 
     with pytest.raises(CheckpointError, match=r"cannot be written: .*Not a directory"):
         written()
+
+
+class HangingStore(Store):
+    """Whose first upload never moves, as a connection that nobody answers."""
+
+    def __init__(self) -> None:
+        super().__init__(URI)
+        self.hanging = threading.Event()
+        self.never = threading.Event()
+
+    def upload(self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None]) -> None:
+        if manifest.step == 1:
+            self.hanging.set()
+            self.never.wait()
+        super().upload(folder, manifest, moved)
+
+
+def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path: Path) -> None:
+    store = HangingStore()
+    saver = Saver(tmp_path, store, keep=2)
+    saver.save(local.Manifest(1, "model", 1), {})
+    store.hanging.wait(10)
+
+    saver.save(local.Manifest(2, "model", 1), {})
+    closed = saver.close(within_s=30)
+    store.never.set()
+
+    assert closed
+    assert saver.uploaded_step == 2
+    assert 2 in store.steps()
+
+
+def test_an_upload_that_moves_is_ended_where_a_newer_one_has_to_pass() -> None:
+    line = Line()
+    line.moved(5)
+    line.abandoned = True
+
+    with pytest.raises(AbandonedError):
+        line.moved(5)
+
+
+def test_denied_pruning_loses_nothing(
+    bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise StoreError("AccessDenied")
+
+    monkeypatch.setattr(Store, "prune", denied)
+
+    save(tmp_path, 5, 10, store=Store(URI), keep=1)
+
+    assert Store(URI).steps() == [5, 10]
+    assert "event=prune-failed" in caplog.text
+
+
+class FailingStore(Store):
+    """Fails so many times before it gives a checkpoint."""
+
+    def __init__(self, failures: int, *, passing: bool) -> None:
+        super().__init__(URI)
+        self.failures, self.passing = failures, passing
+
+    def download(self, step: int, root: Path) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("InternalError", passing=self.passing)
+        super().download(step, root)
+
+
+def test_an_error_that_passes_costs_no_step(
+    alone: World, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "here", 5, 10, store=Store(URI))
+    monkeypatch.setattr(restore, "FIRST_PAUSE_S", 0.0)
+
+    manifest = restore.newest_whole(alone, tmp_path / "there", FailingStore(3, passing=True))
+
+    assert manifest is not None
+    assert manifest.step == 10
+
+
+def test_a_store_that_refuses_is_no_damage(alone: World, bucket: str, tmp_path: Path) -> None:
+    save(tmp_path / "here", 5, 10, store=Store(URI))
+
+    with pytest.raises(StoreError):
+        restore.newest_whole(alone, tmp_path / "there", FailingStore(1, passing=False))
+
+
+def test_patience_ends() -> None:
+    now, pauses = [0.0], []
+
+    def silent() -> None:
+        raise StoreError("SlowDown", passing=True)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    with pytest.raises(StoreError):
+        restore.patiently(silent, within_s=60, clock=lambda: now[0], sleep=sleep)
+
+    assert pauses == [1, 2, 4, 8, 16, 20]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "passing"),
+    [
+        ("NoSuchKey", 404, CheckpointError, None),
+        ("InternalError", 500, StoreError, True),
+        ("SlowDown", 503, StoreError, True),
+        ("AccessDenied", 403, StoreError, False),
+    ],
+)
+def test_an_answer_of_the_store_is_damage_a_passing_fault_or_a_refusal(
+    *, code: str, status: int, kind: type[CheckpointError], passing: bool | None, bucket: str
+) -> None:
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+    with pytest.raises(CheckpointError) as raised, Store(URI)._explained("cannot give step 5"):
+        raise ClientError(answer, "GetObject")  # type: ignore[arg-type]  # as much of an answer as counts
+
+    assert type(raised.value) is kind
+    assert getattr(raised.value, "passing", None) is passing

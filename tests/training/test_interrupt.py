@@ -77,13 +77,27 @@ def test_a_token_that_has_run_out_is_renewed() -> None:
         assert (notice() or (None,))[0] is Reason.SPOT_NOTICE
 
 
-def test_a_rebalance_recommendation_is_a_reason_of_its_own() -> None:
+def test_a_new_rebalance_recommendation_is_a_reason_where_it_is_asked_for() -> None:
     with metadata_service() as metadata:
+        ignoring, asking = AwsNotice(metadata.endpoint), AwsNotice(metadata.endpoint, rebalance=True)
+        before = asking()
         metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-21T08:00:00Z"})
 
-        notice = AwsNotice(metadata.endpoint)()
+        notice = asking()
+        passed_over = ignoring()
 
+    assert (before, passed_over) == (None, None)
     assert notice == (Reason.REBALANCE, "rebalance recommended at 2026-11-21T08:00:00Z")
+
+
+def test_a_recommendation_that_stood_before_the_run_ends_no_run() -> None:
+    with metadata_service() as metadata:
+        metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-21T08:00:00Z"})
+        notice = AwsNotice(metadata.endpoint, rebalance=True)
+
+        assert [notice(), notice()] == [None, None]
+        metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-21T09:00:00Z"})
+        assert (notice() or (None,))[0] is Reason.REBALANCE
 
 
 def test_a_preemptible_instance_of_alibaba_cloud_is_told_too() -> None:

@@ -225,7 +225,7 @@ def test_a_machine_on_its_way_out_starts_nothing(pool, config_file):
 
     result = dry_run(config_file, "--nproc-per-node", "8")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 75
     assert "is Standby in its group, not InService" in result.output
 
 
@@ -240,7 +240,7 @@ def test_chosen_peers_replace_the_pool(pool, config_file):
 def test_peers_without_this_machine_are_refused(pool, config_file):
     result = dry_run(config_file, "--nproc-per-node", "8", "--peers", "10.9.9.9")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 75
     assert f"this machine, {pool['local-ipv4']}, is not among them" in result.output
 
 
@@ -249,7 +249,7 @@ def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, mo
 
     result = dry_run(config_file)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 75
     assert "7 GPUs on this machine, the pool expects 8;" in result.output
 
 
@@ -262,7 +262,7 @@ def test_a_silent_metadata_service_is_named(instance_file, config_file, monkeypa
 
     result = dry_run(config_file)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 75
     assert "http://127.0.0.1:1/latest/api/token: the metadata service does not answer" in result.output
 
 
@@ -350,8 +350,19 @@ sys.exit(1)
 """
 
 
-def test_a_run_that_saved_and_stopped_ends_well_though_torchrun_fails(tmp_path, restored_signals):
-    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "stopped"], {}, tmp_path) == 0
+def test_a_run_that_saved_and_stopped_wants_to_be_run_again(tmp_path, restored_signals):
+    assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "stopped"], {}, tmp_path) == 85
+
+
+FAILS_FOR_GOOD = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1], "failure.json").write_text("{}")
+time.sleep(100)
+"""
+
+
+def test_torchrun_is_ended_where_no_other_try_can_help(tmp_path, restored_signals):
+    assert launch.run([sys.executable, "-c", FAILS_FOR_GOOD, str(tmp_path)], {}, tmp_path) == 65
 
 
 def test_a_run_that_failed_stays_failed(tmp_path, restored_signals):
@@ -359,9 +370,10 @@ def test_a_run_that_failed_stays_failed(tmp_path, restored_signals):
 
 
 def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
-    earlier = tmp_path / "result.json"
-    earlier.write_text('{"outcome": "stopped"}')
-    os.utime(earlier, (0, 0))
+    for name in ("result.json", "failure.json"):
+        earlier = tmp_path / name
+        earlier.write_text('{"outcome": "stopped"}')
+        os.utime(earlier, (0, 0))
 
     assert launch.run([sys.executable, "-c", "raise SystemExit(1)"], {}, tmp_path) == 1
 
@@ -384,6 +396,24 @@ def test_two_machines_meet_and_start_their_trainers(tmp_path):
     assert all("Train as CONFIG_FILE says" in text for text in said)
 
 
+def test_a_loss_that_is_no_number_is_not_tried_again(digits, tmp_path):
+    overrides = (
+        "--data.path",
+        digits,
+        "--run.directory",
+        tmp_path / "run",
+        "--optimizer.learning_rate",
+        1e30,
+    )
+
+    with started("training", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *overrides) as program:
+        status = program.finish()
+
+    assert status == 65, program.said
+    assert program.said.count("the loss of rank 0 is nan") == 1
+    assert json.loads((tmp_path / "run" / "failure.json").read_text())["rank"] == 0
+
+
 def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
     run = tmp_path / "run"
     overrides = (
@@ -403,6 +433,6 @@ def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
         status = program.finish()
 
     result = json.loads((run / "result.json").read_text())
-    assert status == 0, program.said
+    assert status == 85, program.said
     assert (result["outcome"], result["reason"]) == ("stopped", "sigterm")
     assert (run / "checkpoints" / f"step-{result['step']}" / "manifest.json").exists()

@@ -138,7 +138,7 @@ def test_a_member_on_its_way_in_is_waited_for(cloud, tmp_path):
 
     result = dry_run(tmp_path)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 75
     assert "3 of 4 machines are InService; wait for i-4" in result.output
 
 
@@ -154,7 +154,7 @@ def test_a_refused_call_is_told(cloud, tmp_path, monkeypatch):
 
     result = dry_run(tmp_path)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 75
     assert "peers cannot be found: 127.0.0.1" in result.output
     assert "Forbidden" in result.output
 

@@ -142,7 +142,7 @@ def test_utilisation_is_shown_where_it_is_known():
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     result = report(tmp_path / "absent")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "absent/metrics.jsonl cannot be read: No such file or directory" in result.output
 
 
@@ -151,7 +151,7 @@ def test_a_folder_that_takes_no_report_is_named(run):
 
     result = report(run)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert result.output == f"error: RUN = {str(run)!r}: cannot be written: Is a directory\n"
 
 
@@ -160,7 +160,7 @@ def test_a_run_without_steps_is_named(tmp_path):
 
     result = report(tmp_path)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "holds no training steps" in result.output
 
 

@@ -104,7 +104,7 @@ def test_tars_made_elsewhere_are_taken_in(packed, tmp_path):
 def test_fewer_class_names_than_classes_are_refused(packed):
     result = run("index", str(packed), "--classes", "cat")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "--classes = 'cat': names 1 classes, the shards hold 2" in result.output
 
 
@@ -118,7 +118,7 @@ def test_a_sample_without_its_class_is_named(tmp_path):
 
     result = run("index", str(tmp_path))
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "sample seven lacks its picture or its .cls" in result.output
 
 
@@ -180,7 +180,7 @@ def test_too_many_broken_pictures_are_an_error(pictures, tmp_path):
 
     result = run("shards", str(pictures), str(tmp_path / "out"), "--corrupt-limit", "0")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "1 samples cannot be read, --corrupt-limit allows 0" in result.output
 
 

@@ -94,14 +94,14 @@ def test_too_many_bad_rows_are_an_error(table, tmp_path):
 
     result = prepare(table, tmp_path / "data", "--corrupt-limit", "1")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "2 samples cannot be read, --corrupt-limit allows 1" in result.output
 
 
 def test_a_wrong_column_is_answered_with_the_nearest(table, tmp_path):
     result = prepare(table, tmp_path / "data", "--label-column", "lable")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "--label-column = 'lable'" in result.output
     assert "did you mean label?" in result.output
 
@@ -112,7 +112,7 @@ def test_one_class_is_not_enough(tmp_path):
 
     result = prepare(file, tmp_path / "data")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "20 good rows of 1 classes" in result.output
 
 

@@ -105,7 +105,7 @@ def test_unreadable_files_are_named_up_to_the_limit(tmp_path):
 
     result = prepare(source, out, "--corrupt-limit", "0")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "03.py: Input/output error" in result.output
     assert "--corrupt-limit allows 0" in result.output
 
@@ -113,7 +113,7 @@ def test_unreadable_files_are_named_up_to_the_limit(tmp_path):
 def test_too_few_files_are_refused(tmp_path):
     result = prepare(write_texts(tmp_path / "texts", count=3), tmp_path / "data")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "3 files match --pattern '*.py'; at least 10 are needed" in result.output
 
 
@@ -124,7 +124,7 @@ def test_a_full_output_folder_is_left_alone(tmp_path):
 
     result = prepare(write_texts(tmp_path / "texts"), out)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 65
     assert "is not empty" in result.output
 
 

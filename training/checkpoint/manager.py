@@ -1,13 +1,12 @@
 """The checkpoints of one run: where they are, when one is due, saving one, going back to one."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from training import config, instance
+from training import config, instance, outcome
 from training import identity as identities
 from training.checkpoint import local, restore, sharded
 from training.checkpoint.saver import STATE, Saver
@@ -112,8 +111,7 @@ class Checkpoints:
 
         Without checkpoint.resume a run begins anew, but goes on where torchrun has started it again.
         """
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        if not self._settings.checkpoint.resume and not restarted:
+        if not self._settings.checkpoint.resume and not outcome.restarted():
             restore.begin_anew(self._where, self._root, self._store)
             return None
         manifest = restore.newest_whole(self._where, self._root, self._store)

@@ -1,6 +1,8 @@
 """Finds the newest checkpoint that is whole for every machine of the run."""
 
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,11 @@ import torch
 
 from training.checkpoint import local
 from training.checkpoint.store import Store
-from training.errors import CheckpointError
+from training.errors import CheckpointError, StoreError
 from training.parallel import World
 
+# Longer than a disturbance of S3 that its own retries do not bridge, shorter than anybody's patience.
+PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
 log = logging.getLogger(__name__)
 
 
@@ -63,7 +67,8 @@ def _leave_earlier(root: Path, store: Store | None) -> None:
 def _brought(where: World, step: int, root: Path, store: Store | None) -> bool:
     """Whether every machine has a verified copy; rank 0 goes first, as `root` may be one folder for all."""
     first = where.on_first(lambda: _bring(step, root, store))
-    return first and all(where.gather(where.local_rank != 0 or where.leads or _bring(step, root, store)))
+    spared = where.local_rank != 0 or where.leads
+    return first and all(where.gather(where.together(lambda: spared or _bring(step, root, store))))
 
 
 def _set_aside(root: Path, damaged: set[int]) -> None:
@@ -79,7 +84,11 @@ def _steps_here(where: World, root: Path, store: Store | None) -> set[int] | Non
 
 
 def _bring(step: int, root: Path, store: Store | None) -> bool:
-    """Whether a verified copy of the checkpoint is in `root` now."""
+    """Whether a verified copy of the checkpoint is in `root` now.
+
+    Raises StoreError where the object store does not say: a bad quarter of an hour of the network must not
+    pass for damage, and the run for an older one.
+    """
     folder = root / local.folder_name(step)
     try:
         if folder.exists():
@@ -90,11 +99,32 @@ def _bring(step: int, root: Path, store: Store | None) -> bool:
     if store is None:
         return False
     try:
-        store.download(step, root)
+        patiently(lambda: store.download(step, root))
+    except StoreError:
+        raise
     except CheckpointError as error:
         log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
         return False
     return True
+
+
+def patiently(
+    action: Callable[[], None],
+    within_s: float = PATIENCE_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Tries again for `within_s` seconds while the object store fails in a way that may pass."""
+    until, pause_s = clock() + within_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return action()
+        except StoreError as error:
+            if not error.passing or clock() + pause_s > until:
+                raise
+            log.warning("event=store-silent next_try_s=%.0f error=%r", pause_s, str(error))
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:

@@ -18,6 +18,8 @@ from training.checkpoint.store import Store
 from training.errors import CheckpointError
 
 STATE = "state.pt"
+STANDS_STILL_S = 30.0  # an upload that moves nothing for so long lets a newer one pass
+LOOK_EVERY_S = 0.5
 log = logging.getLogger(__name__)
 
 
@@ -81,6 +83,29 @@ class Snapshot:
         if isinstance(value, (list, tuple)):
             return [self._copy(item, f"{path}/{place}") for place, item in enumerate(value)]
         return value
+
+
+class AbandonedError(Exception):
+    """Ends an upload from within, where a newer checkpoint has overtaken it."""
+
+
+class Line:
+    """What is known of an upload while it runs; asked and told by two threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._moved_at = clock()
+        self.abandoned = False
+
+    def moved(self, _bytes: int = 0) -> None:
+        """Some bytes have gone up. Raises AbandonedError when the upload is to end."""
+        self._moved_at = self._clock()
+        if self.abandoned:
+            raise AbandonedError
+
+    def still_s(self) -> float:
+        """Seconds since something moved."""
+        return self._clock() - self._moved_at
 
 
 @dataclass(frozen=True)
@@ -182,8 +207,27 @@ class Saver:
         return local.commit_with_others(self._root, job.manifest, writers)
 
     def _upload(self) -> None:
+        """One upload at a time, until a newer checkpoint has to overtake it."""
         while (manifest := self._newest()) is not None:
-            self._upload_one(manifest)
+            line = Line()
+            running = threading.Thread(
+                target=self._upload_one, args=(manifest, line), name="checkpoint-line", daemon=True
+            )
+            running.start()
+            while running.is_alive() and not self._overtaken(manifest, line):
+                running.join(LOOK_EVERY_S)
+
+    def _overtaken(self, manifest: local.Manifest, line: "Line") -> bool:
+        """Whether the upload is given up: a newer checkpoint waits, and time is short or this one stands.
+
+        One that hangs in a socket cannot be ended; it is left behind, and nobody waits for it.
+        """
+        with self._uploads.mutex:
+            newer = any(waiting is not None for waiting in self._uploads.queue)
+        if newer and (self._closing or line.still_s() > STANDS_STILL_S):
+            log.warning("event=upload-abandoned step=%d still_s=%.0f", manifest.step, line.still_s())
+            line.abandoned = True
+        return line.abandoned
 
     def _newest(self) -> local.Manifest | None:
         """The next upload; older ones that queued up behind a slow line are passed over."""
@@ -197,17 +241,25 @@ class Saver:
             manifest = following
         return manifest
 
-    def _upload_one(self, manifest: local.Manifest) -> None:
+    def _upload_one(self, manifest: local.Manifest, line: "Line") -> None:
         assert self._store is not None
         try:
-            self._store.upload(self._root / local.folder_name(manifest.step), manifest)
-            self._store.prune(manifest.step, self._keep)
+            self._store.upload(self._root / local.folder_name(manifest.step), manifest, line.moved)
+        except AbandonedError:
+            return
         except CheckpointError as error:
-            log.error("event=upload-failed step=%d error=%r", manifest.step, str(error))
-            self._upload_failure = error
+            if not line.abandoned:
+                log.error("event=upload-failed step=%d error=%r", manifest.step, str(error))
+                self._upload_failure = error
             return
         finally:
             self._uploading.discard(manifest.step)
+        if manifest.step < (self.uploaded_step or 0):  # overtaken, and through all the same
+            return
         self._upload_failure = None
         self.uploaded_step = manifest.step
         log.info("event=upload step=%d uri=%s", manifest.step, self._store.uri)
+        try:
+            self._store.prune(manifest.step, self._keep)
+        except CheckpointError as error:  # all is saved; too much is kept
+            log.warning("event=prune-failed error=%r", str(error))

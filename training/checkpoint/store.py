@@ -3,7 +3,7 @@
 The data goes up first and the manifest last, so that a manifest is the commit; taken away in the other order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,17 @@ from typing import Any
 import boto3
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from training.checkpoint import local, oss
-from training.errors import CheckpointError
+from training.errors import CheckpointError, ConfigError, StoreError
 
 SCHEMES = ("s3", "oss")
+MISSING = ("NoSuchKey", "404")  # of an object; a missing bucket is NoSuchBucket
+THROTTLED = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests")
+FIRST_SERVER_ERROR = 500
+# Of one request: an answer that takes longer comes no more, and another connection may be quicker.
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
 
 
 class Store:
@@ -26,17 +31,13 @@ class Store:
         scheme, _, place = uri.partition("://")
         bucket, _, prefix = place.partition("/")
         if scheme not in SCHEMES or not bucket:
-            raise CheckpointError(
-                f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix"
-            )
+            raise ConfigError(f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
         self.uri = uri.rstrip("/")
         self._bucket, self._prefix = bucket, prefix.strip("/")
         try:
             self._client = _client(scheme, endpoint)
         except ValueError as error:
-            raise CheckpointError(
-                f"checkpoint.endpoint = {endpoint!r}: {error}; write https://host"
-            ) from error
+            raise ConfigError(f"checkpoint.endpoint = {endpoint!r}: {error}; write https://host") from error
 
     def check_writable(self) -> None:
         """Writes and removes a small object; raises CheckpointError that names what is missing or denied."""
@@ -45,12 +46,18 @@ class Store:
             self._client.put_object(Bucket=self._bucket, Key=key, Body=b"")
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
-    def upload(self, folder: Path, manifest: local.Manifest) -> None:
-        """Brings a committed local checkpoint up, its manifest last."""
+    def upload(
+        self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Brings a committed local checkpoint up, its manifest last.
+
+        `moved` is called with the number of bytes whenever some have gone up; what it raises ends the upload.
+        """
         with self._explained(f"cannot take step {manifest.step}"):
             for name in manifest.files:
                 key = self._key(local.folder_name(manifest.step), name)
-                self._client.upload_file(str(folder / name), self._bucket, key)
+                self._client.upload_file(str(folder / name), self._bucket, key, Callback=moved)
+            moved(0)
             self._put_manifest(manifest)
 
     def _put_manifest(self, manifest: local.Manifest) -> None:
@@ -111,15 +118,27 @@ class Store:
             yield
         except ClientError as error:
             answer = error.response.get("Error", {})
-            text = f"{answer.get('Code', 'error')}: {answer.get('Message', error)}"
-            raise CheckpointError(f"{self.uri}: {what}: {text}") from error
-        except (Boto3Error, BotoCoreError, OSError) as error:
+            text = f"{self.uri}: {what}: {answer.get('Code', 'error')}: {answer.get('Message', error)}"
+            if answer.get("Code") in MISSING:
+                raise CheckpointError(text) from error
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            passing = status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED
+            raise StoreError(text, passing=passing) from error
+        except ParamValidationError as error:
+            raise StoreError(f"{self.uri}: {what}: {error}") from error
+        except (Boto3Error, BotoCoreError) as error:
+            raise StoreError(f"{self.uri}: {what}: {error}", passing=True) from error
+        except OSError as error:  # of the local disk
             raise CheckpointError(f"{self.uri}: {what}: {error}") from error
 
 
 def _client(scheme: str, endpoint: str) -> Any:
     """A client that retries."""
-    options = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
+    options = Config(
+        retries={"mode": "standard", "max_attempts": ATTEMPTS},
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+    )
     if scheme == "oss":
         return oss.client(endpoint, options)
     return boto3.client("s3", endpoint_url=endpoint or None, config=options)

@@ -1,0 +1,75 @@
+"""One table of exit statuses, which trainer, unit and README share."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.training.commands import tried, tried_alone
+from tests.training.examples import changed, gpt_table
+from training import errors, exit_codes, outcome
+from training.errors import TrainingError
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "image/rootfs/etc/systemd/system/trainer@.service"
+
+
+def all_errors(kind: type[TrainingError] = TrainingError) -> list[type[TrainingError]]:
+    return [found for child in kind.__subclasses__() for found in (child, *all_errors(child))]
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+def test_every_error_has_a_status_of_the_table(kind: type[TrainingError]) -> None:
+    assert kind("why").exit_status in (exit_codes.FAILED_FOR_GOOD, exit_codes.FAILED_PERHAPS)
+
+
+def test_what_can_pass_may_be_tried_again() -> None:
+    hopeful = {kind for kind in all_errors() if not exit_codes.is_final(kind("why").exit_status)}
+
+    assert hopeful == {errors.CheckpointError, errors.PeerError, errors.LaunchError}
+    assert not exit_codes.is_final(errors.StoreError("SlowDown", passing=True).exit_status)
+
+
+def test_the_unit_obeys_the_table() -> None:
+    unit = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+
+    assert unit["Restart"] == "on-failure"
+    assert unit["SuccessExitStatus"].split() == [str(exit_codes.STOPPED)]
+    assert unit["RestartPreventExitStatus"].split() == [
+        str(exit_codes.USAGE),
+        str(exit_codes.FAILED_FOR_GOOD),
+    ]
+    assert int(unit["StartLimitBurst"]) <= 5
+
+
+def test_the_readme_shows_every_status() -> None:
+    shown = (ROOT / "training/README.md").read_text()
+
+    for status in (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.FAILED_FOR_GOOD):
+        assert re.search(rf"^\| .*\b{status}\b.* \|", shown, re.MULTILINE)
+
+
+def test_a_restarted_rank_does_not_try_what_failed_for_good(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = changed(gpt_table(tokens, tmp_path / "run"), model={"name": "gtp"})
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
+    first, _ = tried_alone(table, tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+
+    mended = changed(table, model={"name": "gpt"})
+    second, said = tried_alone(mended, tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    anew, _ = tried_alone(mended, tmp_path)
+
+    assert (first, second, anew) == (65, 65, 0)
+    assert "'gtp'" in said
+    assert outcome.failed_before(tmp_path / "run") == ""
+
+
+def test_every_rank_ends_with_the_status_of_the_error(tokens: Path, tmp_path: Path) -> None:
+    table = changed(gpt_table(tokens, tmp_path / "run"), model={"name": "gtp"})
+
+    answers = tried(2, table, tmp_path)
+
+    assert [status for status, _ in answers] == [65, 65]
