@@ -13,7 +13,14 @@ LIFECYCLE_HOOK = "gpu-fleet-drain"
 
 
 def instance_toml(
-    stack: Stack, pool: Pool, checkpoint_uri: str, data_uri: str, *, home: str = "", scratch: str = ""
+    stack: Stack,
+    pool: Pool,
+    checkpoint_uri: str,
+    data_uri: str,
+    *,
+    home: str = "",
+    scratch: str = "",
+    monitor_group: str = "",
 ) -> str:
     """The file's text.
 
@@ -24,6 +31,7 @@ def instance_toml(
         data_uri: where data lies.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the shared Lustre scratch, or empty.
+        monitor_group: CloudMonitor's application group for what alarms of Auto Scaling watch, or empty.
     """
     known = catalog.load()
     return tomli_w.dumps(
@@ -40,6 +48,7 @@ def instance_toml(
             "lifecycle_hook": LIFECYCLE_HOOK,
             "home_file_system": home,
             "scratch_file_system": scratch,
+            "monitor_group": monitor_group,
             "mig_profile": pool.mig_profile or "",
             "idle": {
                 "after_hours": float(pool.idle.after_hours),

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from stacks import cost_change, stack_files
 from stacks.errors import StacksError
+from stacks.guard import deploy
 from stacks.stack_name import StackName
 
 ROOT = stack_files.FOLDER.parent
@@ -42,6 +43,14 @@ REFUSED = {
 SHORT = {"s": "--stack", "C": "--cwd", "c": "--config"}
 TAKE_A_VALUE = "mptv"  # --message, --parallel, --target, --verbose: the rest of the word is their value
 PIPE_WIDTH = 160
+
+
+REPLACE = click.option(
+    "--replace",
+    metavar="NAME",
+    multiple=True,
+    help="Let the change lose NAME, which holds data and was backed up; again for each.",
+)
 
 
 def refuse(arguments: Sequence[str]) -> None:
@@ -75,7 +84,14 @@ def flag_of(argument: str) -> str:
     return argument
 
 
-def pulumi(command: str, name: str, arguments: Sequence[str] = (), *, policy: bool = True) -> int:
+def pulumi(
+    command: str,
+    name: str,
+    arguments: Sequence[str] = (),
+    *,
+    policy: bool = True,
+    replace: Sequence[str] = (),
+) -> int:
     """Run one command of the Pulumi CLI on a stack that was checked; returns its exit code.
 
     Args:
@@ -83,12 +99,14 @@ def pulumi(command: str, name: str, arguments: Sequence[str] = (), *, policy: bo
         name: of the stack.
         arguments: handed to the CLI.
         policy: load the policy pack.
+        replace: logical names of what holds data and may be lost.
 
     Raises:
-        StacksError: the stack file or an argument is wrong, or the CLI or the pack's environment is missing.
+        StacksError: the stack file or an argument is wrong, or the CLI or the pack's environment is missing;
+            or the change would lose data, and nothing was touched.
     """
     refuse(arguments)
-    stack_files.alone_of(name)
+    stack = stack_files.alone_of(name)
     executable = cli()
     if policy and not POLICY_PYTHON.exists():
         raise StacksError(f"{POLICY_PYTHON} {POLICY_ADVICE}")
@@ -97,8 +115,9 @@ def pulumi(command: str, name: str, arguments: Sequence[str] = (), *, policy: bo
         return selected.returncode
     environ = os.environ | {cost_change.VARIABLE: deployed_cost(executable, name)}
     pack = ["--policy-pack", POLICY_PACK] if policy else []
-    asked = [executable, command, "--stack", name, *pack, *arguments]
-    return subprocess.run(asked, cwd=ROOT, env=environ, check=False).returncode
+    deployment = deploy.Deployment(executable, stack, ROOT, environ, arguments)
+    run = {"preview": deploy.preview, "up": deploy.up}[command]
+    return run(deployment, *pack, replace=replace)
 
 
 def cli() -> str:
@@ -137,19 +156,21 @@ def deployed(name: str) -> dict[str, Any]:
 @click.command(epilog="\b\nExamples:\n  gpu-fleet preview aws-dev\n  gpu-fleet preview aws-dev -- --diff")
 @click.argument("name", metavar="STACK", type=StackName())
 @click.option("--no-policy", is_flag=True, help=f"Do not load the policy pack of {POLICY_PACK}.")
+@REPLACE
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
-def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool) -> None:
+def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
     """Show what `up` would change; what follows -- is handed to `pulumi preview`."""
-    sys.exit(pulumi("preview", name, arguments, policy=not no_policy))
+    sys.exit(pulumi("preview", name, arguments, policy=not no_policy, replace=replace))
 
 
 @click.command(epilog="\b\nExamples:\n  gpu-fleet up aws-dev\n  gpu-fleet up aws-dev -- --yes")
 @click.argument("name", metavar="STACK", type=StackName())
 @click.option("--no-policy", is_flag=True, help=f"Do not load the policy pack of {POLICY_PACK}.")
+@REPLACE
 @click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
-def up(name: str, arguments: tuple[str, ...], *, no_policy: bool) -> None:
+def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
     """Create or update the stack; what follows -- is handed to `pulumi up`."""
-    sys.exit(pulumi("up", name, arguments, policy=not no_policy))
+    sys.exit(pulumi("up", name, arguments, policy=not no_policy, replace=replace))
 
 
 @click.command(epilog="\b\nExamples:\n  gpu-fleet outputs aws-dev\n  gpu-fleet outputs aws-dev dashboard_url")

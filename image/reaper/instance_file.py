@@ -34,6 +34,8 @@ class Machine:
         metric_namespace: where its heartbeats go.
         lifecycle_hook: of the pool's scaling group; empty without one.
         home_file_system: DNS name of the shared home, or empty.
+        monitor_group: CloudMonitor's application group for metrics of the pool; empty for none, and in files
+            older than the key.
         idle_after_hours: idle time before the mark.
         grace_minutes: from the mark to the end.
         expected_gpus: instance type -> GPUs it must have.
@@ -50,6 +52,7 @@ class Machine:
     idle_after_hours: float
     grace_minutes: float
     expected_gpus: Mapping[str, int]
+    monitor_group: str = ""
 
     def gpus_expected(self, instance_type: str | None) -> int:
         """GPUs that must be seen; for an unknown type the fewest of any type of the pool."""
@@ -77,6 +80,7 @@ def load(path: Path) -> Machine:
         idle_after_hours=float(raw["idle"]["after_hours"]),
         grace_minutes=float(raw["idle"]["grace_minutes"]),
         expected_gpus={name: table["gpus"] for name, table in raw.get("expected", {}).items()},
+        monitor_group=raw.get("monitor_group", ""),
     )
 
 
@@ -86,6 +90,8 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         found.append(f"schema_version = {raw.get('schema_version')!r}; allowed: 1")
     others = raw.keys() - set(TEXTS)
     wrong = [key for key in TEXTS if not isinstance(raw.get(key), str)]
+    if not isinstance(raw.get("monitor_group", ""), str):
+        wrong.append("monitor_group")
     found += [f"{key} = {raw.get(key)!r}; allowed: a text{nearest(key, others)}" for key in wrong]
     if isinstance(raw.get("cloud"), str) and raw["cloud"] not in CLOUDS:
         found.append(f"cloud = {raw['cloud']!r}; allowed: {', '.join(CLOUDS)}{nearest(raw['cloud'], CLOUDS)}")

@@ -78,6 +78,7 @@ class FleetArgs:
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
+        monitor_group: the application group that agents publish into.
         surroundings: what a machine needs from its first minute to its last, beyond the ids above: routes,
             firewall rules, endpoints, mount targets. They stand before any group starts one, and a
             ``pulumi destroy`` takes them away only after the groups are empty.
@@ -92,6 +93,7 @@ class FleetArgs:
     bucket_arns: dict[str, pulumi.Output[str]]
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
+    monitor_group: pulumi.Output[str]
     surroundings: Sequence[pulumi.Resource]
 
 
@@ -118,7 +120,14 @@ class Fleet(pulumi.ComponentResource):
             pulumi.ResourceOptions(parent=self),
         )
         launch = LaunchArgs(
-            stack, pool, args.key_id, args.group_id, identity.role_name, args.home, args.scratch
+            stack,
+            pool,
+            args.key_id,
+            args.group_id,
+            identity.role_name,
+            args.home,
+            args.scratch,
+            args.monitor_group,
         )
         by_template = not needs_configuration(pool)
         template = launch_template(f"{name}-template", launch, self) if by_template else None
@@ -182,7 +191,14 @@ class Fleet(pulumi.ComponentResource):
         if args.pool.scales:
             first = plan == group_plans(args.stack, args.pool)[0]
             scale_by_load(
-                name, args.stack, args.pool, label=plan.label, first=first, group=group, parent=self
+                name,
+                args.stack,
+                args.pool,
+                label=plan.label,
+                first=first,
+                group=group,
+                monitor_group=args.monitor_group,
+                parent=self,
             )
         return group
 

@@ -5,12 +5,14 @@ but knows neither eRDMA nor private pools; a scaling configuration knows those a
 """
 
 import base64
+import os
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import instance_file, naming
+from stacks.alicloud.first_pass import Stage, stage_of
 from stacks.alicloud.storage import bucket_name
 from stacks.payload import user_data
 from stacks.settings import Image, Market, Pool, Stack
@@ -33,6 +35,7 @@ class LaunchArgs:
         role_name: the pool's RAM role.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
+        monitor_group: the application group that agents publish into.
     """
 
     stack: Stack
@@ -42,6 +45,7 @@ class LaunchArgs:
     role_name: pulumi.Output[str]
     home: pulumi.Output[str]
     scratch: pulumi.Output[str]
+    monitor_group: pulumi.Output[str]
 
 
 def needs_configuration(pool: Pool) -> bool:
@@ -110,18 +114,20 @@ def scaling_configuration(
     """
     stack, pool = args.stack, args.pool
     reserved = pool.reservation_id is not None
+    stage = stage_of(name, os.environ)
+    joined = pool.erdma and stage is not Stage.MADE
     return alicloud.ess.ScalingConfiguration(
         name,
         scaling_group_id=group_id,
         scaling_configuration_name=name,
         active=True,
-        enable=True,
+        enable=stage is None,
         image_id=image_id(stack.image),
         instance_types=list(pool.types),
         instance_name=naming.prefixed(stack.name, pool.name),
         instance_description=f"gpu-fleet {stack.name} pool {pool.name}",
-        security_group_ids=None if pool.erdma else [args.group_id],
-        network_interfaces=network_interfaces(args.group_id) if pool.erdma else None,
+        security_group_ids=None if joined else [args.group_id],
+        network_interfaces=network_interfaces(args.group_id) if joined else None,
         role_name=args.role_name,
         http_endpoint="enabled",
         internet_max_bandwidth_out=0,
@@ -183,7 +189,7 @@ def network_interfaces(
 ) -> list[alicloud.ess.ScalingConfigurationNetworkInterfaceArgs]:
     """The primary interface of an eRDMA machine. Its group stands inside, and there alone.
 
-    The provider updates a configuration like this and creates none: see README.md, "What differs from AWS".
+    The provider updates a configuration like this and creates none: see ``first_pass``.
     """
     return [
         alicloud.ess.ScalingConfigurationNetworkInterfaceArgs(
@@ -215,9 +221,11 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     data = f"oss://{bucket_name(stack, 'data')}"
 
     def encoded(mounts: list[str]) -> str:
-        home, scratch = mounts
-        text = instance_file.instance_toml(stack, pool, checkpoints, data, home=home, scratch=scratch)
+        home, scratch, group = mounts
+        text = instance_file.instance_toml(
+            stack, pool, checkpoints, data, home=home, scratch=scratch, monitor_group=group
+        )
         config = user_data.cloud_config(stack, pool, text, bucket_name(stack, "records"))
         return base64.b64encode(config.encode()).decode()
 
-    return pulumi.Output.all(args.home, args.scratch).apply(encoded)
+    return pulumi.Output.all(args.home, args.scratch, args.monitor_group).apply(encoded)

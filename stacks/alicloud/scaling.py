@@ -5,12 +5,14 @@ healthy machine is the sweep's alone. The sweep reads the alarm's state as a req
 are idle by its own evidence.
 """
 
+import os
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
+from stacks.alicloud.first_pass import Stage, stage_of
 from stacks.settings import Pool, Stack
 
 CPU_OUT_PERCENT = 80
@@ -75,6 +77,7 @@ def scale_by_load(
     label: str,
     first: bool,
     group: alicloud.ess.ScalingGroup,
+    monitor_group: pulumi.Output[str],
     parent: pulumi.Resource,
 ) -> None:
     """Declare the scale-out rule and the alarms of one group.
@@ -86,12 +89,15 @@ def scale_by_load(
         label: the group's label, unique in the stack.
         first: whether the group is the pool's first.
         group: the scaling group.
+        monitor_group: the application group of the metrics that agents publish.
         parent: the component that owns it.
     """
     child = pulumi.ResourceOptions(parent=parent)
     more = _rule(f"{name}-out", group, 1, COOLDOWN_OUT_S, child)
     ask = _rule(f"{name}-ask", group, 0, COOLDOWN_IN_S, child)
     for watch in watches(stack, pool, first=first):
+        if stage_of(f"{name}-{watch.label}", os.environ) is Stage.WITHHELD:
+            continue
         high = watch.above is not None
         alicloud.ess.Alarm(
             f"{name}-{watch.label}",
@@ -103,6 +109,7 @@ def scale_by_load(
             metric_type="custom" if watch.custom else "system",
             metric_name=watch.metric,
             dimensions=watch.dimensions or None,
+            cloud_monitor_group_id=monitor_group.apply(int) if watch.custom else None,
             statistics="Average",
             comparison_operator=">" if high else "<",
             threshold=str(watch.above if high else watch.below),

@@ -12,6 +12,7 @@ from stacks.alicloud.firewall import ENDPOINTS, Firewall, FirewallArgs
 from stacks.alicloud.fleet import Fleet, FleetArgs
 from stacks.alicloud.image import Image, ImageArgs
 from stacks.alicloud.keys import Keys, KeysArgs
+from stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from stacks.alicloud.network import Network, NetworkArgs
 from stacks.alicloud.reaper import Reaper, ReaperArgs
 from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs, bucket_name
@@ -46,6 +47,7 @@ def build(stack: Stack) -> dict[str, Any]:
     surroundings.append(storage)
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
     budget = Budget(name, BudgetArgs(stack), own)
+    metrics = MonitorGroup(name, MonitorGroupArgs(stack, budget.contact_group), own)
 
     def fleet(pool: Pool) -> Fleet:
         args = FleetArgs(
@@ -58,6 +60,7 @@ def build(stack: Stack) -> dict[str, Any]:
             bucket_arns=storage.bucket_arns,
             home=storage.home_dns_name,
             scratch=storage.scratch_dns_name,
+            monitor_group=metrics.group_id,
             surroundings=surroundings,
         )
         return Fleet(naming.prefixed(stack.name, pool.name), args, own)
@@ -75,6 +78,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "home_dns_name": storage.home_dns_name,
         "scratch_dns_name": storage.scratch_dns_name,
         "contact_group": budget.contact_group,
+        "monitor_group_id": metrics.group_id,
         "group_names": {pool: one.group_names for pool, one in fleets.items()},
         "group_ids": {pool: one.group_ids for pool, one in fleets.items()},
         "launch_template_ids": {pool: one.launch_template_id for pool, one in fleets.items()},

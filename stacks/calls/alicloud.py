@@ -22,6 +22,7 @@ from stacks.errors import CannotCheckError
 
 # Product -> version of its API, and the permission's first half: api.alibabacloud.com, page of each product.
 VERSIONS = {
+    "cms": ("2019-01-01", "cms"),
     "ecs": ("2014-05-26", "ecs"),
     "ess": ("2022-02-22", "ess"),
     "kms": ("2016-01-20", "kms"),
@@ -29,6 +30,8 @@ VERSIONS = {
     "quotas": ("2020-05-10", "quotas"),
     "sts": ("2015-04-01", "sts"),
 }
+# Product -> the first part of its host, where that is another: API reference of CloudMonitor, "Endpoints".
+HOSTS = {"cms": "metrics"}
 # One door for all regions of mainland China; every other product has one in each region.
 CENTRAL = {"quotas": "quotas.aliyuncs.com"}
 # Regions that Auto Scaling serves from one place: www.alibabacloud.com/help/en/auto-scaling, "Endpoints".
@@ -106,7 +109,7 @@ def host_of(product: str, region: str) -> str:
     """Where a product answers for a region. Pure."""
     if product == "ess" and region in ESS_CENTRAL:
         return "ess.aliyuncs.com"
-    return CENTRAL.get(product, f"{product}.{region}.aliyuncs.com")
+    return CENTRAL.get(product, f"{HOSTS.get(product, product)}.{region}.aliyuncs.com")
 
 
 def listed(answer: dict[str, Any], *keys: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """What a resource that moto lacks would return: its inputs and the attributes every program may read."""
 
 import typing
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ _IDENTIFIED_BY = {
     "aws:ec2/placementGroup:PlacementGroup": "name",
     "aws:efs/backupPolicy:BackupPolicy": "fileSystemId",
 }
+# Types whose ids are digits, which programs hand on as numbers.
+_NUMBERED = frozenset({"alicloud:cms/monitorGroup:MonitorGroup"})
 # Type -> how its ARN ends after the name, of its ``version``.
 _VERSIONED = {
     "aws:imagebuilder/component:Component": "/{}/1",
@@ -49,11 +52,14 @@ def recorded(
     never to be taken for a real one.
 
     Returns:
-        the id, ``recorded-<name>`` where the provider's is not one of the inputs, and the outputs.
+        the id, ``recorded-<name>`` where the provider's is neither one of the inputs nor a number, and the
+        outputs.
     """
     own = inputs | {"name": values.physical_name(name, inputs)}
     placeholder = f"recorded-{name}"
     identifier = str(own.get(_IDENTIFIED_BY.get(type_token, ""), placeholder))
+    if type_token in _NUMBERED:
+        identifier = str(zlib.crc32(name.encode()))
     promised = {
         key: _placeholder(kind, f"{placeholder}-{sdk.snake_case(key).replace('_', '-')}")
         for key, kind in sdk.sure_outputs(type_token).items()

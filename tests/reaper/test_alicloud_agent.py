@@ -16,6 +16,7 @@ from image.reaper.alicloud.credentials import Credentials
 from image.reaper.alicloud.lifecycle import Hook
 from image.reaper.aws import agent as aws_agent
 from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.instance_file import load
 from image.reaper.metadata import Metadata
 from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.times import format_time
@@ -230,6 +231,24 @@ def test_a_heartbeat_names_machine_and_stack_as_sweep_and_alarms_look_for_them(c
         ("GpuMemoryUsedPercent", '{"Pool": "dev", "Stack": "alicloud-dev"}'): 50.0,
     }
     assert all("Time" not in one for one in cloud.actions.metrics), "the time of receipt counts"
+
+
+def test_what_alarms_of_auto_scaling_watch_goes_into_the_stacks_application_group(cloud):
+    """They know no metric of group 0; everything else stays there, where the sweep reads it."""
+    publisher = Publisher(CloudMonitor(clients(cloud).cms, "s", "4711"), "", batched=False)
+
+    publisher.add(heartbeat(judgement(gpu_memory_used_percent=50.0), MACHINE, "dev"), NOON)
+
+    groups = {one["MetricName"]: one["GroupId"] for one in cloud.actions.metrics}
+    assert groups.pop("GpuMemoryUsedPercent") == "4711"
+    assert set(groups.values()) == {"0"}
+
+
+def test_the_application_group_is_what_the_instance_file_names(tmp_path):
+    path = tmp_path / "instance.toml"
+    path.write_text(MACHINE_FILE.replace('cloud = "aws"', 'cloud = "alicloud"\nmonitor_group = "4711"'))
+
+    assert load(path).monitor_group == "4711"
 
 
 def test_a_heartbeat_that_is_refused_is_told_and_dropped(cloud, caplog):

@@ -1,5 +1,6 @@
 """Networks, pools, markets and money on Alibaba Cloud; and that whatever is valid builds."""
 
+import base64
 import json
 from decimal import Decimal
 
@@ -115,6 +116,22 @@ def test_an_update_leaves_the_machines_protected_that_are():
     groups = register(stack()).of_type(GROUP)
 
     assert ["protectedInstances" in group.ignored_changes for group in groups] == [True]
+
+
+def test_the_alarm_on_the_agents_metric_names_the_group_that_instances_publish_into():
+    found = register(stack())
+
+    (group,) = found.of_type("alicloud:cms/monitorGroup:MonitorGroup")
+    (alarm,) = inputs(found, "alicloud:ess/alarm:Alarm", name="-gpu-memory-high")
+    others = inputs(found, "alicloud:ess/alarm:Alarm", name="-cpu-")
+    assert alarm["cloudMonitorGroupId"] == int(group.id)
+    assert [one for one in others if "cloudMonitorGroupId" in one] == []
+    assert f'monitor_group = "{group.id}"' in user_data(found)
+
+
+def user_data(found):
+    (template,) = inputs(found, TEMPLATE)
+    return base64.b64decode(template["userData"]).decode()
 
 
 def test_a_training_pool_does_not_scale_by_load():

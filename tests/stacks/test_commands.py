@@ -27,7 +27,8 @@ class Shell:
 
     def has_cli(self, script: str = "") -> None:
         program = self._folder / "pulumi"
-        program.write_text(f'#!/bin/sh\necho "$@" >> {self._folder}/calls\n{script}\n')
+        plan = """case "$*" in preview*--json*) echo '{"steps": []}';; esac"""
+        program.write_text(f'#!/bin/sh\necho "$@" >> {self._folder}/calls\n{script}\n{plan}\n')
         program.chmod(0o755)
 
     def run(self, *arguments: str):
@@ -149,11 +150,10 @@ def test_a_sound_stack_is_handed_to_the_cli_with_the_policy_pack(command, shell)
     done = shell.run(command, "aws-dev")
 
     assert done.exit_code == 0, done.output
-    assert shell.calls == [
-        "stack select --create aws-dev",
-        "stack output cost --json --stack aws-dev",
-        f"{command} --stack aws-dev --policy-pack stacks/policy",
-    ]
+    assert shell.calls[:2] == ["stack select --create aws-dev", "stack output cost --json --stack aws-dev"]
+    assert sorted(shell.calls[2:]) == sorted(
+        ["preview --stack aws-dev --json", f"{command} --stack aws-dev --policy-pack stacks/policy"]
+    )
 
 
 def test_what_follows_the_dashes_is_handed_over(shell):
@@ -176,7 +176,26 @@ def test_without_its_environment_the_policy_pack_says_how_to_make_it(shell, monk
     assert "/nonexistent/python is missing" in done.output
     assert "`make policy`" in done.output
     assert without.exit_code == 0
-    assert shell.calls[-1] == "preview --stack aws-dev"
+    assert shell.calls[-2:] == ["preview --stack aws-dev", "preview --stack aws-dev --json"]
+
+
+@pytest.mark.parametrize("command", ["preview", "up"])
+def test_a_change_that_loses_data_is_refused_in_one_message_and_goes_through_by_name(command, shell):
+    step = (
+        '{"op": "delete", "urn": "urn:pulumi:d::gpu-fleet::aws:s3/bucket:Bucket::gpu-fleet-aws-dev-data", '
+        '"oldState": {"inputs": {}}}'
+    )
+    shell.has_cli(f"""case "$*" in preview*--json*) echo '{{"steps": [{step}]}}'; exit 0;; esac""")
+
+    refused = shell.run(command, "aws-dev")
+    let = shell.run(command, "aws-dev", "--replace", "gpu-fleet-aws-dev-data")
+
+    assert refused.exit_code == 1
+    assert (
+        "error: refused, and nothing was touched: this change would lose data in 1 resource" in refused.output
+    )
+    assert let.exit_code == 0
+    assert [call.split()[0] for call in shell.calls].count("up") == (command == "up")
 
 
 def test_the_pack_names_the_environment_that_the_command_looks_for():

@@ -12,7 +12,7 @@ from image.reaper.agent.notices import Notice
 from image.reaper.alicloud import oss
 from image.reaper.alicloud.credentials import KEY_ID, Credentials
 from image.reaper.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
-from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, datum, metric_name
+from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, NO_GROUP, datum, metric_name
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import batches
 from image.reaper.errors import AnswerError, CloudError
@@ -46,7 +46,7 @@ class AgentCloud:
 
     def metrics(self) -> "CloudMonitor":
         """Where heartbeats go."""
-        return CloudMonitor(self._clients.cms, self._machine.stack)
+        return CloudMonitor(self._clients.cms, self._machine.stack, self._machine.monitor_group or NO_GROUP)
 
     def bucket(self) -> Any:
         """boto3's S3 client for OSS, with the keys that count now."""
@@ -84,11 +84,13 @@ class CloudMonitor:
     Args:
         cms: the client.
         stack: the machine's.
+        group: the application group of the pool's metrics; alarms of Auto Scaling watch those of a group.
     """
 
-    def __init__(self, cms: Product, stack: str) -> None:
+    def __init__(self, cms: Product, stack: str, group: str = NO_GROUP) -> None:
         self._cms = cms
         self._stack = stack
+        self._group = group
 
     def put_metric_data(self, **request: Any) -> None:
         """Publish; raises AnswerError."""
@@ -99,10 +101,11 @@ class CloudMonitor:
         """A machine's metric has its stack in its name, a pool's among its dimensions, as alarms want it."""
         dimensions = {part["Name"]: part["Value"] for part in one["Dimensions"]}
         if DIMENSION_INSTANCE in dimensions:
-            name = metric_name(one["MetricName"], self._stack)
+            name, group = metric_name(one["MetricName"], self._stack), NO_GROUP
         else:
-            name, dimensions = one["MetricName"], dimensions | {DIMENSION_STACK: self._stack}
-        return datum(name, one["Value"], dimensions, one.get("Timestamp"))
+            name, group = one["MetricName"], self._group
+            dimensions |= {DIMENSION_STACK: self._stack}
+        return datum(name, one["Value"], dimensions, one.get("Timestamp"), group)
 
 
 class Notices:

@@ -42,7 +42,11 @@ def metric_name(metric: str, stack: str) -> str:
 
 
 def datum(
-    metric: str, value: float, dimensions: Mapping[str, str], at: datetime | None = None
+    metric: str,
+    value: float,
+    dimensions: Mapping[str, str],
+    at: datetime | None = None,
+    group: str = NO_GROUP,
 ) -> dict[str, str]:
     """One number as PutCustomMetric takes it.
 
@@ -51,10 +55,11 @@ def datum(
         value: its value.
         dimensions: name -> value; the cloud wants them in order.
         at: when; None for the cloud's time of receipt.
+        group: the application group that it belongs to.
     """
     made = {
         "MetricName": metric,
-        "GroupId": NO_GROUP,
+        "GroupId": group,
         "Type": RAW,
         "Dimensions": json.dumps(dict(sorted(dimensions.items()))),
         "Values": json.dumps({"value": value}),

@@ -1,0 +1,113 @@
+"""Refuse a plan that would take data away, before anything is touched. Pure."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+
+from stacks import naming
+from stacks.guard.errors import ReplacementError
+from stacks.guard.holdings import FOLLOWS, HOLDINGS, Holding
+from stacks.guard.plan import REMOVES, REPLACES, Step
+
+ZONES = {"aws:ec2/subnet:Subnet": "availabilityZone", "alicloud:vpc/switch:Switch": "zoneId"}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One resource that the plan would take away.
+
+    Attributes:
+        step: what the plan says of it.
+        holding: what is lost with it.
+        reasons: why, each naming the setting or the other resource that it follows.
+    """
+
+    step: Step
+    holding: Holding
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        how = "replaced" if self.step.op in REPLACES else "deleted"
+        return (
+            f"{self.step.name} ({self.step.type}) would be {how}, and {self.holding.what} lost: "
+            + "; ".join(self.reasons)
+        )
+
+
+def losses(steps: Sequence[Step]) -> tuple[Loss, ...]:
+    """Every resource with data, its key or its network that the plan would replace or delete."""
+    removed = {(step.type, step.name): step for step in steps if step.op in REMOVES and step.type in HOLDINGS}
+    return tuple(
+        Loss(step, HOLDINGS[step.type], tuple(_reasons(step, list(removed.values()))))
+        for step in removed.values()
+    )
+
+
+def hold(steps: Sequence[Step], replace: Collection[str] = ()) -> None:
+    """Let a plan pass that loses nothing, or only what a person named.
+
+    Args:
+        steps: the plan.
+        replace: logical names of what may be lost.
+
+    Raises:
+        ReplacementError: it would lose more; or a name is of nothing that the plan would lose.
+    """
+    found = losses(steps)
+    unknown = sorted(set(replace) - {loss.step.name for loss in found})
+    if unknown:
+        would = ", ".join(loss.step.name for loss in found) or "nothing"
+        raise ReplacementError(f"--replace {unknown[0]}: the plan would lose {would}; name one of these")
+    held = [loss for loss in found if loss.step.name not in replace]
+    if held:
+        raise ReplacementError("\n".join(_said(held, steps)))
+
+
+def _reasons(step: Step, removed: Sequence[Step]) -> Iterator[str]:
+    if step.op not in REPLACES:
+        yield f"left out by {HOLDINGS[step.type].deleted_by}"
+        return
+    if not step.causes:
+        yield "Pulumi names no property"
+    for cause in step.causes:
+        leaders = [other.name for other in removed if other.type in FOLLOWS.get(cause, ())]
+        if leaders:
+            yield f"{cause} follows {' or '.join(leaders)}"
+        else:
+            setting = HOLDINGS[step.type].settings.get(cause, "this version of the program")
+            yield f"{cause} {step.old.get(cause)!r} -> {step.new.get(cause)!r}, from {setting}"
+
+
+def _said(held: Sequence[Loss], steps: Sequence[Step]) -> Iterator[str]:
+    count = "1 resource" if len(held) == 1 else f"{len(held)} resources"
+    yield f"refused, and nothing was touched: this change would lose data in {count}"
+    for loss in held:
+        yield f"  - {loss}"
+    slots = deployed_slots(steps)
+    if slots and any(loss.step.type in ZONES for loss in held):
+        listed = ", ".join(f"{zone}: {slot}" for zone, slot in slots.items())
+        yield f"Take the change back, or keep each zone where it stands with network.slots: {{{listed}}}"
+    else:
+        yield "Take the change back."
+    yield "If it must be, first back up, then name each with --replace:"
+    for back_up in dict.fromkeys(loss.holding.back_up for loss in held):
+        yield f"  - {back_up}"
+    yield "  " + " ".join(dict.fromkeys(f"--replace {loss.step.name}" for loss in held))
+
+
+def deployed_slots(steps: Sequence[Step]) -> dict[str, int]:
+    """Zone -> the slot of its deployed private subnet; empty where the plan shows none."""
+    found: dict[str, int] = {}
+    networks = [
+        step.old["cidrBlock"]
+        for step in steps
+        if step.type in ("aws:ec2/vpc:Vpc", "alicloud:vpc/network:Network") and "cidrBlock" in step.old
+    ]
+    for step in steps:
+        zone = step.old.get(ZONES.get(step.type, ""))
+        if not networks or zone is None or "-private-" not in step.name:
+            continue
+        cut = IPv4Network(networks[0]).subnets(prefixlen_diff=naming.ZONE_SLOT_BITS)
+        inside = IPv4Network(step.old["cidrBlock"])
+        found[zone] = next(slot for slot, whole in enumerate(cut) if inside.subnet_of(whole))
+    return dict(sorted(found.items(), key=lambda pair: pair[1]))

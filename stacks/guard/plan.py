@@ -1,0 +1,84 @@
+"""Pulumi's own plan: what ``pulumi preview --json`` says it would do, step by step. Pure.
+
+The format is ``PreviewDigest`` of github.com/pulumi/pulumi (pkg/backend/display/json.go writes it): each step
+has ``op`` and ``urn``, the states ``oldState`` and ``newState`` with their ``inputs``, and, where a resource
+is replaced, the properties that force it: ``replaceReasons``, or ``detailedDiff`` with kinds that end in
+``-replace``.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stacks.guard.errors import PlanError
+
+# pkg/resource/deploy/step.go: "replace" is the whole; the CLI shows its two halves only when asked.
+REPLACES = frozenset({"replace", "create-replacement", "delete-replaced", "import-replacement"})
+REMOVES = REPLACES | {"delete"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What would become of one resource.
+
+    Attributes:
+        op: ``create``, ``update``, ``replace``, ``delete``, ``same`` and the like.
+        type: the provider's token, say ``aws:kms/key:Key``.
+        name: the logical name.
+        old: its inputs as deployed; empty for a new one.
+        new: its inputs as wanted; empty for one that goes.
+        causes: the properties that force a replacement, without what lies below them.
+    """
+
+    op: str
+    type: str
+    name: str
+    old: Mapping[str, Any]
+    new: Mapping[str, Any]
+    causes: tuple[str, ...]
+
+
+def parse(text: str) -> tuple[Step, ...]:
+    """The steps of a plan.
+
+    Args:
+        text: what ``pulumi preview --json`` printed.
+
+    Raises:
+        PlanError: it is no such thing.
+    """
+    try:
+        digest = json.loads(text)
+        return tuple(_step(raw) for raw in digest.get("steps") or ())
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise PlanError(f"`pulumi preview --json` printed no plan that can be read: {error!r}") from error
+
+
+def errors(text: str) -> tuple[str, ...]:
+    """What a preview that failed says went wrong; empty where it cannot be read either."""
+    try:
+        found = json.loads(text).get("diagnostics") or ()
+        return tuple(str(one["message"]).strip() for one in found if one.get("severity") == "error")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ()
+
+
+def _step(raw: Mapping[str, Any]) -> Step:
+    _, _, types, name = raw["urn"].split("::", 3)
+    return Step(
+        op=raw["op"],
+        type=types.rsplit("$", 1)[-1],
+        name=name,
+        old=(raw.get("oldState") or {}).get("inputs") or {},
+        new=(raw.get("newState") or {}).get("inputs") or {},
+        causes=_causes(raw),
+    )
+
+
+def _causes(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    detailed = raw.get("detailedDiff") or {}
+    forced = [path for path, change in detailed.items() if str(change.get("kind", "")).endswith("-replace")]
+    paths = [*(raw.get("replaceReasons") or ()), *forced]
+    return tuple(dict.fromkeys(re.split(r"[.\[]", path)[0] for path in paths))

@@ -1,0 +1,124 @@
+"""Every key of a stack file, with another value that it may have; and whether the change loses data. Data."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a stack file.
+
+    Attributes:
+        key: its path, with [] for the first of a list.
+        value: what stands there afterwards.
+        loses: clouds on which the providers replace or delete something that holds data.
+    """
+
+    key: str
+    value: Any
+    loses: tuple[str, ...] = ()
+
+
+BOTH = ("aws", "alicloud")
+SLOTS = {"aws": {"us-east-1a": 0, "us-east-1b": 1}, "alicloud": {"cn-shenzhen-d": 0, "cn-shenzhen-e": 1}}
+ZONES = {cloud: list(slots) for cloud, slots in SLOTS.items()}
+THIRD = {"aws": "us-east-1c", "alicloud": "cn-shenzhen-f"}
+
+
+def base(cloud: str) -> dict[str, Any]:
+    """Changes that make the sound stack file one with everything that holds data."""
+    own = {"kms_instance_id": "kst-szh0000000000000000", "redundancy": "LRS"} if cloud == "alicloud" else {}
+    return {
+        "network": {"cidr": "10.0.0.0/16", "zones": ZONES[cloud], "slots": SLOTS[cloud], "nat": "one"},
+        "storage": {"home": True, "scratch_gib": {"aws": 4800, "alicloud": 4800}[cloud], **own},
+    }
+
+
+def edits(cloud: str) -> tuple[Edit, ...]:
+    """One edit of each key, on one cloud; keys of the other cloud are left out."""
+    of_cloud = _OF_AWS if cloud == "aws" else _OF_ALICLOUD
+    zones, third = ZONES[cloud], THIRD[cloud]
+    return (
+        *_COMMON,
+        *of_cloud,
+        Edit("network.zones", [*reversed(zones)]),
+        Edit("network.zones+slots", ([*zones, third], SLOTS[cloud] | {third: 2})),
+        Edit("network.zones+slots", ([third, *zones], SLOTS[cloud] | {third: 2})),
+        Edit("network.zones+slots", (zones[:1], SLOTS[cloud]), loses=BOTH),
+        Edit("network.slots", dict(zip(zones, (1, 0), strict=True)), loses=BOTH),
+        Edit("network.slots", SLOTS[cloud] | {third: 5}),
+        Edit("pools[].zones", zones[1:]),
+    )
+
+
+_COMMON = (
+    Edit("owner", "vision"),
+    Edit("network.cidr", "10.1.0.0/16", loses=BOTH),
+    Edit("network.nat", "per_zone"),
+    Edit("network.interface_endpoints", True),
+    Edit("network.peers", ["10.9.0.0/16"]),
+    Edit("network.flow_log_retention_days", 365),
+    Edit("access.ssh_from", {"office": "198.51.100.0/24"}),
+    Edit("storage.home", False, loses=BOTH),
+    Edit("storage.scratch_gib", 7200),
+    Edit("storage.scratch_gib", 0, loses=BOTH),
+    Edit("storage.old_versions_days", 60),
+    Edit("pools[].name", "other"),
+    Edit("pools[].size", {"min": 0, "desired": 0, "max": 5}),
+    Edit("pools[].purpose", "serving"),
+    Edit("pools[].groups", "per_zone"),
+    Edit("pools[].volume_gib", 300),
+    Edit("pools[].containers", True),
+    Edit("pools[].scaling", False),
+    Edit("pools[].idle", {"after_hours": 3}),
+    Edit("pools[].max_lifetime_hours", 48),
+    Edit("pools[].owner", "vision"),
+    Edit("pools[].market", "spot"),
+    Edit("budget.monthly", 6000),
+    Edit("budget.recipients", ["other@example.com"]),
+    Edit("budget.thresholds", [{"percent": 90, "kind": "actual"}]),
+    Edit("reaper.every_minutes", 5),
+    Edit("reaper.dry_run", True),
+    Edit("reaper.max_actions", 3),
+    Edit("reaper.max_percent", 10),
+    Edit("reaper.time_zone", "Asia/Shanghai"),
+    Edit("reaper.leftovers", {"remove": True}),
+    Edit("image.size_gib", 50),
+)
+_OF_AWS = (
+    Edit("protected", True),
+    Edit("account_id", "210987654321", loses=("aws",)),
+    Edit("storage.scratch_gib", 2400, loses=("aws",)),
+    Edit("pools[].types", ["g5.2xlarge"]),
+    Edit("budget.scope", "tag"),
+    Edit("image.id", "ami-0fedcba9876543210"),
+)
+_OF_ALICLOUD = (
+    Edit("protected", True),
+    Edit("account_id", "6543210987654321", loses=("alicloud",)),
+    Edit("storage.key_rotation_days", 30),
+    Edit("storage.kms_instance_id", "kst-szh1111111111111111", loses=("alicloud",)),
+    Edit("storage.redundancy", "ZRS", loses=("alicloud",)),
+    Edit("storage.home_gib", 200),
+    Edit("pools[].types", ["ecs.gn7i-c16g1.4xlarge"]),
+    Edit("pools[].scratch_gib", 300),
+    Edit("image.id", "m-wz91111111111111111"),
+)
+
+
+def applied(content: dict[str, Any], chosen: tuple[Edit, ...]) -> dict[str, Any]:
+    """A stack file with some edits made; the one given stays as it is."""
+    made: dict[str, Any] = {**content}
+    for edit in chosen:
+        if edit.key == "network.zones+slots":
+            zones, slots = edit.value
+            made["network"] = made["network"] | {"zones": zones, "slots": slots}
+            continue
+        section, _, key = edit.key.partition(".")
+        if section == "pools[]":
+            made["pools"] = [made["pools"][0] | {key: edit.value}, *made["pools"][1:]]
+        elif key:
+            made[section] = made.get(section, {}) | {key: edit.value}
+        else:
+            made[section] = edit.value
+    return made

@@ -1,0 +1,84 @@
+"""Pulumi's plan between two settings of a stack, made of what both register and of ``replacement.toml``.
+
+No engine runs here: a step is a replacement where a property of the table differs, or names a resource that
+is replaced itself. What is new has no id yet; ``pulumi preview`` prints a mark for it.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stacks.rehearsal.program import Rehearsed
+from stacks.rehearsal.records import Registration
+
+TABLE = tomllib.loads(Path(__file__).with_name("replacement.toml").read_text())
+# sdk/go/common/resource/plugin/rpc.go: UnknownStringValue
+UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
+# resourceLustreFileSystemSchemaCustomizeDiff: a file system of less storage is a new one.
+SHRINKING = {"aws:fsx/lustreFileSystem:LustreFileSystem": "storageCapacity"}
+
+
+def digest(before: Rehearsed | None, after: Rehearsed) -> str:
+    """What ``pulumi preview --json`` prints, as far as the guard reads it."""
+    steps = list(_steps(before.resources if before else (), after.resources))
+    return json.dumps({"steps": steps, "changeSummary": {}}, default=str)  # archives are no JSON
+
+
+def _steps(before: tuple[Registration, ...], after: tuple[Registration, ...]) -> Iterator[dict[str, Any]]:
+    old = {one.urn: one for one in before}
+    new = {one.urn for one in after}
+    replaced: set[str] = set()
+    for one in after:
+        was = old.get(one.urn)
+        if was is None:
+            yield _step("create", one, None, one.inputs)
+            continue
+        inputs = {key: _unknown(value, replaced) for key, value in one.inputs.items()}
+        reasons = [key for key in _changed(was.inputs, inputs) if _forces(one.type, key, was.inputs, inputs)]
+        if reasons:
+            replaced |= {one.id, str(one.outputs.get("arn", one.id))}
+            yield _step("replace", one, was.inputs, inputs, reasons)
+        else:
+            yield _step("update" if was.inputs != inputs else "same", one, was.inputs, inputs)
+    for gone in (one for one in before if one.urn not in new):
+        yield _step("delete", gone, gone.inputs, None)
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+
+
+def _forces(token: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    if SHRINKING.get(token) == key:
+        return bool(new[key] < old[key])
+    return key in TABLE.get(token, {}).get("forces", ())
+
+
+def _unknown(value: Any, replaced: set[str]) -> Any:
+    """An input as it is known before its resource is made anew."""
+    if isinstance(value, str):
+        return UNKNOWN if value in replaced else value
+    if isinstance(value, list):
+        return [_unknown(item, replaced) for item in value]
+    if isinstance(value, dict):
+        return {key: _unknown(item, replaced) for key, item in value.items()}
+    return value
+
+
+def _step(
+    op: str,
+    one: Registration,
+    old: Mapping[str, Any] | None,
+    new: Mapping[str, Any] | None,
+    reasons: list[str] | None = None,
+) -> dict[str, Any]:
+    made: dict[str, Any] = {"op": op, "urn": one.urn}
+    if old is not None:
+        made["oldState"] = {"inputs": dict(old)}
+    if new is not None:
+        made["newState"] = {"inputs": dict(new)}
+    if reasons:
+        made |= {"replaceReasons": reasons, "diffReasons": reasons}
+    return made

@@ -1,0 +1,109 @@
+"""Write ``replacement.toml``: which properties of a type force a new resource, read from the providers' code.
+
+    python -m tests.stacks.replacement_table --alicloud CHECKOUT --aws CHECKOUT
+
+A checkout is a git directory or work tree of terraform-provider-alicloud or terraform-provider-aws, at the
+version that the installed SDK bridges. Types of a cloud whose checkout is not given keep their rows.
+"""
+
+import argparse
+import datetime
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+TABLE = Path(__file__).with_name("replacement.toml")
+# Type -> the file that declares its schema.
+FILES = {
+    "alicloud:oss/bucket:Bucket": "alicloud/resource_alicloud_oss_bucket.go",
+    "alicloud:kms/key:Key": "alicloud/resource_alicloud_kms_key.go",
+    "alicloud:nas/fileSystem:FileSystem": "alicloud/resource_alicloud_nas_file_system.go",
+    "alicloud:nas/mountTarget:MountTarget": "alicloud/resource_alicloud_nas_mount_target.go",
+    "alicloud:log/project:Project": "alicloud/resource_alicloud_log_project.go",
+    "alicloud:log/store:Store": "alicloud/resource_alicloud_log_store.go",
+    "alicloud:vpc/network:Network": "alicloud/resource_alicloud_vpc.go",
+    "alicloud:vpc/switch:Switch": "alicloud/resource_alicloud_vswitch.go",
+    "aws:s3/bucket:Bucket": "internal/service/s3/bucket.go",
+    "aws:kms/key:Key": "internal/service/kms/key.go",
+    "aws:efs/fileSystem:FileSystem": "internal/service/efs/file_system.go",
+    "aws:efs/mountTarget:MountTarget": "internal/service/efs/mount_target.go",
+    "aws:fsx/lustreFileSystem:LustreFileSystem": "internal/service/fsx/lustre_file_system.go",
+    "aws:cloudwatch/logGroup:LogGroup": "internal/service/logs/group.go",
+    "aws:ec2/vpc:Vpc": "internal/service/ec2/vpc_.go",
+    "aws:ec2/subnet:Subnet": "internal/service/ec2/vpc_subnet.go",
+}
+CONSTANTS = "names/attr_consts_gen.go"
+# In all of AWS since provider 6: where a resource is. Added by the provider, in no schema's text.
+OF_EVERY_TYPE = {"aws": ("region",)}
+PROPERTY = re.compile(r'^(?P<indent>\t+)(?:"(?P<text>\w+)"|names\.(?P<constant>\w+)): +\{$')
+
+
+def forced(source: str, constants: Mapping[str, str]) -> list[str]:
+    """The top-level properties of a schema that force a new resource, in the SDK's names.
+
+    Args:
+        source: Go, as gofmt leaves it.
+        constants: ``names.AttrX`` -> its text.
+    """
+    found: list[str] = []
+    current, indent = "", ""
+    for line in source.splitlines():
+        opened = PROPERTY.match(line)
+        if opened and (not indent or opened["indent"] == indent):
+            indent = opened["indent"]
+            current = opened["text"] or constants[opened["constant"]]
+        elif line.startswith("}"):
+            if indent:
+                break  # the function that holds the schema ends here
+        elif re.fullmatch(rf"{indent}\tForceNew: +true,", line) and current:
+            found.append(re.sub(r"_(\w)", lambda letter: letter[1].upper(), current))
+    return sorted(found)
+
+
+def _reader(checkout: Path) -> tuple[Callable[[str], str], str]:
+    def git(*words: str) -> str:
+        asked = ["git", "-C", str(checkout), *words]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+
+    return (lambda path: git("show", f"HEAD:{path}")), git("rev-parse", "HEAD").strip()
+
+
+def rows(cloud: str, checkout: Path) -> dict[str, Any]:
+    """Type -> its row, of one cloud."""
+    read, commit = _reader(checkout)
+    constants: dict[str, str] = {}
+    if cloud == "aws":
+        constants = dict(re.findall(r'(Attr\w+) += "(\w+)"', read(CONSTANTS)))
+    return {
+        token: {
+            "source": path,
+            "commit": commit,
+            "read": datetime.datetime.now(datetime.UTC).date(),
+            "forces": sorted({*forced(read(path), constants), *OF_EVERY_TYPE.get(cloud, ())}),
+        }
+        for token, path in FILES.items()
+        if token.startswith(f"{cloud}:")
+    }
+
+
+def main() -> None:
+    """Rewrite the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--alicloud", type=Path)
+    parser.add_argument("--aws", type=Path)
+    given = parser.parse_args()
+    table = tomllib.loads(TABLE.read_text()) if TABLE.exists() else {}
+    for cloud in ("alicloud", "aws"):
+        checkout = getattr(given, cloud)
+        if checkout is not None:
+            table |= rows(cloud, checkout)
+    TABLE.write_text(tomli_w.dumps(dict(sorted(table.items()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What the provider cannot create in one go comes up by `gpu-fleet up` alone, and again after any break."""
+
+import json
+from unittest.mock import patch
+
+import pytest
+
+from stacks.alicloud.first_pass import VARIABLE, FirstValue, Stage, first_values, passes, stage_of
+from stacks.errors import CannotCheckError
+from stacks.guard import first_values as reporting
+from stacks.guard.deploy import up
+from stacks.guard.errors import PlanError
+from stacks.guard.plan import parse
+from tests.stacks import plans
+from tests.stacks.alicloud_examples import pool, stack
+from tests.stacks.alicloud_programs import inputs, register
+from tests.stacks.test_guard import at_cli  # noqa: F401 - a fixture
+
+CLUSTER = stack(pools=[pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True, purpose="training")])
+BOTH = stack(pools=[pool(), pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True)])
+CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
+NAME = "gpu-fleet-test-cluster"
+
+
+def at(stages, settings=CLUSTER):
+    """What the program registers in a pass."""
+    with patch.dict("os.environ", {VARIABLE: json.dumps(stages)}):
+        return register(settings)
+
+
+def steps(before, after):
+    return parse(plans.digest(before, after))
+
+
+def test_a_new_erdma_configuration_is_made_then_joined_then_enabled():
+    before = passes(steps(None, register(CLUSTER)))
+
+    assert before == ({NAME: Stage.MADE}, {NAME: Stage.JOINED})
+
+
+def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instance_before_the_last():
+    """Created with its group at the top; updated to an interface, and without it; enabled last of all."""
+    made, joined, whole = (
+        inputs(at(stages), CONFIGURATION)[0] for stages in ({NAME: "made"}, {NAME: "joined"}, {})
+    )
+
+    assert made["securityGroupIds"]
+    assert "networkInterfaces" not in made
+    for one in (joined, whole):
+        assert one["networkInterfaces"][0]["networkInterfaceTrafficMode"] == "HighPerformance"
+        assert "securityGroupIds" not in one
+    assert [one["enable"] for one in (made, joined, whole)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("left_by", "then"),
+    [({NAME: "made"}, ({NAME: Stage.JOINED},)), ({NAME: "joined"}, ()), ({}, ())],
+    ids=["after the first pass", "after the second", "after all"],
+)
+def test_an_up_that_broke_off_goes_on_where_it_stopped(left_by, then):
+    assert passes(steps(at(left_by), register(CLUSTER))) == then
+
+
+def test_another_change_of_an_erdma_pool_takes_one_pass():
+    content = {"name": "cluster", "types": ["ecs.gn8v-8x.48xlarge"], "erdma": True, "purpose": "training"}
+    larger = stack(pools=[pool(**content, volume_gib=400)])
+
+    assert passes(steps(register(CLUSTER), register(larger))) == ()
+
+
+def test_an_alarm_on_a_custom_metric_waits_for_its_first_value():
+    planned = steps(None, register(stack()))
+
+    (first,) = passes(planned)
+    assert first == {"gpu-fleet-test-dev-gpu-memory-high": Stage.WITHHELD}
+    assert first_values(planned) == (FirstValue("GpuMemoryUsedPercent", {"Stack": "test", "Pool": "dev"}),)
+    alarms = [one.name for one in at(first, stack()).of_type("alicloud:ess/alarm:Alarm")]
+    assert alarms == ["gpu-fleet-test-dev-cpu-high", "gpu-fleet-test-dev-cpu-low"]
+
+
+def test_a_deployed_alarm_waits_for_nothing():
+    assert passes(steps(register(stack()), register(stack(owner="vision")))) == ()
+
+
+def test_without_the_variable_the_program_means_the_finished_stack():
+    """A bare `pulumi up` takes nothing back."""
+    assert stage_of(NAME, {}) is None
+    assert stage_of(NAME, {VARIABLE: json.dumps({"other": "made"})}) is None
+
+
+# the whole way, at the CLI
+
+
+class CloudMonitor:
+    """Answers as CloudMonitor does: what was put is shown after some looks."""
+
+    def __init__(self, shown_after=2, code="200"):
+        self.put, self.looks, self.shown_after, self.code = [], 0, shown_after, code
+
+    def __call__(self, region, environ):
+        assert region == "cn-shenzhen"
+        return self
+
+    def ask(self, product, action, **parameters):
+        assert product == "cms"
+        if action == "PutCustomMetric":
+            self.put.append(parameters)
+            return {"Code": self.code, "Message": "no"}
+        assert parameters["Namespace"] == "acs_customMetric_1234567890123456"
+        self.looks += 1
+        points = [{"groupId": "4711", "Average": 0}] if self.looks >= self.shown_after else []
+        return {"Code": "200", "Datapoints": json.dumps(points)}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(reporting.report, "__defaults__", (lambda _: None,))
+
+
+def passes_asked(deployment):
+    return [stages for words, stages in deployment.asked() if words[0] == "up"]
+
+
+def test_up_makes_every_pass_and_reports_the_first_value_between_them(at_cli):  # noqa: F811 - the fixture
+    cloud = CloudMonitor()
+
+    code = up(at_cli("alicloud", plans.digest(None, register(BOTH))), "--policy-pack", "p", connect=cloud)
+
+    alarms = {f"gpu-fleet-test-{name}-gpu-memory-high": "withheld" for name in ("dev", "cluster")}
+    assert code == 0
+    assert passes_asked(at_cli) == [{NAME: "made"} | alarms, {NAME: "joined"}, {}]
+    assert {one["MetricList.1.GroupId"] for one in cloud.put} == {"4711"}
+    assert sorted(one["MetricList.1.Dimensions"] for one in cloud.put) == [
+        '{"Pool": "cluster", "Stack": "test"}',
+        '{"Pool": "dev", "Stack": "test"}',
+    ]
+    assert all("--policy-pack" in words for words, _ in at_cli.asked() if words[0] == "up")
+
+
+def test_a_pass_that_fails_ends_up_with_its_code(at_cli):  # noqa: F811 - the fixture
+    deployment = at_cli("alicloud", plans.digest(None, register(BOTH)), UP_FAILS="3")
+
+    assert up(deployment, connect=CloudMonitor()) == 3
+    assert len(passes_asked(at_cli)) == 1
+
+
+@pytest.mark.parametrize(
+    ("cloud", "says"),
+    [
+        (CloudMonitor(code="403"), "PutCustomMetric: 403: no"),
+        (CloudMonitor(shown_after=10_000), "does not show it: run `gpu-fleet up` again"),
+    ],
+)
+def test_an_alarm_is_not_asked_for_before_its_metric_is_known(at_cli, cloud, says):  # noqa: F811 - the fixture
+    with pytest.raises((PlanError, CannotCheckError), match=says):
+        up(at_cli("alicloud", plans.digest(None, register(BOTH))), connect=cloud)
+
+    assert len(passes_asked(at_cli)) == 1
+
+
+def test_a_stack_that_stands_takes_one_up(at_cli):  # noqa: F811 - the fixture
+    content = register(BOTH)
+
+    assert up(at_cli("alicloud", plans.digest(content, content)), connect=CloudMonitor()) == 0
+    assert passes_asked(at_cli) == [{}]

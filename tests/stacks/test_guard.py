@@ -1,0 +1,346 @@
+"""No edit of a stack file loses data: what the guard lets pass, what it refuses, and in whose words."""
+
+import json
+import sys
+import textwrap
+from functools import cache
+from typing import get_type_hints
+from unittest.mock import patch
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stacks.errors import SettingsError
+from stacks.guard.deploy import Deployment, preview, up
+from stacks.guard.errors import PlanError, ReplacementError
+from stacks.guard.hold import hold, losses
+from stacks.guard.holdings import HOLDINGS
+from stacks.guard.plan import parse
+from stacks.rehearsal import program
+from stacks.rehearsal.program import run_program
+from stacks.settings import Network, Pool, Stack, Storage
+from stacks.settings_reader import from_mapping
+from tests.stacks import plans
+from tests.stacks.alicloud_examples import assumptions
+from tests.stacks.alicloud_examples import stack_file as alicloud_file
+from tests.stacks.edits import BOTH, applied, base, edits
+from tests.stacks.examples import stack_file as aws_file
+from tests.stacks.replacement_table import FILES, forced
+
+FILE = {"aws": aws_file, "alicloud": alicloud_file}
+# What holds data is declared by both programs; on AWS nothing of it need stand in moto for a plan.
+CLOUDS = pytest.mark.parametrize("cloud", BOTH)
+
+
+def file_of(cloud, *chosen):
+    """A sound file; what has no list price on Alibaba Cloud is assumed."""
+    content = applied(FILE[cloud](**base(cloud)), chosen)
+    if cloud == "alicloud":
+        content["budget"] = content["budget"] | {"assume": assumptions(content)}
+    return content
+
+
+@cache
+def registered(text):
+    stack = from_mapping("test", json.loads(text))
+    build = __import__(f"stacks.{stack.cloud}.stack", fromlist=["build"]).build
+    with patch.object(program, "CREATORS", {}):
+        return run_program("test", program=lambda: build(stack), config={})
+
+
+def steps_between(cloud, *chosen):
+    before, after = file_of(cloud), file_of(cloud, *chosen)
+    return parse(plans.digest(registered(json.dumps(before)), registered(json.dumps(after))))
+
+
+def edit_of(cloud, key, number=0):
+    return [one for one in edits(cloud) if one.key == key][number]
+
+
+EDITS = [
+    pytest.param(cloud, edit, id=f"{cloud} {edit.key} {number}")
+    for cloud in BOTH
+    for number, edit in enumerate(edits(cloud))
+]
+
+
+@pytest.mark.parametrize(("cloud", "edit"), EDITS)
+def test_an_edit_of_one_key_is_refused_where_it_loses_data_and_passes_where_it_looks_harmless(cloud, edit):
+    steps = steps_between(cloud, edit)
+
+    if cloud in edit.loses:
+        with pytest.raises(ReplacementError):
+            hold(steps)
+    else:
+        assert losses(steps) == ()
+        hold(steps)
+
+
+@CLOUDS
+@given(data=st.data())
+@settings(max_examples=5, deadline=None)
+def test_edits_together_lose_what_one_of_them_loses_and_no_more(cloud, data):
+    chosen = data.draw(
+        st.lists(st.sampled_from(edits(cloud)), min_size=2, max_size=3, unique_by=lambda e: e.key)
+    )
+    assume(len({one.key.split("+")[0] for one in chosen}) == len(chosen))
+    try:
+        from_mapping("test", file_of(cloud, *chosen))
+    except SettingsError:
+        assume(False)
+
+    lost = losses(steps_between(cloud, *chosen))
+
+    if not any(cloud in one.loses for one in chosen):
+        assert lost == ()
+    if lost:
+        with pytest.raises(ReplacementError):
+            hold(steps_between(cloud, *chosen))
+
+
+@CLOUDS
+def test_a_first_deployment_loses_nothing(cloud):
+    hold(parse(plans.digest(None, registered(json.dumps(file_of(cloud))))))
+
+
+def leaf_keys():
+    """Every key of network, storage and pools: those that decide where data stands."""
+    for section, kind in (("network", Network), ("storage", Storage), ("pools[]", Pool)):
+        yield from (f"{section}.{name}" for name in get_type_hints(kind))
+    yield from (name for name in get_type_hints(Stack) if name not in ("network", "storage", "pools"))
+
+
+# Keys whose edit is another stack, another cloud or the emulator, or that one cloud's examples cannot carry.
+NOT_EDITED = {
+    *("name", "cloud", "region", "endpoint_url", "access", "budget", "reaper", "image"),
+    *("network.s3_buckets", "pools[].reservation_id", "pools[].efa", "pools[].erdma"),
+    *("pools[].gpu_memory_gib", "pools[].mig_profile", "pools[].on_demand_base", "pools[].spot_price_limit"),
+}
+
+
+def test_every_key_that_decides_where_data_stands_has_an_edit_here():
+    """A key that comes to the settings must be decided upon: does its change lose data?"""
+    edited = {one.key for cloud in BOTH for one in edits(cloud)}
+
+    assert sorted(set(leaf_keys()) - edited - NOT_EDITED) == []
+
+
+@CLOUDS
+def test_everything_that_holds_data_is_in_both_tables_and_registered_by_the_program(cloud):
+    found = {one.type for one in registered(json.dumps(file_of(cloud))).resources}
+    held = {token for token in HOLDINGS if token.startswith(f"{cloud}:")}
+
+    assert held <= plans.TABLE.keys()
+    assert held == {token for token in FILES if token.startswith(f"{cloud}:")}
+    assert held <= found
+
+
+# what it says
+
+
+def refusal(cloud, *chosen):
+    with pytest.raises(ReplacementError) as caught:
+        hold(steps_between(cloud, *chosen))
+    return str(caught.value)
+
+
+def test_a_refusal_names_the_setting_what_is_lost_and_the_way_through():
+    said = refusal("alicloud", edit_of("alicloud", "storage.kms_instance_id"))
+
+    assert "refused, and nothing was touched: this change would lose data" in said
+    assert (
+        "gpu-fleet-test-key (alicloud:kms/key:Key) would be replaced, and whatever it encrypts lost" in said
+    )
+    assert "from storage.kms_instance_id" in said
+    assert "kmsKeyId follows gpu-fleet-test-key" in said
+    assert "--replace gpu-fleet-test-key" in said
+
+
+@CLOUDS
+def test_moved_subnets_are_refused_with_the_slots_that_keep_them(cloud):
+    said = refusal(cloud, edit_of(cloud, "network.slots"))
+
+    first, second = base(cloud)["network"]["slots"]
+    assert f"network.slots: {{{first}: 0, {second}: 1}}" in said
+
+
+@CLOUDS
+def test_zones_reordered_without_slots_are_refused_with_the_slots_that_they_have(cloud):
+    """A stack that was deployed before there were slots learns them from its own subnets."""
+    network = {**base(cloud)["network"], "slots": None}
+    before = file_of(cloud) | {"network": network}
+    after = before | {"network": {**network, "zones": [*reversed(network["zones"])]}}
+    steps = parse(plans.digest(registered(json.dumps(before)), registered(json.dumps(after))))
+
+    with pytest.raises(ReplacementError) as caught:
+        hold(steps)
+
+    first, second = network["zones"]
+    assert f"network.slots: {{{first}: 0, {second}: 1}}" in str(caught.value)
+
+
+def test_only_what_a_person_names_may_go():
+    steps = steps_between("alicloud", edit_of("alicloud", "storage.kms_instance_id"))
+    names = {loss.step.name for loss in losses(steps)}
+
+    hold(steps, names)
+    with pytest.raises(ReplacementError, match="gpu-fleet-test-home"):
+        hold(steps, names - {"gpu-fleet-test-home"})
+    with pytest.raises(ReplacementError, match="--replace gpu-fleet-test-typo: the plan would lose"):
+        hold(steps, [*names, "gpu-fleet-test-typo"])
+
+
+def test_a_replacement_that_only_the_detailed_difference_tells_is_seen():
+    step = {
+        "op": "replace",
+        "urn": "urn:pulumi:t::gpu-fleet::gpu-fleet:aws:Keys$aws:kms/key:Key::gpu-fleet-t-key",
+        "oldState": {"inputs": {"multiRegion": False}},
+        "newState": {"inputs": {"multiRegion": True}},
+        "detailedDiff": {
+            "multiRegion": {"kind": "update-replace", "inputDiff": True},
+            "tags.x": {"kind": "add"},
+        },
+    }
+
+    (found,) = parse(json.dumps({"steps": [step]}))
+
+    assert (found.type, found.name, found.causes) == ("aws:kms/key:Key", "gpu-fleet-t-key", ("multiRegion",))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", '{"steps": [{"op": "same"}]}', '{"steps": [{"op": "x", "urn": "y"}]}']
+)
+def test_what_is_no_plan_is_refused(text):
+    with pytest.raises(PlanError, match="printed no plan that can be read"):
+        parse(text)
+
+
+def test_the_providers_code_is_read_property_by_property():
+    source = textwrap.dedent(
+        """
+        func resourceKey() *schema.Resource {
+        \treturn &schema.Resource{
+        \t\tSchema: map[string]*schema.Schema{
+        \t\t\t"key_spec": {
+        \t\t\t\tType:     schema.TypeString,
+        \t\t\t\tForceNew: true,
+        \t\t\t},
+        \t\t\tnames.AttrKMSKeyID: {
+        \t\t\t\tForceNew:     true,
+        \t\t\t},
+        \t\t\t"part": {
+        \t\t\t\tElem: &schema.Resource{
+        \t\t\t\t\tSchema: map[string]*schema.Schema{
+        \t\t\t\t\t\t"inner": {
+        \t\t\t\t\t\t\tForceNew: true,
+        \t\t\t\t\t\t},
+        \t\t\t\t\t},
+        \t\t\t\t},
+        \t\t\t},
+        \t\t},
+        \t}
+        }
+        """
+    )
+
+    assert forced(source, {"AttrKMSKeyID": "kms_key_id"}) == ["keySpec", "kmsKeyId"]
+
+
+# at the CLI
+
+CLI = """
+import json, os, sys
+log = os.environ["LOG"]
+words = sys.argv[1:]
+with open(log, "a") as file:
+    file.write(json.dumps([words, json.loads(os.environ.get("GPU_FLEET_FIRST_PASS") or "{}")]) + "\\n")
+if words[0] == "preview" and "--json" in words:
+    print(open(os.environ["PLAN"]).read())
+    sys.exit(int(os.environ.get("PLAN_FAILS", "0")))
+if words[:2] == ["stack", "output"]:
+    print(json.dumps("4711"))
+if words[0] == "up":
+    sys.exit(int(os.environ.get("UP_FAILS", "0")))
+"""
+
+
+@pytest.fixture
+def at_cli(tmp_path):
+    """A stand-in for the Pulumi CLI that prints a plan and writes down what it was asked."""
+    executable = tmp_path / "pulumi"
+    executable.write_text(f"#!{sys.executable}\n{CLI}")
+    executable.chmod(0o755)
+
+    def deployment(cloud, plan, *arguments, **environ):
+        (tmp_path / "plan.json").write_text(plan)
+        paths = {"LOG": str(tmp_path / "log"), "PLAN": str(tmp_path / "plan.json")}
+        stack = from_mapping("test", file_of(cloud))
+        return Deployment(str(executable), stack, tmp_path, paths | environ, arguments)
+
+    def asked():
+        log = tmp_path / "log"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    deployment.asked = asked
+    return deployment
+
+
+def losing_plan():
+    before, after = file_of("aws"), file_of("aws", edit_of("aws", "storage.home"))
+    return plans.digest(registered(json.dumps(before)), registered(json.dumps(after)))
+
+
+def quiet_plan():
+    content = registered(json.dumps(file_of("aws")))
+    return plans.digest(content, content)
+
+
+def test_up_touches_nothing_where_the_plan_would_lose_data(at_cli):
+    with pytest.raises(ReplacementError, match=r"gpu-fleet-test-home.*left out by storage.home"):
+        up(at_cli("aws", losing_plan()))
+
+    assert [words[0] for words, _ in at_cli.asked()] == ["preview"]
+
+
+def test_up_goes_on_once_each_loss_is_named(at_cli):
+    names = {loss.step.name for loss in losses(parse(losing_plan()))}
+
+    assert up(at_cli("aws", losing_plan()), replace=names) == 0
+
+    assert [words[0] for words, _ in at_cli.asked()] == ["preview", "up"]
+
+
+def test_preview_shows_the_change_and_refuses_it_all_the_same(at_cli):
+    with pytest.raises(ReplacementError):
+        preview(at_cli("aws", losing_plan()))
+
+    assert [("--json" in words) for words, _ in at_cli.asked()] == [False, True]
+
+
+def test_the_plan_is_made_with_the_flags_of_the_change_and_without_those_of_its_output(at_cli):
+    up(at_cli("aws", quiet_plan(), "--yes", "--refresh", "--target=urn", "--diff", "-yr", "-f", "-ymyes"))
+
+    (plan, _), (change, _) = at_cli.asked()
+    assert plan == ["preview", "--stack", "test", "--json", "--refresh", "--target=urn", "-r", "-myes"]
+    assert change == [
+        "up",
+        "--stack",
+        "test",
+        "--yes",
+        "--refresh",
+        "--target=urn",
+        "--diff",
+        "-yr",
+        "-f",
+        "-ymyes",
+    ]
+
+
+def test_a_plan_that_fails_is_told_in_pulumis_words_and_nothing_is_touched(at_cli):
+    plan = json.dumps({"diagnostics": [{"severity": "error", "message": "no such zone"}]})
+
+    with pytest.raises(PlanError, match="nothing was touched:\nno such zone"):
+        up(at_cli("aws", plan, PLAN_FAILS="255"))
+
+    assert [words[0] for words, _ in at_cli.asked()] == ["preview"]
