@@ -119,9 +119,9 @@ def bootstrap(
     """
     report = Report((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())
     left = list(steps)
-    for pause_s in (*WAITS_S, 0):
+    for pause_s in (*WAITS_S, None):
         left = [step for step in left if not _succeeds(place, step, report, run)]
-        if not left or place.is_folder:
+        if not left or place.is_folder or pause_s is None:
             break
         wait(pause_s)
     report.state = "incomplete" if left else "done"

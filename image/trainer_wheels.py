@@ -1,4 +1,4 @@
-"""``run image.trainer_wheels LIST FOLDER``: the trainer's wheels from the bucket, where no way leads to PyPI.
+"""``run image.trainer_wheels LISTS BASE FOLDER``: the trainer's wheels from the bucket, not from PyPI.
 
 ``gpu-fleet image wheels STACK`` put them there. What arrives is held against the index here, and against the
 list by pip once more.
@@ -16,7 +16,7 @@ from image.reaper.alicloud import oss
 from image.reaper.alicloud.credentials import Credentials
 from image.reaper.errors import ReaperError
 from image.reaper.metadata import Metadata
-from image.wheel_store import Fetch, fetch_all, index_key
+from image.wheel_store import Fetch, fetch_all, index_key, listing
 
 # What the user data says of the payload: cloud, region and bucket are those of the wheels too.
 PAYLOAD_FILE = Path("/etc/gpu-fleet/payload.json")
@@ -35,15 +35,16 @@ def _fetcher(payload: Mapping[str, str]) -> Fetch:
 
 def main() -> int:
     """Exit status 1, and one line, when the bucket does not have what the list names."""
-    listing, folder = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+    lists, base, folder = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     payload = json.loads(PAYLOAD_FILE.read_text(encoding="utf-8"))
+    where = f"bucket {payload['bucket']}"
     try:
-        count = fetch_all(listing, folder, _fetcher(payload))
+        text = listing(lists, base)
+        where += f", {index_key(text)}"
+        count = fetch_all(text, folder, _fetcher(payload))
     except (ReaperError, BotoCoreError, ClientError, OSError, ValueError) as error:
-        where = f"bucket {payload['bucket']}, {index_key(listing)}"
-        sys.stderr.write(
-            f"error: the trainer's wheels ({where}): {error}; `gpu-fleet image wheels` puts them there\n"
-        )
+        advice = "`gpu-fleet image wheels STACK` puts them there"
+        sys.stderr.write(f"error: the trainer's wheels ({where}): {error}; {advice}\n")
         return 1
     sys.stdout.write(f"event=trainer-wheels count={count} folder={folder}\n")
     return 0

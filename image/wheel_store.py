@@ -1,21 +1,43 @@
 """How the trainer's wheels lie in a stack's bucket: for who puts them there, and for who fetches them.
 
-Each lies under its hash; an index, named by the hash of the list it was made from, says which file has which.
+Each lies under its hash; an index, named by the hash of the lists it was made from, says which file has
+which.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PREFIX = "image/wheels"
+INSTALLER = "pip"  # goes along: a base without a way out may have none
 
+# brings an object of the bucket into a file
 Fetch = Callable[[str, Path], object]
 
 
-def index_key(listing: bytes) -> str:
-    """Where the index of a list of wheels lies: file name -> SHA-256, as JSON."""
-    return f"{PREFIX}/{hashlib.sha256(listing).hexdigest()}.json"
+def listing(folder: Path, base: str) -> str:
+    """What an instance of a base installs, one wheel a line: the base's list, and the installer's.
+
+    Args:
+        folder: ``image/wheels``, here or in a payload.
+        base: say ``ubuntu-24.04``.
+
+    Raises:
+        OSError: there is no list for the base.
+    """
+    return "".join((folder / f"{name}.txt").read_text(encoding="utf-8") for name in (base, INSTALLER))
+
+
+def hashes(text: str) -> frozenset[str]:
+    """The SHA-256 of every wheel of a list."""
+    return frozenset(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
+
+
+def index_key(text: str) -> str:
+    """Where the index of a list lies: file name -> SHA-256, as JSON."""
+    return f"{PREFIX}/{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
 def wheel_key(name: str, sha256: str) -> str:
@@ -23,34 +45,40 @@ def wheel_key(name: str, sha256: str) -> str:
     return f"{PREFIX}/{sha256}/{name}"
 
 
-def fetch_all(listing: bytes, folder: Path, fetch: Fetch) -> int:
-    """Fetch every wheel that the folder lacks; gives how many there are.
+def index_of(folder: Path) -> dict[str, str]:
+    """File name -> SHA-256 of every wheel in a folder."""
+    return {wheel.name: digest(wheel) for wheel in sorted(folder.glob("*.whl"))}
+
+
+def fetch_all(text: str, folder: Path, fetch: Fetch) -> int:
+    """Fetch every wheel of a list that the folder lacks; gives how many there are.
 
     Args:
-        listing: the list of wheels, as ``image/wheels`` has it.
+        text: the list.
         folder: for the wheels.
         fetch: brings an object of the bucket into a file.
 
     Raises:
-        ValueError: a wheel is not the one that the index says, or the index is none.
+        ValueError: the index lacks a wheel of the list or names another, or a wheel is not what it should be.
     """
     folder.mkdir(parents=True, exist_ok=True)
     index_file = folder / "index.json"
-    fetch(index_key(listing), index_file)
+    fetch(index_key(text), index_file)
     index: Mapping[str, str] = json.loads(index_file.read_text(encoding="utf-8"))
+    if frozenset(index.values()) != hashes(text):
+        raise ValueError(f"{index_key(text)} names other wheels than the list")
     for name, sha256 in index.items():
         wheel = folder / Path(name).name
         if not wheel.is_file():
             part = wheel.with_suffix(".part")
             fetch(wheel_key(name, sha256), part)
-            _check(part, sha256)
+            if digest(part) != sha256:
+                raise ValueError(f"{wheel_key(name, sha256)}: sha256 is {digest(part)}")
             part.replace(wheel)
     return len(index)
 
 
-def _check(file: Path, sha256: str) -> None:
+def digest(file: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != sha256:
-        file.unlink()
-        raise ValueError(f"{file.name}: sha256 is {found}, the index has {sha256}")
+        return hashlib.file_digest(stream, "sha256").hexdigest()

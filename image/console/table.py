@@ -40,6 +40,7 @@ IMAGE = Rows(
         "compare": Row("image.file_list:main", "Compare two bakes of the same inputs, file by file."),
         "lock": Row("image.lock:main", "List what comes from outside, and how it is held."),
         "payload": Row("image.build:payload_command", "Write the tarball that a cloud's builder runs."),
+        "wheels": Row("stacks.payload.wheels_command:wheels", "Put the trainer's wheels into a bucket."),
     },
 )
 

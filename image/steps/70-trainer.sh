@@ -7,17 +7,26 @@ set -euo pipefail
 environment=/opt/gpu-fleet/venv modules=/opt/gpu-fleet/lib
 install_group python
 if [ -n "$BOOTSTRAP" ] && [ "${WHEELS:-index}" = bucket ]; then
-    # no way to PyPI: `gpu-fleet image wheels` has put them into the stack's bucket
+    # no way to PyPI: `gpu-fleet image wheels` has put them, and pip, into the stack's bucket
     export FILES=/var/cache/gpu-fleet/files
-    /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.trainer_wheels "$PAYLOAD/wheels/$BASE.txt" "$FILES/wheels"
+    /usr/bin/python3 -I /opt/gpu-fleet/bin/run image.trainer_wheels "$PAYLOAD/wheels" "$BASE" "$FILES/wheels"
+elif [ -n "$BOOTSTRAP" ]; then
+    install python3-venv
 fi
-python3 -m venv --clear "$environment"
 # a builder on a cloud has no folder of them, and an index instead; the hashes hold either
 source=()
 [ ! -d "$FILES/wheels" ] || source=(--no-index --find-links "$FILES/wheels")
-"$environment/bin/pip" install --quiet --no-deps --require-hashes --no-cache-dir --no-compile \
+installer=$(find "$FILES/wheels" -name 'pip-*.whl' 2>/dev/null | head -n 1 || true)
+if [ -n "$installer" ]; then
+    python3 -m venv --clear --without-pip "$environment"
+    pip=(python3 "$installer/pip" --python "$environment/bin/python")
+else
+    python3 -m venv --clear "$environment"
+    pip=("$environment/bin/pip")
+fi
+"${pip[@]}" install --quiet --no-deps --require-hashes --no-cache-dir --no-compile \
     --disable-pip-version-check "${source[@]}" --requirement "$PAYLOAD/wheels/$BASE.txt"
-"$environment/bin/pip" check --disable-pip-version-check
+"${pip[@]}" check --disable-pip-version-check
 site=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 printf '%s\n' "$modules" >"$site/gpu-fleet.pth"
 # on all processors; with a hash that nobody checks, so that no instance reads the sources at boot; some wheels

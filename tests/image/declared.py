@@ -12,10 +12,17 @@ from pulumi.runtime.settings import reset_options
 from pulumi.runtime.stack import run_pulumi_func
 
 from stacks import instance_file
-from stacks.aws.stack import build
+from stacks.alicloud.stack import build as build_alicloud
+from stacks.aws.stack import build as build_aws
+from stacks.catalog import Cloud
 from stacks.settings import Stack
 
-LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
+# What carries user data: launch templates, and on Alibaba Cloud scaling configurations too.
+STARTS = {
+    "aws:ec2/launchTemplate:LaunchTemplate",
+    "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate",
+    "alicloud:ess/scalingConfiguration:ScalingConfiguration",
+}
 
 
 class LaunchTemplates(Mocks):
@@ -26,9 +33,10 @@ class LaunchTemplates(Mocks):
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str, dict[str, Any]]:
         """Write down what a launch template would hand its machines."""
-        if args.typ == LAUNCH_TEMPLATE:
+        if args.typ in STARTS:
             self.user_data[args.name] = base64.b64decode(args.inputs["userData"]).decode()
-        made = {"arn": f"arn:aws:mock:::{args.name}", "dnsName": f"{args.name}.example", "name": args.name}
+        made = {"arn": f"arn:aws:mock:::{args.name}", "name": args.name}
+        made |= dict.fromkeys(("dnsName", "mountTargetDomain"), f"{args.name}.example")
         return f"{args.name}-id", made | args.inputs
 
     def call(self, args: MockCallArgs) -> dict[str, Any]:
@@ -39,6 +47,7 @@ class LaunchTemplates(Mocks):
 def user_data(stack: Stack) -> dict[str, str]:
     """Launch template -> the text cloud-init would read on a machine started from it."""
     mocks = LaunchTemplates()
+    build = build_aws if stack.cloud is Cloud.AWS else build_alicloud
 
     async def declare() -> None:
         reset_options()

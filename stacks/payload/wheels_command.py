@@ -1,0 +1,161 @@
+"""``gpu-fleet image wheels STACK``: the trainer's wheels into a bucket, for networks without a way out."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import click
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from image import payload, wheel_store
+from stacks import naming, stack_files
+from stacks.catalog import Cloud
+from stacks.errors import StacksError
+from stacks.settings import Nat, Stack
+from stacks.stack_name import StackName
+
+LISTS = payload.PROJECT / "image" / "wheels"
+CACHE = payload.PROJECT / "build" / "cache" / "trainer"
+# The base that instances of a cloud boot, its Python, and the newest glibc that its wheels may ask for.
+BASE, PYTHON = "ubuntu-24.04", "3.12"
+GLIBC = tuple(range(39, 16, -1))
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in GLIBC),
+    *("manylinux2014_x86_64", "manylinux2010_x86_64"),
+)
+# www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
+OSS = "https://s3.oss-{region}.aliyuncs.com"
+OSS_CONFIG = Config(
+    request_checksum_calculation="when_required",
+    response_checksum_validation="when_required",
+    s3={"addressing_style": "virtual"},
+)
+NOT_FOUND = "404"
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet image wheels aws-prod")
+@click.argument("name", metavar="STACK", type=StackName())
+@click.option(
+    "--wheels",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder that has them; by default they are fetched from PyPI (4 GB).",
+)
+def wheels(name: str, wheels: Path | None) -> None:
+    """Put the trainer's locked wheels into a stack's bucket.
+
+    Instances of a network without a way out (network.nat: none) install the trainer from there.
+    """
+    stack = stack_files.settings_of(name)
+    if stack.network.nat is not Nat.NONE:
+        click.echo(f"{name}: network.nat is {stack.network.nat}: its instances fetch from PyPI by themselves")
+    text = wheel_store.listing(LISTS, BASE)
+    folder = wheels or fetched(text, CACHE)
+    bucket = naming.prefixed(stack.name, "records", stack.account_id)
+    with explained(bucket):
+        stored = store(client(stack), bucket, text, folder, click.echo)
+    click.echo(f"{name}: {stored} wheels in {bucket}/{wheel_store.PREFIX}")
+
+
+def fetched(text: str, folder: Path) -> Path:
+    """The folder, with every wheel of the list in it, each held against its hash.
+
+    Raises:
+        StacksError: pip's words when one is not to be had.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    have = frozenset(wheel_store.index_of(folder).values())
+    if wheel_store.hashes(text) <= have:
+        return folder
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as listing:
+        listing.write(text)
+        listing.flush()
+        platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+        command = [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
+            *("--require-hashes", "--only-binary", ":all:", *platforms, "--python-version", PYTHON),
+            *("--implementation", "cp", "--abi", "cp312", "--abi", "abi3", "--abi", "none"),
+            *("--find-links", str(folder), "--dest", str(folder), "--requirement", listing.name),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise StacksError(f"pip download failed: {' '.join(lines[-3:])}")
+    return folder
+
+
+def store(s3: Any, bucket: str, text: str, folder: Path, tell: Callable[[str], object]) -> int:
+    """Upload what the bucket lacks, the index last; gives how many wheels there are.
+
+    Args:
+        s3: boto3's client.
+        bucket: the stack's records bucket.
+        text: the list.
+        folder: the wheels.
+        tell: hears of each upload.
+
+    Raises:
+        StacksError: the folder lacks a wheel of the list.
+    """
+    wanted = wheel_store.hashes(text)
+    index = {name: sha256 for name, sha256 in wheel_store.index_of(folder).items() if sha256 in wanted}
+    missing = wanted - frozenset(index.values())
+    if missing:
+        raise StacksError(
+            f"{folder}: {len(missing)} wheels of the list are missing, sha256 {min(missing)} first"
+        )
+    for name, sha256 in index.items():
+        key = wheel_store.wheel_key(name, sha256)
+        if not _is_there(s3, bucket, key):
+            tell(f"uploading {name}")
+            s3.upload_file(str(folder / name), bucket, key)
+    s3.put_object(Bucket=bucket, Key=wheel_store.index_key(text), Body=json.dumps(index, indent=1).encode())
+    return len(index)
+
+
+def _is_there(s3: Any, bucket: str, key: str) -> bool:
+    try:
+        s3.head_object(Bucket=bucket, Key=key)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != NOT_FOUND:
+            raise
+        return False
+    return True
+
+
+def client(stack: Stack, environ: Mapping[str, str] = os.environ) -> Any:
+    """boto3's S3 client for a stack's buckets, with the keys of the environment.
+
+    Raises:
+        StacksError: on Alibaba Cloud the environment has none.
+    """
+    if stack.cloud is Cloud.AWS:
+        return boto3.client("s3", region_name=stack.region, endpoint_url=stack.endpoint_url)
+    names = ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET")
+    if not all(environ.get(name) for name in names):
+        raise StacksError(f"no credentials; set {' and '.join(names)}")
+    return boto3.client(
+        "s3",
+        region_name=stack.region,
+        endpoint_url=OSS.format(region=stack.region),
+        aws_access_key_id=environ[names[0]],
+        aws_secret_access_key=environ[names[1]],
+        aws_session_token=environ.get("ALIBABA_CLOUD_SECURITY_TOKEN") or None,
+        config=OSS_CONFIG,
+    )
+
+
+@contextmanager
+def explained(bucket: str) -> Iterator[None]:
+    """Turn what boto3 says into one message."""
+    try:
+        yield
+    except (BotoCoreError, ClientError, boto3.exceptions.Boto3Error) as error:
+        raise StacksError(f"bucket {bucket}: {error}; does the stack stand (`gpu-fleet up`)?") from error

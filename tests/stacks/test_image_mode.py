@@ -1,0 +1,144 @@
+"""Where agent and gate come from: what each mode registers, and what is refused."""
+
+import base64
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from stacks import check_command, image_notice, stack_files
+from stacks.alicloud.stack import build as build_alicloud
+from stacks.errors import SettingsError, StacksError
+from stacks.instance_file import instance_toml
+from stacks.payload import user_data
+from stacks.rehearsal.program import run_program
+from tests.stacks import alicloud_examples
+from tests.stacks.examples import pool, stack
+from tests.stacks.first_boots import ALICLOUD, AWS, STARTS
+
+OBJECTS = {"aws:s3/bucketObjectv2:BucketObjectv2", "alicloud:oss/bucketObject:BucketObject"}
+AMI, IMAGE = "ami-0123456789abcdef0", "m-wz90000000000000000"
+MODES = {
+    "bootstrap": {"mode": "bootstrap"},
+    "baked": {"mode": "baked", "bundled": True},
+    "none": {"mode": "none"},
+}
+
+
+def configs(rehearsed):
+    """What cloud-init reads, of everything that starts instances."""
+    return [
+        yaml.safe_load(base64.b64decode(one.inputs["userData"]))
+        for one in rehearsed.registrations
+        if one.type in STARTS
+    ]
+
+
+def on_aws(register, mode):
+    return register(stack(image={"id": AMI} | MODES[mode]))
+
+
+def on_alicloud(_, mode):
+    settings = alicloud_examples.stack(image={"id": IMAGE} | MODES[mode])
+    return run_program(settings.name, program=lambda: build_alicloud(settings), config={})
+
+
+@pytest.fixture(params=[on_aws, on_alicloud])
+def build(request, register):
+    """Registers a stack of either cloud in a mode."""
+    return lambda mode: request.param(register, mode)
+
+
+def test_the_default_is_to_bootstrap():
+    assert all(stack_files.settings_of(name).image.mode == "bootstrap" for name in (*AWS, *ALICLOUD))
+
+
+def test_a_bootstrap_stores_the_payload_before_any_group_starts_an_instance(build):
+    rehearsed = build("bootstrap")
+    (stored,) = [one for one in rehearsed.registrations if one.type in OBJECTS]
+
+    assert stored.inputs["key"].startswith("image/payload/")
+    assert stored.retained
+    groups = [one for one in rehearsed.registrations if one.type.endswith(("group:Group", ":ScalingGroup"))]
+    assert groups
+    for group in groups:
+        assert stored.urn in group.dependencies
+
+
+@pytest.mark.parametrize("mode", ["baked", "none"])
+def test_no_other_mode_stores_or_fetches_one(build, mode):
+    rehearsed = build(mode)
+
+    assert [one for one in rehearsed.registrations if one.type in OBJECTS] == []
+    for config in configs(rehearsed):
+        assert [file["path"] for file in config["write_files"]] == ["/etc/gpu-fleet/instance.toml"]
+        assert "runcmd" not in config
+
+
+@pytest.mark.parametrize(("mode", "managed"), [("bootstrap", True), ("baked", True), ("none", False)])
+def test_the_reapers_licence_is_for_instances_with_an_agent(build, mode, managed):
+    text = str([one.inputs for one in build(mode).registrations if one.type in STARTS])
+
+    assert ("gpu-fleet:managed" in text) is managed
+    assert "gpu-fleet:pool" in text
+
+
+def test_check_and_preview_say_that_nothing_is_reaped(monkeypatch, caplog, register):
+    settings = stack(image={"id": AMI, "mode": "none"})
+    monkeypatch.setattr(stack_files, "settings_of", lambda name: settings)
+
+    said = CliRunner().invoke(check_command.check, ["test"])
+    register(settings)
+
+    assert "warning: image.mode = 'none': nothing is reaped here" in said.stderr
+    assert "nothing is reaped here" in caplog.text
+
+
+def test_nothing_is_said_where_an_agent_comes_up():
+    assert image_notice.warning(stack()) == ""
+
+
+def refused(**image):
+    with pytest.raises(SettingsError) as caught:
+        stack(image={"id": AMI} | image)
+    return str(caught.value)
+
+
+def test_a_mode_that_is_none_is_refused():
+    assert "image.mode = 'cloud-init'" in refused(mode="cloud-init")
+
+
+def test_an_image_of_somebody_else_is_not_baked():
+    assert "image.mode = 'baked': needs image.bundled: true" in refused(mode="baked")
+
+
+def test_an_image_of_ours_needs_no_bootstrap():
+    assert "image.mode = 'bootstrap': must be baked where image.bundled is true" in refused(bundled=True)
+
+
+def test_a_pool_whose_agent_hardens_the_metadata_service_needs_one():
+    cluster = alicloud_examples.pool(
+        name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True, scratch_gib=100
+    )
+
+    with pytest.raises(SettingsError, match="in cluster only the agent asks for metadata tokens"):
+        alicloud_examples.stack(image={"id": IMAGE, "mode": "none"}, pools=[cluster])
+
+
+def test_user_data_that_the_cloud_would_refuse_is_one_message():
+    settings = stack(pools=[pool(types=["g5.xlarge"])])
+    long = instance_toml(settings, settings.pools[0], "s3://c", "s3://d") + "#" * user_data.LARGEST_BYTES
+
+    with pytest.raises(StacksError, match=r"pools: user data of pool '\w+' has \d+ bytes, 16384 are allowed"):
+        user_data.cloud_config(settings, settings.pools[0], long, "bucket")
+
+
+@pytest.mark.parametrize("name", [*AWS, *ALICLOUD])
+def test_the_user_data_of_a_shipped_stack_leaves_room(name):
+    """A pool with a dozen types more still fits."""
+    settings = stack_files.settings_of(name)
+    for one in settings.pools:
+        text = instance_toml(
+            settings, one, "s3://" + "c" * 80, "s3://" + "d" * 80, home="h" * 80, scratch="s" * 80
+        )
+        assert len(user_data.cloud_config(settings, one, text, "b" * 63)) < user_data.LARGEST_BYTES - 3000

@@ -1,0 +1,143 @@
+"""The trainer's wheels, from `gpu-fleet image wheels` into a bucket and from there onto an instance."""
+
+import hashlib
+import json
+
+import boto3
+import pytest
+from click.testing import CliRunner
+from moto import mock_aws
+
+from image import trainer_wheels, wheel_store
+from image.trainer_wheels import main
+from stacks.errors import StacksError
+from stacks.payload import wheels_command
+
+BUCKET = "gpu-fleet-aws-dev-records-123456789012"
+WHEELS = {"six-1.17.0-py3-none-any.whl": b"six", "pip-26.3-py3-none-any.whl": b"pip"}
+SHA256 = {name: hashlib.sha256(content).hexdigest() for name, content in WHEELS.items()}
+LINES = {name: f"{name.split('-')[0]}==1 --hash=sha256:{sha256}\n" for name, sha256 in SHA256.items()}
+TEXT = "".join(LINES.values())
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "rehearsal")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "rehearsal")
+    with mock_aws():
+        made = boto3.client("s3", region_name="us-east-1")
+        made.create_bucket(Bucket=BUCKET)
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    there = tmp_path / "here"
+    there.mkdir()
+    for name, content in WHEELS.items():
+        (there / name).write_bytes(content)
+    return there
+
+
+@pytest.fixture
+def lists(tmp_path):
+    """A payload's folder of lists, with one base."""
+    there = tmp_path / "lists"
+    there.mkdir()
+    six, pip = LINES.values()
+    (there / "ubuntu-24.04.txt").write_text(six)
+    (there / "pip.txt").write_text(pip)
+    return there
+
+
+@pytest.fixture
+def instance(monkeypatch, tmp_path, lists):
+    """Runs the program of the recipe as step 70-trainer does; gives its exit status."""
+    file = tmp_path / "payload.json"
+    file.write_text(json.dumps({"cloud": "aws", "region": "us-east-1", "bucket": BUCKET}))
+    monkeypatch.setattr(trainer_wheels, "PAYLOAD_FILE", file)
+
+    def run(target):
+        words = ["trainer_wheels", str(lists), "ubuntu-24.04", str(target)]
+        monkeypatch.setattr("sys.argv", words)
+        return main()
+
+    return run
+
+
+def test_what_is_put_into_the_bucket_arrives_on_an_instance(s3, folder, instance, tmp_path):
+    wheels_command.store(s3, BUCKET, TEXT, folder, print)
+
+    assert instance(tmp_path / "there") == 0
+    assert {file.name: file.read_bytes() for file in (tmp_path / "there").glob("*.whl")} == WHEELS
+
+
+def test_a_second_upload_moves_no_wheel_again(s3, folder):
+    wheels_command.store(s3, BUCKET, TEXT, folder, print)
+    told = []
+
+    wheels_command.store(s3, BUCKET, TEXT, folder, told.append)
+
+    assert told == []
+
+
+def test_a_wheel_that_is_missing_here_is_named_and_no_index_written(s3, folder):
+    (folder / "six-1.17.0-py3-none-any.whl").unlink()
+
+    with pytest.raises(StacksError, match="1 wheels of the list are missing"):
+        wheels_command.store(s3, BUCKET, TEXT, folder, print)
+    assert "Contents" not in s3.list_objects_v2(Bucket=BUCKET)
+
+
+def test_a_wheel_that_changed_in_the_bucket_is_refused_on_the_instance(
+    s3, folder, instance, tmp_path, capsys
+):
+    wheels_command.store(s3, BUCKET, TEXT, folder, print)
+    name = "six-1.17.0-py3-none-any.whl"
+    s3.put_object(Bucket=BUCKET, Key=wheel_store.wheel_key(name, SHA256[name]), Body=b"tampered")
+
+    assert instance(tmp_path / "there") == 1
+    assert "sha256 is" in capsys.readouterr().err
+
+
+def test_an_index_that_names_a_wheel_outside_the_list_is_refused(s3, folder, instance, tmp_path, capsys):
+    wheels_command.store(s3, BUCKET, TEXT, folder, print)
+    s3.put_object(Bucket=BUCKET, Key=wheel_store.index_key(TEXT), Body=json.dumps({"x.whl": "0" * 64}))
+
+    assert instance(tmp_path / "there") == 1
+    assert "names other wheels than the list" in capsys.readouterr().err
+
+
+def test_an_instance_of_a_bucket_without_wheels_says_what_puts_them_there(s3, instance, tmp_path, capsys):
+    assert instance(tmp_path / "there") == 1
+    assert "`gpu-fleet image wheels STACK` puts them there" in capsys.readouterr().err
+
+
+def test_the_command_puts_what_a_folder_has_into_the_stacks_bucket(s3, folder, lists, monkeypatch):
+    monkeypatch.setattr(wheels_command, "LISTS", lists)
+
+    said = CliRunner().invoke(wheels_command.wheels, ["aws-dev", "--wheels", str(folder)])
+
+    assert said.exit_code == 0, said.output
+    assert f"2 wheels in {BUCKET}/image/wheels" in said.output
+    assert "its instances fetch from PyPI by themselves" in said.output
+
+
+def test_a_stack_that_does_not_stand_is_one_message(s3, folder, lists, monkeypatch):
+    monkeypatch.setattr(wheels_command, "LISTS", lists)
+
+    said = CliRunner().invoke(wheels_command.wheels, ["aws-prod", "--wheels", str(folder)])
+
+    assert isinstance(said.exception, StacksError)
+    assert "does the stack stand (`gpu-fleet up`)?" in str(said.exception)
+
+
+def test_without_credentials_of_alibaba_cloud_it_says_which(folder):
+    with pytest.raises(
+        StacksError, match="set ALIBABA_CLOUD_ACCESS_KEY_ID and ALIBABA_CLOUD_ACCESS_KEY_SECRET"
+    ):
+        wheels_command.client(wheels_command.stack_files.settings_of("alicloud-dev"), {})
+
+
+def test_wheels_that_are_there_are_not_fetched_again(folder):
+    assert wheels_command.fetched(TEXT, folder) == folder
