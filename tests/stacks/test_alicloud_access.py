@@ -8,7 +8,7 @@ import pytest
 
 from stacks import stack_files
 from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Stack
+from stacks.settings import Nat, Stack
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.iam import PolicyError, Request, Verdict
@@ -174,6 +174,21 @@ def test_an_instance_reads_and_writes_no_ledger(account, action):
     for name in pools(account):
         for key in ("reaper/lease.json", "reaper/ledger/2026/11/21/i-1.json"):
             assert not account.may(f"{name}-instance", action, account.bucket("records", key))
+
+
+def test_an_instance_reads_the_payload_it_boots_and_its_wheels_and_nothing_else_of_the_records(account):
+    wheels = account.settings.network.nat is Nat.NONE
+    readable = {
+        "image/payload/00.tar.gz": True,
+        "image/wheels/torch.whl": wheels,
+        "image/00.tar": False,
+        "image/payload-of-others/00.tar.gz": False,
+        "meter.json": False,
+    }
+    for name in pools(account):
+        for key, may in readable.items():
+            assert account.may(f"{name}-instance", "oss:GetObject", account.bucket("records", key)) is may
+        assert not account.may(f"{name}-instance", "oss:ListObjects", account.bucket("records"))
 
 
 @pytest.mark.parametrize("action", ["oss:PutObject", "oss:DeleteObject"])

@@ -10,7 +10,7 @@ from stacks import stack_files
 from stacks.aws.stack import build
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.settings import Stack
+from stacks.settings import Nat, Stack
 from tests.stacks.conftest import AWS_STACKS
 from tests.stacks.examples import pool, stack
 from tests.stacks.iam import Request, Verdict, decide
@@ -259,6 +259,22 @@ def test_an_instance_destroys_no_old_version_and_changes_no_bucket(account, acti
 def test_an_instance_reads_and_writes_no_ledger(account, action, key):
     for name in pools(account):
         assert not account.may(f"{name}-instance", action, account.bucket("records", key))
+
+
+def test_an_instance_reads_the_payload_it_boots_and_its_wheels_and_nothing_else_of_the_records(account):
+    wheels = account.settings.network.nat is Nat.NONE
+    readable = {
+        "image/payload/00.tar.gz": True,
+        "image/wheels/torch.whl": wheels,
+        "image/files/driver.run": False,
+        "image/00.tar": False,
+        "image/payload-of-others/00.tar.gz": False,
+        "meter.json": False,
+    }
+    for name in pools(account):
+        for key, may in readable.items():
+            assert account.may(f"{name}-instance", "s3:GetObject", account.bucket("records", key)) is may
+        assert not account.may(f"{name}-instance", "s3:ListBucket", account.bucket("records"))
 
 
 @pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
