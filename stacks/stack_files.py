@@ -61,6 +61,21 @@ def config_of(path: Path) -> dict[str, Any]:
     return config
 
 
+def place_of(name: str) -> dict[str, str]:
+    """Where a stack is: cloud, region, account_id, and endpoint_url of an emulator or an empty text.
+
+    Raises:
+        StacksError: naming everything that is wrong with its file.
+    """
+    stack = settings_of(name)
+    return {
+        "cloud": str(stack.cloud),
+        "region": stack.region,
+        "account_id": stack.account_id,
+        "endpoint_url": stack.endpoint_url or "",
+    }
+
+
 def settings_of(name: str) -> Stack:
     """A stack's settings, read and checked without Pulumi.
 

@@ -9,6 +9,7 @@ import click
 
 from image.console.errors import is_meant
 from image.console.groups import TableGroup
+from image.console.stack_files import StackFiles
 from image.console.table import SECTIONS
 
 NAME = "gpu-fleet"
@@ -83,4 +84,4 @@ main = Console(
     "Shared GPU fleets on AWS and Alibaba Cloud. COMMAND --help has an example of each command.",
     "gpu-fleet check aws-dev",
 )
-main.context_settings = {"help_option_names": ["-h", "--help"]}
+main.context_settings = {"help_option_names": ["-h", "--help"], "obj": StackFiles()}

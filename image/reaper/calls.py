@@ -38,6 +38,21 @@ TRANSIENT = frozenset(
     }
 )
 
+# The credentials are known, and a permission is missing: AWS, then Alibaba Cloud.
+DENIED = frozenset(
+    {
+        *("AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation", "403"),
+        *("Forbidden", "Forbidden.RAM", "NoPermission"),
+    }
+)
+# Names of calls and services that policies spell otherwise (AWS service authorization reference).
+ACTIONS = {
+    "HeadObject": "GetObject",
+    "ListObjectsV2": "ListBucket",
+    "ListObjectVersions": "ListBucketVersions",
+}
+SERVICES = {"monitoring": "cloudwatch"}
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -121,14 +136,15 @@ class Calls:
             code = str(error.response.get("Error", {}).get("Code", ""))
             message = str(error.response.get("Error", {}).get("Message", ""))
             log.info("call=%s code=%s message=%r", _name(method), code, message)
-            failed = CloudError(f"{_name(method)}: {code}: {message}", code)
+            failed = CloudError(f"{_name(method)}: {code}: {message}{_missing(method, code)}", code)
             return failed, 1 + int(metadata.get("RetryAttempts", 0))
         except BotoCoreError as error:
             log.info("call=%s error=%r", _name(method), str(error))
             return CloudError(f"{_name(method)}: {error}", "ServiceUnavailable"), 1
         except AnswerError as error:
             log.info("call=%s code=%s message=%r", _name(method), error.code, error.message)
-            return CloudError(f"{_name(method)}: {error}", error.code), error.attempts
+            text = f"{_name(method)}: {error}{_missing(method, error.code)}"
+            return CloudError(text, error.code), error.attempts
         metadata = answer.get("ResponseMetadata", {})
         self._note_time(metadata.get("HTTPHeaders", {}).get("date"))
         return answer, 1 + int(metadata.get("RetryAttempts", 0))
@@ -172,3 +188,25 @@ def batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 def _name(method: Callable[..., Any]) -> str:
     return str(getattr(method, "__name__", method))
+
+
+def _missing(method: Callable[..., Any], code: str) -> str:
+    """The permission to ask an administrator for, where a call was denied for want of one."""
+    needed = permission_of(method) if code in DENIED else ""
+    return f"; missing permission: {needed}" if needed else ""
+
+
+def permission_of(method: Callable[..., Any]) -> str:
+    """What a policy must allow for a call, say ``s3:GetObject``; empty where that is not known.
+
+    Args:
+        method: of a boto3 client, or with an attribute ``permission``.
+    """
+    meta = getattr(getattr(method, "__self__", None), "meta", None)
+    if meta is None:
+        return str(getattr(method, "permission", ""))
+    service = meta.service_model.signing_name
+    action = meta.method_to_api_mapping[_name(method)]
+    if service == "s3" and ".aliyuncs.com" in meta.endpoint_url:
+        service = "oss"
+    return f"{SERVICES.get(service, service)}:{ACTIONS.get(action, action)}"

@@ -106,7 +106,9 @@ def test_without_any_region_the_flag_is_named(fleet, monkeypatch):
 
     result = run("release", "--instance-id", "i-1")
 
-    assert result.output == "error: --region is missing, and neither instance.toml nor AWS_REGION says it\n"
+    assert result.output == (
+        "error: --stack and --region are missing, and neither instance.toml nor AWS_REGION says the region\n"
+    )
 
 
 @pytest.mark.parametrize("region", ["us east 1", "../x"])

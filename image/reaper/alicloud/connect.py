@@ -77,3 +77,9 @@ def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable
         return told or str(calls.look(own.sts.action("GetCallerIdentity"))["AccountId"])
 
     return account
+
+
+def account_id(region: str, calls: Calls) -> str:
+    """The account of the credentials. Raises CloudError."""
+    own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
+    return _account(own, calls, os.environ)()

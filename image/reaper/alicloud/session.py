@@ -123,6 +123,7 @@ class Product:
             return self._call(name, parameters)
 
         call.__name__ = name
+        call.permission = f"{self._name.lower()}:{name}"  # type: ignore[attr-defined] # `Calls` reads it
         return call
 
     def _call(self, action: str, parameters: Mapping[str, Any]) -> Answer:

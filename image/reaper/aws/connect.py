@@ -7,7 +7,7 @@ from typing import Any
 from image.reaper.aws.leftovers import Leftovers
 from image.reaper.aws.machines import Machines
 from image.reaper.aws.metrics import Heartbeats
-from image.reaper.aws.session import Clients, clients
+from image.reaper.aws.session import Clients, clients, sts
 from image.reaper.aws.spot import CURRENCY, spot_prices
 from image.reaper.aws.topic import Topic
 from image.reaper.calls import Calls
@@ -51,3 +51,8 @@ def machines(region: str, calls: Calls) -> Machines:
 def bucket_client(region: str) -> Any:
     """boto3's S3 client."""
     return clients(region).s3
+
+
+def account_id(region: str, calls: Calls) -> str:
+    """The account of the credentials. Raises CloudError."""
+    return str(calls.look(sts(region).get_caller_identity)["Account"])

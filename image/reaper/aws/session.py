@@ -55,6 +55,14 @@ def clients(region: str) -> Clients:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 
 
+def sts(region: str) -> Any:
+    """The client that says whose credentials these are; arguments and errors as for ``clients``."""
+    try:
+        return _session().client("sts", region_name=region)
+    except InvalidRegionError as error:
+        raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
+
+
 @cache
 def _session() -> Any:
     """One for the process: reading the services' descriptions takes longer than a small sweep."""

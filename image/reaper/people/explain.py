@@ -3,24 +3,23 @@
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from image.reaper import policy as policies
 from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
-from image.reaper.options import now_option, policy_option
+from image.reaper.options import now_option, stack_options
 from image.reaper.people import timeline
 from image.reaper.people.status import WIDTH, row
 from image.reaper.people.timeline import LEGEND, Cell, Row
+from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
 from image.reaper.sweep.activity import LOOK_AHEAD
 from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.environment import connect, policy_file
+from image.reaper.sweep.environment import connect
 from image.reaper.sweep.heartbeats import Query, Span
 from image.reaper.sweep.marks import mark_of
 from image.reaper.sweep.results import Result
@@ -31,16 +30,17 @@ STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.H
 SHORTEST_WINDOW = timedelta(hours=24)
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet explain i-0123456789abcdef0 --policy policy.json")
+@click.command(epilog="\b\nExample:\n  gpu-fleet explain i-0123456789abcdef0 --stack aws-dev")
 @click.argument("instance_id")
-@policy_option
+@stack_options
 @now_option
-def explain(instance_id: str, policy_path: Path | None, now: datetime | None) -> None:
+def explain(instance_id: str, asked: Asked, now: datetime | None) -> None:
     """Say what a sweep would do with a machine, and show the heartbeats that tell it so.
 
     Changes nothing. Exit code 1 when anything could not be read.
     """
-    policy = policies.load(policy_path or policy_file())
+    meant = subject(asked)
+    policy = meant.policy
     options = Options(
         clock=lambda: now or datetime.now(UTC),
         holder="explain",
@@ -48,7 +48,7 @@ def explain(instance_id: str, policy_path: Path | None, now: datetime | None) ->
         check_clock=False,
         leftovers=False,
     )
-    cloud = connect(policy, options.clock, read_only=True)
+    cloud = connect(policy, options.clock, read_only=True, environ=meant.environ)
     result = sweep(cloud, policy, options)
     decision = decision_on(instance_id, result)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)

@@ -1,6 +1,5 @@
 """``gpu-fleet keep`` and ``release``: a person's hold on a machine, as tags that the sweep obeys."""
 
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -10,14 +9,22 @@ from image.reaper import instance_file, paths
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError
 from image.reaper.metadata import Metadata
-from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, Instance
+from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_STACK, Instance
+from image.reaper.options import where_options
+from image.reaper.place import REGION_VARIABLES, Asked, cloud_of_environment, place_of, region_of_environment
 from image.reaper.sweep import cloud as clouds
 from image.reaper.sweep.cloud import Machines
 from image.reaper.sweep.marks import hold_of
 from image.reaper.times import format_time, parse_duration
 
 LONGEST_REASON = 128  # characters of a tag's value: 256 in EC2's API, 128 in ECS's
-REGION_VARIABLES = {"aws": ("AWS_REGION", "AWS_DEFAULT_REGION"), "alicloud": ("ALIBABA_CLOUD_REGION_ID",)}
+instance_option = click.option(
+    "--instance",
+    "--instance-id",
+    "instance_id",
+    metavar="ID",
+    help="Which instance; by default the one this runs on.",
+)
 
 
 @dataclass(frozen=True)
@@ -56,19 +63,16 @@ def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
 
 
 @click.command(
-    epilog="\b\nExample:\n  gpu-fleet keep 2d --reason 'paper deadline' --instance-id i-0123456789abcdef0"
+    epilog="\b\nExample:\n  gpu-fleet keep 2d --reason 'paper deadline' --instance i-0abc --stack aws-dev"
 )
 @click.argument("duration")
 @click.option("--reason", required=True, help="Why, for those who pay.")
-@click.option("--instance-id", metavar="ID", help="Which machine; by default the one this runs on.")
-@click.option("--region", help="Its region; by default that of instance.toml, then of the environment.")
-@click.option(
-    "--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default that of instance.toml."
-)
-def keep(duration: str, reason: str, instance_id: str | None, region: str | None, cloud: str | None) -> None:
+@instance_option
+@where_options
+def keep(duration: str, reason: str, instance_id: str | None, asked: Asked) -> None:
     """Keep a machine for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
     wanted = wish(parse_duration(duration), reason, datetime.now(UTC))
-    target = Target.find(instance_id, region, cloud)
+    target = Target.find(instance_id, asked)
     for warning in target.warnings():
         click.echo(f"warning: {warning}", err=True)
     target.machines.tag([target.id], wanted.tags())
@@ -79,15 +83,12 @@ def keep(duration: str, reason: str, instance_id: str | None, region: str | None
     click.echo(f"{target.id} is kept until {format_time(wanted.until)}: {wanted.reason}")
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet release --instance-id i-0123456789abcdef0")
-@click.option("--instance-id", metavar="ID", help="Which machine; by default the one this runs on.")
-@click.option("--region", help="Its region; by default that of instance.toml, then of the environment.")
-@click.option(
-    "--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default that of instance.toml."
-)
-def release(instance_id: str | None, region: str | None, cloud: str | None) -> None:
+@click.command(epilog="\b\nExample:\n  gpu-fleet release --instance i-0123456789abcdef0 --stack aws-dev")
+@instance_option
+@where_options
+def release(instance_id: str | None, asked: Asked) -> None:
     """Keep a machine no longer: it goes when it is idle, like any other."""
-    target = Target.find(instance_id, region, cloud)
+    target = Target.find(instance_id, asked)
     held = TAG_KEEP_UNTIL in target.tags
     target.machines.untag([target.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
     click.echo(f"{target.id} is kept no longer" if held else f"{target.id} was not kept")
@@ -108,22 +109,25 @@ class Target:
     machines: Machines
 
     @classmethod
-    def find(cls, instance_id: str | None, region: str | None, cloud: str | None = None) -> "Target":
+    def find(cls, instance_id: str | None, asked: Asked) -> "Target":
         """Look the machine up.
 
         Raises:
-            ConfigurationError: no region is known, or the reaper never touches the machine.
+            ConfigurationError: no region is known, the reaper never touches the machine, or it is of another
+                stack than was named.
             CloudError: the cloud or the metadata service does not answer.
         """
         found = instance_id or own_instance_id()
-        where = cloud or own_cloud()
+        cloud, region = whereabouts(asked)
         calls = Calls(lambda: datetime.now(UTC))
-        machines: Machines = clouds.module(where).machines(region or own_region(where), calls)
+        machines: Machines = clouds.module(cloud).machines(region, calls)
         tags = machines.tags(found)
         if tags.get(TAG_MANAGED) != "true":
             raise ConfigurationError(
                 f"{found} does not carry {TAG_MANAGED}=true: the reaper never touches it, or it is not there"
             )
+        if asked.stack and tags.get(TAG_STACK) != asked.stack:
+            raise ConfigurationError(f"{found} is of stack {tags.get(TAG_STACK)!r}, not of {asked.stack!r}")
         return cls(found, tags, machines)
 
     def warnings(self) -> list[str]:
@@ -151,29 +155,24 @@ def own_instance_id() -> str:
     return found
 
 
-def own_cloud() -> str:
-    """The cloud of this machine; elsewhere the first that the environment names a region of."""
-    try:
-        return instance_file.load(paths.instance_file()).cloud
-    except InstanceFileError:
-        return next((cloud for cloud in clouds.CLOUDS if _region_of_environment(cloud)), clouds.CLOUDS[0])
-
-
-def own_region(cloud: str) -> str:
-    """The region of this machine, or of the environment.
+def whereabouts(asked: Asked) -> tuple[str, str]:
+    """Cloud and region: of the stack that is named, else of the flags, this instance, the environment.
 
     Raises:
-        ConfigurationError: none is known.
+        ConfigurationError: no region is known.
     """
+    if asked.stack:
+        place = place_of(asked)
+        return place.cloud, place.region
     try:
-        return instance_file.load(paths.instance_file()).region
+        machine = instance_file.load(paths.instance_file())
+        return asked.cloud or machine.cloud, asked.region or machine.region
     except InstanceFileError as error:
-        if region := _region_of_environment(cloud):
-            return region
-        raise ConfigurationError(
-            f"--region is missing, and neither instance.toml nor {REGION_VARIABLES[cloud][0]} says it"
-        ) from error
-
-
-def _region_of_environment(cloud: str) -> str | None:
-    return next(filter(None, map(os.environ.get, REGION_VARIABLES[cloud])), None)
+        cloud = asked.cloud or cloud_of_environment()
+        region = asked.region or region_of_environment(cloud)
+        if region is None:
+            raise ConfigurationError(
+                f"--stack and --region are missing, and neither instance.toml nor "
+                f"{REGION_VARIABLES[cloud][0]} says the region"
+            ) from error
+        return cloud, region

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import click
 
-from image.reaper import policy as policies
 from image.reaper.errors import ConfigurationError
 from image.reaper.money import daily, efficiency_page
-from image.reaper.options import environment_with, ledger_option, policy_option
+from image.reaper.options import stack_options
 from image.reaper.people import monthly_page
 from image.reaper.people.ledger_reading import Place, read_changes, read_ends
 from image.reaper.people.monthly import month_of, parse_month, summarise
-from image.reaper.policy import Policy
+from image.reaper.place import Asked, Subject, subject
 from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.environment import LEDGER_URI, connect, policy_file
+from image.reaper.sweep.environment import LEDGER_URI, connect
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet report --policy policy.json --month 2026-11")
+@click.command(epilog="\b\nExample:\n  gpu-fleet report --stack aws-dev --month 2026-11")
 @click.option("--month", "month_text", metavar="YEAR-MONTH", help="Which; by default the present one.")
 @click.option(
     "--day", "day_text", metavar="YEAR-MONTH-DAY", help="A day's GPU hours instead: bought and busy."
@@ -27,21 +26,18 @@ from image.reaper.sweep.environment import LEDGER_URI, connect, policy_file
     type=click.Path(dir_okay=False, path_type=Path),
     help="By default saved-MONTH.html or day-DAY.html.",
 )
-@policy_option
-@ledger_option
+@stack_options
 def report(
     month_text: str | None,
     day_text: str | None,
     output: Path | None,
-    policy_path: Path | None,
-    ledger: str | None,
+    asked: Asked,
 ) -> None:
     """Write what the reaper saved in a month, or what a day's GPU hours were worth, as a page with plots."""
     if month_text and day_text:
         raise ConfigurationError(f"--month {month_text!r} and --day {day_text!r}; allowed: one of them")
-    policy = policies.load(policy_path or policy_file())
-    uri = environment_with(ledger).get(LEDGER_URI, "")
-    name, text, told = _day(policy, uri, day_text) if day_text else _month(policy, uri, month_text)
+    meant = subject(asked)
+    name, text, told = _day(meant, day_text) if day_text else _month(meant, month_text)
     path = output or Path(name)
     try:
         path.write_text(text, encoding="utf-8")
@@ -50,8 +46,9 @@ def report(
     click.echo(f"{told}: {path}")
 
 
-def _month(policy: Policy, uri: str, text: str | None) -> tuple[str, str, str]:
+def _month(meant: Subject, text: str | None) -> tuple[str, str, str]:
     """The page's usual name, the page, and the whole in one line."""
+    policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
     now = datetime.now(UTC)
     month = parse_month(text) if text else month_of(now)
     place = Place.of(uri, clouds.bucket_client(policy.cloud, policy.region))
@@ -61,14 +58,14 @@ def _month(policy: Policy, uri: str, text: str | None) -> tuple[str, str, str]:
     return f"saved-{month.name}.html", page, told
 
 
-def _day(policy: Policy, uri: str, text: str) -> tuple[str, str, str]:
+def _day(meant: Subject, text: str) -> tuple[str, str, str]:
     """The same for a day that the meter closed."""
     try:
         name = f"{datetime.strptime(text, '%Y-%m-%d').replace(tzinfo=UTC):%Y-%m-%d}"
     except ValueError as error:
         raise ConfigurationError(f"--day {text!r}; allowed: YEAR-MONTH-DAY, say 2026-11-21") from error
-    cloud = connect(policy, lambda: datetime.now(UTC), read_only=True, environ=environment_with(uri))
+    cloud = connect(meant.policy, lambda: datetime.now(UTC), read_only=True, environ=meant.environ)
     if cloud.store is None:
         raise ConfigurationError(f"--day needs --ledger or {LEDGER_URI}; allowed: s3://BUCKET/PREFIX")
-    found = daily.efficiency(cloud, policy, daily.load(cloud.store, name))
+    found = daily.efficiency(cloud, meant.policy, daily.load(cloud.store, name))
     return f"day-{name}.html", efficiency_page.page(found), f"{name}: {efficiency_page.headline(found)}"

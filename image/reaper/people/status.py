@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from image.reaper import paths
-from image.reaper import policy as policies
 from image.reaper.agent import activity_file
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import ENDS, Decision, Verdict
 from image.reaper.money.spending import look
 from image.reaper.money.spent import line_of
-from image.reaper.options import environment_with, ledger_option, now_option, policy_option
+from image.reaper.options import now_option, stack_options
+from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
-from image.reaper.sweep.environment import connect, policy_file
+from image.reaper.sweep.environment import connect
 from image.reaper.sweep.marks import hold_of
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options, sweep
@@ -63,22 +63,21 @@ class Row:
     warning: str
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet status --policy policy.json")
-@policy_option
+@click.command(epilog="\b\nExample:\n  gpu-fleet status --stack aws-dev")
+@stack_options
 @now_option
-@ledger_option
 @click.option("--here", is_flag=True, help="Only what this machine's own agent says.")
-def status(policy_path: Path | None, now: datetime | None, ledger: str | None, *, here: bool) -> None:
-    """Show every machine of the stack, and what all cost; on a machine without a policy, that machine.
+def status(asked: Asked, now: datetime | None, *, here: bool) -> None:
+    """Show every instance of the stack, and what all cost; on an instance without --stack, that one alone.
 
     Changes nothing. Exit code 1 when anything could not be read.
     """
     console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
-    path = policy_path or policy_file()
-    if here or (policy_path is None and not path.exists() and paths.activity_file().exists()):
+    if here or (asked.is_silent and paths.activity_file().exists()):
         console.print(here_table(paths.activity_file()))
         return
-    policy = policies.load(path)
+    meant = subject(asked)
+    policy = meant.policy
     options = Options(
         clock=lambda: now or datetime.now(UTC),
         holder="status",
@@ -86,7 +85,7 @@ def status(policy_path: Path | None, now: datetime | None, ledger: str | None, *
         check_clock=False,
         leftovers=False,
     )
-    cloud = connect(policy, options.clock, read_only=True, environ=environment_with(ledger))
+    cloud = connect(policy, options.clock, read_only=True, environ=meant.environ)
     result = sweep(cloud, policy, options)
     show(console, result, policy)
     if spending := look(cloud, policy, result.fleet, result.now):

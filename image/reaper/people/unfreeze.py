@@ -5,17 +5,16 @@ import os
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 
 import click
 
-from image.reaper import policy as policies
 from image.reaper.errors import ConfigurationError
 from image.reaper.money import freezing
 from image.reaper.money.freeze import Stage
 from image.reaper.money.spending import look
-from image.reaper.options import environment_with, ledger_option, policy_option
-from image.reaper.sweep.environment import connect, policy_file
+from image.reaper.options import stack_options
+from image.reaper.place import Asked, subject
+from image.reaper.sweep.environment import connect
 
 
 def login() -> str:
@@ -26,13 +25,10 @@ def login() -> str:
         return f"user {os.getuid()}"
 
 
-@click.command(
-    epilog="\b\nExample:\n  gpu-fleet unfreeze --policy policy.json --reason 'approved by finance'"
-)
+@click.command(epilog="\b\nExample:\n  gpu-fleet unfreeze --stack aws-dev --reason 'approved by finance'")
 @click.option("--reason", required=True, help="Why, for those who pay; it goes on record.")
-@policy_option
-@ledger_option
-def unfreeze(reason: str, policy_path: Path | None, ledger: str | None) -> None:
+@stack_options
+def unfreeze(reason: str, asked: Asked) -> None:
     """Let frozen pools take machines again, for what is spent by now, until the month ends.
 
     A threshold that is passed later freezes again.
@@ -42,9 +38,10 @@ def unfreeze(reason: str, policy_path: Path | None, ledger: str | None) -> None:
         raise ConfigurationError(
             "--reason is empty; allowed: a few words, say 'deadline, approved by finance'"
         )
-    policy = policies.load(policy_path or policy_file())
+    meant = subject(asked)
+    policy = meant.policy
     now = datetime.now(UTC)
-    cloud = connect(policy, lambda: datetime.now(UTC), environ=environment_with(ledger))
+    cloud = connect(policy, lambda: datetime.now(UTC), environ=meant.environ)
     fleet = cloud.machines.fleet()
     spending = look(cloud, policy, fleet, now)
     spent = spending.reading.month_cost if spending else Decimal(0)

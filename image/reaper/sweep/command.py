@@ -11,12 +11,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from image.reaper import policy as policies
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import ENDS, Verdict
 from image.reaper.money.spent import line_of
-from image.reaper.options import now_option, policy_option
-from image.reaper.sweep.environment import connect, policy_file
+from image.reaper.options import now_option, stack_options
+from image.reaper.place import Asked, subject
+from image.reaper.sweep.environment import connect
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options
@@ -27,8 +27,8 @@ EXIT_FAILED = 1
 STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", Verdict.KEEP_UNKNOWN: "red"}
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet sweep --policy policy.json")
-@policy_option
+@click.command(epilog="\b\nExample:\n  gpu-fleet sweep --stack aws-dev")
+@stack_options
 @click.option(
     "--dry-run/--live", default=True, show_default=True, help="Decide and report only, or carry it out."
 )
@@ -38,7 +38,7 @@ STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", 
 )
 @click.option("--override-breaker", is_flag=True, help="Override the mass-idle breaker.")
 def sweep(
-    policy_path: Path | None,
+    asked: Asked,
     now: datetime | None,
     report: Path | None,
     *,
@@ -49,7 +49,8 @@ def sweep(
 
     Exit code 1 when anything failed or the mass-idle breaker tripped.
     """
-    found = policies.load(policy_path or policy_file())
+    meant = subject(asked)
+    found = meant.policy
     options = Options(
         clock=lambda: now or datetime.now(UTC),
         holder=f"{socket.gethostname()} {os.getpid()}",
@@ -57,7 +58,7 @@ def sweep(
         check_clock=now is None,
         override_breaker=override_breaker,
     )
-    cloud = connect(found, options.clock, read_only=options.dry_run)
+    cloud = connect(found, options.clock, read_only=options.dry_run, environ=meant.environ)
     result = sweep_once(cloud, found, options)
     if not options.dry_run:
         result = conclude(cloud, found, result)
