@@ -17,6 +17,8 @@ PACKAGE = "image.reaper"
 ENTRY = "image.reaper.sweep.handler"
 HANDLER = f"{ENTRY}.handle"
 POLICY_FILE = "policy.json"
+# Of the records bucket: where people's commands find it.
+POLICY_KEY = "reaper/policy.json"
 
 
 @cache

@@ -95,14 +95,18 @@ def policy_document(stack: Stack) -> dict[str, Any]:
     return reaper_bundle.policy_document(stack, asking)
 
 
+def policy_text(stack: Stack) -> str:
+    """The policy as it lies in the function's archive, in the records bucket and in the output ``policy``."""
+    return json.dumps(policy_document(stack), indent=1, sort_keys=True)
+
+
 def bundle(stack: Stack) -> dict[str, bytes]:
     """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
     modules = reaper_bundle.modules(ENTRY, cloud="alicloud")
     files = {path: (reaper_bundle.ROOT / path).read_bytes() for path in modules}
-    policy = json.dumps(policy_document(stack), indent=1, sort_keys=True)
     return {
         **vendored.packages(),
         **files,
         ENTRY_FILE: f"from {ENTRY} import handle as handler\n".encode(),
-        reaper_bundle.POLICY_FILE: policy.encode(),
+        reaper_bundle.POLICY_FILE: policy_text(stack).encode(),
     }

@@ -14,7 +14,7 @@ from stacks.alicloud.image import Image, ImageArgs
 from stacks.alicloud.keys import Keys, KeysArgs
 from stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from stacks.alicloud.network import Network, NetworkArgs
-from stacks.alicloud.reaper import Reaper, ReaperArgs
+from stacks.alicloud.reaper import Reaper, ReaperArgs, policy_text
 from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs, bucket_name
 from stacks.settings import Pool, Stack
 
@@ -35,6 +35,7 @@ def build(stack: Stack) -> dict[str, Any]:
     image_notice.announce(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
+    policy = policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
     firewall = Firewall(name, FirewallArgs(stack, network.vpc_id), own)
@@ -43,7 +44,7 @@ def build(stack: Stack) -> dict[str, Any]:
     if stack.network.interface_endpoints:
         endpoints = EndpointsArgs(stack, network.vpc_id, subnet_ids, firewall.group_ids[ENDPOINTS])
         surroundings.append(Endpoints(name, endpoints, own))
-    storage = Storage(name, StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids), own)
+    storage = Storage(name, StorageArgs(stack, keys.key_id, network.vpc_id, subnet_ids, policy), own)
     surroundings.append(storage)
     image = Image(name, ImageArgs(stack, subnet_ids, storage.bucket_names["records"]), own)
     budget = Budget(name, BudgetArgs(stack), own)
@@ -85,6 +86,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "image_pipeline_id": image.pipeline_id,
         "imported_image_id": image.imported_id,
         "reaper_function_name": reaper.function_name,
+        "policy": policy,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
         "cost": cost,

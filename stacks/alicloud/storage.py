@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import image_files, naming
+from stacks import image_files, naming, reaper_bundle
 from stacks.alicloud import policies
 from stacks.alicloud.firewall import private_networks
 from stacks.alicloud.payload import payload_objects
@@ -37,12 +37,14 @@ class StorageArgs:
         key_id: the key that encrypts everything here.
         vpc_id: the network that mounts.
         subnet_ids: zone -> private vSwitch.
+        reaper_policy: the sweep's policy as JSON, which people's commands read in the records bucket.
     """
 
     stack: Stack
     key_id: pulumi.Output[str]
     vpc_id: pulumi.Output[str]
     subnet_ids: dict[str, pulumi.Output[str]]
+    reaper_policy: str
 
 
 class Storage(pulumi.ComponentResource):
@@ -110,11 +112,26 @@ class Storage(pulumi.ComponentResource):
             payload_objects(
                 f"{self._name}-bootstrap", self._stack, bucket.bucket, self._args.key_id, self._child
             )
+            self._reaper_policy(bucket)
         policy = alicloud.oss.BucketPolicy(
             name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=settings
         )
         self.bucket_names[kind] = pulumi.Output.all(bucket.bucket, policy.id).apply(lambda both: str(both[0]))
         return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
+
+    def _reaper_policy(self, bucket: alicloud.oss.Bucket) -> pulumi.Resource:
+        """The sweep's policy where people's commands find it."""
+        return alicloud.oss.BucketObject(
+            f"{self._name}-reaper-policy",
+            bucket=bucket.bucket,
+            key=reaper_bundle.POLICY_KEY,
+            content=self._args.reaper_policy,
+            content_type="application/json",
+            server_side_encryption="KMS",
+            kms_key_id=self._args.key_id,
+            acl="private",
+            opts=self._child,
+        )
 
     def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
         """For what says who may use a bucket, and how: it goes with its bucket or not at all.

@@ -194,10 +194,14 @@ def policy_document(stack: Stack) -> dict[str, Any]:
     return reaper_bundle.policy_document(stack, asking)
 
 
+def policy_text(stack: Stack) -> str:
+    """The policy as it lies in the function's archive, in the records bucket and in the output ``policy``."""
+    return json.dumps(policy_document(stack), indent=1, sort_keys=True)
+
+
 def bundle(stack: Stack) -> pulumi.AssetArchive:
     """The function's code: equal settings and equal modules give an equal hash."""
     files: dict[str, pulumi.Asset | pulumi.Archive] = {
         path: pulumi.FileAsset(str(reaper_bundle.ROOT / path)) for path in reaper_bundle.modules(cloud="aws")
     }
-    policy = json.dumps(policy_document(stack), indent=1, sort_keys=True)
-    return pulumi.AssetArchive(files | {reaper_bundle.POLICY_FILE: pulumi.StringAsset(policy)})
+    return pulumi.AssetArchive(files | {reaper_bundle.POLICY_FILE: pulumi.StringAsset(policy_text(stack))})

@@ -14,7 +14,7 @@ from stacks.aws.fleet import Fleet, FleetArgs
 from stacks.aws.image import Image, ImageArgs
 from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
-from stacks.aws.reaper import Reaper, ReaperArgs
+from stacks.aws.reaper import Reaper, ReaperArgs, policy_text
 from stacks.aws.storage import BUCKETS, Storage, StorageArgs, bucket_name
 from stacks.settings import Stack
 
@@ -56,6 +56,7 @@ def build(stack: Stack) -> dict[str, Any]:
     image_notice.announce(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
+    policy = policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_arn, keys), own)
     firewall = Firewall(name, FirewallArgs(stack, network.vpc_id, network.s3_prefix_list_id), own)
@@ -66,7 +67,9 @@ def build(stack: Stack) -> dict[str, Any]:
         endpoints = EndpointsArgs(stack, network.vpc_id, list(subnet_ids.values()), group)
         surroundings.append(Endpoints(name, endpoints, own))
     storage = Storage(
-        name, StorageArgs(stack, keys.key_arn, keys, subnet_ids, firewall.group_ids, firewall), own
+        name,
+        StorageArgs(stack, keys.key_arn, keys, subnet_ids, firewall.group_ids, firewall, policy),
+        own,
     )
     surroundings.append(storage)
     budget = Budget(name, BudgetArgs(stack, keys.key_arn), own)
@@ -121,6 +124,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "image_pipeline_id": image.pipeline_id,
         "image_parameter": image.parameter,
         "reaper_function_name": reaper.function_name,
+        "policy": policy,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),
         "dashboard_url": dashboard.url,

@@ -6,7 +6,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from stacks import naming
+from stacks import naming, reaper_bundle
 from stacks.aws import policies
 from stacks.aws.firewall import HOME, SCRATCH
 from stacks.aws.payload import payload_objects
@@ -37,6 +37,7 @@ class StorageArgs:
         group_ids: label -> security group, with ``home`` and ``scratch`` where the settings ask for them.
         firewall: owns the groups' rules. FSx refuses a Lustre whose group does not let its port in yet
             ("do not permit Lustre LNET network traffic on port 988"), and the rules follow their group.
+        reaper_policy: the sweep's policy as JSON, which people's commands read in the records bucket.
     """
 
     stack: Stack
@@ -45,6 +46,7 @@ class StorageArgs:
     subnet_ids: dict[str, pulumi.Output[str]]
     group_ids: dict[str, pulumi.Output[str]]
     firewall: pulumi.Resource
+    reaper_policy: str
 
 
 class Storage(pulumi.ComponentResource):
@@ -103,8 +105,8 @@ class Storage(pulumi.ComponentResource):
             name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=settings
         )
         self._lifecycle(name, bucket, versioning)
-        stored = self._payload(bucket, [encryption, versioning]) if kind == "records" else []
-        # after the first object: an emulator that reads no conditions refuses every upload from here on
+        stored = self._objects(bucket, [encryption, versioning]) if kind == "records" else []
+        # after the first objects: an emulator that reads no conditions refuses every upload from here on
         aws.s3.BucketPolicy(
             name,
             bucket=bucket.id,
@@ -112,6 +114,20 @@ class Storage(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions.merge(settings, pulumi.ResourceOptions(depends_on=stored)),
         )
         return bucket.arn
+
+    def _reaper_policy(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> pulumi.Resource:
+        """The sweep's policy where people's commands find it."""
+        return aws.s3.BucketObjectv2(
+            f"{self._name}-reaper-policy",
+            bucket=bucket.id,
+            key=reaper_bundle.POLICY_KEY,
+            content=self._args.reaper_policy,
+            content_type="application/json",
+            server_side_encryption="aws:kms",
+            kms_key_id=self._args.key_arn,
+            tags=naming.tags(self._stack.name, self._stack.owner),
+            opts=opts,
+        )
 
     def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
         """For what says who may use a bucket or a file system, and how: it goes with its owner or not at all.
@@ -121,10 +137,11 @@ class Storage(pulumi.ComponentResource):
         """
         return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
-    def _payload(self, bucket: aws.s3.Bucket, after: list[pulumi.Resource]) -> list[pulumi.Resource]:
-        """What instances fetch at their first boot: it stands with the storage, and so before them."""
+    def _objects(self, bucket: aws.s3.Bucket, after: list[pulumi.Resource]) -> list[pulumi.Resource]:
+        """What instances fetch at their first boot, and so before them; and what people's commands read."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=after)
-        return payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
+        payload = payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
+        return [*payload, self._reaper_policy(bucket, opts)]
 
     def _encryption(
         self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions

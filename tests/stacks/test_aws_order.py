@@ -158,5 +158,5 @@ def test_an_image_build_leaves_nothing_that_outlives_its_key(register):
     (records,) = [one for one in rehearsed.of_type(BUCKET) if one.name.endswith("-records")]
 
     assert [one.urn for one in encrypted_with(key, rehearsed.registrations) if one.urn not in before] == []
-    assert len(stored) == 2  # what builders and what instances fetch
+    assert len(stored) == 3  # what builders fetch, what instances fetch, what people's commands read
     assert all(records.urn in one.dependencies for one in stored)

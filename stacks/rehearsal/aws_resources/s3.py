@@ -100,12 +100,13 @@ def policy(clients: Clients, _: str, inputs: Inputs) -> Created:
 
 
 def stored_object(clients: Clients, _: str, inputs: Inputs) -> Created:
-    """aws:s3/bucketObjectv2:BucketObjectv2, of an asset."""
+    """aws:s3/bucketObjectv2:BucketObjectv2, of an asset or a text."""
+    body = inputs["content"].encode() if "content" in inputs else asset_bytes(inputs["source"])
     names = {"ServerSideEncryption": "serverSideEncryption", "SSEKMSKeyId": "kmsKeyId"}
     made = clients("s3").put_object(
         Bucket=inputs["bucket"],
         Key=inputs["key"],
-        Body=asset_bytes(inputs["source"]),
+        Body=body,
         **picked(inputs, names),
     )
     arn = f"arn:{clients.partition}:s3:::{inputs['bucket']}/{inputs['key']}"

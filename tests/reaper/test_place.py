@@ -1,0 +1,236 @@
+"""People's commands find the stack that is meant: by its published policy, from any computer."""
+
+import json
+import os
+from datetime import UTC, datetime
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from click.testing import CliRunner
+
+from image.console.cli import main
+from image.reaper import place
+from image.reaper.calls import permission_of
+from image.reaper.errors import ConfigurationError
+from image.reaper.model import TAG_POOL
+from image.reaper.money.freeze import Before, Freeze, Stage
+from image.reaper.place import Asked, Place, place_of
+from stacks import naming, reaper_bundle, stack_files
+from tests.reaper.fake_aws import fake_aws
+from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.moto_fleet import REGION, STACK, MotoFleet, budget_json, policy_json
+
+ACCOUNT = "123456789012"  # moto's
+BUCKET = f"gpu-fleet-{STACK}-records-{ACCOUNT}"
+
+
+class Files:
+    """Stack files of a checkout."""
+
+    def __init__(self, **places: dict[str, str]) -> None:
+        self._places = places
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def place(self, name: str) -> dict[str, str]:
+        return self._places[name]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A computer that is no instance, knows no region and has no policy.json."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "GPU_FLEET_LEDGER_URI", "GPU_FLEET_POLICY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", "/nowhere.toml")
+
+
+@pytest.fixture
+def fleet(elsewhere):
+    with fake_aws():
+        yield MotoFleet()
+
+
+@pytest.fixture
+def published(fleet):
+    """A stack that put its policy into its bucket."""
+    s3 = boto3.client("s3", region_name=REGION)
+    s3.create_bucket(Bucket=BUCKET)
+    body = json.dumps(policy_json(budget=budget_json()))
+    s3.put_object(Bucket=BUCKET, Key="reaper/policy.json", Body=body)
+    return fleet
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, [*arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["status"], ["sweep"], ["report"], ["unfreeze", "--reason", "deadline"]],
+    ids=lambda words: words[0],
+)
+def test_a_command_reads_the_policy_that_the_stack_published(arguments, published, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    published.start()
+
+    done = run(*arguments, "--stack", STACK, "--region", REGION)
+
+    assert done.exit_code == 0, done.output
+
+
+def test_an_instance_is_explained_by_the_published_policy(published):
+    (instance,) = published.start()
+
+    done = run("explain", instance, "--stack", STACK, "--region", REGION)
+
+    assert done.exit_code == 0, done.output
+    assert f"{instance}: dev " in done.output
+
+
+def test_an_unfreeze_from_a_laptop_goes_on_record_in_the_stacks_own_ledger(published):
+    s3 = boto3.client("s3", region_name=REGION)
+    now = datetime.now(UTC)
+    frozen = Freeze(f"{now:%Y-%m}", Stage.CLOSED, since=now, groups={"pool": Before(10, closed=False, cap=2)})
+    s3.put_object(Bucket=BUCKET, Key="reaper/freeze.json", Body=json.dumps(frozen.to_json()))
+    published.group("pool", min_size=0, max_size=2, **{TAG_POOL: "dev"})
+
+    done = run("unfreeze", "--reason", "paper deadline", "--stack", STACK, "--region", REGION)
+
+    assert done.exit_code == 0, done.output
+    assert "pools take machines again" in done.output
+    (record,) = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/budget/")["Contents"]
+    content = json.loads(s3.get_object(Bucket=BUCKET, Key=record["Key"])["Body"].read())
+    assert (content["action"], content["reason"]) == ("unfreeze", "paper deadline")
+
+
+def test_on_an_instance_the_stack_is_that_of_its_file(published, tmp_path, monkeypatch):
+    file = tmp_path / "instance.toml"
+    file.write_text(MACHINE_FILE.replace("aws-dev", STACK))
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
+    monkeypatch.chdir(tmp_path)
+
+    done = run("report")
+
+    assert done.exit_code == 0, done.output
+
+
+def test_a_stack_without_a_file_needs_a_region_and_says_so(elsewhere):
+    done = run("status", "--stack", "research")
+
+    assert done.exit_code == 1
+    assert "stack 'research' has no file here; say where it is with --region (or AWS_REGION)" in done.output
+    assert "the stack files here are alicloud-dev, " in done.output
+
+
+def test_a_stack_that_is_not_deployed_is_named_with_its_account(fleet):
+    done = run("status", "--stack", "research", "--region", REGION)
+
+    assert done.exit_code == 1
+    assert f"gpu-fleet-research-records-{ACCOUNT}/reaper/policy.json: no such bucket" in done.output
+    assert f"is stack 'research' deployed in account {ACCOUNT}?" in done.output
+
+
+def test_a_stack_that_published_nothing_says_which_command_does(fleet):
+    boto3.client("s3", region_name=REGION).create_bucket(Bucket=BUCKET)
+
+    done = run("status", "--stack", STACK, "--region", REGION)
+
+    assert done.exit_code == 1
+    assert f"{BUCKET}/reaper/policy.json: not there; `gpu-fleet up {STACK}` publishes it" in done.output
+
+
+def test_a_denied_read_names_the_object_and_the_permission(monkeypatch):
+    client = boto3.client("s3", region_name=REGION, aws_access_key_id="x", aws_secret_access_key="x")
+    monkeypatch.setattr(place.clouds, "bucket_client", lambda cloud, region: client)
+    with Stubber(client) as stub:
+        stub.add_client_error("get_object", "AccessDenied", "Access Denied", 403)
+        with pytest.raises(place.CloudError) as raised:
+            place.published(Place(STACK, "aws", REGION), ACCOUNT)
+
+    assert str(raised.value) == (
+        f"s3://{BUCKET}/reaper/policy.json may not be read with these credentials: "
+        "get_object: AccessDenied: Access Denied; missing permission: s3:GetObject"
+    )
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "permission"),
+    [
+        ("autoscaling", "update_auto_scaling_group", "autoscaling:UpdateAutoScalingGroup"),
+        ("cloudwatch", "get_metric_data", "cloudwatch:GetMetricData"),
+        ("s3", "list_objects_v2", "s3:ListBucket"),
+    ],
+)
+def test_a_permission_is_named_as_policies_spell_it(service, method, permission):
+    client = boto3.client(service, region_name=REGION, aws_access_key_id="x", aws_secret_access_key="x")
+
+    assert permission_of(getattr(client, method)) == permission
+
+
+def test_flags_come_before_the_file_and_the_file_before_the_environment(elsewhere, monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    files = Files(prod={"cloud": "aws", "region": "us-east-1", "account_id": "1" * 12})
+
+    assert place_of(Asked(stack="prod", files=files)) == Place("prod", "aws", "us-east-1", "1" * 12)
+    assert place_of(Asked(stack="prod", region="us-west-2", account_id="2" * 12, files=files)) == Place(
+        "prod", "aws", "us-west-2", "2" * 12
+    )
+    assert place_of(Asked(stack="other", files=files)) == Place("other", "aws", "eu-west-1")
+
+
+def test_a_policy_of_another_stack_is_refused(published, tmp_path):
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps(policy_json(stack="prod")))
+
+    done = run("status", "--policy", str(file), "--stack", STACK, "--region", REGION)
+
+    assert done.exit_code == 1
+    assert "error: --policy is of stack 'prod', --stack is 'test'" in done.output
+
+
+def test_a_hold_on_an_instance_of_another_stack_is_refused(published):
+    (instance,) = published.start(**{"gpu-fleet:stack": "prod"})
+
+    done = run("keep", "1h", "--reason", "x", "--instance", instance, "--stack", STACK, "--region", REGION)
+
+    assert done.exit_code == 1
+    assert f"error: {instance} is of stack 'prod', not of 'test'" in done.output
+
+
+def test_an_emulator_of_a_stack_file_takes_any_credentials(elsewhere, monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    files = Files(local={"cloud": "aws", "region": "us-east-1", "endpoint_url": "http://127.0.0.1:5000"})
+
+    place_of(Asked(stack="local", files=files))
+
+    assert os.environ["AWS_ENDPOINT_URL"] == "http://127.0.0.1:5000"
+    assert os.environ["AWS_ACCESS_KEY_ID"] == "emulator"
+
+
+@pytest.mark.parametrize("name", stack_files.names())
+def test_the_commands_look_where_the_stack_puts_its_policy(name):
+    stack = stack_files.settings_of(name)
+    found = Place(name, str(stack.cloud), stack.region).bucket(stack.account_id)
+
+    assert found == naming.prefixed(name, "records", stack.account_id)
+    assert place.POLICY_KEY == reaper_bundle.POLICY_KEY
+
+
+def test_without_any_stack_the_flag_is_named(elsewhere):
+    with pytest.raises(ConfigurationError, match="--stack is missing, and this is no instance of a stack"):
+        place_of(Asked())
+
+
+def test_a_wrong_instance_file_is_one_message(elsewhere, tmp_path, monkeypatch):
+    file = tmp_path / "instance.toml"
+    file.write_text("schema_version = 7")
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(file))
+
+    done = run("report")
+
+    assert done.exit_code == 1
+    assert f"error: instance file {file}: schema_version = 7" in done.output
