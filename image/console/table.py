@@ -64,6 +64,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "train": Row("training.cli:main", "Prepare data, train, launch on many instances."),
     },
     "Platform teams": {
+        "new": Row("stacks.new_command:new", "Write a stack file from questions or flags."),
         "check": Row("stacks.check_command:check", "Check a stack file; needs no cloud."),
         "cost": Row("stacks.cost_command:cost", "What a stack costs an hour and a month."),
         "advise": Row("stacks.advise.__main__:main", "What a training run needs, and what to rent."),

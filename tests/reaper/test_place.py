@@ -13,7 +13,6 @@ from image.console.cli import main
 from image.reaper import place
 from image.reaper.calls import permission_of
 from image.reaper.errors import ConfigurationError
-from image.reaper.model import TAG_POOL
 from image.reaper.money.freeze import Before, Freeze, Stage
 from image.reaper.place import Asked, Place, place_of
 from stacks import naming, reaper_bundle, stack_files
@@ -94,7 +93,7 @@ def test_an_unfreeze_from_a_laptop_goes_on_record_in_the_stacks_own_ledger(publi
     now = datetime.now(UTC)
     frozen = Freeze(f"{now:%Y-%m}", Stage.CLOSED, since=now, groups={"pool": Before(10, closed=False, cap=2)})
     s3.put_object(Bucket=BUCKET, Key="reaper/freeze.json", Body=json.dumps(frozen.to_json()))
-    published.group("pool", min_size=0, max_size=2, **{TAG_POOL: "dev"})
+    published.start_group("pool", desired=1)
 
     done = run("unfreeze", "--reason", "paper deadline", "--stack", STACK, "--region", REGION)
 
