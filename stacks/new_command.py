@@ -174,6 +174,11 @@ def region_of(cloud: Cloud, region: str | None, *, interactive: bool) -> str:
         region = None
 
 
+def at_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty()
+
+
 @click.command(
     epilog="\b\nExamples:\n  gpu-fleet new research\n"
     "  gpu-fleet new research --cloud aws --region us-east-1 --account 123456789012 \\\n"
@@ -206,7 +211,7 @@ def new(name: str, cloud: str | None, region: str | None, *, only_print: bool, *
     given = {
         key: ",".join(value) if isinstance(value, tuple) else value for key, value in flags.items() if value
     }
-    interactive = sys.stdin.isatty()
+    interactive = at_terminal()
     if cloud is None:
         if not interactive:
             raise StacksError(f"--cloud is missing; allowed: {', '.join(Cloud)}")

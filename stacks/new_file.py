@@ -1,6 +1,7 @@
 """The text of a new stack file, made of answers, and what `check` would say of it. Pure."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -91,23 +92,23 @@ def suggested(cloud: Cloud, region: str) -> list[InstanceType]:
 
 def text_of(answers: Answers) -> str:
     """The file, with a comment where a person may want something else."""
-    cost = ", ".join(f"{name}: {_price(name)}" for name in answers.types)
+    cost = ", ".join(_priced(answers.types)) or "see `gpu-fleet catalog list`"
     image = f"    id: {_scalar(answers.image)}" if answers.image else f"    parameter: {DLAMI}"
     key = f"\n    kms_instance_id: {_scalar(answers.kms_instance_id)}" if answers.kms_instance_id else ""
-    slots = ", ".join(f"{zone}: {number}" for number, zone in enumerate(answers.zones))
+    slots = _flow({zone: number for number, zone in enumerate(answers.zones)})
     return f"""\
-# Stack {answers.name}, made by `gpu-fleet new`. stacks/settings.py documents every key.
+# Stack {_scalar(answers.name)}, made by `gpu-fleet new`. stacks/settings.py documents every key.
 config:
   pulumi:disable-default-providers: ["*"]
   gpu-fleet:cloud: {answers.cloud}
   gpu-fleet:region: {_scalar(answers.region)}
-  gpu-fleet:account_id: "{answers.account_id}" # quoted: it is a text, not a number
+  gpu-fleet:account_id: {_scalar(answers.account_id)} # quoted: it is a text, not a number
   gpu-fleet:owner: {_scalar(answers.owner)}
   gpu-fleet:protected: false # true: buckets, keys and file systems refuse deletion
   gpu-fleet:network:
     cidr: {_scalar(answers.cidr)} # every stack that is to reach another needs a range of its own
     zones: {_flow(answers.zones)} # in the order of preference
-    slots: {{{slots}}} # for good: which part of the network each zone has
+    slots: {slots} # for good: which part of the network each zone has
     nat: one # none (with interface_endpoints: true), one, per_zone
   gpu-fleet:storage:
     home: true # a shared home on every instance{key}
@@ -129,11 +130,11 @@ config:
 """
 
 
-def _price(name: str) -> str:
-    known = catalog.load().find(name)
-    if known is None or known.price is None:
-        return "unknown"
-    return f"{known.price.amount_per_hour} {known.price.currency} in {known.price.region}"
+def _priced(names: tuple[str, ...]) -> Iterator[str]:
+    for known in filter(None, map(catalog.load().find, names)):
+        price = known.price
+        said = f"{price.amount_per_hour} {price.currency} in {price.region}" if price else "unknown"
+        yield f"{known.name} {said}"
 
 
 def _scalar(value: str) -> str:
@@ -141,8 +142,9 @@ def _scalar(value: str) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
 
 
-def _flow(values: tuple[str, ...]) -> str:
-    return yaml.safe_dump(list(values), default_flow_style=True, width=math.inf).strip()
+def _flow(values: tuple[str, ...] | dict[str, int]) -> str:
+    plain = values if isinstance(values, dict) else list(values)
+    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=math.inf).strip()
 
 
 def settings_of(answers: Answers) -> Stack:

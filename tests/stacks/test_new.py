@@ -1,0 +1,172 @@
+"""`gpu-fleet new`: a stack file that `check` takes, from flags and questions."""
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from image.console.cli import main
+from stacks import catalog, new_command, new_file, regions, stack_files
+from stacks.catalog import Cloud
+
+AWS = (
+    *("--cloud", "aws", "--region", "us-east-1", "--account", "123456789012"),
+    *("--recipient", "ml@example.com"),
+)
+ALICLOUD = (
+    *("--cloud", "alicloud", "--region", "cn-shenzhen", "--account", "1234567890123456"),
+    *("--recipient", "ml@example.com", "--image", "m-wz9abcdefghijklmnopq"),
+    *("--kms-instance", "kst-szh66f0000000000000000"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where stack files lie, empty."""
+    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str, **options):
+    return CliRunner().invoke(main, ["new", *arguments], **options)
+
+
+@pytest.fixture
+def person(monkeypatch):
+    """Somebody answers at a terminal."""
+    monkeypatch.setattr(new_command, "at_terminal", lambda: True)
+
+
+@pytest.mark.parametrize("flags", [AWS, ALICLOUD], ids=["aws", "alicloud"])
+def test_flags_alone_make_a_file_that_check_takes(flags, folder):
+    written = run("research", *flags)
+    checked = CliRunner().invoke(main, ["check", "research"])
+
+    assert written.exit_code == 0, written.output
+    assert "gpu-fleet preflight research" in written.output
+    assert checked.exit_code == 0, checked.output
+    assert "pools dev (up to 2 " in checked.output
+
+
+def test_questions_are_asked_for_what_the_flags_leave_out(folder, person):
+    answers = [
+        "aws",
+        "us-east-1",
+        "123456789012",
+        "",
+        "",
+        "",
+        "g6.xlarge",
+        "4",
+        "",
+        "a@b.org, c@d.org",
+        "",
+        "",
+    ]
+
+    done = run("research", input="\n".join(answers) + "\n")
+
+    assert done.exit_code == 0, done.output
+    stack = stack_files.settings_of("research")
+    assert (stack.pools[0].types, stack.pools[0].size.max) == (("g6.xlarge",), 4)
+    assert stack.budget.recipients == ("a@b.org", "c@d.org")
+
+
+def test_a_wrong_answer_is_asked_for_again_with_what_is_allowed(folder, person):
+    done = run("research", *AWS[:4], input="12\n123456789012\n" + "\n" * 5 + "\nml@example.com\n\n\n")
+
+    assert "--account '12': '12' must be the 12 digits" in done.output
+    assert done.exit_code == 0, done.output
+
+
+def test_types_are_suggested_with_their_prices_the_cheapest_first(folder, person):
+    done = run("research", *AWS[:6], input="\n" * 5 + "\nml@example.com\n\n\n")
+
+    prices = [kind.price.amount_per_hour for kind in new_file.suggested(Cloud.AWS, "us-east-1")]
+    assert prices == sorted(prices)
+    assert f"{prices[0]} USD an hour" in done.output
+
+
+def test_every_wrong_and_missing_flag_is_named_at_once(folder):
+    done = run("research", *AWS[:4], "--account", "12", "--zone", "eu-west-1a", "--type", "g5.xlrge")
+
+    assert done.exit_code == 1
+    assert "--account '12': '12' must be the 12 digits" in done.output
+    assert "--zone 'eu-west-1a': 'eu-west-1a' must be a zone of region us-east-1" in done.output
+    assert "--type 'g5.xlrge': 'g5.xlrge' unknown instance type; the nearest are g5.xlarge" in done.output
+    assert "--recipient is missing" in done.output
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "--cloud is missing; allowed: aws, alicloud"),
+        (("--cloud", "aws"), "--region is missing"),
+        (("--cloud", "aws", "--region", "us-esat-1"), "must be a region of aws, such as"),
+        ((*AWS, "--max-size", "two"), "--max-size 'two': must be a whole number"),
+        ((*AWS, "--cidr", "10.20.0.1/16"), "--cidr '10.20.0.1/16'"),
+        ((*AWS, "--monthly", "5"), "budget.monthly = 5"),
+        ((*AWS, "--image", "m-1"), "--image 'm-1'"),
+    ],
+)
+def test_a_wrong_flag_is_one_message_and_nothing_is_written(flags, message, folder):
+    done = run("research", *flags)
+
+    assert done.exit_code == 1, done.output
+    assert message in done.output
+    assert list(folder.iterdir()) == []
+
+
+def test_a_wrong_name_is_refused(folder):
+    done = run("Research_1", *AWS)
+
+    assert done.exit_code == 1
+    assert "must be lower case letters, digits and dashes" in done.output
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_never_overwritten(folder):
+    (folder / "Pulumi.research.yaml").write_text("mine")
+
+    done = run("research", *AWS)
+
+    assert done.exit_code == 1
+    assert "Pulumi.research.yaml is there already; nothing was written" in done.output
+    assert (folder / "Pulumi.research.yaml").read_text() == "mine"
+
+
+def test_print_writes_nothing(folder):
+    done = run("research", *AWS, "--print")
+
+    assert done.output.startswith("# Stack research, made by `gpu-fleet new`.")
+    assert list(folder.iterdir()) == []
+
+
+@st.composite
+def answers(draw):
+    """What a person may answer, right or wrong."""
+    cloud = draw(st.sampled_from(Cloud))
+    region = draw(st.sampled_from(regions.of_cloud(cloud)))
+    start = new_file.starting_from("research", cloud, region)
+    types = st.sampled_from([kind.name for kind in catalog.load()]) | st.text(max_size=8)
+    return new_file.Answers(
+        **vars(start)
+        | {
+            "owner": draw(st.text(max_size=10)),
+            "types": tuple(draw(st.lists(types, max_size=2))),
+            "recipients": tuple(draw(st.lists(st.text(max_size=8), max_size=2))),
+            "account_id": draw(st.sampled_from([start.account_id, "1", "x\n"])),
+        }
+    )
+
+
+@given(answers())
+@settings(max_examples=40, deadline=None)
+def test_a_file_says_what_was_answered_or_check_refuses_it(given_answers):
+    if new_file.problems(given_answers):
+        return
+    stack = new_file.settings_of(given_answers)
+    assert stack.owner == given_answers.owner
+    assert stack.pools[0].types == given_answers.types
+    assert stack.budget.recipients == given_answers.recipients
