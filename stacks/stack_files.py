@@ -76,6 +76,11 @@ def place_of(name: str) -> dict[str, str]:
     }
 
 
+def pools_of(name: str) -> list[str]:
+    """The names of a stack's pools, in the order of its file; errors as for ``settings_of``."""
+    return [pool.name for pool in settings_of(name).pools]
+
+
 def settings_of(name: str) -> Stack:
     """A stack's settings, read and checked without Pulumi.
 

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 
 from image.console import lazy
+from image.console.errors import is_meant
 
 NAMES = "stacks.stack_files:names"
 PLACE = "stacks.stack_files:place_of"
+POOLS = "stacks.stack_files:pools_of"
 
 
 class StackFiles:
@@ -23,4 +25,16 @@ class StackFiles:
             stacks.errors.StacksError: the file is wrong.
         """
         found: Mapping[str, str] = lazy.load(PLACE)(name)
+        return found
+
+    def pools(self, name: str) -> list[str]:
+        """The names of a stack's pools, for a shell to complete; none where its file is missing or wrong."""
+        if name not in self.names():
+            return []
+        try:
+            found: list[str] = lazy.load(POOLS)(name)
+        except Exception as error:
+            if is_meant(error):
+                return []
+            raise
         return found

@@ -61,6 +61,9 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "explain": Row("image.reaper.people.explain:explain", "Why an instance is terminated or kept."),
         "keep": Row("image.reaper.people.keep:keep", "Keep an instance for hours or days, used or not."),
         "release": Row("image.reaper.people.keep:release", "Keep an instance no longer."),
+        "connect": Row(
+            "image.reaper.people.connect:connect", "A shell on an instance, or a port of it here."
+        ),
         "train": Row("training.cli:main", "Prepare data, train, launch on many instances."),
     },
     "Platform teams": {

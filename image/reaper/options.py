@@ -51,6 +51,23 @@ class StackName(click.ParamType[str]):
         return [CompletionItem(name) for name in stack_names(ctx) if name.startswith(incomplete)]
 
 
+class PoolName(click.ParamType[str]):
+    """The name of a pool; a shell completes it with those of the stack that ``--stack`` names."""
+
+    name = "pool"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002 - click's signature
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """The pools whose names begin so."""
+        stack = ctx.params.get("stack")
+        names = ctx.obj.pools(stack) if ctx.obj and stack else []
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 def stack_names(context: click.Context) -> list[str]:
     """The stacks that have a file here."""
     return context.obj.names() if context.obj else []

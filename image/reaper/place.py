@@ -32,6 +32,9 @@ class StackFiles(Protocol):
     def place(self, name: str) -> Mapping[str, str]:
         """Cloud, region, account_id and endpoint_url of a stack, as far as its file says them."""
 
+    def pools(self, name: str) -> list[str]:
+        """The names of a stack's pools."""
+
 
 @dataclass(frozen=True)
 class Place:

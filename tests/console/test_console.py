@@ -40,8 +40,8 @@ def refusal(command: click.Command, arguments: list[str]) -> str | None:
 
 
 def said(command: click.Command) -> str:
-    """The lines below `Example:` of a help text."""
-    return (command.epilog or "").partition("Example")[2]
+    """The lines below `Example:` of a help text, each whole."""
+    return (command.epilog or "").partition("Example")[2].replace("\\\n", " ")
 
 
 def examples(command: click.Command) -> list[list[str]]:

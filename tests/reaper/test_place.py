@@ -36,6 +36,9 @@ class Files:
     def place(self, name: str) -> dict[str, str]:
         return self._places[name]
 
+    def pools(self, name: str) -> list[str]:
+        raise AssertionError(f"nobody asks for the pools of {name}")
+
 
 @pytest.fixture
 def elsewhere(monkeypatch):

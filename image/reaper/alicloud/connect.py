@@ -52,10 +52,10 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
     )
 
 
-def machines(region: str, calls: Calls) -> Machines:
-    """The machines of a region, for one of which somebody asks by its id."""
+def machines(region: str, calls: Calls, stack: str = "") -> Machines:
+    """The machines of a stack; without one those of a region, for somebody who asks for one by its id."""
     found = credentials(os.environ)
-    return Machines(clients(region, found, os.environ.get(ENDPOINT, "")), calls, stack="")
+    return Machines(clients(region, found, os.environ.get(ENDPOINT, "")), calls, stack)
 
 
 def bucket_client(region: str) -> Any:

@@ -43,9 +43,9 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
     )
 
 
-def machines(region: str, calls: Calls) -> Machines:
-    """The machines of a region, for one of which somebody asks by its id."""
-    return Machines(clients(region), calls, stack="")
+def machines(region: str, calls: Calls, stack: str = "") -> Machines:
+    """The machines of a stack; without one those of a region, for somebody who asks for one by its id."""
+    return Machines(clients(region), calls, stack)
 
 
 def bucket_client(region: str) -> Any:

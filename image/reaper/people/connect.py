@@ -1,0 +1,174 @@
+"""``gpu-fleet connect``: a shell on an instance, or a port of it here, with no port open to anybody."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import click
+
+from image.reaper.calls import Calls
+from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.model import Instance
+from image.reaper.options import PoolName, where_options
+from image.reaper.place import Asked, Place, place_of
+from image.reaper.sweep import cloud as clouds
+
+RUNNING = "running"
+PORTS = 65_535
+# Where to get each program that a session needs.
+ADVICE: Mapping[str, str] = {
+    "aws": "the AWS CLI: https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+    "session-manager-plugin": (
+        "the Session Manager plugin: https://docs.aws.amazon.com/systems-manager/latest/userguide/"
+        "session-manager-working-with-install-plugin.html"
+    ),
+    "ali-instance-cli": (
+        "Session Manager CLI: https://www.alibabacloud.com/help/en/ecs/user-guide/"
+        "connect-to-an-instance-by-using-ali-instance-cli"
+    ),
+}
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "aws": ("aws", "session-manager-plugin"),
+    "alicloud": ("ali-instance-cli",),
+}
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A port of the instance that is to be reached here.
+
+    Attributes:
+        remote: on the instance, of its own address 127.0.0.1.
+        local: on this computer.
+    """
+
+    remote: int
+    local: int
+
+
+class Port(click.ParamType[Forward]):
+    """``8888``, or ``8888:9999`` for another port on this computer."""
+
+    name = "port"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Forward:
+        """Parse it, or fail naming what is allowed."""
+        if isinstance(value, Forward):
+            return value
+        remote, colon, local = str(value).partition(":")
+        try:
+            return Forward(_port(remote), _port(local if colon else remote))
+        except ValueError:
+            self.fail(f"{value!r}; allowed: PORT or PORT:LOCAL-PORT, say 8888 or 8888:9999", param, ctx)
+
+
+def _port(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdecimal() else 0
+    if not 0 < number <= PORTS:
+        raise ValueError(text)
+    return number
+
+
+def session(cloud: str, region: str, instance_id: str, forward: Forward | None) -> list[str]:
+    """The command that opens a session, or forwards a port through one. Pure.
+
+    Args:
+        cloud: ``aws`` or ``alicloud``.
+        region: of the instance.
+        instance_id: the instance.
+        forward: a port; None for a shell.
+    """
+    if cloud == "aws":
+        asked = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id]
+        if forward is None:
+            return asked
+        numbers = {"portNumber": [str(forward.remote)], "localPortNumber": [str(forward.local)]}
+        return [
+            *asked,
+            "--document-name",
+            "AWS-StartPortForwardingSession",
+            "--parameters",
+            json.dumps(numbers),
+        ]
+    if forward is None:
+        return ["ali-instance-cli", "session", "--instance", instance_id, "--region", region]
+    ports = ["--local-port", str(forward.local), "--remote-port", str(forward.remote)]
+    return ["ali-instance-cli", "portforward", "--instance", instance_id, *ports, "--region", region]
+
+
+@click.command(
+    epilog="\b\nExamples:\n  gpu-fleet connect --stack aws-dev\n"
+    "  gpu-fleet connect i-0123456789abcdef0 --stack aws-dev --forward 8888"
+)
+@click.argument("instance_id", metavar="[INSTANCE]", required=False)
+@click.option("--pool", type=PoolName(), metavar="NAME", help="One of this pool.")
+@click.option("--owner", help="One of this owner.")
+@click.option(
+    "--forward", type=Port(), metavar="PORT[:LOCAL]", help="A port of the instance instead of a shell."
+)
+@where_options
+def connect(
+    instance_id: str | None, pool: str | None, owner: str | None, forward: Forward | None, asked: Asked
+) -> None:
+    """Open a shell on an instance by the cloud's session manager, which needs no open port.
+
+    With --forward 8888 Jupyter is at http://127.0.0.1:8888 here; with --forward 22:2222 VS Code and ssh reach
+    the instance at 127.0.0.1, port 2222.
+    """
+    place = place_of(asked)
+    programs = {name: shutil.which(name) for name in NEEDS[place.cloud]}
+    missing = [
+        f"{name} is not on PATH; get {ADVICE[name]}" for name, path in programs.items() if path is None
+    ]
+    if missing:
+        raise ConfigurationError("\n       ".join(missing))
+    found = chosen(running(place), instance_id, pool, owner)
+    command = session(place.cloud, place.region, found.id, forward)
+    click.echo(f"connecting to {described(found)}", err=True)
+    sys.stdout.flush()
+    os.execv(programs[command[0]] or command[0], command)  # noqa: S606 - the session takes this terminal over
+
+
+def running(place: Place) -> list[Instance]:
+    """The running instances of a stack. Raises CloudError."""
+    calls = Calls(lambda: datetime.now(UTC), read_only=True)
+    machines: clouds.Machines = clouds.module(place.cloud).machines(place.region, calls, place.stack)
+    return [one for one in machines.fleet().instances if one.state == RUNNING]
+
+
+def chosen(
+    instances: Sequence[Instance], instance_id: str | None, pool: str | None, owner: str | None
+) -> Instance:
+    """The instance that is meant; a person at a terminal chooses among several.
+
+    Raises:
+        ConfigurationError: none fits, or several do and nobody can be asked.
+    """
+    if instance_id is not None:
+        ids = {one.id: one for one in instances}
+        if instance_id not in ids:
+            raise ConfigurationError(
+                f"{instance_id}: no running instance of this stack{nearest(instance_id, ids)}"
+            )
+        return ids[instance_id]
+    fitting = [one for one in instances if pool in (None, one.pool) and owner in (None, one.owner)]
+    if not fitting:
+        have = ", ".join(sorted({f"{one.pool} of {one.owner}" for one in instances})) or "none"
+        raise ConfigurationError(f"no running instance fits --pool and --owner; running are: {have}")
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = "\n".join(f"  {number} {described(one)}" for number, one in enumerate(fitting, 1))
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"{len(fitting)} instances fit; name one:\n{listed}")
+    click.echo(listed, err=True)
+    number: int = click.prompt("Which", type=click.IntRange(1, len(fitting)), err=True)
+    return fitting[number - 1]
+
+
+def described(instance: Instance) -> str:
+    """An instance in a few words."""
+    return f"{instance.id} ({instance.pool}, {instance.type}, {instance.owner or 'no owner'})"

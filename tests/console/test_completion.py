@@ -1,0 +1,71 @@
+"""A shell completes commands, stack names, pools and types: by the lines that the README shows."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from image.console.cli import main
+from stacks import stack_files
+
+ROOT = Path(__file__).parents[2]
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completed(*words: str) -> list[str]:
+    """What bash would offer for the last word."""
+    environment = {
+        "_GPU_FLEET_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("gpu-fleet", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    lines = CliRunner().invoke(main, [], env=environment).output.splitlines()
+    return [line.partition(",")[2] for line in lines if line]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["pre"], ["preflight", "preview"]),
+        (["catalog", "sh"], ["show"]),
+        (["check", "aws-"], ["aws-dev", "aws-prod"]),
+        (["up", "al"], ["alicloud-dev", "alicloud-prod"]),
+        (["status", "--stack", "aws-d"], ["aws-dev"]),
+        (["connect", "--stack", "aws-dev", "--pool", ""], ["dev", "spot"]),
+        (["connect", "--stack", "nonesuch", "--pool", ""], []),
+        (["catalog", "show", "p5.4"], ["p5.48xlarge", "p5.4xlarge"]),
+        (["train", "prepare", "dig"], ["digits"]),
+    ],
+    ids=" ".join,
+)
+def test_a_word_is_completed(words, offered):
+    assert sorted(completed(*words)) == sorted(offered)
+
+
+def test_a_wrong_stack_file_completes_nothing_and_says_nothing(tmp_path, monkeypatch):
+    (tmp_path / "Pulumi.wrong.yaml").write_text("config: {}")
+    monkeypatch.setattr(stack_files, "FOLDER", tmp_path)
+
+    assert completed("connect", "--stack", "wrong", "--pool", "") == []
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell_is_the_one_that_the_readme_loads(shell):
+    readme = (ROOT / "README.md").read_text()
+    script = CliRunner().invoke(main, [], env={"_GPU_FLEET_COMPLETE": f"{shell}_source"}).output
+
+    assert f"_GPU_FLEET_COMPLETE={shell}_source gpu-fleet" in readme
+    assert re.search(rf"_GPU_FLEET_COMPLETE={shell}_complete", script)
+
+
+def test_bash_takes_the_script():
+    script = CliRunner().invoke(main, [], env={"_GPU_FLEET_COMPLETE": "bash_source"}).output
+
+    done = subprocess.run(
+        ["bash", "-euc", f"{script}\ncomplete -p gpu-fleet"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "gpu-fleet" in done.stdout
