@@ -165,3 +165,6 @@ class Account(Protocol):
 
     def empty_buckets(self) -> int:
         """Remove every object and version from the stack's buckets; gives how many."""
+
+    def let_keys_go(self) -> Sequence[str]:
+        """Schedule the deletion of the stack's keys, which Pulumi itself never deletes; gives their ARNs."""

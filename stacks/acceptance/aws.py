@@ -46,6 +46,7 @@ CALLS = {
     "iam.delete_role_policy": _doc("IAM", "DeleteRolePolicy"),
     "iam.put_role_policy": _doc("IAM", "PutRolePolicy"),
     "kms.describe_key": _doc("kms", "DescribeKey"),
+    "kms.schedule_key_deletion": _doc("kms", "ScheduleKeyDeletion"),
     "resourcegroupstaggingapi.get_resources": _doc("resourcegroupstagging", "GetResources"),
     "s3.delete_objects": _doc("AmazonS3", "DeleteObjects", "API"),
     "s3.get_object": _doc("AmazonS3", "GetObject", "API"),
@@ -75,6 +76,7 @@ ROLE_PATIENCE = timedelta(minutes=2)
 ROLE_EVERY_S = 10
 EXPERIMENT_FAILED = frozenset({"failed", "stopped", "cancelled"})
 DELETED_AT_ONCE = 1000  # API page of DeleteObjects
+KEY_WAITS_DAYS = 7  # the least: API page of ScheduleKeyDeletion
 GATEWAY_GONE = frozenset({"deleted", "deleting"})
 
 
@@ -367,6 +369,23 @@ class AwsAccount:
                 note = "a key is deleted after its waiting period, which costs nothing"
             service = arn.split(":")[2]
             yield Left(service, arn, state, note=note)
+
+    def let_keys_go(self) -> list[str]:
+        """Schedule the deletion of the stack's keys, which Pulumi itself never deletes; gives their ARNs."""
+        filters = [{"Key": TAG_STACK, "Values": [self._stack.name]}]
+        pages = self._pages(
+            "resourcegroupstaggingapi.get_resources",
+            "ResourceTagMappingList",
+            TagFilters=filters,
+            ResourceTypeFilters=["kms"],
+            token=("PaginationToken", "PaginationToken"),
+        )
+        found = [str(one["ResourceARN"]) for one in pages]
+        going = [arn for arn in found if self._key_state(arn) != "PendingDeletion"]
+        for arn in going:
+            key_id = arn.rpartition("/")[2]
+            self._ask("kms.schedule_key_deletion", KeyId=key_id, PendingWindowInDays=KEY_WAITS_DAYS)
+        return going
 
     def _key_state(self, arn: str) -> str:
         return str(self._ask("kms.describe_key", KeyId=arn)["KeyMetadata"]["KeyState"])

@@ -271,6 +271,8 @@ def _destroy(run: Run) -> None:
         ended, emptied = run.account.end_stragglers(), run.account.empty_buckets()
         LOG.info("event=cleared instances=%r objects=%d", list(ended), emptied)
         run.clock.sleep(POLL_S)
+    # All that the key encrypts is of this run, and gone.
+    LOG.info("event=keys-let-go keys=%r", list(run.account.let_keys_go()))
     run.engine.forget()
 
 

@@ -105,6 +105,7 @@ class PretendCloud:
     stands: bool = False
     torn_down: int = 0
     fis_role: bool = False
+    key_state: str = "Enabled"
     pools: tuple[str, ...] = ("people", "spot")
     ledger: dict[str, bytes] = field(default_factory=dict)
 
@@ -322,10 +323,15 @@ class PretendCloud:
         found = [Left("instance", one.id, one.state, one.type) for one in running]
         if self.stands:
             found.append(Left("nat gateway", "nat-1", "available", "nat_gateway"))
-        return [*found, Left("kms", "arn:key", "PendingDeletion")]
+        return [*found, Left("kms", "arn:key", self.key_state)]
 
     def end_stragglers(self) -> list[str]:
         return []
+
+    def let_keys_go(self) -> list[str]:
+        assert not self.stands
+        self.key_state = "PendingDeletion"
+        return ["arn:key"]
 
     def empty_buckets(self) -> int:
         found = len(self.objects)

@@ -11,6 +11,7 @@ from stacks.acceptance import aws
 from stacks.acceptance.aws import CALLS, AwsAccount
 from stacks.acceptance.clock import SystemClock
 from stacks.acceptance.variant import name_of
+from stacks.rehearsal.moto_server import moto_server
 from stacks.stack_files import settings_of
 
 
@@ -42,3 +43,19 @@ def test_a_call_outside_of_the_table_is_never_made():
 
 def test_the_variant_has_a_name_of_its_own():
     assert name_of("aws-dev") == "aws-dev-accept"
+
+
+def test_only_the_keys_of_the_stack_are_let_go():
+    with moto_server("us-east-1"):
+        kms = boto3.client("kms", region_name="us-east-1")
+        own, other = (
+            kms.create_key(Tags=[{"TagKey": "gpu-fleet:stack", "TagValue": name}])["KeyMetadata"]
+            for name in ("aws-dev", "aws-prod")
+        )
+        account = AwsAccount(settings_of("aws-dev"), SystemClock())
+
+        let_go = account.let_keys_go()
+
+        states = [kms.describe_key(KeyId=one["KeyId"])["KeyMetadata"]["KeyState"] for one in (own, other)]
+        assert (let_go, states) == ([own["Arn"]], ["PendingDeletion", "Enabled"])
+        assert account.let_keys_go() == []

@@ -7,6 +7,8 @@ from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stacks.rehearsal.aws_resources import CREATORS
+from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.destroy import closure, destroy, layers, needs
 from tests.rehearsal.examples import registered
 
@@ -109,3 +111,7 @@ def test_nothing_left_ever_misses_what_it_depends_on(state, data):
     left = {one.urn for one in done.left}
     assert all(needs(one) <= left for one in done.left)
     assert closure(state, excluded) <= left
+
+
+def test_every_type_that_stands_in_moto_can_be_deleted_there():
+    assert CREATORS.keys() - DELETERS.keys() == set()

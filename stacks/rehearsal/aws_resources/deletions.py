@@ -119,6 +119,11 @@ def delete_schedule(clients: Clients, one: Registration) -> None:
     clients("scheduler").delete_schedule(GroupName=group, Name=name)
 
 
+def remove_target(clients: Clients, one: Registration) -> None:
+    """One target of a rule."""
+    clients("events").remove_targets(Rule=one.inputs["rule"], Ids=[one.outputs["targetId"]])
+
+
 DELETERS: Mapping[str, Deleter] = {
     "aws:autoscaling/group:Group": drain_and_delete,
     "aws:autoscaling/lifecycleHook:LifecycleHook": call(
@@ -133,6 +138,7 @@ DELETERS: Mapping[str, Deleter] = {
     "aws:budgets/budget:Budget": call("budgets", "delete_budget", AccountId="accountId", BudgetName="name"),
     "aws:cloudwatch/dashboard:Dashboard": listed("cloudwatch", "delete_dashboards", "DashboardNames"),
     "aws:cloudwatch/eventRule:EventRule": call("events", "delete_rule", Name="name"),
+    "aws:cloudwatch/eventTarget:EventTarget": remove_target,
     "aws:cloudwatch/logGroup:LogGroup": call("logs", "delete_log_group", logGroupName="name"),
     "aws:cloudwatch/metricAlarm:MetricAlarm": listed("cloudwatch", "delete_alarms", "AlarmNames"),
     "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup": nothing,
@@ -158,14 +164,21 @@ DELETERS: Mapping[str, Deleter] = {
     "aws:efs/mountTarget:MountTarget": call("efs", "delete_mount_target", MountTargetId="id"),
     "aws:fsx/lustreFileSystem:LustreFileSystem": call("fsx", "delete_file_system", FileSystemId="id"),
     "aws:iam/instanceProfile:InstanceProfile": delete_instance_profile,
+    "aws:iam/policy:Policy": call("iam", "delete_policy", PolicyArn="id"),
     "aws:iam/role:Role": delete_role,
     "aws:iam/rolePolicy:RolePolicy": delete_role_policy,
+    "aws:iam/rolePolicyAttachment:RolePolicyAttachment": call(
+        "iam", "detach_role_policy", RoleName="role", PolicyArn="policyArn"
+    ),
     "aws:iam/serviceLinkedRole:ServiceLinkedRole": delete_service_linked_role,
     "aws:kms/alias:Alias": call("kms", "delete_alias", AliasName="id"),
     "aws:kms/key:Key": schedule_key_deletion,
     "aws:lambda/function:Function": call("lambda", "delete_function", FunctionName="id"),
     "aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig": call(
         "lambda", "delete_function_event_invoke_config", FunctionName="functionName"
+    ),
+    "aws:lambda/permission:Permission": call(
+        "lambda", "remove_permission", FunctionName="function", StatementId="id"
     ),
     "aws:s3/bucket:Bucket": call("s3", "delete_bucket", Bucket="id"),
     "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration": call(
@@ -184,10 +197,13 @@ DELETERS: Mapping[str, Deleter] = {
     ),
     "aws:s3/bucketVersioning:BucketVersioning": suspend_versions,
     "aws:scheduler/schedule:Schedule": delete_schedule,
+    "aws:scheduler/scheduleGroup:ScheduleGroup": call("scheduler", "delete_schedule_group", Name="id"),
     "aws:sns/topic:Topic": call("sns", "delete_topic", TopicArn="arn"),
     "aws:sns/topicPolicy:TopicPolicy": nothing,  # the topic's default policy comes back; it goes next
     "aws:sns/topicSubscription:TopicSubscription": call("sns", "unsubscribe", SubscriptionArn="id"),
     "aws:sqs/queue:Queue": call("sqs", "delete_queue", QueueUrl="url"),
+    "aws:sqs/queuePolicy:QueuePolicy": nothing,  # it goes with its queue
+    "aws:ssm/parameter:Parameter": call("ssm", "delete_parameter", Name="name"),
     "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": revoke("egress"),
     "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": revoke("ingress"),
 }

@@ -1,0 +1,365 @@
+"""The order and the refusals of `gpu-fleet destroy`, with a cloud and an engine of a few lines."""
+
+import os
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.console.cli import main
+from stacks.errors import StacksError
+from stacks.teardown import engine, page, state
+from stacks.teardown.errors import StillThereError, TeardownError
+from stacks.teardown.holdings import Holdings, Instance, Remnant, Store, hold_of
+from stacks.teardown.plan import KINDS, Wishes, plan
+from stacks.teardown.run import Teardown
+from stacks.teardown.state import Resource
+from tests.stacks.examples import stack
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+STACK = stack()
+KEY, ALIAS, VPC, GROUP = "urn::key", "urn::alias", "urn::vpc", "urn::group"
+BUCKETS = {kind: f"urn::gpu-fleet-test-{kind}" for kind in ("data", "checkpoints", "records")}
+POLICIES = {kind: f"urn::policy-{kind}" for kind in BUCKETS}
+BUCKET_TYPE = "aws:s3/bucket:Bucket"
+
+
+def resources() -> tuple[Resource, ...]:
+    """A stack in small: key and alias, three buckets with a policy each, a network, a group."""
+    parts = [
+        Resource(KEY, "aws:kms/key:Key", "key-1"),
+        Resource(ALIAS, "aws:kms/alias:Alias", "alias/it", needs=frozenset({KEY})),
+        Resource(VPC, "aws:ec2/vpc:Vpc", "vpc-1", needs=frozenset({KEY})),
+        Resource(GROUP, "aws:autoscaling/group:Group", "dev", needs=frozenset({VPC, *BUCKETS.values()})),
+    ]
+    for kind, urn in BUCKETS.items():
+        parts.append(Resource(urn, BUCKET_TYPE, kind, needs=frozenset({KEY})))
+        parts.append(
+            Resource(POLICIES[kind], "aws:s3/bucketPolicy:BucketPolicy", kind, needs=frozenset({urn}))
+        )
+    return tuple(parts)
+
+
+@dataclass
+class World:
+    """Cloud and engine at once, and a clock that a sleep moves on.
+
+    Attributes:
+        state: what the engine has.
+        fleet: instances that are there.
+        objects: bucket -> how many versions.
+        remnants: under the key and in no state.
+        drains: whether a drained group lets its instances go.
+        fails: how many of the next destroys fail.
+        did: every act, in order.
+    """
+
+    state: tuple[Resource, ...] = field(default_factory=resources)
+    fleet: list[Instance] = field(default_factory=list)
+    objects: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 2))
+    remnants: tuple[Remnant, ...] = ()
+    drains: bool = True
+    fails: int = 0
+    did: list[str] = field(default_factory=list)
+    time: datetime = NOW
+
+    def teardown(self, **wishes) -> Teardown:
+        return Teardown(STACK, self, self, Wishes(**wishes), self.did.append, self.clock, self.sleep)
+
+    def clock(self) -> datetime:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += timedelta(seconds=seconds)
+
+    def resources(self) -> tuple[Resource, ...]:
+        return self.state
+
+    def look(self, found, now) -> Holdings:
+        stores = tuple(
+            Store(one.id, one.urn, one.id, "some", self.objects[one.id] == 0, one.protected)
+            for one in state.of(found, {BUCKET_TYPE})
+        )
+        return Holdings(tuple(self.fleet), stores, self.remnants)
+
+    def instances(self, found, now) -> tuple[Instance, ...]:
+        return tuple(self.fleet)
+
+    def drain(self, group) -> None:
+        self.did.append(f"drain {group.id}")
+        if self.drains:
+            self.fleet = [one for one in self.fleet if one.group != group.id]
+
+    def terminate(self, ids) -> None:
+        self.did.append(f"terminate {' '.join(ids)}")
+        self.fleet = [one for one in self.fleet if one.id not in ids]
+
+    def empty(self, bucket, note) -> None:
+        assert GROUP not in {one.urn for one in self.state}, "somebody still writes"
+        self.did.append(f"empty {bucket}")
+        self.objects[bucket] = 0
+
+    def schedule_key_deletion(self, key, days) -> None:
+        assert not state.of(self.state, {BUCKET_TYPE}), "data would outlive its key"
+        assert not self.remnants, "data would outlive its key"
+        self.did.append(f"key in {days}")
+
+    def destroy(self, exclude) -> None:
+        """As the engine would: refuses what is protected, fails at a bucket with objects."""
+        self.did.append("destroy")
+        if self.fails:
+            self.fails -= 1
+            raise TeardownError("`pulumi destroy` ended with exit code 255")
+        kept = state.closure(self.state, exclude)
+        going = [one for one in self.state if one.urn not in kept]
+        assert not [one for one in going if one.protected]
+        assert not [one for one in going if one.type == BUCKET_TYPE and self.objects[one.id]]
+        self.state = tuple(one for one in self.state if one.urn in kept)
+
+    def run(self, **wishes):
+        teardown = self.teardown(**wishes)
+        found, decided = teardown.look()
+        assert decided.refusals == ()
+        return teardown.run(found, decided)
+
+    @property
+    def left(self) -> set[str]:
+        return {one.urn for one in self.state}
+
+
+BUSY = Instance("i-1", "g5.xlarge", "running", "dev", "dev")
+
+
+def test_the_fleet_is_drained_before_anything_is_deleted():
+    world = World(fleet=[BUSY])
+
+    world.run()
+
+    assert [act for act in world.did if act.startswith(("drain", "destroy"))][:2] == ["drain dev", "destroy"]
+
+
+def test_data_is_emptied_after_the_fleet_is_deleted_and_the_key_goes_after_the_data():
+    world = World()
+
+    world.run(delete_data=frozenset(KINDS))
+
+    acts = [act.split()[0] for act in world.did if act.startswith(("destroy", "empty ", "key in"))]
+    assert acts == ["destroy", "empty", "empty", "empty", "destroy", "key", "destroy"]
+    assert world.left == set()
+
+
+def test_what_is_kept_keeps_its_settings_its_key_and_the_keys_alias():
+    world = World()
+
+    world.run(delete_data=frozenset({"data", "records"}))
+
+    assert world.left == {KEY, ALIAS, BUCKETS["checkpoints"], POLICIES["checkpoints"]}
+
+
+def test_a_snapshot_keeps_the_key_and_a_second_run_after_its_deletion_lets_it_go():
+    world = World(remnants=(Remnant("snapshot", "snap-1"),))
+    world.run(delete_data=frozenset(KINDS))
+    assert world.left == {KEY, ALIAS}
+
+    world.remnants = ()
+    world.run()
+
+    assert world.left == set()
+    assert "key in 7" in world.did
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_a_destroy_that_failed_is_finished_by_running_it_again(failures):
+    """Whichever of its calls of the engine fails."""
+    world = World(fails=failures)
+
+    for _ in range(failures):
+        with pytest.raises(TeardownError):
+            world.run(delete_data=frozenset(KINDS))
+    world.run(delete_data=frozenset(KINDS))
+
+    assert world.left == set()
+
+
+def test_instances_that_do_not_leave_end_the_wait_and_nothing_else_is_touched():
+    world = World(fleet=[BUSY], drains=False)
+
+    with pytest.raises(StillThereError, match=r"i-1 still there after 30 minutes.*destroy test` again"):
+        world.run()
+
+    assert "destroy" not in world.did
+    assert world.time - NOW == timedelta(minutes=30)
+
+
+def test_a_stack_with_nothing_but_what_it_keeps_asks_nothing_of_the_engine():
+    """Pulumi would fail on what is protected."""
+    world = World()
+    world.run()
+    world.did.clear()
+
+    world.run()
+
+    assert "destroy" not in world.did
+
+
+@st.composite
+def worlds(draw):
+    """Any mix of protection, of objects, of remnants."""
+    protected = draw(st.booleans())
+    parts = tuple(
+        replace(
+            one, protected=protected and one.type not in ("aws:ec2/vpc:Vpc", "aws:autoscaling/group:Group")
+        )
+        for one in resources()
+    )
+    objects = {kind: draw(st.integers(0, 2)) for kind in BUCKETS}
+    remnants = (Remnant("image", "ami-1"),) if draw(st.booleans()) else ()
+    return World(parts, objects=objects, remnants=remnants)
+
+
+@given(worlds(), st.frozensets(st.sampled_from(KINDS)), st.integers(0, 3))
+def test_nothing_kept_is_ever_without_its_key(world, given_up, fails):
+    """However it is cut off: the world itself refuses a key that goes before what it encrypts."""
+    world.fails = fails
+    before = dict(world.objects)
+    for _ in range(fails + 1):
+        teardown = world.teardown(delete_data=given_up)
+        found, decided = teardown.look()
+        if decided.refusals:
+            assert world.did == []
+            return
+        try:
+            teardown.run(found, decided)
+        except TeardownError:
+            continue
+
+    assert GROUP not in world.left
+    for kind, urn in BUCKETS.items():
+        if before[kind] and kind not in given_up:
+            assert {urn, POLICIES[kind], KEY, ALIAS} <= world.left
+            assert world.objects[kind] == before[kind]
+    if world.remnants:
+        assert KEY in world.left
+
+
+@pytest.mark.parametrize(
+    ("tags", "held"),
+    [
+        ({}, False),
+        ({"gpu-fleet:keep-until": "2026-11-22T00:00:00+00:00"}, True),
+        ({"gpu-fleet:keep-until": "2026-11-20T00:00:00+00:00"}, False),
+        ({"gpu-fleet:keep-until": "2026-11-20T00:00:00"}, True),
+        ({"gpu-fleet:keep-until": "soon"}, True),
+        ({"gpu-fleet:protected": ""}, True),
+    ],
+)
+def test_a_hold_counts_unless_it_is_surely_over(tags, held):
+    assert bool(hold_of(tags, NOW)) is held
+
+
+def test_a_running_instance_in_no_group_is_named_since_no_drain_reaches_it():
+    loose = replace(BUSY, group="")
+
+    decided = plan(STACK, resources(), Holdings((loose,)), Wishes(terminate_stopped=True))
+
+    assert [reason.split(":")[0] for reason in decided.refusals] == ["i-1"]
+
+
+def test_the_page_says_why_each_store_stays_and_how_to_go_on():
+    world = World()
+    text = "\n".join(page.afterwards(STACK, world.run()))
+
+    assert "checkpoints: checkpoints, some (not named by --delete-data checkpoints)" in text
+    assert "`gpu-fleet up test` takes it up again" in text
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ("--target=urn", "destroyed whole"),
+        ("-yt", "destroyed whole"),
+        ("-xurn", "--delete-data"),
+        ("--exclude-protected", "kept anyway"),
+        ("--remove", "pulumi stack rm"),
+        ("--ignore-protect", "gpu-fleet:protected"),
+        ("--stack=other", "argument STACK"),
+    ],
+)
+def test_flags_that_would_undo_what_was_looked_at_are_refused(argument, instead):
+    with pytest.raises(StacksError, match=instead):
+        engine.refuse([argument])
+
+
+@pytest.mark.parametrize("argument", ["--diff", "-y", "--parallel=4", "--refresh"])
+def test_other_flags_are_handed_on(argument):
+    engine.refuse([argument])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"deployment": {"resources": [{}]}}', "not json"])
+def test_what_is_no_state_is_said(text):
+    with pytest.raises(TeardownError, match="printed no state"):
+        state.read(text)
+
+
+def test_a_stack_that_was_never_up_has_no_resources():
+    assert state.read('{"version": 3, "deployment": null}') == ()
+
+
+class Shell:
+    """`gpu-fleet destroy` with a folder of its own on PATH."""
+
+    def __init__(self, folder, monkeypatch) -> None:
+        self.folder = folder
+        monkeypatch.setenv("PATH", str(folder))
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+            monkeypatch.delenv(name, raising=False)
+        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            monkeypatch.setenv(name, os.devnull)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    def run(self, *arguments):
+        return CliRunner().invoke(main, ["destroy", *arguments])
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch) -> Shell:
+    return Shell(tmp_path, monkeypatch)
+
+
+def test_an_unknown_stack_is_answered_with_those_there_are(shell):
+    assert "no stack 'aws-dve'" in shell.run("aws-dve").output
+
+
+def test_without_credentials_nothing_is_done(shell):
+    done = shell.run("aws-dev", "--yes")
+
+    assert done.exit_code == 1
+    assert "error: AWS cannot be asked what aws-dev holds: Unable to locate credentials" in done.output
+
+
+def test_an_unknown_kind_of_data_is_answered_with_those_there_are(shell):
+    done = shell.run("aws-dev", "--delete-data", "homes")
+
+    assert done.exit_code == 2
+    assert "'data', 'checkpoints', 'records', 'home', 'scratch', 'all'" in done.output
+
+
+def test_without_the_cli_the_command_says_how_to_get_it(shell, monkeypatch):
+    monkeypatch.setattr("stacks.teardown.command.cloud_of", lambda _: World())
+
+    assert "https://www.pulumi.com/docs/iac/download-install/" in shell.run("aws-dev", "--yes").output
+
+
+def test_a_state_that_cannot_be_read_is_said_in_the_clis_words(shell, monkeypatch):
+    monkeypatch.setattr("stacks.teardown.command.cloud_of", lambda _: World())
+    program = shell.folder / "pulumi"
+    program.write_text("#!/bin/sh\necho \"error: no stack named 'aws-dev' found\" >&2\nexit 255\n")
+    program.chmod(0o755)
+
+    done = shell.run("aws-dev", "--yes")
+
+    assert done.exit_code == 1
+    assert "the state of aws-dev cannot be read: error: no stack named 'aws-dev' found" in done.output
