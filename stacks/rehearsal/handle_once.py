@@ -1,6 +1,8 @@
 """What Lambda does: import the handler of an unpacked archive and call it once.
 
-Run by path, in a fresh interpreter with ``-I``: ``handle_once.py FOLDER EVENT``; the last line is the answer.
+Run by path, in a fresh interpreter with ``-I -S``, which sees no package that is installed here:
+``handle_once.py FOLDER EVENT RUNTIME``, where RUNTIME holds the packages that Lambda brings. The last line
+of its output is the answer.
 """
 
 import importlib
@@ -22,9 +24,9 @@ class Context:
         return REMAINING_MS
 
 
-def main(folder: str, event: str) -> None:
+def main(folder: str, event: str, runtime: str) -> None:
     """Call the handler; its answer is printed after what it logs."""
-    sys.path.insert(0, folder)
+    sys.path[:] = [folder, *sys.path, runtime]
     handler = importlib.import_module("image.reaper.sweep.handler")
     if not Path(str(handler.__file__)).is_relative_to(folder):
         raise SystemExit(f"the handler came from {handler.__file__}, not from {folder}")

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from stacks.rehearsal import archives, processes
+from stacks.rehearsal import archives, lambda_runtime, processes
 from stacks.rehearsal.program import ROOT, Rehearsed
 
 FUNCTION = "aws:lambda/function:Function"
@@ -24,10 +24,12 @@ class Function:
     Attributes:
         folder: where its modules and ``policy.json`` lie.
         environment: the variables the stack gives it.
+        runtime: the packages that Lambda brings beside it.
     """
 
     folder: Path
     environment: Mapping[str, str]
+    runtime: Path
 
 
 def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
@@ -38,7 +40,8 @@ def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
     archive.write_bytes(archives.zip_bytes(function.inputs["code"]))
     with zipfile.ZipFile(archive) as content:
         content.extractall(folder)
-    return Function(folder, function.inputs["environment"]["variables"])
+    runtime = lambda_runtime.laid_out(folder.with_name(f"{folder.name}-runtime"))
+    return Function(folder, function.inputs["environment"]["variables"], runtime)
 
 
 def by_command(function: Function, now: datetime, *, dry_run: bool) -> Report:
@@ -61,13 +64,18 @@ def by_command(function: Function, now: datetime, *, dry_run: bool) -> Report:
 
 
 def by_function(function: Function) -> Report:
-    """The function's handler in an interpreter of its own, as of now; gives its answer with each verdict.
+    """The function's handler as of now, in an interpreter that sees Lambda's packages and no others of ours.
+
+    Gives its answer with each verdict.
 
     Raises:
         ChildError: when the handler raises.
     """
     log = function.folder.parent / "function.log"
-    command = [sys.executable, "-I", str(HANDLE_ONCE), str(function.folder), "{}"]
+    command = [
+        *(sys.executable, "-I", "-S", str(HANDLE_ONCE)),
+        *(str(function.folder), "{}", str(function.runtime)),
+    ]
     processes.run(command, log, function.environment)
     *events, answer = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     verdicts = [event for event in events if event.get("event") == "verdict"]

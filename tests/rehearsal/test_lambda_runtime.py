@@ -1,0 +1,43 @@
+"""The interpreter of the rehearsed function sees what Lambda brings, and no other package that is here."""
+
+import subprocess
+import sys
+
+import pytest
+
+from stacks.rehearsal import lambda_runtime
+from stacks.rehearsal.sweeps import HANDLE_ONCE
+
+HANDLER = """
+import importlib.util
+def handle(event, context):
+    return {name: importlib.util.find_spec(name) is not None for name in event}
+"""
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Calls a handler that says which modules it could import."""
+    handler = tmp_path / "function" / "image" / "reaper" / "sweep" / "handler.py"
+    handler.parent.mkdir(parents=True)
+    handler.write_text(HANDLER)
+    runtime = lambda_runtime.laid_out(tmp_path / "runtime")
+    command = [sys.executable, "-I", "-S", str(HANDLE_ONCE), str(tmp_path / "function")]
+
+    def ask(event):
+        return subprocess.run(
+            [*command, event, str(runtime)], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    return ask
+
+
+def test_boto3_and_what_it_needs_are_there(call):
+    assert (
+        call('["boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six", "urllib3"]').count("true")
+        == 7
+    )
+
+
+def test_no_other_package_of_this_environment_is(call):
+    assert call('["psutil", "pulumi", "moto", "yaml", "click", "stacks"]').count("false") == 6
