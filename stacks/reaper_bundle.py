@@ -103,11 +103,15 @@ def _pool(stack: Stack, pool: Pool, scale_in_alarm: str | None) -> dict[str, Any
 def _price(stack: Stack, pool: Pool, name: str) -> str | None:
     """What an hour less would save, as text; null where nobody knows.
 
-    The list price holds for its region, its currency and on demand: spot prices change by the hour, and what
-    was reserved is paid for whether it runs or not.
+    A list price holds for its region and its currency; elsewhere counts what the stack assumes. Both are of
+    on demand: spot prices change by the hour, and what was reserved is paid for whether it runs or not.
     """
+    if pool.market is not Market.ON_DEMAND:
+        return None
+    if (assumed := stack.budget.assume.get(name)) is not None:
+        return str(assumed)
     price = catalog.load().get(name).price
-    if price is None or pool.market is not Market.ON_DEMAND:
+    if price is None:
         return None
     if price.currency != stack.budget.currency or price.region != stack.region:
         return None

@@ -88,6 +88,13 @@ def test_an_unknown_price_saves_nothing_and_is_told():
     assert (summary.total, summary.unpriced) == (0, 1)
 
 
+def test_a_month_with_an_unknown_price_says_at_least():
+    known, unknown = end("2026-11-30T23:00:00+00:00"), end(instance_id="i-2", price_per_hour=None)
+
+    assert "At least 2.00 USD saved" in page(summarise([known, unknown], NOVEMBER, LATER), "aws-dev")
+    assert "At least" not in page(summarise([known], NOVEMBER, LATER), "aws-dev")
+
+
 def test_pools_and_owners_are_told_apart_largest_first():
     ends = [
         end("2026-11-30T23:00:00+00:00", instance_id="i-1", pool="dev", owner="ada"),

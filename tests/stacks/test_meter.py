@@ -163,6 +163,15 @@ def test_assumed_prices_stand_apart_from_those_of_a_list():
     assert Decimal(document["pools"]["dev"]["disk_per_hour"]) == round(Decimal(300) / 730, 6)
 
 
+def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
+    kind = "ecs.gn8v-8x.48xlarge"
+    settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind])])
+
+    document = reaper_bundle.policy_document(settings, {})
+
+    assert document["pools"]["dev"]["hourly_price"] == {kind: str(settings.budget.assume[kind])}
+
+
 def test_running_instances_without_a_price_raise_an_alarm_on_aws(shipped):
     (alarm,) = [
         one.inputs for one in shipped.of_type(ALARM) if one.inputs["metricName"] == "UnpricedInstances"

@@ -72,12 +72,18 @@ def page(summary: Summary, stack: str, changes: Sequence[Change] = ()) -> str:
         plots += [bar_plot("by owner", summary.by_owner, summary.currency)]
     return PAGE.substitute(
         title=html.escape(f"GPU fleet {stack}: what {summary.month.name} saved"),
-        total=html.escape(f"{summary.total:,.2f} {summary.currency}") if summary.savings else "Nothing",
+        total=html.escape(_total(summary)) if summary.savings else "Nothing",
         note=html.escape(_note(summary)),
         plots="\n".join(f"<figure>{plot}</figure>" for plot in plots),
         rows="\n".join(_rows(summary)),
         changes=_changes(changes),
     )
+
+
+def _total(summary: Summary) -> str:
+    """What was saved: at least that, where a price was unknown."""
+    at_least = "At least " if summary.unpriced else ""
+    return f"{at_least}{summary.total:,.2f} {summary.currency}"
 
 
 def _changes(changes: Sequence[Change]) -> str:
