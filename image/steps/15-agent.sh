@@ -4,15 +4,20 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
-home=$ROOT/opt/gpu-fleet
+home=$ROOT/opt/gpu-fleet laid=$ROOT/opt/gpu-fleet/payload.laid
 mkdir -p "$home"
-for tree in python:lib vendor:vendor; do
-    rm -rf "${home:?}/${tree#*:}"
-    cp -r --no-preserve=ownership "$PAYLOAD/${tree%:*}" "$home/${tree#*:}"
-done
-if [ -z "$BOOTSTRAP" ]; then
-    # on all processors; with a hash that nobody checks, so that no instance reads the sources at boot
-    python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "$home/lib" "$home/vendor"
+# a second try of the same payload takes no module from under a running agent
+if ! cmp --quiet "$PAYLOAD/payload.sha256" "$laid"; then
+    rm -f "$laid"
+    for tree in python:lib vendor:vendor; do
+        rm -rf "${home:?}/${tree#*:}"
+        cp -r --no-preserve=ownership "$PAYLOAD/${tree%:*}" "$home/${tree#*:}"
+    done
+    if [ -z "$BOOTSTRAP" ]; then
+        # on all processors; with a hash that nobody checks, so that no instance reads the sources at boot
+        python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "$home/lib" "$home/vendor"
+    fi
+    cp --no-preserve=ownership "$PAYLOAD/payload.sha256" "$laid"
 fi
 if [ "$TARGET" = oci ]; then
     exit 0

@@ -10,6 +10,7 @@ import pytest
 
 from image import build_requirements
 from image.errors import RequirementError
+from stacks.payload import user_data
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
 
@@ -91,6 +92,24 @@ def test_systemd_accepts_the_unit(machine, unit):
 
     assert checked.returncode == 0, checked.stderr
     assert checked.stderr == ""
+
+
+def test_systemd_accepts_the_unit_of_the_user_data(machine, tmp_path):
+    root = tmp_path / "root"
+    shutil.copytree(machine, root)
+    program = root / user_data.PROGRAM.lstrip("/")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.touch()
+    (root / "etc/systemd/system" / user_data.UNIT).write_text(user_data.UNIT_TEXT)
+
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={root}", user_data.UNIT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_systemd_refuses_a_unit_with_a_typo(machine, tmp_path):

@@ -83,6 +83,16 @@ def test_the_instance_gets_agent_packages_and_trainer(cloud, text, tmp_path):
     assert (root / "opt/gpu-fleet/lib/training/train.py").is_file()
 
 
+def test_a_second_try_takes_no_module_from_under_a_running_agent(cloud, text, tmp_path):
+    root = tmp_path / "root"
+    boot(cloud, text, root)
+    before = (root / "opt/gpu-fleet/lib/image").stat().st_ino
+
+    first_boot.boot(text, root, cloud.environment, tmp_path / "again.log")
+
+    assert (root / "opt/gpu-fleet/lib/image").stat().st_ino == before
+
+
 def test_without_the_agent_in_the_payload_the_chain_breaks(cloud, text, tmp_path, monkeypatch):
     payload = built.built("aws")
     shutil.copyfile(payload.path, tmp_path / "whole.tar.gz")
