@@ -12,8 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from image.reaper import policy as policies
 from stacks import instance_file, stack_files
 from stacks.alicloud import firewall
+from stacks.alicloud.storage import bucket_name
 from stacks.payload import user_data
 from stacks.rehearsal import sdk
 from tests.stacks import alicloud_programs as programs
@@ -421,6 +423,18 @@ def test_a_functions_archive_carries_its_modules_and_its_policy(found):
     assert policy["cloud"] == "alicloud"
     assert set(policy["pools"]) == {pool.name for pool in settings_of(found).pools}
     assert "image/reaper/__init__.py" in archive.namelist()
+
+
+def test_people_find_the_policy_of_the_sweep_under_the_stacks_own_key(found):
+    (stored,) = inputs(found, "alicloud:oss/bucketObject:BucketObject", name="-reaper-policy")
+    (records,) = inputs(found, "alicloud:oss/bucket:Bucket", name="-records")
+
+    assert (stored["key"], stored["acl"]) == ("reaper/policy.json", "private")
+    assert stored["bucket"] == bucket_name(settings_of(found), "records")
+    assert stored["content"] == found.outputs["policy"]
+    assert policies.parse(stored["content"]).cloud == "alicloud"
+    assert stored["serverSideEncryption"] == "KMS"
+    assert stored["kmsKeyId"] == records["serverSideEncryptionRule"]["kmsMasterKeyId"]
 
 
 @given(st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from(["none", "one", "per_zone"]))

@@ -13,11 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from image.reaper import policy as policies
+from image.reaper.place import POLICY_KEY
 from stacks import reaper_bundle
 from stacks.aws.reaper import bundle, policy_document
 from stacks.aws.reaper_role import LICENCES, MARKS
 from stacks.aws.scaling import alarm_name
+from stacks.aws.storage import bucket_name
 from stacks.rehearsal.archives import archive_files, zip_bytes
+from stacks.rehearsal.records import Outcome
 from stacks.settings_reader import from_mapping
 from tests.stacks import examples
 
@@ -98,6 +101,21 @@ def test_one_sweep_at_a_time_without_retries(shipped):
     assert function.inputs["architectures"] == ["arm64"]
     assert function.inputs["runtime"] == "python3.12"
     assert invocation.inputs["maximumRetryAttempts"] == 0
+
+
+def test_people_find_the_policy_of_the_sweep_under_the_stacks_own_key(shipped):
+    objects = shipped.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
+    (stored,) = [one for one in objects if one.name.endswith("-reaper-policy")]
+    text = stored.inputs["content"]
+
+    assert stored.outcome is Outcome.CREATED
+    assert stored.inputs["bucket"] == bucket_name(shipped.settings, "records")
+    assert stored.inputs["key"] == POLICY_KEY
+    assert text == archive_files(bundle(shipped.settings))["policy.json"].decode()
+    assert text == shipped.rehearsed.outputs["policy"]
+    assert policies.parse(text).stack == shipped.settings.name
+    assert stored.inputs["serverSideEncryption"] == "aws:kms"
+    assert stored.inputs["kmsKeyId"] == shipped.rehearsed.outputs["key_arn"]
 
 
 def test_the_schedule_follows_the_settings(shipped):

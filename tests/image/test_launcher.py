@@ -1,0 +1,59 @@
+"""`gpu-fleet` on an instance: which Python runs which command."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from image.payload import PROJECT, PYTHON
+
+LAUNCHER = PROJECT / "image/rootfs/usr/local/bin/gpu-fleet"
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    """An instance's /opt/gpu-fleet, whose two Pythons say who they are and what they run."""
+    for name in ("system/python3", "opt/venv/bin/python"):
+        program = tmp_path / name
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/sh\necho {name.split("/")[0]} "$@"\n')
+        program.chmod(0o755)
+    return tmp_path
+
+
+def run(home: Path, *arguments: str) -> str:
+    """The launcher with its two places moved below ``home``."""
+    text = LAUNCHER.read_text()
+    assert "/opt/gpu-fleet" in text
+    assert "/usr/bin/python3" in text
+    moved = home / "gpu-fleet"
+    moved.write_text(
+        text.replace("/opt/gpu-fleet", f"{home}/opt").replace("/usr/bin/python3", f"{home}/system/python3")
+    )
+    return subprocess.run(
+        ["sh", "-eu", moved, *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["keep", "2d", "--reason", "a b"], []])
+def test_commands_run_with_the_instances_own_packages(arguments, home):
+    assert run(home, *arguments) == " ".join(
+        ["system", "-I", f"{home}/opt/bin/run", "image.console", *arguments]
+    )
+
+
+def test_the_trainer_runs_in_its_own_environment(home):
+    assert run(home, "train", "launch", "job.toml") == "opt -I -m image.console train launch job.toml"
+
+
+def test_without_that_environment_the_console_itself_says_what_is_missing(home):
+    (home / "opt/venv/bin/python").unlink()
+
+    assert run(home, "train") == f"system -I {home}/opt/bin/run image.console train"
+
+
+def test_the_payload_carries_console_and_trainer_and_the_agents_step_lays_the_launcher():
+    step = (PROJECT / "image/steps/15-agent.sh").read_text()
+
+    assert {"image/console", "training"} <= set(PYTHON)
+    assert "lay opt/gpu-fleet/bin usr/local/bin " in step
