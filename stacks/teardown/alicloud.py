@@ -37,6 +37,8 @@ UNPROTECTED_AT_ONCE = 20  # SetInstancesProtection
 TERMINATED_AT_ONCE = 100  # DeleteInstances
 COUNTED_PAGES = 20
 DELETING_THREADS = 16
+# Somebody deleted it beside Pulumi: error codes of OSS and NAS.
+ABSENT = ("NoSuchBucket", "InvalidFileSystem.NotFound")
 
 
 def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "AlicloudStack":
@@ -155,9 +157,15 @@ class AlicloudStack:
 
     def _store(self, one: Resource) -> Store:
         kind = state.kind_of(self._stack.name, one)
-        if one.type in state.FILE_SYSTEMS:
-            return Store(kind, one.urn, one.id, self._size(one.id), empty=False, protected=one.protected)
-        holds, empty = self._versions(one.id)
+        try:
+            if one.type in state.FILE_SYSTEMS:
+                holds, empty = self._size(one.id), False
+            else:
+                holds, empty = self._versions(one.id)
+        except CannotCheckError as error:
+            if not any(code in str(error) for code in ABSENT):
+                raise
+            holds, empty = "gone already", True
         return Store(kind, one.urn, one.id, holds, empty, one.protected)
 
     def _size(self, file_system: str) -> str:

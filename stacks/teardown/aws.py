@@ -32,6 +32,8 @@ COUNTED_PAGES = 20
 DELETED_AT_ONCE = 1000  # DeleteObjects
 UNPROTECTED_AT_ONCE = 50  # SetInstanceProtection
 NAMED_AT_ONCE = 50  # DescribeAutoScalingGroups
+# Somebody deleted it beside Pulumi: error codes of S3, EFS and FSx.
+ABSENT = ("NoSuchBucket", "FileSystemNotFound")
 
 
 def connect(stack: Stack, clients: Clients | None = None) -> "AwsStack":
@@ -111,9 +113,15 @@ class AwsStack:
 
     def _store(self, one: Resource) -> Store:
         kind = state.kind_of(self._stack.name, one)
-        if one.type in state.FILE_SYSTEMS:
-            return Store(kind, one.urn, one.id, self._size(one), empty=False, protected=one.protected)
-        holds, empty = self._versions(one.id)
+        try:
+            if one.type in state.FILE_SYSTEMS:
+                holds, empty = self._size(one), False
+            else:
+                holds, empty = self._versions(one.id)
+        except CannotCheckError as error:
+            if not any(code in str(error) for code in ABSENT):
+                raise
+            holds, empty = "gone already", True
         return Store(kind, one.urn, one.id, holds, empty, one.protected)
 
     def _size(self, one: Resource) -> str:
@@ -167,7 +175,12 @@ class AwsStack:
                 yield Remnant("backup", backup["BackupId"])
 
     def drain(self, group: Resource) -> None:
-        """Size zero, and no instance protected any more: the group then ends each of them by its hook."""
+        """Size zero, and no instance protected any more: the group then ends each of them by its hook.
+
+        A group that somebody deleted beside Pulumi is empty.
+        """
+        if not list(self._groups([group.id])):
+            return
         self._unprotect(group.id)
         self._aws.ask(
             "autoscaling",

@@ -10,11 +10,14 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
+from stacks import stack_files
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.teardown import command
+from stacks.teardown.aws import connect
 from stacks.teardown.command import destroy
+from stacks.teardown.state import Resource
 from tests.stacks import pulumi_stand_in
 
 REGION = "us-east-1"
@@ -278,3 +281,15 @@ def test_a_state_of_an_older_release_keeps_its_data_too(dev):
     assert done.exit_code == 0, done.output
     assert dev.key_state() == "Enabled"
     assert dev.client("s3").get_public_access_block(Bucket=dev.buckets["checkpoints"])
+
+
+def test_what_somebody_deleted_beside_pulumi_is_no_obstacle(dev):
+    (group, *_) = dev.rehearsed.of_type("aws:autoscaling/group:Group")
+    dev.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=group.id, ForceDelete=True)
+    dev.client("s3").delete_bucket(Bucket=dev.buckets["data"])
+
+    done = dev.run("--dry-run")
+    connect(stack_files.settings_of("aws-dev")).drain(Resource(group.urn, group.type, group.id))
+
+    assert done.exit_code == 0, done.output
+    assert f"delete    data: {dev.buckets['data']}, empty" in done.output
