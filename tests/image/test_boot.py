@@ -3,6 +3,7 @@
 import json
 import tomllib
 import urllib.parse
+from dataclasses import replace
 
 import boto3
 import pytest
@@ -12,6 +13,7 @@ from image.reaper import metrics
 from stacks import stack_files
 from stacks.rehearsal.metadata import metadata_service
 from stacks.rehearsal.moto_server import moto_server
+from stacks.settings import ImageMode
 from tests.image.declared import instance_file_of, user_data
 from tests.image.virtual_machine import VirtualMachine
 
@@ -43,8 +45,10 @@ progress = false
 
 @pytest.fixture(scope="module")
 def declared():
-    """The text that cloud-init reads on a machine of the pool."""
-    templates = user_data(stack_files.settings_of(STACK))
+    """The text that cloud-init reads on a machine of the pool, whose image is the one that was baked."""
+    settings = stack_files.settings_of(STACK)
+    image = replace(settings.image, mode=ImageMode.BAKED, bundled=True)
+    templates = user_data(replace(settings, image=image))
     return next(text for name, text in templates.items() if f"-{POOL}-" in name)
 
 
