@@ -81,3 +81,30 @@ def role_statements(rehearsed: Rehearsed, role: str) -> list[dict[str, Any]]:
     """What a role may do."""
     (policy,) = [one for one in rehearsed.of_type("alicloud:ram/policy:Policy") if one.name.endswith(role)]
     return statements(policy.inputs["policyDocument"])
+
+
+NETWORK = {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d", "cn-shenzhen-e"]}
+STORAGE = {"kms_instance_id": "kst-szh0000000000000000"}
+# The shapes that a stack of this cloud takes, each by itself.
+VARIANTS = {
+    "NAT-less": stack(network=NETWORK | {"nat": "none", "interface_endpoints": True}),
+    "eRDMA": stack(pools=[pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True)]),
+    "CPFS": stack(storage=STORAGE | {"home": True, "scratch_gib": 3600}),
+    "freeze with spot": stack(
+        budget={
+            "monthly": 40000,
+            "currency": "CNY",
+            "recipients": ["team@example.com"],
+            "allow_overcommit": True,
+            "on_exceeded": "freeze",
+        },
+        pools=[pool(), pool(name="train", market="spot", purpose="training", on_demand_base=1)],
+    ),
+    "image pipeline": stack(
+        image={
+            "id": "m-wz90000000000000000",
+            "base_id": "ubuntu_24_04_x64_20G_alibase_20260101.vhd",
+            "payload": "image/packages.toml",
+        }
+    ),
+}

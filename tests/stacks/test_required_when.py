@@ -1,0 +1,54 @@
+"""What is required only under a condition, held against all that the Alibaba Cloud programs register."""
+
+import pytest
+
+from tests.stacks.alicloud_programs import STACKS, VARIANTS, everything, register, shipped
+from tests.stacks.required_when import RULES
+
+PROGRAMS = {
+    **{name: lambda name=name: shipped(name) for name in STACKS},
+    **{name: lambda settings=settings: register(settings) for name, settings in VARIANTS.items()},
+    "everything": everything,
+}
+
+
+def broken(rule, inputs):
+    return rule.when(inputs) and not rule.holds(inputs)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_program_breaks_a_documented_condition(program):
+    found = PROGRAMS[program]()
+
+    assert [
+        f"{one.name} ({one.type}): {rule.says}; see {rule.link}"
+        for rule in RULES
+        for one in found.of_type(rule.type)
+        if broken(rule, one.inputs)
+    ] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[f"{rule.type.split(':')[-1]}: {rule.says}" for rule in RULES])
+def test_every_condition_applies_to_something_that_is_registered(rule):
+    """A rule that applies to nothing holds nothing."""
+    found = everything().of_type(rule.type)
+
+    assert any(rule.when(one.inputs) for one in found)
+
+
+def rule_of(says):
+    (found,) = [rule for rule in RULES if says in rule.says]
+    return found
+
+
+def test_it_catches_the_endpoint_without_a_policy_that_once_came_up_nowhere():
+    endpoint = {"serviceName": "com.aliyun.cn-shenzhen.oss", "vpcId": "vpc-1"}
+
+    assert broken(rule_of("policy_document is required"), endpoint)
+
+
+@pytest.mark.parametrize("group", [{}, {"cloudMonitorGroupId": 0}])
+def test_it_catches_the_alarm_without_an_application_group(group):
+    alarm = {"metricType": "custom", "metricName": "GpuMemoryUsedPercent", **group}
+
+    assert broken(rule_of("GroupId is required"), alarm)
