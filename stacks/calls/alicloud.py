@@ -28,12 +28,14 @@ VERSIONS = {
     "kms": ("2016-01-20", "kms"),
     "nas": ("2017-06-26", "nas"),
     "quotas": ("2020-05-10", "quotas"),
+    "ram": ("2015-05-01", "ram"),
     "sts": ("2015-04-01", "sts"),
+    "vpc": ("2016-04-28", "vpc"),
 }
 # Product -> the first part of its host, where that is another: API reference of CloudMonitor, "Endpoints".
 HOSTS = {"cms": "metrics"}
 # One door for all regions of mainland China; every other product has one in each region.
-CENTRAL = {"quotas": "quotas.aliyuncs.com"}
+CENTRAL = {"quotas": "quotas.aliyuncs.com", "ram": "ram.aliyuncs.com"}
 # Regions that Auto Scaling serves from one place: www.alibabacloud.com/help/en/auto-scaling, "Endpoints".
 ESS_CENTRAL = frozenset(
     {

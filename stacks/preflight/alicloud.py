@@ -6,22 +6,27 @@ from stacks.calls.alicloud import Alicloud
 from stacks.preflight.alicloud_owned import account, owned
 from stacks.preflight.alicloud_quotas import quotas
 from stacks.preflight.alicloud_room import room
+from stacks.preflight.alicloud_services import Reachable, services
 from stacks.preflight.findings import Finding
 from stacks.settings import Stack
 
 
-def look(stack: Stack, cloud: Alicloud | None = None) -> Iterator[Finding]:
+def look(
+    stack: Stack, cloud: Alicloud | None = None, reachable: Reachable | None = None
+) -> Iterator[Finding]:
     """Every answer of Alibaba Cloud.
 
     Args:
         stack: the settings.
         cloud: whom to ask; by default with the credentials of the environment.
+        reachable: whether a host answers from here; by default by a connection.
 
     Raises:
         CannotCheckError: there are no credentials, or nobody answers.
     """
     asked = cloud or Alicloud(stack.region)
     yield account(stack, asked)
+    yield from services(stack, asked, reachable)
     yield from quotas(stack, asked)
     yield from room(stack, asked)
     yield from owned(stack, asked)

@@ -59,7 +59,8 @@ def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
     identifier = str(stack.storage.kms_instance_id)
     status = cloud.ask("kms", "GetKmsInstance", KmsInstanceId=identifier)["KmsInstance"]["Status"]
     if status == "Connected":
-        return Finding("KMS instance", Verdict.FINE, f"{identifier} is connected")
+        paid = "bought by hand and paid by subscription; its price is in no estimate here"
+        return Finding("KMS instance", Verdict.FINE, f"{identifier} is connected; {paid}")
     says = f"{identifier} is {status}: it makes no key"
     return Finding("KMS instance", Verdict.PROBLEM, says, "enable it in the KMS console, or name another")
 

@@ -346,4 +346,37 @@ RULES = (
         always,
         has("associateType"),
     ),
+    Rule(
+        "alicloud:ecs/eipAssociation:EipAssociation",
+        "instance_type is required where the instance is not of ECS",
+        f"{PROVIDER}eip_association#instance_type",
+        lambda inputs: not str(inputs["instanceId"]).startswith("i-"),
+        has("instanceType"),
+    ),
+    Rule(
+        "alicloud:vpc/switch:Switch",
+        "cidr_block and vpc_id are required if is_default is not set",
+        f"{PROVIDER}vswitch#cidr_block",
+        none_of("isDefault"),
+        has("cidrBlock", "vpcId", "zoneId"),
+    ),
+)
+
+# Types whose argument references name no such condition for what is declared here.
+UNCONDITIONAL = frozenset(
+    {
+        *("alicloud:cms/alarmContact:AlarmContact", "alicloud:cms/alarmContactGroup:AlarmContactGroup"),
+        *("alicloud:cms/monitorGroup:MonitorGroup", "alicloud:ecs/ecsImageComponent:EcsImageComponent"),
+        *("alicloud:ecs/imageImport:ImageImport", "alicloud:ecs/securityGroup:SecurityGroup"),
+        *("alicloud:ess/lifecycleHook:LifecycleHook", "alicloud:ess/suspendProcess:SuspendProcess"),
+        *("alicloud:fc/v3ConcurrencyConfig:V3ConcurrencyConfig", "alicloud:fc/v3Trigger:V3Trigger"),
+        *("alicloud:kms/alias:Alias", "alicloud:log/project:Project", "alicloud:nas/accessGroup:AccessGroup"),
+        *("alicloud:nas/accessRule:AccessRule", "alicloud:oss/bucketAcl:BucketAcl"),
+        *("alicloud:oss/bucketPolicy:BucketPolicy", "alicloud:ram/policy:Policy", "alicloud:ram/role:Role"),
+        "alicloud:oss/bucketPublicAccessBlock:BucketPublicAccessBlock",
+        "alicloud:privatelink/vpcEndpointZone:VpcEndpointZone",
+        *("alicloud:ram/rolePolicyAttachment:RolePolicyAttachment", "alicloud:vpc/flowLog:FlowLog"),
+        *("alicloud:vpc/network:Network", "alicloud:vpc/routeEntry:RouteEntry"),
+        "alicloud:vpc/routeTableAttachment:RouteTableAttachment",
+    }
 )

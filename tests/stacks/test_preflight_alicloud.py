@@ -103,6 +103,8 @@ def advice(rate: str) -> dict[str, Any]:
 def account(**changes: Any) -> Account:
     """An account with room for anything, with some answers replaced."""
     answers: dict[str, Any] = {
+        "GetRole": {"Role": {"RoleName": "a role"}},
+        "GetFlowLogServiceStatus": {"Enabled": True},
         "GetCallerIdentity": {"AccountId": ID, "Arn": f"acs:ram::{ID}:user/test"},
         "DescribeAccountAttributes": limits(10_000),
         "ListProductQuotas": center(20, 3),
@@ -115,9 +117,9 @@ def account(**changes: Any) -> Account:
     return Account(answers | changes)
 
 
-def look(settings: Stack, cloud: Account) -> dict[str, Finding]:
+def look(settings: Stack, cloud: Account, reachable=lambda host: True) -> dict[str, Finding]:
     with serving(cloud) as asked:
-        return {finding.subject: finding for finding in alicloud.look(settings, asked)}
+        return {finding.subject: finding for finding in alicloud.look(settings, asked, reachable)}
 
 
 def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed():
@@ -125,9 +127,14 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
 
     found = look(stack(), cloud)
 
+    assert found.pop("activation").verdict is Verdict.NOTE, "no call tells"
     assert {finding.verdict for finding in found.values()} == {Verdict.FINE}
     assert list(found) == [
         "account",
+        "role AliyunServiceRoleForAutoScaling",
+        "role AliyunECSDiskEncryptDefaultRole",
+        "flow logs",
+        "OSS from here",
         "vCPUs for dev, postpaid",
         "elastic addresses",
         "VPCs",
@@ -340,3 +347,73 @@ def test_without_credentials_one_line_says_how_to_log_in(monkeypatch):
 
     assert done.exit_code == 3
     assert "no credentials; set ALIBABA_CLOUD_ACCESS_KEY_ID and " in " ".join(done.output.split())
+
+
+# what an account must have opened
+
+
+def without_role(name):
+    def answer(asked):
+        return (
+            Refusal("EntityNotExist.Role", "no such role")
+            if asked["RoleName"] == name
+            else {"Role": {}} | {"RequestId": "r"}
+        )
+
+    return answer
+
+
+def test_a_missing_service_linked_role_is_told_with_the_command_that_makes_it():
+    name = "AliyunServiceRoleForAutoScaling"
+
+    told = look(stack(), account(GetRole=without_role(name)))[f"role {name}"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says == "is missing: Auto Scaling makes no group"
+    assert told.remedy == "aliyun resourcemanager CreateServiceLinkedRole --ServiceName ess.aliyuncs.com"
+
+
+def test_flow_logs_that_nobody_activated_are_told_with_the_command():
+    told = look(stack(), account(GetFlowLogServiceStatus={"Enabled": False}))["flow logs"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.remedy == "aliyun vpc OpenFlowLogService --RegionId cn-shenzhen"
+
+
+def test_a_role_that_may_not_be_looked_at_hides_nothing_else():
+    found = look(stack(), account(GetRole=Refusal()))
+
+    assert found["role AliyunServiceRoleForAutoScaling"].verdict is Verdict.UNCHECKED
+    assert found["flow logs"].verdict is Verdict.FINE
+
+
+def test_an_imported_disk_needs_the_role_that_reads_it():
+    image = {"id": "m-wz90000000000000000", "disk": "image/versions.toml"}
+
+    assert "role AliyunECSImageImportDefaultRole" in look(stack(image=image), account())
+
+
+INNER, PUBLIC = "oss-cn-shenzhen-internal.aliyuncs.com", "oss-cn-shenzhen.aliyuncs.com"
+
+
+@pytest.mark.parametrize(
+    ("answering", "verdict", "says"),
+    [
+        ({INNER, PUBLIC}, Verdict.FINE, f"the inner endpoint {INNER} answers"),
+        ({PUBLIC}, Verdict.NOTE, f"{PUBLIC} answers, but new accounts may not move objects"),
+        (set(), Verdict.PROBLEM, f"neither {PUBLIC} nor {INNER} answers"),
+    ],
+)
+def test_the_way_to_oss_is_told_before_anything_is_uploaded(answering, verdict, says):
+    told = look(stack(), account(), answering.__contains__)["OSS from here"]
+
+    assert told.verdict is verdict
+    assert told.says.startswith(says)
+    assert "OSS_ENDPOINT=https://oss-cn-shenzhen-internal.aliyuncs.com" in told.remedy
+
+
+def test_privatelink_is_named_where_the_stack_wants_it():
+    private = {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d"], "interface_endpoints": True}
+
+    assert "PrivateLink" in look(stack(network=private), account())["activation"].remedy
+    assert "PrivateLink" not in look(stack(), account())["activation"].remedy

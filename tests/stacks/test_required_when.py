@@ -3,7 +3,7 @@
 import pytest
 
 from tests.stacks.alicloud_programs import STACKS, VARIANTS, everything, register, shipped
-from tests.stacks.required_when import RULES
+from tests.stacks.required_when import RULES, UNCONDITIONAL
 
 PROGRAMS = {
     **{name: lambda name=name: shipped(name) for name in STACKS},
@@ -34,6 +34,15 @@ def test_every_condition_applies_to_something_that_is_registered(rule):
     found = everything().of_type(rule.type)
 
     assert any(rule.when(one.inputs) for one in found)
+
+
+def test_every_registered_type_was_looked_up():
+    """A type that comes to a program must be read about: has it a condition, or none?"""
+    registered = {one.type for make in PROGRAMS.values() for one in make().resources}
+    ruled = {rule.type for rule in RULES}
+
+    assert sorted(registered - ruled - UNCONDITIONAL) == []
+    assert sorted(ruled & UNCONDITIONAL) == []
 
 
 def rule_of(says):
