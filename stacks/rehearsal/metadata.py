@@ -1,6 +1,7 @@
-"""A small instance metadata service: the IMDSv2 paths that agent and trainer ask, on loopback.
+"""A small instance metadata service with session tokens, on loopback.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-v2-how-it-works.html
+https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
 """
 
 import json
@@ -18,6 +19,7 @@ SPOT_ACTION = "/latest/meta-data/spot/instance-action"
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 NOTICE = timedelta(minutes=2)
 ROLE_KEYS = "/latest/meta-data/iam/security-credentials/"
+TOKEN_HEADERS = {"aws": "X-aws-ec2-metadata-token", "alicloud": "X-aliyun-ecs-metadata-token"}
 
 
 class MetadataService:
@@ -60,21 +62,24 @@ class MetadataService:
 
 
 @contextmanager
-def metadata_service() -> Iterator[MetadataService]:
-    """Serve on a free port until the block ends."""
+def metadata_service(cloud: str = "aws") -> Iterator[MetadataService]:
+    """Serve on a free port until the block ends.
+
+    Args:
+        cloud: whose headers carry the tokens.
+    """
+    header = TOKEN_HEADERS[cloud]
     service: MetadataService
 
     class Handler(BaseHTTPRequestHandler):
         """Answers with a token only, as ``http_tokens=required`` has it."""
 
         def do_PUT(self) -> None:
-            known = self.path == "/latest/api/token" and self.headers.get(
-                "X-aws-ec2-metadata-token-ttl-seconds"
-            )
+            known = self.path == "/latest/api/token" and self.headers.get(f"{header}-ttl-seconds")
             self._answer(200 if known else 400, service.token if known else "")
 
         def do_GET(self) -> None:
-            if self.headers.get("X-aws-ec2-metadata-token") != service.token:
+            if self.headers.get(header) != service.token:
                 self._answer(401, "")
                 return
             service.asked.append(self.path)

@@ -6,6 +6,7 @@ import pytest
 
 from image import bake, build, build_requirements, payload
 from image.errors import RequirementError
+from tests.image import plain_disk
 from tests.image.progress import tell
 
 # A root file system, a disk and an archive made of it, and what a boot writes.
@@ -47,6 +48,12 @@ def root(baked):
 def disk(files, baked):
     """The folder with disk, kernel and initrd."""
     return build.qemu(files, build.OUTPUT, tell).folder
+
+
+@pytest.fixture(scope="session")
+def plain(bakeable):
+    """A plain Debian's disk, with nothing of ours."""
+    return plain_disk.made(build.OUTPUT, tell)
 
 
 @pytest.fixture(scope="session")

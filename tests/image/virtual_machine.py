@@ -13,13 +13,31 @@ from pathlib import Path
 # The shell is asked for on the kernel's command line; the image itself has no such door.
 # An emulated serial port is slow: the kernel says what is wrong there, systemd what it starts.
 CONSOLE = "console=ttyS0 quiet systemd.show_status=yes systemd.debug_shell=ttyS1"
-# The machine's network leads nowhere but to the services a test names: service -> its address in there.
-NETWORK = "user,id=network,restrict=on"
 SERVICE_ADDRESSES = ("10.0.2.100", "10.0.2.101")
 MEMORY_MIB = 3072
 SCRATCH_DISKS = 2
 # EC2's own controllers call themselves so; QEMU lets a test choose the serial, at most 20 characters.
 SCRATCH_SERIAL = "Instance_Storage_{}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the machine can reach: nothing but what stands here.
+
+    Attributes:
+        subnet: its own, ``ADDRESS/BITS``, in which every reachable address must lie; empty for QEMU's.
+        forwards: (address, port) as the machine sees it -> a port on this machine's loopback.
+    """
+
+    subnet: str = ""
+    forwards: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def option(self) -> str:
+        """For ``-netdev``; each connection gets a process of its own."""
+        parts = ["user", "id=network", "restrict=on", *([f"net={self.subnet}"] if self.subnet else [])]
+        for (address, port), local in self.forwards.items():
+            parts.append(f"guestfwd=tcp:{address}:{port}-cmd:socat - TCP4\\:127.0.0.1\\:{local}")
+        return ",".join(parts)
 
 
 class MachineError(AssertionError):
@@ -33,16 +51,21 @@ class VirtualMachine:
     Attributes:
         disk: folder with ``disk.raw``, ``vmlinuz`` and ``initrd.img``.
         folder: where seed, overlay and console log go.
-        user_data: for cloud-init's NoCloud source.
+        user_data: for cloud-init's NoCloud source; None where cloud-init asks the metadata service.
         services: environment variable -> port on this machine's loopback. Each service on the virtual
             machine finds the variable set to a URL that leads to that port.
+        environment: variables that each service finds beside those.
+        network: what else it can reach.
+        firmware: fields of its system information (SMBIOS type 1), by which cloud-init knows a cloud.
     """
 
     disk: Path
     folder: Path
-    user_data: str
-    services: dict[str, int]
+    user_data: str | None
+    services: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    network: Network = field(default_factory=Network)
+    firmware: dict[str, str] = field(default_factory=dict)
     _process: subprocess.Popen | None = field(default=None, init=False)
     _shell: socket.socket | None = field(default=None, init=False)
     _unread: bytes = field(default=b"", init=False)
@@ -126,10 +149,9 @@ class VirtualMachine:
         return seen + end
 
     def _command(self) -> list[str]:
-        network = NETWORK
-        environment = dict(self.environment)
+        environment, forwards = dict(self.environment), dict(self.network.forwards)
         for address, (variable, port) in zip(SERVICE_ADDRESSES, self.services.items(), strict=False):
-            network += f",guestfwd=tcp:{address}:80-cmd:socat - TCP4\\:127.0.0.1\\:{port}"
+            forwards[address, 80] = port
             environment[variable] = f"http://{address}"
         variables = [f"systemd.setenv={name}={value}" for name, value in environment.items()]
         command = [
@@ -138,12 +160,21 @@ class VirtualMachine:
             *("-kernel", str(self.disk / "vmlinuz"), "-initrd", str(self.disk / "initrd.img")),
             *("-append", " ".join([f"root=/dev/vda rw {CONSOLE}", *variables])),
             *("-drive", f"file={self._overlay()},if=virtio,format=qcow2,cache=unsafe"),
-            *("-drive", f"file={self._seed()},if=virtio,format=raw,readonly=on"),
-            *("-netdev", network, "-device", "virtio-net-pci,netdev=network"),
+            *(
+                "-netdev",
+                Network(self.network.subnet, forwards).option(),
+                "-device",
+                "virtio-net-pci,netdev=network",
+            ),
             *("-device", "virtio-rng-pci"),
             *("-serial", f"file:{self.folder / 'console.log'}"),
             *("-serial", f"unix:{self.folder / 'shell'},server=on,wait=off"),
         ]
+        if self.user_data is not None:
+            command += ["-drive", f"file={self._seed(self.user_data)},if=virtio,format=raw,readonly=on"]
+        if self.firmware:
+            known = "".join(f",{key}={value}" for key, value in self.firmware.items())
+            command += ["-smbios", f"type=1{known}"]
         for index in range(SCRATCH_DISKS):
             name = f"scratch{index}"
             with (self.folder / name).open("wb") as file:
@@ -158,8 +189,8 @@ class VirtualMachine:
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, str(overlay)], check=True)
         return overlay
 
-    def _seed(self) -> Path:
-        files = {"user-data": self.user_data, "meta-data": "instance-id: i-seed\nlocal-hostname: machine\n"}
+    def _seed(self, user_data: str) -> Path:
+        files = {"user-data": user_data, "meta-data": "instance-id: i-seed\nlocal-hostname: machine\n"}
         for name, content in files.items():
             (self.folder / name).write_text(content)
         seed = self.folder / "seed.iso"

@@ -1,0 +1,77 @@
+"""From the first line of the kernel to the first heartbeat: waited for, measured, written down."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.bench.__main__ import TARGET, merge
+from tests.image.virtual_machine import MachineError, VirtualMachine
+
+# What a hang looks like on two cores that others use too; the figure stands in build/bench.json.
+HANG_S = 1500.0
+GOAL_S = 180.0
+COMMAND = "python -m tests.bench first_boot"
+UNITS = ("gpu-fleet-bootstrap", "gpu-reaper", "cloud-final")
+
+
+@dataclass(frozen=True)
+class FirstHeartbeat:
+    """Seconds after the kernel's start.
+
+    Attributes:
+        heartbeat_s: when the cloud had the first heartbeat.
+        user_data_s: when cloud-init, in its last stage, began with the commands of the user data.
+    """
+
+    heartbeat_s: float
+    user_data_s: float
+
+
+def until_heartbeat(machine: VirtualMachine, heartbeats: Callable[[], Sequence[Any]]) -> FirstHeartbeat:
+    """Wait for the first heartbeat of a machine that has just been started.
+
+    Args:
+        machine: it.
+        heartbeats: those that the cloud has, with their ``timestamp``.
+
+    Raises:
+        MachineError: there is none in time; with what the machine's journal says.
+    """
+    machine.connect(HANG_S)
+    wait_until(lambda: bool(heartbeats()), machine, HANG_S)
+    uptime_s = float(machine.run("cat /proc/uptime").split()[0])
+    started_at = datetime.now(UTC) - timedelta(seconds=uptime_s)
+    began = machine.run("systemctl show cloud-final --value --property=ExecMainStartTimestampMonotonic")
+    heartbeat_s = (heartbeats()[0].timestamp - started_at).total_seconds()
+    return FirstHeartbeat(heartbeat_s, int(began) / 1e6)
+
+
+def wait_until(done: Callable[[], bool], machine: VirtualMachine, timeout_s: float = HANG_S) -> None:
+    """Ask again and again; what the machine's journal says is in the error."""
+    until = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() > until:
+            units = " ".join(f"--unit={unit}" for unit in UNITS)
+            raise MachineError(machine.attempt(f"journalctl --no-pager --lines=80 {units}", 120)[1])
+        time.sleep(1)
+
+
+def entries(found: FirstHeartbeat, name: str = "bootstrap_first_heartbeat_s") -> dict[str, dict[str, Any]]:
+    """The figure for ``bench.json``, beside what cloud-init alone took."""
+    return {
+        name: {
+            "value": round(found.heartbeat_s, 1),
+            "unit": "s",
+            "peer": round(found.user_data_s, 1),
+            "ratio": round(found.heartbeat_s / found.user_data_s, 3),
+            "goal": f"<= {GOAL_S:g} s",
+            "command": COMMAND,
+        }
+    }
+
+
+def record(found: FirstHeartbeat, name: str = "bootstrap_first_heartbeat_s") -> None:
+    """Write the figure into ``build/bench.json``."""
+    merge(TARGET, entries(found, name))

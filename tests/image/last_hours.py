@@ -1,0 +1,87 @@
+"""An instance's last hours, alike on both clouds: idle, marked, saved, terminated by the sweep's function."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from image.reaper.model import TAG_REAP_AFTER
+from stacks.settings import Pool
+from tests.image import first_boot
+from tests.image.virtual_machine import VirtualMachine
+
+KEPT_FILE, KEPT = "notes.txt", "notes of somebody"
+SLACK = timedelta(minutes=10)
+
+
+class Account(Protocol):
+    """What stands in for a cloud: ``aws.Aws``, ``alicloud.Alicloud``."""
+
+    def heartbeats(self) -> list[Any]:
+        """Every ``SecondsSinceActivity`` of the instance, oldest first."""
+
+    def tags(self) -> dict[str, str]:
+        """The instance's tags."""
+
+    def state(self) -> str:
+        """What the cloud says of the instance."""
+
+    def saved(self, name: str) -> bytes:
+        """A file of ``/scratch/keep`` as it lies in the data bucket."""
+
+    def acknowledged(self) -> bool:
+        """Whether the agent has said that everything is saved for the mark."""
+
+    def sweep(self) -> dict[str, Any]:
+        """Run the function once; its answer with each verdict."""
+
+    def pass_hours(self, machine: VirtualMachine, passed: timedelta) -> None:
+        """Let hours go by in which nothing happens."""
+
+
+@dataclass(frozen=True)
+class LastHours:
+    """What came of them.
+
+    Attributes:
+        marking, waiting, ending: what each sweep of the function answered.
+        reap_after: the mark's tag after the first.
+        saved: what the bucket had before the last one.
+        state: of the instance after it.
+    """
+
+    marking: Mapping[str, Any]
+    reap_after: str
+    waiting: Mapping[str, Any]
+    saved: str
+    ending: Mapping[str, Any]
+    state: str
+
+
+def lived(account: Account, machine: VirtualMachine, pool: Pool) -> LastHours:
+    """Leave a file to keep, let the pool's idle time pass, sweep, sweep again, let the grace pass, sweep."""
+    machine.run(f"mkdir -p /scratch/keep && echo '{KEPT}' > /scratch/keep/{KEPT_FILE}")
+    # what is left of the recipe wants Debian's archive and PyPI, which are not there, and tries for minutes
+    machine.run("systemctl stop gpu-fleet-bootstrap", 120)
+    _until_idle(account, machine)
+    account.pass_hours(machine, timedelta(hours=pool.idle.after_hours) + SLACK)
+    _until_idle(account, machine)
+    marking = account.sweep()
+    reap_after = account.tags().get(TAG_REAP_AFTER, "")
+    waiting = account.sweep()
+    account.pass_hours(machine, timedelta(minutes=pool.idle.grace_minutes) + SLACK)
+    first_boot.wait_until(account.acknowledged, machine)
+    saved = account.saved(KEPT_FILE).decode().strip()
+    ending = account.sweep()
+    return LastHours(marking, reap_after, waiting, saved, ending, account.state())
+
+
+def verdict_of(answer: Mapping[str, Any], instance_id: str) -> str:
+    """What a sweep said of one instance."""
+    return next(str(one["verdict"]) for one in answer["verdicts"] if one["instance_id"] == instance_id)
+
+
+def _until_idle(account: Account, machine: VirtualMachine) -> None:
+    """Until the agent has said of a minute of its own that nothing worked in it."""
+    known = len(account.heartbeats())
+    first_boot.wait_until(lambda: any(one.value > 0 for one in account.heartbeats()[known:]), machine)

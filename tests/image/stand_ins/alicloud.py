@@ -1,0 +1,335 @@
+"""Alibaba Cloud around one virtual machine: the stack as it was registered, the API's actions, OSS by moto.
+
+The same names as ``aws.py``. Debian 12's cloud-init knows no session tokens of this cloud's metadata service,
+so the user data comes by its NoCloud source; agent and bootstrap ask the service themselves.
+"""
+
+import base64
+import json
+import subprocess
+import sys
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import boto3
+
+from image.reaper.alicloud import oss, session
+from image.reaper.alicloud.connect import ACCOUNT_ID
+from image.reaper.alicloud.metrics import metric_name
+from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from image.reaper.times import format_time, parse_time
+from stacks.rehearsal.metadata import MetadataService, metadata_service
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed, run_program
+from tests.image.plain_disk import PlainDisk
+from tests.image.stand_ins import hours
+from tests.image.stand_ins.aws import saved_in
+from tests.image.stand_ins.ec2_metadata import LATEST, Tree
+from tests.image.stand_ins.hours import Heartbeat
+from tests.image.stand_ins.https_front import Forward, Front, RefusedError, Request, https_front
+from tests.image.stand_ins.signatures import Keys, SignatureError, check
+from tests.image.virtual_machine import Network, VirtualMachine
+from tests.reaper.alicloud_server import ENVIRON, SECRET, serving
+from tests.reaper.alicloud_world import Actions, _point
+from tests.reaper.world import Machine, World
+
+STACK, POOL, REGION = "alicloud-dev", "spot", "cn-shenzhen"
+SUBNET, FRONT, METADATA = "100.100.100.0/24", "100.100.100.100", "100.100.100.200"
+# Inside a VPC: the names that the reaper's own list has, written out.
+SERVICES = ("ecs-vpc", "ess-vpc", "metrics-vpc")
+OSS = f"s3.oss-{REGION}-internal.aliyuncs.com"
+KEYS = Keys("STS.boot-test", SECRET, "token-of-the-role")
+TEMPLATE = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
+OBJECT = "alicloud:oss/bucketObject:BucketObject"
+FUNCTION = "alicloud:fc/v3Function:V3Function"
+# What Function Compute does: a fresh interpreter, the archive's folder, one event.
+CALL = """
+import sys, types
+folder = sys.argv[1]
+sys.path.insert(0, folder)
+import index
+context = types.SimpleNamespace(request_id="boot-test", function=types.SimpleNamespace(timeout=300))
+print(index.handler(b"{}", context))
+"""
+
+
+class LiveWorld(World):
+    """A world whose time is the real one, and in which only real agents say anything."""
+
+    @property
+    def now(self) -> datetime:
+        """The time."""
+        return datetime.now(UTC)
+
+    @now.setter
+    def now(self, _: datetime) -> None:
+        """Time passes by itself."""
+
+    def before(self, operation: str) -> None:
+        """Nothing happens before a call but the call."""
+        del operation
+
+
+class LiveActions(Actions):
+    """The API's actions, with metrics that are what was published.
+
+    Attributes:
+        metrics: (metric, instance) -> (when, value) in order.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.metrics: dict[tuple[str, str], list[tuple[datetime, float]]] = defaultdict(list)
+
+    def put_custom_metric(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """Keep an instance's numbers by their time of receipt; the sweep's own are summed up."""
+        for one in ask["MetricList"]:
+            value = float(json.loads(one["Values"])["value"])
+            instance = json.loads(one["Dimensions"]).get("InstanceId")
+            if instance is None:
+                self.world.published[one["MetricName"]] += value
+            else:
+                self.metrics[one["MetricName"], instance].append((self.world.now, value))
+        return {"Code": "200"}
+
+    def describe_metric_last(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """The newest of each instance."""
+        newest = {
+            instance: points[-1]
+            for (name, instance), points in self.metrics.items()
+            if name == ask["MetricName"] and points
+        }
+        return self._points([_point(key, at, value) for key, (at, value) in newest.items()], ask)
+
+    def describe_scaling_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """The first page where none is asked for."""
+        return super().describe_scaling_instances({"PageNumber": "1"} | ask)
+
+    def _minima(self, key: str, ask: dict[str, Any]) -> list[tuple[datetime, float]]:
+        start, end = (datetime.fromtimestamp(int(ask[name]) / 1000, UTC) for name in ("StartTime", "EndTime"))
+        period_s = int(ask["Period"])
+        minima: dict[int, float] = {}
+        for at, value in self.metrics[ask["MetricName"], key]:
+            if start < at <= end:
+                slot = int(at.timestamp() // period_s)
+                minima[slot] = min(value, minima.get(slot, value))
+        return [
+            (datetime.fromtimestamp(slot * period_s, UTC), value) for slot, value in sorted(minima.items())
+        ]
+
+
+@dataclass
+class Alicloud:
+    """The account, and the one instance that runs in it.
+
+    Attributes:
+        rehearsed: what the stack registered.
+        metadata: what the instance is told.
+        front: the endpoints as the instance sees them.
+        actions: the API.
+        instance: the instance.
+        user_data: as the launch template has it, decoded.
+        function: folder of the sweep's function, unpacked from the archive that the stack registered.
+        environment: what leads a person or the function to this cloud.
+    """
+
+    rehearsed: Rehearsed
+    metadata: MetadataService
+    front: Front
+    actions: LiveActions
+    instance: Machine
+    user_data: str
+    function: Path
+    environment: dict[str, str]
+    s3: Any
+    hosts: tuple[str, ...] = field(default_factory=tuple)
+
+    def machine(self, disk: PlainDisk, folder: Path, more: Mapping[str, str | bytes]) -> VirtualMachine:
+        """A virtual machine with a copy of the disk, in this account's network; as on AWS."""
+        hosts = "".join(f"{FRONT} {name}\n" for name in self.hosts)
+        files = {
+            "/etc/hosts": f"127.0.0.1 localhost\n{hosts}",
+            "/etc/ssl/certs/ca-certificates.crt": disk.certificates + self.front.authority,
+        }
+        forwards = {
+            (METADATA, 80): urlsplit(self.metadata.endpoint).port or 0,
+            (FRONT, 443): self.front.port,
+        }
+        return VirtualMachine(
+            disk.with_files(folder / "disk", files | dict(more)),
+            folder / "machine",
+            user_data=self.user_data,
+            network=Network(SUBNET, forwards),
+        )
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """Every ``SecondsSinceActivity`` of the instance, oldest first."""
+        return [Heartbeat(at, value) for at, value in self._published(METRIC_SECONDS_SINCE_ACTIVITY)]
+
+    def acknowledged(self) -> bool:
+        """Whether the agent has said that everything is saved for the mark."""
+        mark = parse_time(self.tags()[TAG_REAP_AFTER]).timestamp()
+        return any(value == mark for _, value in self._published(METRIC_ACKNOWLEDGED))
+
+    def _published(self, metric: str) -> list[tuple[datetime, float]]:
+        return self.actions.metrics[metric_name(metric, STACK), self.instance.id]
+
+    def tags(self) -> dict[str, str]:
+        """The instance's tags."""
+        return dict(self.instance.tags)
+
+    def state(self) -> str:
+        """The instance's state in ECS."""
+        return self.instance.state
+
+    def saved(self, name: str) -> bytes:
+        """A file of ``/scratch/keep`` as it lies in the data bucket."""
+        bucket = self.rehearsed.outputs["bucket_uris"]["data"].removeprefix("oss://")
+        return saved_in(self.s3, bucket, f"/{self.instance.id}/{name}")
+
+    def sweep(self) -> dict[str, Any]:
+        """Run the function once, as Function Compute does; its answer with each verdict."""
+        (declared,) = self.rehearsed.of_type(FUNCTION)
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", CALL, str(self.function)],
+            env={**declared.inputs["environmentVariables"], **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        *events, answer = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        return answer | {"verdicts": [event for event in events if event.get("event") == "verdict"]}
+
+    def pass_hours(self, machine: VirtualMachine, passed: timedelta) -> None:
+        """Let hours go by in which nothing happens; moved is what is moved on AWS, and nothing else."""
+        wrote = hours.agent_sleeps(machine)
+        for points in self.actions.metrics.values():
+            points[:] = [(at - passed, value) for at, value in points]
+        self.instance.launched_at -= passed
+        for key in (TAG_IDLE_SINCE, TAG_REAP_AFTER):
+            if key in self.instance.tags:
+                moved = parse_time(self.instance.tags[key]) - passed
+                self.instance.tags[key] = format_time(moved)
+        beats = self._published(METRIC_SECONDS_SINCE_ACTIVITY)
+        newest = Heartbeat(*beats[-1])
+        beats += [(one.timestamp, one.value) for one in hours.continued(newest, datetime.now(UTC))]
+        hours.agent_goes_on(machine, wrote, passed)
+
+
+@contextmanager
+def alicloud_account(folder: Path) -> Iterator[Alicloud]:
+    """Run the real program, start one instance of the pool, open the endpoints."""
+    world = LiveWorld()
+    actions = LiveActions(world)
+    with (
+        moto_server("us-east-1") as endpoint,
+        metadata_service("alicloud") as metadata,
+        serving(actions) as api,
+    ):
+        rehearsed = run_program(STACK)
+        buckets = [uri.removeprefix("oss://") for uri in rehearsed.outputs["bucket_uris"].values()]
+        s3 = _stored(endpoint, rehearsed, buckets)
+        hosts = (
+            *(f"{name}.{REGION}.aliyuncs.com" for name in SERVICES),
+            *(f"{bucket}.{OSS}" for bucket in buckets),
+        )
+        with https_front(folder / "front", hosts, _route(endpoint, api.url)) as front:
+            (template,) = [
+                one for one in rehearsed.of_type(TEMPLATE) if _tags(one).get("gpu-fleet:pool") == POOL
+            ]
+            world.group(f"asg-{POOL}", 0, 2)
+            instance = world.join(f"asg-{POOL}", _tags(template), spot=True, busy=False)
+            metadata.answers = _told(instance, template.inputs)
+            environment = ENVIRON | {
+                session.ENDPOINT: api.url,
+                oss.ENDPOINT: endpoint,
+                ACCOUNT_ID: "1234567890123456",
+            }
+            yield Alicloud(
+                rehearsed,
+                metadata,
+                front,
+                actions,
+                instance,
+                base64.b64decode(template.inputs["userData"]).decode(),
+                _unpacked(rehearsed, folder / "function"),
+                environment,
+                s3,
+                hosts,
+            )
+
+
+def _tags(template: Any) -> dict[str, str]:
+    return dict(template.inputs["tags"])
+
+
+def _stored(endpoint: str, rehearsed: Rehearsed, buckets: list[str]) -> Any:
+    """The stack's buckets in moto, with the objects that the provider would have put into them."""
+    s3 = boto3.client("s3", region_name="us-east-1", endpoint_url=endpoint)
+    for bucket in buckets:
+        s3.create_bucket(Bucket=bucket)
+        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    for one in rehearsed.of_type(OBJECT):
+        content = one.inputs.get("content")
+        body = content.encode() if content is not None else Path(one.inputs["source"]).read_bytes()
+        s3.put_object(Bucket=one.inputs["bucket"], Key=one.inputs["key"], Body=body)
+    return s3
+
+
+def _told(instance: Machine, declared: Mapping[str, Any]) -> Tree:
+    """Paths of https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata."""
+    now = datetime.now(UTC)
+    role = declared["ramRoleName"]
+    keys = {
+        "Code": "Success",
+        "AccessKeyId": KEYS.id,
+        "AccessKeySecret": KEYS.secret,
+        "SecurityToken": KEYS.token,
+        "LastUpdated": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "Expiration": f"{now + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}",
+    }
+    data = {
+        "instance-id": instance.id,
+        "instance/instance-type": declared["instanceType"],
+        "region-id": REGION,
+        f"ram/security-credentials/{role}": json.dumps(keys),
+    }
+    return Tree({f"{LATEST}meta-data/{path}": value for path, value in data.items()})
+
+
+def _unpacked(rehearsed: Rehearsed, folder: Path) -> Path:
+    (function,) = rehearsed.of_type(FUNCTION)
+    archive = folder.with_suffix(".zip")
+    archive.write_bytes(base64.b64decode(function.inputs["code"]["zipFile"]))
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(folder)
+    return folder
+
+
+def _route(endpoint: str, api: str) -> Callable[[Request], Forward]:
+    """OSS to moto, everything else to the API's actions: what is asked with the role's keys."""
+
+    def route(request: Request) -> Forward:
+        if request.host.endswith(f".{OSS}"):
+            try:
+                check(request.method, request.target, request.headers, request.body, KEYS)
+            except SignatureError as error:
+                raise RefusedError(str(error)) from error
+            return Forward(endpoint, f"/{request.host.partition('.')[0]}{request.target}")
+        asked = dict(parse_qsl(urlsplit(request.target).query) + parse_qsl(request.body.decode()))
+        if (asked.get("AccessKeyId"), asked.get("SecurityToken")) != (KEYS.id, KEYS.token):
+            raise RefusedError(
+                f"{asked.get('Action')}: asked with {asked.get('AccessKeyId')}, not by the role"
+            )
+        return Forward(api, request.target)  # which holds the signature
+
+    return route

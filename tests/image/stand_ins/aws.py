@@ -1,0 +1,297 @@
+"""AWS around one virtual machine: the stack in moto, endpoints under their names, the metadata service."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from moto.backends import get_backend
+
+from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from image.reaper.times import format_time, parse_time
+from stacks import naming, stack_files
+from stacks.rehearsal import machines, sweeps
+from stacks.rehearsal.bucket_policies import conditions_left_out
+from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.metadata import MetadataService, metadata_service
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed, run_program
+from tests.image.plain_disk import PlainDisk
+from tests.image.stand_ins import ec2_metadata, hours
+from tests.image.stand_ins.hours import Heartbeat
+from tests.image.stand_ins.https_front import Forward, Front, RefusedError, Request, https_front
+from tests.image.stand_ins.signatures import Keys, SignatureError, check
+from tests.image.virtual_machine import Network, VirtualMachine
+from tests.stacks.test_aws_access import Account
+
+STACK, POOL, REGION = "aws-dev", "spot", "us-east-1"
+# The machine's network holds every address that it can reach.
+SUBNET, FRONT = "169.254.169.0/24", "169.254.169.100"
+SERVICES = ("autoscaling", "ec2", "monitoring", "s3", "ssm", "sts")
+# boto3 in us-east-1 uses S3's older name, which leads to that region
+# (docs.aws.amazon.com/AmazonS3/latest/userguide/VirtualHosting.html, "Legacy endpoints").
+S3_NAMES = (f"s3.{REGION}.amazonaws.com", "s3.amazonaws.com")
+MAC = "52:54:00:12:34:56"  # of QEMU's first network card
+KEYS = Keys("ASIABOOTTESTBOOTTEST", "secret-of-the-role", "token-of-the-role")
+# By these cloud-init knows EC2 before it asks anything (doc/rtd/reference/datasources/ec2, "ds-identify").
+FIRMWARE_ID = "ec2e1916-9099-7caf-fd21-012345abcdef"
+
+
+@dataclass
+class Aws:
+    """The account, and the one instance that runs in it.
+
+    Attributes:
+        clients: a person's clients of moto, with keys of their own.
+        rehearsed: what the stack registered.
+        metadata: what the instance is told.
+        front: the endpoints as the instance sees them.
+        instance: the instance as moto's group launched it.
+        user_data: as the launch template has it, decoded.
+        function: the sweep's, unpacked from the archive that the stack registered.
+    """
+
+    clients: Clients
+    rehearsed: Rehearsed
+    metadata: MetadataService
+    front: Front
+    instance: machines.Machine
+    user_data: str
+    function: sweeps.Function
+    hosts: tuple[str, ...] = field(default_factory=tuple)
+
+    def machine(self, disk: PlainDisk, folder: Path, more: Mapping[str, str | bytes]) -> VirtualMachine:
+        """A virtual machine with a copy of the disk, in this account's network.
+
+        Args:
+            disk: the plain one.
+            folder: for all that the machine writes.
+            more: path on the disk -> content, beside host names and authority.
+        """
+        hosts = "".join(f"{FRONT} {name}\n" for name in self.hosts)
+        files = {
+            "/etc/hosts": f"127.0.0.1 localhost\n{hosts}",
+            "/etc/ssl/certs/ca-certificates.crt": disk.certificates + self.front.authority,
+        }
+        forwards = {
+            (ec2_metadata.ADDRESS, 80): urlsplit(self.metadata.endpoint).port or 0,
+            (FRONT, 443): self.front.port,
+        }
+        firmware = {"uuid": FIRMWARE_ID, "serial": FIRMWARE_ID, "manufacturer": "Amazon EC2"}
+        return VirtualMachine(
+            disk.with_files(folder / "disk", files | more),
+            folder / "machine",
+            user_data=None,
+            network=Network(SUBNET, forwards),
+            firmware=firmware,
+        )
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """Every ``SecondsSinceActivity`` of the instance, oldest first."""
+        found = self._published(METRIC_SECONDS_SINCE_ACTIVITY)
+        # moto keeps naive UTC
+        return [Heartbeat(datum.timestamp.replace(tzinfo=UTC), datum.value) for datum in found]
+
+    def acknowledged(self) -> bool:
+        """Whether the agent has said that everything is saved for the mark."""
+        mark = parse_time(self.tags()[TAG_REAP_AFTER]).timestamp()
+        return any(datum.value == mark for datum in self._published(METRIC_ACKNOWLEDGED))
+
+    def _published(self, metric: str) -> list[Any]:
+        backend: Any = get_backend("cloudwatch")[self.clients.account_id][REGION]
+        found = [
+            datum
+            for datum in list(backend.metric_data)
+            if datum.name == metric and any(one.value == self.instance.id for one in datum.dimensions)
+        ]
+        return sorted(found, key=lambda datum: datum.timestamp)
+
+    def tags(self) -> dict[str, str]:
+        """The instance's tags."""
+        picture = machines.pictures(self.clients, STACK)[self.instance.id]
+        return {tag["Key"]: tag["Value"] for tag in picture.get("Tags", [])}
+
+    def state(self) -> str:
+        """The instance's state in EC2."""
+        return str(machines.pictures(self.clients, STACK)[self.instance.id]["State"]["Name"])
+
+    def mirror_tags(self) -> None:
+        """Show the instance its own tags, as ``instance_metadata_tags`` does on EC2."""
+        self.metadata.answers |= {
+            f"{ec2_metadata.LATEST}meta-data/tags/instance/{key}": value for key, value in self.tags().items()
+        }
+
+    def saved(self, name: str) -> bytes:
+        """A file of ``/scratch/keep`` as it lies in the data bucket."""
+        bucket = self.rehearsed.outputs["bucket_uris"]["data"].removeprefix("s3://")
+        return saved_in(self.clients("s3"), bucket, f"/{self.instance.id}/{name}")
+
+    def sweep(self) -> dict[str, Any]:
+        """Run the sweep's function once, as Lambda does; its answer with each verdict."""
+        answer = sweeps.by_function(self.function)
+        self.mirror_tags()
+        return answer
+
+    def pass_hours(self, machine: VirtualMachine, passed: timedelta) -> None:
+        """Let hours go by in which nothing happens: see ``hours``. Moved are, and nothing else is:
+
+        the time of launch, the heartbeats so far, the mark's two tags where it is marked, and what the agent
+        knows of its last activity. Each minute in between gets the heartbeat that continues the last one.
+        """
+        wrote = hours.agent_sleeps(machine)
+        for metric in (METRIC_SECONDS_SINCE_ACTIVITY, METRIC_ACKNOWLEDGED):
+            for datum in self._published(metric):
+                datum.timestamp -= passed
+        newest = self.heartbeats()[-1]
+        launched = machines.pictures(self.clients, STACK)[self.instance.id]["LaunchTime"]
+        machines.date_back(self.clients, self.instance.id, launched.astimezone(UTC) - passed)
+        marked = {key: value for key, value in self.tags().items() if key in (TAG_IDLE_SINCE, TAG_REAP_AFTER)}
+        if marked:
+            moved = [
+                {"Key": key, "Value": format_time(parse_time(value) - passed)}
+                for key, value in marked.items()
+            ]
+            self.clients("ec2").create_tags(Resources=[self.instance.id], Tags=moved)
+        data = [
+            {
+                "MetricName": METRIC_SECONDS_SINCE_ACTIVITY,
+                "Dimensions": [{"Name": "InstanceId", "Value": self.instance.id}],
+                "Value": one.value,
+                "Timestamp": one.timestamp,
+            }
+            for one in hours.continued(newest, datetime.now(UTC))
+        ]
+        namespace = naming.metric_namespace(STACK)
+        self.clients("cloudwatch").put_metric_data(Namespace=namespace, MetricData=data)
+        hours.agent_goes_on(machine, wrote, passed)
+        self.mirror_tags()
+
+
+@contextmanager
+def aws_account(folder: Path) -> Iterator[Aws]:
+    """Run the real program against moto, let its group launch one instance, open the endpoints."""
+    with moto_server(REGION) as endpoint, metadata_service() as metadata, conditions_left_out():
+        clients = Clients(REGION)
+        rehearsed = run_program(STACK, clients=clients)
+        buckets = [uri.removeprefix("s3://") for uri in rehearsed.outputs["bucket_uris"].values()]
+        hosts = (
+            *(f"{name}.{REGION}.amazonaws.com" for name in SERVICES),
+            *(f"{bucket}.{name}" for bucket in buckets for name in S3_NAMES),
+        )
+        rights = Rights(rehearsed)
+        with https_front(folder / "front", hosts, _route(endpoint, rights)) as front:
+            instance = _launched(clients, rehearsed)
+            template = clients("ec2").describe_launch_template_versions(
+                LaunchTemplateId=rehearsed.outputs["launch_template_ids"][POOL], Versions=["$Latest"]
+            )["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+            user_data = base64.b64decode(template["UserData"]).decode()
+            role = template["IamInstanceProfile"]["Arn"].rpartition("/")[2]
+            metadata.answers = ec2_metadata.tree(_told(instance), user_data, role, KEYS)
+            function = sweeps.unpacked(rehearsed, folder / "function")
+            account = Aws(clients, rehearsed, metadata, front, instance, user_data, function, hosts)
+            account.mirror_tags()
+            yield account
+
+
+def _launched(clients: Clients, rehearsed: Rehearsed) -> machines.Machine:
+    """The instance that the pool's group launches when somebody asks it for one."""
+    (group,) = rehearsed.outputs["group_names"][POOL]
+    clients("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
+    (instance,) = machines.launched(clients, STACK)
+    return instance
+
+
+def _told(instance: machines.Machine) -> dict[str, str]:
+    return {
+        "ami-id": "ami-0123456789abcdef0",
+        "autoscaling/target-lifecycle-state": "InService",
+        "instance-id": instance.id,
+        "instance-type": instance.type,
+        "local-hostname": "ip-169-254-169-15",
+        "local-ipv4": "169.254.169.15",
+        "mac": MAC,
+        f"network/interfaces/macs/{MAC}/device-number": "0",
+        f"network/interfaces/macs/{MAC}/local-ipv4s": "169.254.169.15",
+        "placement/availability-zone": instance.zone,
+        "placement/region": REGION,
+    }
+
+
+def saved_in(s3: Any, bucket: str, ending: str) -> bytes:
+    """The only object of a bucket whose key ends so."""
+    listed = s3.list_objects_v2(Bucket=bucket).get("Contents", [])
+    (key,) = [one["Key"] for one in listed if one["Key"].endswith(ending)]
+    return bytes(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+
+class Rights:
+    """What the instance's role may do, by the policies that the stack registered; moto reads no condition.
+
+    Args:
+        rehearsed: what the stack registered.
+    """
+
+    def __init__(self, rehearsed: Rehearsed) -> None:
+        self._registered = Account(stack_files.settings_of(STACK), rehearsed)
+
+    def hold(self, request: Request, service: str) -> None:
+        """Judge a request as IAM would; raises ``RefusedError``."""
+        for action, resource, context in self._asked(request, service):
+            if not self._registered.may(f"{POOL}-instance", action, resource, context):
+                raise RefusedError(f"the role may not {action} on {resource} with {context}")
+
+    def _asked(self, request: Request, service: str) -> list[tuple[str, str, dict[str, str]]]:
+        if service == "s3":
+            return self._asked_of_bucket(request)
+        if service == "monitoring":
+            action = request.headers.get("x-amz-target", "").rpartition(".")[2]
+            namespace = json.loads(request.body).get("Namespace", "")
+            return [(f"cloudwatch:{action}", "*", {"cloudwatch:namespace": namespace})]
+        raise RefusedError(f"{service}: nothing on a quiet instance asks it for anything")
+
+    def _asked_of_bucket(self, request: Request) -> list[tuple[str, str, dict[str, str]]]:
+        """The action on bucket or object, and the one on the key that encrypts every object."""
+        place = urlsplit(request.target)
+        bucket = f"arn:aws:s3:::{request.host.partition('.')[0]}"
+        if place.path in ("", "/"):
+            query = dict(parse_qsl(place.query))
+            return [("s3:ListBucket", bucket, {"s3:prefix": query.get("prefix", "")})]
+        actions = {
+            "GET": ("s3:GetObject", "kms:Decrypt"),
+            "HEAD": ("s3:GetObject", "kms:Decrypt"),
+            "PUT": ("s3:PutObject", "kms:GenerateDataKey"),
+            "POST": ("s3:PutObject", "kms:GenerateDataKey"),
+        }
+        action, on_key = actions[request.method]
+        via = {"kms:ViaService": f"s3.{REGION}.amazonaws.com"}
+        return [
+            (action, f"{bucket}{unquote(place.path)}", {}),
+            (on_key, self._registered.key, via),
+        ]
+
+
+def _route(endpoint: str, rights: Rights) -> Callable[[Request], Forward]:
+    """To moto, which knows buckets by path.
+
+    What is signed by the role for the very service that is asked, and what the role may do, goes on.
+    """
+
+    def route(request: Request) -> Forward:
+        try:
+            signed = check(request.method, request.target, request.headers, request.body, KEYS)
+        except SignatureError as error:
+            raise RefusedError(str(error)) from error
+        bucket, dot, _ = request.host.partition(".s3.")
+        service = "s3" if dot else request.host.partition(".")[0]
+        if (signed.region, signed.service) != (REGION, service):
+            raise RefusedError(f"signed for {signed.service} in {signed.region}, sent to {request.host}")
+        rights.hold(request, service)
+        return Forward(endpoint, f"/{bucket}{request.target}" if dot else request.target)
+
+    return route

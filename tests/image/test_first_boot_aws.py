@@ -1,0 +1,124 @@
+"""From the user data that ``aws-dev`` registers to an instance that is marked, drained and terminated.
+
+A plain Debian disk with nothing of ours boots under QEMU as an instance of the stack's own launch template.
+cloud-init takes it for one of EC2's and asks the metadata service at 169.254.169.254 for the user data; from
+there on everything on the instance is what that user data brings. What stands in for AWS answers under AWS's
+names and refuses what is not signed by the role's keys, which only the metadata service hands out.
+
+Of the test are, on the disk: host names, one certificate authority, and a library in the place of NVIDIA's
+driver, for no emulated machine has a GPU. Hours pass at once where the pool's idle time and grace ask for it
+(``Aws.pass_hours`` says what is moved). The pool is ``spot``: the other one leaves weekends alone, and this
+test must run on each day.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stacks import stack_files
+from stacks.rehearsal.program import ROOT
+from tests.image import first_boot
+from tests.image import last_hours as last_hours_of
+from tests.image.last_hours import verdict_of
+from tests.image.stand_ins import nvml
+from tests.image.stand_ins.aws import POOL, REGION, STACK, aws_account
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
+
+SETTINGS = next(pool for pool in stack_files.settings_of(STACK).pools if pool.name == POOL)
+
+
+@pytest.fixture(scope="module")
+def account(plain, tmp_path_factory):
+    with aws_account(tmp_path_factory.mktemp("aws")) as account:
+        yield account
+
+
+@pytest.fixture(scope="module")
+def machine(plain, account, tmp_path_factory):
+    """The instance after its first heartbeat."""
+    folder = tmp_path_factory.mktemp("first-boot")
+    with account.machine(plain, folder, nvml.files(folder)) as machine:
+        first_boot.record(first_boot.until_heartbeat(machine, account.heartbeats))
+        yield machine
+
+
+@pytest.fixture(scope="module")
+def last_hours(account, machine):
+    return last_hours_of.lived(account, machine, SETTINGS)
+
+
+def environment_of(machine, unit: str) -> dict[str, str]:
+    """What the unit's main process was started with."""
+    words = machine.run(
+        f"tr '\\0' '\\n' < /proc/$(systemctl show {unit} --value --property=MainPID)/environ"
+    ).split("\n")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def test_cloud_init_got_exactly_what_the_stack_registered(account, machine):
+    assert machine.run("cat /var/lib/cloud/instance/user-data.txt").rstrip() == account.user_data.rstrip()
+    assert machine.run("cloud-init query platform").strip() == "ec2"
+
+
+def test_the_agent_runs_with_nothing_in_its_environment_that_leads_it(machine):
+    assert machine.run("systemctl is-active gpu-reaper").strip() == "active"
+    restarts = machine.run("systemctl show gpu-reaper --value --property=NRestarts").strip()
+    assert restarts == "0", machine.run("journalctl --no-pager --lines=60 --unit=gpu-reaper", 120)
+    assert not [
+        name for name in environment_of(machine, "gpu-reaper") if name.startswith(("AWS", "GPU_FLEET"))
+    ]
+
+
+def test_the_agent_sees_the_gpu_that_its_stack_expects(account, machine):
+    activity = json.loads(machine.run("cat /run/gpu-fleet/activity.json"))
+
+    assert (activity["instance_id"], activity["unknown"]) == (account.instance.id, [])
+    assert activity["gpu_memory_used_percent"] == pytest.approx(100 / 24)
+
+
+def test_the_gate_has_spoken(machine):
+    report = json.loads(machine.run("cat /run/gpu-fleet/ready.json"))
+
+    assert report["checks"]["gpu_count"] == {"ok": True, "detail": "1 of 1 GPUs"}
+
+
+def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(account, machine):
+    assert account.front.refused == []
+    assert {
+        f"monitoring.{REGION}.amazonaws.com",
+        f"{account.rehearsed.outputs['bucket_uris']['records'].removeprefix('s3://')}.s3.{REGION}.amazonaws.com",
+    } <= account.front.hosts()
+
+
+def test_status_outside_shows_the_instance(account, machine):
+    policy = account.function.folder / "policy.json"
+    command = [sys.executable, "-m", "image.reaper", "status", "--policy", str(policy)]
+
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    (line,) = [line for line in shown.splitlines() if account.instance.id in line]
+    assert "ml-platform" in line
+    assert f"{POOL} g5.xlarge" in line
+    assert "KEEP-unknown" not in line
+
+
+def test_the_function_marks_the_idle_instance(account, last_hours):
+    assert verdict_of(last_hours.marking, account.instance.id) == "MARK"
+    assert last_hours.marking["marked"] == [account.instance.id]
+    assert last_hours.reap_after
+
+
+def test_the_function_waits_while_the_grace_lasts(account, last_hours):
+    assert verdict_of(last_hours.waiting, account.instance.id) == "WAIT"
+
+
+def test_the_agent_saves_what_people_keep_before_the_end(last_hours):
+    assert last_hours.saved == last_hours_of.KEPT
+
+
+def test_the_function_terminates_the_instance_that_saved(account, last_hours):
+    assert verdict_of(last_hours.ending, account.instance.id) == "TERMINATE"
+    assert last_hours.state == "terminated"

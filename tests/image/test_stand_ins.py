@@ -1,0 +1,126 @@
+"""What stands in for a cloud around the emulated instance: endpoints, metadata service, passing hours."""
+
+import http.client
+import socket
+import ssl
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from tests.image.stand_ins import ec2_metadata, hours
+from tests.image.stand_ins.https_front import Forward, RefusedError, https_front
+from tests.image.stand_ins.signatures import Keys
+
+NAME = "records.s3.us-east-1.amazonaws.com"
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+INSTANCE = {
+    "ami-id": "ami-1",
+    "instance-id": "i-1",
+    "instance-type": "g5.xlarge",
+    "placement/availability-zone": "us-east-1a",
+    "placement/region": "us-east-1",
+}
+
+
+@contextmanager
+def echo():
+    """A service that answers with what it was asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f"{self.path} {body.decode()}".encode())
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def front(tmp_path):
+    with echo() as endpoint:
+
+        def route(request):
+            if request.target == "/secret":
+                raise RefusedError("not for you")
+            return Forward(endpoint, f"/{request.host.partition('.')[0]}{request.target}")
+
+        with https_front(tmp_path, [NAME], route) as front:
+            yield front
+
+
+def put(front, target, name=NAME, **options):
+    """PUT as a client does that trusts the front's authority and looks for a name."""
+    context = ssl.create_default_context(cadata=front.authority)
+    connection = http.client.HTTPSConnection("127.0.0.1", front.port, context=context, timeout=10)
+    connection.sock = context.wrap_socket(
+        socket.create_connection(("127.0.0.1", front.port)), server_hostname=name
+    )
+    connection.request("PUT", target, headers={"Host": name}, **options)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_a_request_to_a_real_name_reaches_what_stands_in_for_it(front):
+    assert put(front, "/key", body=b"content") == (200, "/records/key content")
+    assert front.hosts() == {NAME}
+
+
+def test_a_body_in_chunks_arrives_whole(front):
+    assert put(front, "/key", body=iter([b"con", b"tent"]), encode_chunked=True)[1] == "/records/key content"
+
+
+def test_what_is_refused_is_noted_with_its_reason(front):
+    assert put(front, "/secret", body=b"") == (403, "not for you")
+    assert front.refused == [(NAME, "not for you")]
+    assert front.handled == []
+
+
+def test_a_name_that_the_certificate_is_not_for_is_no_service(front):
+    with pytest.raises(ssl.SSLCertVerificationError):
+        put(front, "/key", name="elsewhere.example", body=b"")
+    assert front.handled == []
+
+
+@pytest.fixture
+def tree():
+    return ec2_metadata.tree(INSTANCE, "#cloud-config\n", "role", Keys("ASIA", "secret", "token"))
+
+
+def test_every_version_of_the_metadata_answers_like_the_latest(tree):
+    assert tree.get("/2021-03-23/meta-data/instance-id") == tree.get("/latest/meta-data/instance-id") == "i-1"
+    assert tree.get("/2009-04-04/user-data") == "#cloud-config\n"
+
+
+def test_a_folder_of_the_metadata_lists_what_is_in_it(tree):
+    assert tree.get("/latest/meta-data/placement/") == "availability-zone\nregion"
+    assert tree.get("/latest/meta-data/iam/security-credentials/") == "role"
+    assert "placement/" in tree.get("/latest/meta-data/").split("\n")
+
+
+def test_what_is_not_there_is_not_listed(tree):
+    assert tree.get("/latest/meta-data/spot/instance-action") is None
+    assert tree.get("/latest/meta-data/inst") is None
+
+
+def test_a_heartbeat_a_minute_fills_the_hours_that_passed():
+    found = hours.continued(hours.Heartbeat(NOON, 40.0), NOON + timedelta(minutes=2, seconds=30))
+
+    assert [(one.timestamp - NOON, one.value) for one in found] == [
+        (timedelta(minutes=1), 100.0),
+        (timedelta(minutes=2), 160.0),
+    ]
