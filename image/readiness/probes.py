@@ -12,6 +12,8 @@ GIB = 2**30
 INFINIBAND = Path("/sys/class/infiniband")
 # The gate runs with the system's Python, torch lies in the trainer's environment.
 TRAINER_PYTHON = Path("/opt/gpu-fleet/venv/bin/python")
+# What steps/70-trainer.sh writes there once every package is installed.
+COMPLETE = "lib/python3*/site-packages/gpu-fleet.pth"
 LONGEST_COPIES_S = 240
 
 # GPU's index -> (GiB/s or None where nothing was measured, why CUDA failed or empty)
@@ -38,8 +40,12 @@ def look(nvml: Any, infiniband: Path = INFINIBAND, copies: Callable[[int], Copie
 
 
 def measured(count: int, python: Path = TRAINER_PYTHON) -> Copies:
-    """Copies on every GPU, by torch in an interpreter of its own; nothing while torch is not there yet."""
-    if count == 0 or not python.is_file():
+    """Copies on every GPU, by torch in an interpreter of its own; nothing while torch is not there yet.
+
+    An environment whose packages are not all installed says nothing of the GPUs: they would look broken, and
+    the sweep would replace a sound instance.
+    """
+    if count == 0 or not any(python.parents[1].glob(COMPLETE)):
         return [(None, "")] * count
     command = [str(python), "-m", "image.readiness.copies", str(count)]
     try:

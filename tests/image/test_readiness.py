@@ -151,11 +151,26 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
     }
 
 
+def environment(folder, program, *, complete=True):
+    """A trainer's environment whose Python is another program; gives that Python."""
+    python = folder / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+    python.chmod(0o755)
+    if complete:
+        packages = folder / "venv/lib/python3.12/site-packages"
+        packages.mkdir(parents=True)
+        (packages / "gpu-fleet.pth").touch()
+    return python
+
+
 def test_a_torch_without_cuda_measures_nothing(tmp_path):
     if torch.version.cuda is not None:
         pytest.skip("this torch has CUDA")
 
-    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, Path(sys.executable)))
+    python = environment(tmp_path, sys.executable)
+
+    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, python))
 
     assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {}
 
@@ -165,9 +180,28 @@ def test_before_the_trainers_environment_is_there_nothing_is_measured(tmp_path):
 
 
 def test_an_environment_that_does_not_answer_is_a_finding(tmp_path):
-    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, Path("/bin/true")))
+    python = environment(tmp_path, "/bin/true")
+
+    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, python))
 
     assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)).keys() == {"cuda"}
+
+
+def test_an_environment_that_was_installed_in_part_says_nothing_of_the_gpus(tmp_path):
+    """Of a sound instance, say, that cannot reach PyPI and was rebooted: it is not to be replaced for that."""
+    python = environment(tmp_path, "/bin/false", complete=False)
+
+    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, python))
+
+    assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {}
+
+
+def test_the_recipe_says_last_that_the_environment_is_complete():
+    step = (Path(probes.__file__).parents[1] / "steps/70-trainer.sh").read_text()
+    marker = Path(probes.COMPLETE).name
+
+    assert step.count(marker) == 1
+    assert step.index("venv --clear") < step.index('"${pip[@]}" check') < step.index(marker)
 
 
 def test_an_image_without_a_driver_is_named_as_one(tmp_path):
