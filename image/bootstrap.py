@@ -3,7 +3,7 @@
 Lies in the payload beside ``provision.sh`` and runs with the system's Python alone. The agent comes first and
 needs nothing from outside. A step that fails is reported, to the journal and in
 ``/run/gpu-fleet/bootstrap.json``, and the next one runs; what failed is tried again later, since archives and
-indexes are often only slow to be reached.
+indexes are often only slow to be reached. What is still left then is tried at the next boot, and that alone.
 """
 
 import json
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -52,6 +52,11 @@ class Place:
     def marker(self) -> Path:
         """Its presence keeps the unit of the user data from doing all again at the next boot."""
         return self.root / "var/lib/gpu-fleet/bootstrapped"
+
+    @property
+    def done_file(self) -> Path:
+        """The payload's digest, and below it the steps that are done, for the next boot."""
+        return self.root / "var/lib/gpu-fleet/steps-done"
 
 
 @dataclass
@@ -105,7 +110,7 @@ def run_step(place: Place, step: str) -> str:
 
 def bootstrap(
     place: Place,
-    steps: Iterable[str],
+    steps: Sequence[str],
     run: Callable[[Place, str], str] = run_step,
     wait: Callable[[float], None] = time.sleep,
 ) -> Report:
@@ -113,12 +118,15 @@ def bootstrap(
 
     Args:
         place: where.
-        steps: their names in order.
+        steps: their names in order; those that an earlier boot has done are not run again.
         run: runs one.
         wait: for so many seconds.
     """
     report = Report((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())
-    left = list(steps)
+    before = done_before(place, report.payload)
+    report.steps = dict.fromkeys((step for step in steps if step in before), "done")
+    # the agent's step costs nothing and starts the agent; the trainer's would empty an environment in use
+    left = [step for step in steps if step == FIRST or step not in before]
     for pause_s in (*WAITS_S, None):
         left = [step for step in left if not _succeeds(place, step, report, run)]
         if not left or place.is_folder or pause_s is None:
@@ -140,13 +148,27 @@ def _succeeds(place: Place, step: str, report: Report, run: Callable[[Place, str
     return True
 
 
+def done_before(place: Place, payload: str) -> frozenset[str]:
+    """The steps of this very payload that an earlier boot has done."""
+    try:
+        digest, *steps = place.done_file.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(steps) if digest == payload else frozenset()
+
+
 def write(place: Place, report: Report) -> None:
-    """The report, in one move; a folder that cannot be written hides it and ends nothing."""
-    file = place.report_file
+    """Report and what is done, each in one move; a folder that cannot be written ends nothing."""
+    done = [step for step, state in report.steps.items() if state == "done"]
+    _put(place.report_file, json.dumps(asdict(report), indent=1) + "\n")
+    _put(place.done_file, "\n".join([report.payload, *done]) + "\n")
+
+
+def _put(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.parent.parent / f".{file.name}.{os.getpid()}"  # nobody but root writes there
-        unfinished.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(file)
     except OSError as error:
         print(f"event=bootstrap-report-failed reason={str(error)!r}", flush=True)  # noqa: T201 - the journal

@@ -77,6 +77,35 @@ def test_a_step_that_never_succeeds_is_reported_and_given_up(place, capsys):
     assert "event=bootstrap-step-failed step=55-mounts reason='no way out'" in capsys.readouterr().out
 
 
+def ran(place, answer="no way out"):
+    """The steps that a boot runs, whose second one answers so."""
+    found = []
+
+    def run(_, step):
+        found.append(step)
+        return answer if step == "55-mounts" else "done"
+
+    bootstrap.bootstrap(place, STEPS, run, lambda _: None)
+    return found
+
+
+def test_the_next_boot_tries_what_was_left_and_empties_no_trainers_environment(place):
+    assert set(ran(place)) == set(STEPS)
+
+    again = ran(place, "done")
+
+    assert again == ["15-agent", "55-mounts"]
+    assert set(report_of(place)["steps"]) == set(STEPS)
+    assert report_of(place)["state"] == "done"
+
+
+def test_another_payload_does_every_step_anew(place):
+    ran(place)
+    (place.payload / "payload.sha256").write_text("beef\n")
+
+    assert ran(place, "done") == list(STEPS)
+
+
 def test_a_report_that_cannot_be_written_ends_nothing(place, capsys):
     place.root.write_text("a file where a folder should be")
 

@@ -188,7 +188,7 @@ def test_an_environment_that_does_not_answer_is_a_finding(tmp_path):
 
 
 def test_an_environment_that_was_installed_in_part_says_nothing_of_the_gpus(tmp_path):
-    """Of a sound instance, say, that cannot reach PyPI and was rebooted: it is not to be replaced for that."""
+    """A sound instance that cannot reach PyPI, say, and was rebooted: it is not to be replaced for that."""
     python = environment(tmp_path, "/bin/false", complete=False)
 
     seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, python))
