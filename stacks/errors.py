@@ -8,7 +8,15 @@ class StacksError(Exception):
 
 
 class CannotCheckError(StacksError):
-    """A question that a cloud did not answer; its text says why, and which permission was missing."""
+    """A question that a cloud did not answer; its text says why, and which permission was missing.
+
+    Attributes:
+        code: the cloud's error code; empty where it named none.
+    """
+
+    def __init__(self, said: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(said)
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,12 @@ class Account(Protocol):
     Attributes:
         calls: every call made so far, in order.
         interrupts_spot: whether the cloud can be asked to interrupt a spot instance.
+        watches: kinds of ``watched`` that a stack must have there.
     """
 
     calls: list[Call]
     interrupts_spot: bool
+    watches: tuple[str, ...]
 
     def identity(self) -> str:
         """The account's id, of the credentials in use."""
@@ -149,7 +151,11 @@ class Account(Protocol):
         """One object."""
 
     def watched(self, topic: str) -> Mapping[str, Sequence[str]]:
-        """``alarms``, ``budgets``, ``schedules`` -> names; ``recipients`` -> states of their addresses."""
+        """Kinds of watchers, ``alarms`` say, -> names; ``recipients`` -> states of their addresses.
+
+        Args:
+            topic: where alarms go, by the stack's output of it.
+        """
 
     def interrupt(self, instance_id: str) -> str:
         """Have the cloud interrupt a spot instance; gives what it was asked, for the evidence."""
@@ -163,8 +169,8 @@ class Account(Protocol):
     def end_stragglers(self) -> Sequence[str]:
         """Terminate the stack's instances that outlived their groups; gives their ids."""
 
+    def let_keys_go(self) -> Sequence[str]:
+        """Schedule the deletion of the stack's keys once nothing is left that they encrypt; gives them."""
+
     def empty_buckets(self) -> int:
         """Remove every object and version from the stack's buckets; gives how many."""
-
-    def let_keys_go(self) -> Sequence[str]:
-        """Schedule the deletion of the stack's keys, which Pulumi itself never deletes; gives their ARNs."""

@@ -76,7 +76,9 @@ ROLE_PATIENCE = timedelta(minutes=2)
 ROLE_EVERY_S = 10
 EXPERIMENT_FAILED = frozenset({"failed", "stopped", "cancelled"})
 DELETED_AT_ONCE = 1000  # API page of DeleteObjects
-KEY_WAITS_DAYS = 7  # the least: API page of ScheduleKeyDeletion
+KEY_WAITS_DAYS = 7  # the least that ScheduleKeyDeletion takes
+NO_BUCKET = "NoSuchBucket"
+PENDING_DELETION = "PendingDeletion"
 GATEWAY_GONE = frozenset({"deleted", "deleting"})
 
 
@@ -90,6 +92,7 @@ class AwsAccount:
     """
 
     interrupts_spot = True
+    watches = ("alarms", "budgets", "schedules")
 
     def __init__(self, stack: Stack, clock: Clock, clients: Clients | None = None) -> None:
         self.calls: list[Call] = []
@@ -163,7 +166,8 @@ class AwsAccount:
             MetricName=HEARTBEAT_METRIC,
             Dimensions=[{"Name": "InstanceId", "Value": instance_id}],
             StartTime=since,
-            EndTime=self._clock.now() + timedelta(seconds=PERIOD_S),
+            # the cloud's clock may be ahead of this computer's
+            EndTime=max(self._clock.now(), since) + timedelta(seconds=PERIOD_S),
             Period=PERIOD_S,
             Statistics=["Minimum"],
         )
@@ -351,44 +355,60 @@ class AwsAccount:
 
     def _tagged(self) -> Iterator[Left]:
         """Everything else that the tagging API names."""
-        filters = [{"Key": TAG_STACK, "Values": [self._stack.name]}]
-        pages = self._pages(
-            "resourcegroupstaggingapi.get_resources",
-            "ResourceTagMappingList",
-            TagFilters=filters,
-            token=("PaginationToken", "PaginationToken"),
-        )
         told_by_ec2 = (":instance/", ":volume/", ":natgateway/", ":elastic-ip/")
-        for one in pages:
-            arn = str(one["ResourceARN"])
-            if ":ec2:" in arn and any(kind in arn for kind in told_by_ec2):
-                continue
-            state = self._key_state(arn) if ":kms:" in arn else ""
-            note = "may have been deleted already: the tagging API remembers for a while"
-            if state == "PendingDeletion":
-                note = "a key is deleted after its waiting period, which costs nothing"
+        for arn in self._arns():
             service = arn.split(":")[2]
-            yield Left(service, arn, state, note=note)
+            if service == "kms":
+                yield self._key_left(arn)
+            elif service == "s3":
+                yield from self._bucket_left(arn)
+            elif not (service == "ec2" and any(kind in arn for kind in told_by_ec2)):
+                note = "may have been deleted already: the tagging API remembers for a while"
+                yield Left(service, arn, note=note)
 
-    def let_keys_go(self) -> list[str]:
-        """Schedule the deletion of the stack's keys, which Pulumi itself never deletes; gives their ARNs."""
-        filters = [{"Key": TAG_STACK, "Values": [self._stack.name]}]
+    def _bucket_left(self, arn: str) -> Iterator[Left]:
+        """A bucket that is there still; one with objects costs by what they weigh, which is not asked."""
+        name = arn.rpartition(":")[2]
+        try:
+            page = self._ask("s3.list_object_versions", Bucket=name, MaxKeys=1)
+        except RefusedError as error:
+            if error.code == NO_BUCKET:
+                return
+            raise
+        holds = bool(page.get("Versions") or page.get("DeleteMarkers"))
+        yield Left("s3", arn, "holds objects" if holds else "empty", "contents" if holds else "")
+
+    def _arns(self, *types: str) -> list[str]:
+        """What carries the stack's tag, of some resource types or of all."""
         pages = self._pages(
             "resourcegroupstaggingapi.get_resources",
             "ResourceTagMappingList",
-            TagFilters=filters,
-            ResourceTypeFilters=["kms"],
+            TagFilters=[{"Key": TAG_STACK, "Values": [self._stack.name]}],
             token=("PaginationToken", "PaginationToken"),
+            **({"ResourceTypeFilters": list(types)} if types else {}),
         )
-        found = [str(one["ResourceARN"]) for one in pages]
-        going = [arn for arn in found if self._key_state(arn) != "PendingDeletion"]
-        for arn in going:
-            key_id = arn.rpartition("/")[2]
-            self._ask("kms.schedule_key_deletion", KeyId=key_id, PendingWindowInDays=KEY_WAITS_DAYS)
-        return going
+        return [str(one["ResourceARN"]) for one in pages]
+
+    def _key_left(self, arn: str) -> Left:
+        """A key: paid for by the month until its deletion is scheduled (aws.amazon.com/kms/pricing)."""
+        state = self._key_state(arn)
+        if state == PENDING_DELETION:
+            return Left("kms", arn, state, note="deleted after its waiting period, which costs nothing")
+        return Left("kms", arn, state, "key", note="a key costs by the month")
 
     def _key_state(self, arn: str) -> str:
         return str(self._ask("kms.describe_key", KeyId=arn)["KeyMetadata"]["KeyState"])
+
+    def let_keys_go(self) -> list[str]:
+        """Schedule the deletion of the stack's keys, where no disk is left that they encrypt."""
+        own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
+        if list(self._pages("ec2.describe_volumes", "Volumes", Filters=own)):
+            return []
+        keys = [arn for arn in self._arns("kms:key") if self._key_state(arn) != PENDING_DELETION]
+        for arn in keys:
+            key_id = arn.rpartition("/")[2]
+            self._ask("kms.schedule_key_deletion", KeyId=key_id, PendingWindowInDays=KEY_WAITS_DAYS)
+        return keys
 
     def end_stragglers(self) -> list[str]:
         """Terminate every instance of the stack that still runs."""
@@ -400,15 +420,7 @@ class AwsAccount:
     def empty_buckets(self) -> int:
         """Remove every version of every object from the buckets of the stack's tag and name."""
         own = f"{naming.prefixed(self._stack.name)}-"
-        filters = [{"Key": TAG_STACK, "Values": [self._stack.name]}]
-        pages = self._pages(
-            "resourcegroupstaggingapi.get_resources",
-            "ResourceTagMappingList",
-            TagFilters=filters,
-            ResourceTypeFilters=["s3"],
-            token=("PaginationToken", "PaginationToken"),
-        )
-        buckets = [str(one["ResourceARN"]).rpartition(":")[2] for one in pages]
+        buckets = [arn.rpartition(":")[2] for arn in self._arns("s3")]
         return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
 
     def _empty(self, bucket: str) -> int:
@@ -417,7 +429,7 @@ class AwsAccount:
             try:
                 page = self._ask("s3.list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
             except RefusedError as error:
-                if error.code == "NoSuchBucket":
+                if error.code == NO_BUCKET:
                     return removed
                 raise
             versions = [*page.get("Versions", []), *page.get("DeleteMarkers", [])]

@@ -33,7 +33,7 @@ from stacks.errors import StacksError
 from stacks.money import Money
 from stacks.preflight.command import look as preflight_look
 from stacks.rehearsal.processes import ended_like_by_keyboard
-from stacks.settings import Stack
+from stacks.settings import ImageMode, Stack
 from stacks.stack_name import StackName
 
 ROOT = stack_files.FOLDER.parent
@@ -42,20 +42,15 @@ INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
 # Some minutes on four processors: an interruption comes some tens of seconds after it was asked for.
 EPOCHS = 400.0
 PACKAGES = ("boto3", "botocore", "pulumi", "pulumi-aws", "pulumi-alicloud", "aliyun-python-sdk-core")
-ACCOUNTS = {Cloud.AWS: ("stacks.acceptance.aws", "AwsAccount")}
+ACCOUNTS = {
+    Cloud.AWS: ("stacks.acceptance.aws", "AwsAccount"),
+    Cloud.ALICLOUD: ("stacks.acceptance.alicloud", "AlicloudAccount"),
+}
 STYLES = {Status.OK: "green", Status.FAILED: "bold red", Status.SKIPPED: "yellow"}
 
 
 def account_of(stack: Stack, clock: Clock) -> Account:
-    """The stack's account; only the SDK of its cloud is loaded.
-
-    Raises:
-        AcceptanceError: there is no such run on the stack's cloud.
-    """
-    if stack.cloud not in ACCOUNTS:
-        raise AcceptanceError(
-            f"{stack.name}: accept runs on {', '.join(ACCOUNTS)}; this is a stack of {stack.cloud}"
-        )
+    """The stack's account; only the SDK of its cloud is loaded."""
     module, name = ACCOUNTS[stack.cloud]
     made: Account = getattr(importlib.import_module(module), name)(stack, clock)
     return made
@@ -202,6 +197,10 @@ def prepare(world: World, options: Options) -> Prepared:
     stack = stack_files.settings_of(options.name)
     if stack.emulated:
         raise AcceptanceError(f"{options.name}: endpoint_url names an emulator; a proof needs an account")
+    if stack.image.mode is ImageMode.NONE:
+        raise AcceptanceError(
+            f"{options.name}: image.mode = 'none': its instances run no agent, gate or trainer"
+        )
     kind, cap = variant.chosen_type(stack.cloud, options.type_name), plan.in_currency(options.max_usd, stack)
     made = variant.config(raw, stack, kind, cap.amount)
     prefix = f"{naming.PROJECT}:"
@@ -298,7 +297,12 @@ def _ended(console: Console, world: World, prepared: Prepared, run: Run) -> int:
     torn_down = run.evidence.steps[-1].status is Status.OK
     if torn_down:
         prepared.path.unlink(missing_ok=True)
-    for one in run.evidence.remaining or []:
+    remaining = run.evidence.remaining or []
+    paid = [one for one in remaining if one.per_hour != "0"]
+    if len(remaining) > len(paid):
+        count = len(remaining) - len(paid)
+        console.print(f"{count} things still carry the tag and are not paid by the hour: see the evidence")
+    for one in paid:
         line = f"still there: {one.kind} {one.id} {one.state}, {one.per_hour} an hour {one.note}"
         console.print(line, highlight=False, markup=False)
     if not torn_down:

@@ -5,12 +5,20 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from stacks.acceptance.errors import AcceptanceError, EngineError
 from stacks.pulumi_command import CLI_ADVICE
 
+# The product's own way down: through the drain, data given up by name, the key last.
+DESTROY = (sys.executable, "-m", "image.console", "destroy")
+ALL_OF_IT = (
+    *("--yes", "--delete-data", "all", "--terminate-stopped"),
+    *("--ignore-holds", "the acceptance run is over"),
+)
 LAST_LINES = 25
 # After SIGINT the CLI waits for the operations under way (pulumi.com/docs/iac/cli/commands/pulumi_cancel).
 PATIENCE_S = 300
@@ -39,7 +47,7 @@ class PulumiCli:
     """The CLI, run in the checkout with the backend and the credentials that the operator has.
 
     Each command is the leader of a session of its own, so that Ctrl-C reaches it only through us: ``up`` is
-    ended by it, ``destroy`` only by a second one.
+    ended by it, ``gpu-fleet destroy`` only by a second one.
 
     Args:
         root: the checkout, where Pulumi.yaml lies.
@@ -68,12 +76,11 @@ class PulumiCli:
         return found
 
     def destroy(self, timeout_s: float) -> None:
-        """``pulumi destroy``, after lifting the lock of an update that was cut off."""
+        """``gpu-fleet destroy``, after lifting the lock of an update that was cut off."""
         if not self._known():
             return
         self._run(["cancel", "--yes", "--stack", self._stack], timeout_s, may_fail=True)
-        arguments = ["destroy", "--yes", "--skip-preview", "--refresh", "--stack", self._stack]
-        self._run(arguments, timeout_s, patient=True)
+        self._logged([*DESTROY, self._stack, *ALL_OF_IT], timeout_s, patient=True)
 
     def forget(self) -> None:
         """``pulumi stack rm``; refused while resources are left."""
@@ -94,14 +101,18 @@ class PulumiCli:
             )
         return done.stdout
 
-    def _run(
-        self, arguments: list[str], timeout_s: float, *, patient: bool = False, may_fail: bool = False
+    def _run(self, arguments: list[str], timeout_s: float, *, may_fail: bool = False) -> None:
+        """One command of the CLI, to its end."""
+        command = [self._executable(), *arguments, "--non-interactive", "--color", "never"]
+        self._logged(command, timeout_s, may_fail=may_fail)
+
+    def _logged(
+        self, command: Sequence[str], timeout_s: float, *, patient: bool = False, may_fail: bool = False
     ) -> None:
         """Run to the end, or until the time is over or Ctrl-C; a patient command outlives the first."""
-        command = [self._executable(), *arguments, "--non-interactive", "--color", "never"]
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            log.write(f"\n$ pulumi {' '.join(arguments)}\n".encode())
+            log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
             process = subprocess.Popen(
                 command,
@@ -114,9 +125,7 @@ class PulumiCli:
             )
             code = _ended(process, timeout_s, patient=patient)
         if code and not may_fail:
-            raise EngineError(
-                f"pulumi {' '.join(arguments)}: {code}; the end of {self._log}:\n{self._tail()}"
-            )
+            raise EngineError(f"{' '.join(command)}: {code}; the end of {self._log}:\n{self._tail()}")
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
@@ -153,9 +162,9 @@ def _ended(process: "subprocess.Popen[bytes]", timeout_s: float, *, patient: boo
 
 def _interrupt(process: "subprocess.Popen[bytes]") -> None:
     """Ask the CLI to stop as Ctrl-C does; it finishes what is under way, so that its state stays true."""
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
     try:
         process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -173,7 +173,7 @@ def _plain(value: object) -> str:
 
 def markdown(evidence: Evidence) -> str:
     """The page."""
-    verdict = "passed" if evidence.passed else "FAILED"
+    verdict = "passed" if evidence.passed else "FAILED" if evidence.ended else "not over"
     ended = f"{evidence.ended:%Y-%m-%d %H:%M:%S} UTC" if evidence.ended else "not yet"
     head = [
         f"# gpu-fleet accept {evidence.stack}: {verdict}",
@@ -213,6 +213,8 @@ def _steps(evidence: Evidence) -> list[str]:
 
 
 def _remaining(evidence: Evidence) -> list[str]:
+    if evidence.ended is None:
+        return ["## What still exists", "", "The run goes on, or was cut off: clean up and look.", ""]
     if evidence.remaining is None:
         return ["## What still exists", "", "It could not be listed: look for the stack's tag by hand.", ""]
     if not evidence.remaining:

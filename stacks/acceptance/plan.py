@@ -8,8 +8,8 @@ from decimal import Decimal
 from stacks import prices
 from stacks.acceptance.errors import AcceptanceError
 from stacks.acceptance.variant import IDLE_POOL, SPOT_POOL
-from stacks.cost import Kind, Level
-from stacks.cost_lines import Volumes, estimate
+from stacks.cost import HOURS_PER_MONTH, Kind, Level
+from stacks.cost_lines import Volumes, estimate, item_quote
 from stacks.money import CurrencyError, Money
 from stacks.settings import Stack
 
@@ -132,19 +132,13 @@ def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> Price:
     if cost.unknown and unpriced_per_hour is None:
         names = ", ".join(quote.what for quote in cost.unknown)
         raise AcceptanceError(
-            f"no public price is known of {names}, and unknown is never free: say with "
-            f"--unpriced-per-hour what they cost together, in {cost.currency}"
+            f"no public price is known of {names}, and unknown is never free: name it in budget.assume, or "
+            f"say with --unpriced-per-hour what they cost together, in {cost.currency}"
         )
     steady = [line for line in cost.lines if line.what not in BY_VOLUME]
     by_volume = [line for line in cost.lines if line.what in BY_VOLUME]
     extra = Money((unpriced_per_hour or Decimal(0)) if cost.unknown else Decimal(0), cost.currency)
-    elsewhere = sorted(
-        {
-            f"the price of {quote.what} is of {quote.region}"
-            for quote in cost.quotes
-            if quote.region not in ("", cost.region)
-        }
-    )
+    elsewhere = sorted({f"the price of {quote.what} is of {quote.region}" for quote in cost.elsewhere})
     return Price(
         per_hour=cost.hour(Level.MAX, steady).high + extra,
         once=cost.month(Level.MAX, by_volume).high,
@@ -208,11 +202,11 @@ def shared_hour(variant: Stack) -> Money:
 
 def left_hour(variant: Stack, priced_as: str, units: Decimal) -> Money | None:
     """What an hour of something left over costs; None where nobody knows."""
-    listed = prices.load(variant.cloud).quotes.get(priced_as)
-    if listed is not None:
-        if listed.amount is None:
+    listed = prices.load(variant.cloud)
+    if priced_as in listed.quotes:
+        quote = item_quote(variant, listed, priced_as)
+        if quote.amount is None:
             return None
-        monthly = "month" in listed.unit
-        each = listed.amount / 730 if monthly else listed.amount
-        return Money(each * units, listed.currency)
+        each = quote.amount / HOURS_PER_MONTH if "month" in quote.unit else quote.amount
+        return Money(each * units, quote.currency)
     return instance_hour(variant, priced_as, spot=False)

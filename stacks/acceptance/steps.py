@@ -29,11 +29,13 @@ HELD_FOR = timedelta(hours=12)
 METER_PERIOD_S, METER_PERCENT = 300.0, 10.0
 # S3 stamps an object with its own clock.
 CLOCKS_DIFFER = timedelta(seconds=30)
+METER = "reaper/meter.json"
 MISSING = 3  # exit code of a script of on_instance: it is not there yet
 GPU_RUN_EPOCHS = 2.0
 # digits.toml saves every 50 steps; asked to stop after the first is committed.
 STEP_KEY = re.compile(r"/step-(\d+)/manifest\.json$")
 LOOK_EVERY_S = 5.0
+KNOWN_AFTER_S = 1.0  # an invocation is known a moment after its command
 Looker = Callable[[Any], Any]
 
 
@@ -96,16 +98,17 @@ def _outputs(run: Run) -> dict[str, Any]:
 
 
 def _watchers(run: Run) -> Outcome:
-    found = run.account.watched(str(_outputs(run)["topic_arn"]))
-    missing = [kind for kind in ("alarms", "budgets", "schedules") if not found.get(kind)]
+    outputs = _outputs(run)
+    found = run.account.watched(str(outputs.get("topic_arn") or outputs["contact_group"]))
+    kinds = run.account.watches
+    missing = [kind for kind in kinds if not found.get(kind)]
     if missing:
         raise StepError(f"the stack has no {', no '.join(missing)}")
     people = list(found["recipients"])
-    counts = ", ".join(f"{len(found[kind])} {kind}" for kind in ("alarms", "budgets", "schedules"))
+    counts = ", ".join(f"{len(found[kind])} {kind}" for kind in kinds)
     observed = f"{counts}; {people.count('pending')} of {len(people)} recipients have yet to confirm"
-    return Outcome(
-        "at least one alarm, budget and schedule", observed, {k: list(v) for k, v in found.items()}
-    )
+    expected = f"at least one of each: {', '.join(kinds)}"
+    return Outcome(expected, observed, {kind: list(names) for kind, names in found.items()})
 
 
 def _launch(run: Run, pool: str) -> Outcome:
@@ -129,7 +132,8 @@ def _launch(run: Run, pool: str) -> Outcome:
 
 
 def _why_none(run: Run, pool: str) -> str:
-    groups = _outputs(run)["group_names"][pool]
+    outputs = _outputs(run)
+    groups = outputs.get("group_ids", outputs["group_names"])[pool]
     try:
         return "; ".join(run.account.why_none(str(group)) or "nothing" for group in groups)
     except RefusedError as error:
@@ -159,7 +163,7 @@ def ask(run: Run, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> S
             return None
 
     command = run.wait(f"{instance} to take commands", sent)
-    run.clock.sleep(1)  # an invocation is known a moment after its command
+    run.clock.sleep(KNOWN_AFTER_S)
     return run.wait(f"the answer of {instance}", lambda: run.account.said(command, instance), poll_s)
 
 
@@ -323,11 +327,15 @@ def _stopped(run: Run, job: Job, instance: str) -> dict[str, Any]:
             command = run.account.run(instance, on_instance.look(job))
         except NotReachableError:  # on its way out
             return None
+        run.clock.sleep(KNOWN_AFTER_S)
         said = run.wait(
             f"the answer of {instance}", lambda: _said_or_gone(run, command, instance), LOOK_EVERY_S
         )
-        found = on_instance.progress(said.output) if said.code == 0 else None
-        return found.outcome if found and found.over else None
+        try:
+            found = on_instance.progress(said.output)
+        except (ValueError, KeyError):  # cut off with its instance
+            return None
+        return found.outcome if found.over else None
 
     return run.wait(f"{job.unit} to stop", look, LOOK_EVERY_S)
 
@@ -428,13 +436,19 @@ def _terminate(run: Run) -> Outcome:
     return Outcome("terminated, with a record", f"{written['reason']}; record {key}", facts)
 
 
+def _newest_meter(run: Run, records: str) -> str:
+    """Where the meter's newest state lies: on OSS each is a key of its own, the newest first by name."""
+    numbered = run.account.keys(f"{records}/{METER}.")
+    return f"{records}/{min(numbered, default=METER)}"
+
+
 def _meter(run: Run) -> Outcome:
     """The meter's seconds of each instance beside those that the run saw, at the meter's own moment."""
     records: str = _outputs(run)["bucket_uris"]["records"]
     ended_at: datetime = run.memory["ended_at"]
 
     def reading() -> dict[str, Any] | None:
-        found: dict[str, Any] = json.loads(run.account.read(f"{records}/reaper/meter.json"))
+        found: dict[str, Any] = json.loads(run.account.read(_newest_meter(run, records)))
         return found if datetime.fromisoformat(found["until"]) >= ended_at else None
 
     found = run.wait("a reading of the meter after the termination", reading)

@@ -24,6 +24,8 @@ GRACE_MINUTES = 10
 SWEEP_EVERY_MINUTES = 5
 LEAST_VOLUME_GIB = 100
 SCRATCH_GIB = {Cloud.AWS: 0, Cloud.ALICLOUD: 100}  # types of Alibaba Cloud have no local disks
+# Names of prices.toml that the variant pays for, so that a stack file's assumptions of them hold for it too.
+ASSUMED = ("disk", "nat_gateway", "public_address", "nat_traffic", "bucket", "log")
 KEPT = ("cloud", "region", "account_id", "owner", "endpoint_url")
 
 
@@ -71,6 +73,9 @@ def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decima
     own = {key.removeprefix(prefix): value for key, value in raw.items() if key.startswith(prefix)}
     budget = dict(own.get("budget") or {})
     kept_budget = {key: budget[key] for key in ("currency", "cny_per_usd", "recipients") if key in budget}
+    assumed = {
+        name: price for name, price in (budget.get("assume") or {}).items() if name in (kind.name, *ASSUMED)
+    }
     image = {
         key: value
         for key, value in (own.get("image") or {}).items()
@@ -86,7 +91,9 @@ def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decima
         "network": network | {"nat": "one"},
         "storage": storage,
         "pools": pools(stack, kind),
-        "budget": kept_budget | {"monthly": int(cap.to_integral_value(ROUND_UP)), "allow_overcommit": True},
+        "budget": kept_budget
+        | ({"assume": assumed} if assumed else {})
+        | {"monthly": int(cap.to_integral_value(ROUND_UP)), "allow_overcommit": True},
         "reaper": {"every_minutes": SWEEP_EVERY_MINUTES, "max_percent": 100},
         "image": image,
     }

@@ -30,6 +30,7 @@ VERSIONS = {
     "quotas": ("2020-05-10", "quotas"),
     "ram": ("2015-05-01", "ram"),
     "sts": ("2015-04-01", "sts"),
+    "tag": ("2018-08-28", "tag"),
     "vpc": ("2016-04-28", "vpc"),
 }
 # Product -> the first part of its host, where that is another: API reference of CloudMonitor, "Endpoints".
@@ -85,7 +86,8 @@ class Alicloud:
         try:
             answer: dict[str, Any] = json.loads(self._client().do_action_with_exception(request))
         except ServerException as error:
-            raise CannotCheckError(_said(f"{permission}:{action}", error)) from error
+            said = _said(f"{permission}:{action}", error)
+            raise CannotCheckError(said, str(error.error_code)) from error
         except (ClientException, ValueError) as error:
             # not its own words: they hold the key's id and the signature
             raise CannotCheckError(f"{action}: {host} gave no answer") from error

@@ -30,6 +30,7 @@ BOOT, FIRST_BEAT, GATE, TRAINER = (timedelta(minutes=n) for n in (1, 3, 4, 12))
 SWEEP = timedelta(minutes=5)
 IDLE, GRACE = timedelta(minutes=30), timedelta(minutes=10)
 STEPS_PER_S, STEPS_PER_EPOCH, SAVE_EVERY = 20, 22.5, 50
+BUCKETS = ("data", "checkpoints", "records")
 RESULT = {"metric_name": "accuracy", "metric": 0.99, "reason": "all steps done", "detail": ""}
 
 
@@ -98,14 +99,16 @@ class PretendCloud:
     clock: PretendClock
     broken: set[str] = field(default_factory=set)
     interrupts_spot: bool = True
+    watches: tuple[str, ...] = ("alarms", "budgets", "schedules")
+    kind: str = "g4dn.xlarge"
     calls: list[Call] = field(default_factory=list)
     boxes: dict[str, Box] = field(default_factory=dict)
     objects: dict[str, datetime] = field(default_factory=dict)
     commands: dict[str, Said] = field(default_factory=dict)
     stands: bool = False
+    key: str = "Enabled"
     torn_down: int = 0
     fis_role: bool = False
-    key_state: str = "Enabled"
     pools: tuple[str, ...] = ("people", "spot")
     ledger: dict[str, bytes] = field(default_factory=dict)
 
@@ -125,19 +128,21 @@ class PretendCloud:
 
     def _launch(self, pool: str) -> None:
         name = f"i-{len(self.boxes):017x}"
-        kind = "p5.48xlarge" if "foreign type" in self.broken else "g4dn.xlarge"
+        kind = "p5.48xlarge" if "foreign type" in self.broken else self.kind
         launched = self.clock.now()
         self.boxes[name] = Box(
             Instance(name, pool, kind, "running", pool == "spot", launched, {TAG_POOL: pool})
         )
 
     def outputs(self) -> dict[str, object]:
-        kinds = ("data", "checkpoints", "records")
         return {
             "topic_arn": "arn:topic",
             "group_names": {pool: [f"group-{pool}"] for pool in self.pools},
-            "bucket_uris": {kind: f"s3://{kind}" for kind in kinds},
+            "bucket_uris": {kind: self.bucket(kind) for kind in BUCKETS},
         }
+
+    def bucket(self, kind: str) -> str:
+        return f"s3://{kind}"
 
     def destroy(self, timeout_s: float) -> None:
         self.torn_down += 1
@@ -148,7 +153,7 @@ class PretendCloud:
             raise EngineError("pulumi destroy: exit code 255; BucketNotEmpty")
         for box in self.boxes.values():
             self._end(box)
-        self.stands = False
+        self.stands = "stays" in self.broken
 
     def forget(self) -> None:
         return
@@ -207,12 +212,11 @@ class PretendCloud:
     def _start(self, box: Box, script: str) -> None:
         texts = [base64.b64decode(one).decode() for one in re.findall(r"echo (\S+) \| base64", script)]
         options = dict(re.findall(r"--([a-z._]+) (\S+)", texts[1]))
-        saved = [step for step, _ in self._steps(options["checkpoint.uri"])]
+        uri = options["checkpoint.uri"].replace("oss://", "s3://")
+        saved = [step for step, _ in self._steps(uri)]
         steps = int(float(options["run.epochs"]) * STEPS_PER_EPOCH)
         begins = max(saved, default=0) if "forgets" not in self.broken else 0
-        box.job = Training(
-            options["checkpoint.uri"], options["run.directory"], steps, self.clock.now(), begins
-        )
+        box.job = Training(uri, options["run.directory"], steps, self.clock.now(), begins)
         box.job.resumed = max(saved) if saved and "forgets" not in self.broken else None
 
     def _steps(self, uri: str) -> Iterator[tuple[int, str]]:
@@ -284,7 +288,7 @@ class PretendCloud:
 
     def read(self, uri: str) -> bytes:
         self._live()
-        if uri == "s3://records/reaper/meter.json":
+        if uri == f"{self.bucket('records')}/reaper/meter.json":
             return self._meter()
         return self.ledger[uri]
 
@@ -323,15 +327,15 @@ class PretendCloud:
         found = [Left("instance", one.id, one.state, one.type) for one in running]
         if self.stands:
             found.append(Left("nat gateway", "nat-1", "available", "nat_gateway"))
-        return [*found, Left("kms", "arn:key", self.key_state)]
+        return [*found, Left("kms", "arn:key", self.key, "" if self.key == "PendingDeletion" else "key")]
+
+    def let_keys_go(self) -> list[str]:
+        assert not self.stands or "stays" in self.broken
+        self.key = "PendingDeletion"
+        return ["arn:key"]
 
     def end_stragglers(self) -> list[str]:
         return []
-
-    def let_keys_go(self) -> list[str]:
-        assert not self.stands
-        self.key_state = "PendingDeletion"
-        return ["arn:key"]
 
     def empty_buckets(self) -> int:
         found = len(self.objects)
@@ -370,7 +374,8 @@ class PretendCloud:
             self.tag(box.instance.id, {TAG_REAP_AFTER: (now + GRACE).isoformat()})
         elif now >= datetime.fromisoformat(tags[TAG_REAP_AFTER]):
             self._end(box)
-            key = f"s3://records/reaper/ledger/2026/11/21/{box.instance.id}-20261121T120000Z-terminate.json"
+            name = f"{box.instance.id}-20261121T120000Z-terminate.json"
+            key = f"{self.bucket('records')}/reaper/ledger/2026/11/21/{name}"
             self.objects[key] = now
             self.ledger[key] = json.dumps({"reason": "idle for 31 min", "stack": "aws-dev-accept"}).encode()
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stacks.acceptance import engine
 from stacks.acceptance.engine import PulumiCli
 from stacks.acceptance.errors import AcceptanceError, EngineError
+from stacks.teardown.command import destroy
 
 SCRIPT = """#!/bin/sh
 echo "$@" >> told
@@ -49,24 +51,36 @@ def test_up_selects_the_stack_and_asks_nothing(cli, tmp_path):
     ]
 
 
-def test_destroy_lifts_a_lock_first_and_then_forgets_the_stack(cli, tmp_path):
-    engine = cli()
+def test_destroy_lifts_a_lock_goes_the_products_own_way_and_then_forgets_the_stack(
+    cli, tmp_path, monkeypatch
+):
+    made = cli()
+    monkeypatch.setattr(engine, "DESTROY", ("pulumi", "stands-for", "gpu-fleet", "destroy"))
 
-    engine.destroy(60)
-    engine.forget()
+    made.destroy(60)
+    made.forget()
 
     assert [line.partition(" --non")[0] for line in told(tmp_path) if not line.startswith("stack ls")] == [
         "cancel --yes --stack s",
-        "destroy --yes --skip-preview --refresh --stack s",
+        "stands-for gpu-fleet destroy s --yes --delete-data all --terminate-stopped "
+        "--ignore-holds the acceptance run is over",
         "stack rm --yes --preserve-config s",
     ]
 
 
-def test_a_stack_that_no_backend_knows_is_not_destroyed(cli, tmp_path):
-    engine = cli()
-    engine._stack = "another"
+def test_the_flags_of_the_way_down_are_such_that_the_command_takes_them():
+    taken = destroy.make_context("destroy", ["aws-dev-accept", *engine.ALL_OF_IT]).params
 
-    engine.destroy(60)
+    assert engine.DESTROY[1:] == ("-m", "image.console", "destroy")
+    assert (taken["yes"], taken["kinds"], taken["terminate_stopped"]) == (True, ("all",), True)
+    assert taken["ignore_holds"]
+
+
+def test_a_stack_that_no_backend_knows_is_not_destroyed(cli, tmp_path):
+    made = cli()
+    made._stack = "another"
+
+    made.destroy(60)
 
     assert told(tmp_path) == ["stack ls --json"]
 
@@ -76,17 +90,17 @@ def test_outputs_are_read_as_json(cli):
 
 
 def test_a_failure_says_the_end_of_what_the_cli_said(cli):
-    engine = cli("echo 'error: VpcLimitExceeded'; exit 255")
+    made = cli("echo 'error: VpcLimitExceeded'; exit 255")
 
     with pytest.raises(EngineError, match=r"exit code 255(.|\n)*VpcLimitExceeded"):
-        engine.up(60)
+        made.up(60)
 
 
 def test_an_up_that_takes_too_long_is_interrupted_as_by_ctrl_c(cli, tmp_path):
-    engine = cli("trap 'echo saved; exit 1' INT; while :; do sleep 0.05; done")
+    made = cli("trap 'echo saved; exit 1' INT; while :; do sleep 0.05; done")
 
     with pytest.raises(EngineError, match="not done after 0 s"):
-        engine.up(0.3)
+        made.up(0.3)
     assert "saved" in (tmp_path / "logs" / "pulumi.log").read_text()
 
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from click.testing import CliRunner
 
+from stacks import stack_files
 from stacks.acceptance import plan
 from stacks.acceptance.command import World, accept
 from stacks.acceptance.errors import EngineError
@@ -232,12 +233,39 @@ def test_a_second_run_beside_one_that_is_not_torn_down_is_refused(play, tmp_path
     assert "an earlier run was not torn down" in again.output
 
 
+def test_what_is_still_paid_for_after_a_destroy_that_agreed_is_no_success(play):
+    played = play("stays")
+
+    assert played.code == 1
+    assert played.status["tear-down"] == "failed"
+    assert "still there and paid for: nat gateway nat-1" in played.observed["tear-down"]
+
+
 def test_what_cannot_be_listed_at_the_end_is_no_success(play):
     played = play("left")
 
     assert played.code == 1
     assert "UnauthorizedOperation" in played.observed["tear-down"]
     assert "look for the stack's tag by hand" in played.page
+
+
+def test_a_stack_of_an_emulator_proves_nothing_and_is_refused():
+    result = CliRunner().invoke(accept, ["local"])
+
+    assert result.exit_code == 1
+    assert "a proof needs an account" in result.output
+
+
+def test_a_stack_whose_instances_run_nothing_of_ours_is_refused(monkeypatch):
+    def changed(path, config_of=stack_files.config_of):
+        config = config_of(path)
+        return config | {"gpu-fleet:image": config["gpu-fleet:image"] | {"mode": "none"}}
+
+    monkeypatch.setattr(stack_files, "config_of", changed)
+    result = CliRunner().invoke(accept, ["aws-dev", "--plan"])
+
+    assert result.exit_code == 1
+    assert "image.mode = 'none': its instances run no agent" in result.output
 
 
 def test_credentials_of_another_account_are_refused(play, monkeypatch, tmp_path):

@@ -1,0 +1,423 @@
+"""An Alibaba Cloud account as an acceptance run asks it; ``CALLS`` has every call and its page.
+
+Products answer by their RPC interface, OSS by its S3 interface. What the cloud does not have or not tell
+there is left out, and said: it interrupts no spot instance on request, and its functions answer by another
+protocol, so that the schedule is proven by the mark alone.
+"""
+
+import base64
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from stacks import naming
+from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Left, Said
+from stacks.acceptance.clock import Clock
+from stacks.acceptance.errors import NotReachableError, RefusedError
+from stacks.calls.alicloud import KEY_ID, KEY_SECRET, TOKEN, VERSIONS, Alicloud, listed
+from stacks.errors import CannotCheckError
+from stacks.settings import Stack
+
+PRODUCTS = {"cms": "Cms", "ecs": "Ecs", "ess": "Ess", "kms": "Kms", "sts": "Sts", "tag": "Tag", "vpc": "Vpc"}
+OSS_PAGE = "https://www.alibabacloud.com/help/en/oss/developer-reference/compatibility-with-amazon-s3"
+
+
+def _doc(product: str, action: str) -> str:
+    return f"https://api.alibabacloud.com/document/{PRODUCTS[product]}/{VERSIONS[product][0]}/{action}"
+
+
+ACTIONS = {
+    "cms": ("DescribeMetricList", "DescribeMetricRuleList"),
+    "ecs": (
+        "DeleteInstances",
+        "DescribeCloudAssistantStatus",
+        "DescribeDisks",
+        "DescribeInstances",
+        "DescribeInvocationResults",
+        "RunCommand",
+        "TagResources",
+        "UntagResources",
+    ),
+    "ess": ("DescribeScalingActivities",),
+    "kms": ("DescribeKey", "ScheduleKeyDeletion"),
+    "sts": ("GetCallerIdentity",),
+    "tag": ("ListTagResources",),
+    "vpc": ("DescribeEipAddresses", "DescribeNatGateways"),
+}
+CALLS = {f"{product}.{name}": _doc(product, name) for product, names in ACTIONS.items() for name in names} | {
+    f"oss.{name}": OSS_PAGE
+    for name in ("delete_objects", "get_object", "list_object_versions", "list_objects_v2")
+}
+# Values of DescribeInstances' Status, in the words that both clouds share here.
+STATES = {"Pending": "pending", "Starting": "pending"}
+# Values of DescribeInvocationResults' InvocationStatus: the command has yet to end.
+RUNNING = frozenset({"Pending", "Scheduled", "Running", "Stopping"})
+SCRIPT_TIMEOUT_S = 900
+PAGE = 100  # DescribeInstances, DescribeDisks, DescribeEipAddresses
+NAT_PAGE = 50
+PERIOD_S, MOST_POINTS = 60, 1440  # DescribeMetricList
+NO_GROUP = "0"
+DELETED_AT_ONCE = 1000
+KEY_WAITS_DAYS = 7
+PENDING_DELETION = "PendingDeletion"
+NO_BUCKET = "NoSuchBucket"
+# www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
+OSS_ENDPOINT = "https://s3.oss-{region}.aliyuncs.com"
+
+
+def bucket_client(region: str) -> Any:
+    """boto3's client for OSS, which knows neither the newer checksums nor path addressing.
+
+    Raises:
+        RefusedError: nobody is logged in.
+    """
+    if not (os.environ.get(KEY_ID) and os.environ.get(KEY_SECRET)):
+        raise RefusedError(f"no credentials; set {KEY_ID} and {KEY_SECRET}")
+    return boto3.client(
+        "s3",
+        region_name=region,
+        endpoint_url=OSS_ENDPOINT.format(region=region),
+        aws_access_key_id=os.environ[KEY_ID],
+        aws_secret_access_key=os.environ[KEY_SECRET],
+        aws_session_token=os.environ.get(TOKEN) or None,
+        config=Config(
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "virtual"},
+        ),
+    )
+
+
+class AlicloudAccount:
+    """One stack's part of an Alibaba Cloud account; see ``account.Account``.
+
+    Args:
+        stack: the stack that is looked at.
+        clock: for times.
+        cloud: asks the products; by default with the credentials of the environment.
+        buckets: makes boto3's client for OSS.
+    """
+
+    interrupts_spot = False
+    watches = ("alarms",)
+
+    def __init__(
+        self,
+        stack: Stack,
+        clock: Clock,
+        cloud: Alicloud | None = None,
+        buckets: Callable[[str], Any] = bucket_client,
+    ) -> None:
+        self.calls: list[Call] = []
+        self._stack, self._clock = stack, clock
+        self._cloud = cloud or Alicloud(stack.region)
+        self._make_buckets = buckets
+        self._s3: Any = None
+        self._known: dict[str, Instance] = {}
+
+    def identity(self) -> str:
+        """The account's id."""
+        return str(self._ask("sts.GetCallerIdentity")["AccountId"])
+
+    def instances(self) -> list[Instance]:
+        """Every instance that carries the stack's tag; a released one is told as terminated."""
+        pages = self._tokens(
+            "ecs.DescribeInstances", ("Instances", "Instance"), self._own(), MaxResults=str(PAGE)
+        )
+        there = {raw["InstanceId"]: _instance(raw) for raw in pages}
+        gone = {key: _ended(one) for key, one in self._known.items() if key not in there}
+        self._known |= there | gone
+        return list(self._known.values())
+
+    def why_none(self, group: str) -> str:
+        """The message of the group's newest activity; groups go by their id."""
+        answer = self._ask("ess.DescribeScalingActivities", ScalingGroupId=group, PageSize="1")
+        found = listed(answer, "ScalingActivities")
+        return str(found[0].get("StatusMessage") or found[0].get("Description") or "") if found else ""
+
+    def run(self, instance_id: str, script: str) -> str:
+        """Start a shell script as root, by Cloud Assistant."""
+        status = self._ask("ecs.DescribeCloudAssistantStatus", **{"InstanceId.1": instance_id})
+        rows = listed(status, "InstanceCloudAssistantStatusSet", "InstanceCloudAssistantStatus")
+        if not any(row.get("CloudAssistantStatus") == "true" for row in rows):
+            raise NotReachableError(f"{instance_id}: Cloud Assistant does not answer yet", "NotReady")
+        sent = self._ask(
+            "ecs.RunCommand",
+            Type="RunShellScript",
+            CommandContent=base64.b64encode(script.encode()).decode(),
+            ContentEncoding="Base64",
+            Name="gpu-fleet-accept",
+            Timeout=str(SCRIPT_TIMEOUT_S),
+            KeepCommand="false",
+            **{"InstanceId.1": instance_id},
+        )
+        return str(sent["InvokeId"])
+
+    def said(self, command_id: str, instance_id: str) -> Said | None:
+        """What the script came to; one that was never delivered has code -1."""
+        answer = self._ask("ecs.DescribeInvocationResults", InvokeId=command_id, InstanceId=instance_id)
+        rows = listed(answer.get("Invocation") or {}, "InvocationResults", "InvocationResult")
+        if not rows or rows[0].get("InvocationStatus") in RUNNING:
+            return None
+        row = rows[0]
+        output = base64.b64decode(row.get("Output") or "").decode(errors="replace")
+        delivered = "ExitCode" in row and row.get("InvocationStatus") in ("Success", "Failed")
+        return Said(int(row["ExitCode"]) if delivered else -1, output, str(row.get("ErrorInfo") or ""))
+
+    def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
+        """When the agent was last heard."""
+        return max(self._heartbeats(instance_id, since), default=None)
+
+    def first_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
+        """When the agent was first heard."""
+        return min(self._heartbeats(instance_id, since), default=None)
+
+    def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
+        """The minutes with a heartbeat; the metric's name is that of image/reaper/alicloud/metrics.py."""
+        stack = "".join(one if one.isalnum() else "_" for one in self._stack.name)
+        answer = self._ask(
+            "cms.DescribeMetricList",
+            Namespace=f"acs_customMetric_{self._stack.account_id}",
+            MetricName=f"{HEARTBEAT_METRIC}_{stack}",
+            Dimensions=json.dumps([{"groupId": NO_GROUP, "dimension": f"InstanceId={instance_id}"}]),
+            StartTime=str(_milliseconds(since) - 1),
+            EndTime=str(_milliseconds(max(self._clock.now(), since) + timedelta(seconds=PERIOD_S))),
+            Period=str(PERIOD_S),
+            Length=str(MOST_POINTS),
+        )
+        points = json.loads(answer.get("Datapoints") or "[]")
+        return [datetime.fromtimestamp(point["timestamp"] / 1000, UTC) for point in points]
+
+    def tag(self, instance_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        pairs = {
+            f"Tag.{number}.{part}": text
+            for number, pair in enumerate(tags.items(), 1)
+            for part, text in zip(("Key", "Value"), pair, strict=True)
+        }
+        self._ask("ecs.TagResources", ResourceType="instance", **{"ResourceId.1": instance_id}, **pairs)
+
+    def untag(self, instance_id: str, keys: Sequence[str]) -> None:
+        """Remove tags."""
+        names = {f"TagKey.{number}": key for number, key in enumerate(keys, 1)}
+        self._ask("ecs.UntagResources", ResourceType="instance", **{"ResourceId.1": instance_id}, **names)
+
+    def keys(self, uri: str) -> dict[str, datetime]:
+        """Every object below a prefix."""
+        bucket, prefix = _parted(uri)
+        found: dict[str, datetime] = {}
+        more: dict[str, str] = {}
+        while True:
+            page = self._oss("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+            found |= {one["Key"]: one["LastModified"] for one in page.get("Contents", [])}
+            if not page.get("NextContinuationToken"):
+                return found
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def read(self, uri: str) -> bytes:
+        """One object."""
+        bucket, key = _parted(uri)
+        body: bytes = self._oss("get_object", Bucket=bucket, Key=key)["Body"].read()
+        return body
+
+    def watched(self, topic: str) -> dict[str, list[str]]:
+        """The stack's alarms, those of its meter among them; ``topic`` is its contact group."""
+        rules = self._ask(
+            "cms.DescribeMetricRuleList", RuleName=naming.prefixed(self._stack.name), PageSize="100"
+        )
+        found = listed(rules, "Alarms", "Alarm")
+        return {"alarms": sorted(str(one["RuleName"]) for one in found), "recipients": [f"group {topic}"]}
+
+    def interrupt(self, instance_id: str) -> str:
+        """Refuse: the cloud offers no such call."""
+        raise RefusedError(f"{instance_id}: Alibaba Cloud interrupts no spot instance on request")
+
+    def forget_interruption(self) -> None:
+        """Nothing was made."""
+
+    def left(self) -> list[Left]:
+        """What still carries the stack's tag: what is paid by the hour from its own API, the rest by tag."""
+        own = self._own()
+        disks = self._tokens("ecs.DescribeDisks", ("Disks", "Disk"), own, MaxResults=str(PAGE))
+        gateways = self._ask("vpc.DescribeNatGateways", PageSize=str(NAT_PAGE), **own)
+        addresses = self._ask("vpc.DescribeEipAddresses", PageSize=str(PAGE), **own)
+        return [
+            *(Left("instance", one.id, one.state, one.type) for one in self.instances() if not one.ended),
+            *(Left("disk", raw["DiskId"], raw["Status"], "disk", Decimal(raw["Size"])) for raw in disks),
+            *(
+                Left("nat gateway", raw["NatGatewayId"], raw["Status"], "nat_gateway")
+                for raw in listed(gateways, "NatGateways", "NatGateway")
+            ),
+            *(
+                Left("public address", raw["AllocationId"], raw["Status"], "public_address")
+                for raw in listed(addresses, "EipAddresses", "EipAddress")
+            ),
+            *self._tagged(),
+        ]
+
+    def _tagged(self) -> Iterator[Left]:
+        """Everything else that the tag service names."""
+        told = (":instance/", ":disk/", ":natgateway/", ":eip/")
+        for arn in self._arns():
+            service = arn.split(":")[2]
+            if service == "kms":
+                state = self._key_state(arn)
+                yield Left("kms", arn, state, "" if state == PENDING_DELETION else "key")
+            elif service == "oss":
+                yield from self._bucket_left(arn)
+            elif not any(kind in arn for kind in told):
+                yield Left(service, arn, note="may have been deleted already")
+
+    def _bucket_left(self, arn: str) -> Iterator[Left]:
+        try:
+            page = self._oss("list_object_versions", Bucket=_last(arn), MaxKeys=1)
+        except RefusedError as error:
+            if error.code == NO_BUCKET:
+                return
+            raise
+        holds = bool(page.get("Versions") or page.get("DeleteMarkers"))
+        yield Left("oss", arn, "holds objects" if holds else "empty", "contents" if holds else "")
+
+    def _arns(self) -> list[str]:
+        tags = json.dumps({TAG_STACK: self._stack.name})
+        rows = self._tokens(
+            "tag.ListTagResources", ("TagResources",), {}, Tags=tags, PageSize=str(DELETED_AT_ONCE)
+        )
+        return [str(row["ResourceARN"]) for row in rows]
+
+    def _key_state(self, arn: str) -> str:
+        return str(self._ask("kms.DescribeKey", KeyId=_last(arn))["KeyMetadata"]["KeyState"])
+
+    def let_keys_go(self) -> list[str]:
+        """Schedule the deletion of the stack's keys, where no disk is left that they encrypt."""
+        if list(self._tokens("ecs.DescribeDisks", ("Disks", "Disk"), self._own(), MaxResults=str(PAGE))):
+            return []
+        keys = [arn for arn in self._arns() if ":kms:" in arn and self._key_state(arn) != PENDING_DELETION]
+        for arn in keys:
+            self._ask("kms.ScheduleKeyDeletion", KeyId=_last(arn), PendingWindowInDays=str(KEY_WAITS_DAYS))
+        return keys
+
+    def end_stragglers(self) -> list[str]:
+        """Release every instance of the stack that still runs."""
+        running = [one.id for one in self.instances() if not one.ended]
+        if running:
+            ids = {f"InstanceId.{number}": one for number, one in enumerate(running, 1)}
+            self._ask("ecs.DeleteInstances", Force="true", **ids)
+        return running
+
+    def empty_buckets(self) -> int:
+        """Remove every version of every object from the buckets of the stack's tag and name."""
+        own = f"{naming.prefixed(self._stack.name)}-"
+        buckets = [_last(arn) for arn in self._arns() if ":oss:" in arn]
+        return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
+
+    def _empty(self, bucket: str) -> int:
+        removed = 0
+        while True:
+            try:
+                page = self._oss("list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
+            except RefusedError as error:
+                if error.code == NO_BUCKET:
+                    return removed
+                raise
+            versions = [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
+            if not versions:
+                return removed
+            objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in versions]
+            self._oss("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+            removed += len(objects)
+
+    def _own(self) -> dict[str, str]:
+        return {"Tag.1.Key": TAG_STACK, "Tag.1.Value": self._stack.name}
+
+    def _tokens(
+        self, name: str, path: tuple[str, ...], chosen: Mapping[str, str], **parameters: str
+    ) -> Iterator[dict[str, Any]]:
+        """Every page of an answer that hands out tokens."""
+        token: dict[str, str] = {}
+        while True:
+            page = self._ask(name, **chosen, **parameters, **token)
+            yield from listed(page, *path)
+            if not page.get("NextToken"):
+                return
+            token = {"NextToken": page["NextToken"]}
+
+    def _ask(self, name: str, **parameters: str) -> dict[str, Any]:
+        """One call of ``CALLS``, kept as evidence.
+
+        Raises:
+            RefusedError: it was refused, or not answered.
+            KeyError: it is none of ``CALLS``.
+        """
+        doc, at = CALLS[name], self._clock.now()
+        product, action = name.split(".")
+        try:
+            answer = self._cloud.ask(product, action, RegionId=self._stack.region, **parameters)
+        except CannotCheckError as error:
+            self.calls.append(Call(at, name, "", error.code or "NoAnswer", doc))
+            raise RefusedError(str(error), error.code) from error
+        self.calls.append(Call(at, name, str(answer.get("RequestId", "")), "", doc))
+        return answer
+
+    def _oss(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """One call of OSS; errors as ``_ask``."""
+        name = f"oss.{operation}"
+        doc, at = CALLS[name], self._clock.now()
+        self._s3 = self._s3 or self._make_buckets(self._stack.region)
+        try:
+            answer: dict[str, Any] = getattr(self._s3, operation)(**arguments)
+        except ClientError as error:
+            said = error.response.get("Error", {})
+            code = str(said.get("Code", ""))
+            self.calls.append(Call(at, name, _request_id(error.response), code, doc))
+            raise RefusedError(f"{operation}: {code}: {said.get('Message', '')}", code) from error
+        except BotoCoreError as error:
+            self.calls.append(Call(at, name, "", type(error).__name__, doc))
+            raise RefusedError(f"{operation}: {' '.join(str(error).split())}") from error
+        self.calls.append(Call(at, name, _request_id(answer), "", doc))
+        return answer
+
+
+def _request_id(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("ResponseMetadata", {}).get("RequestId", ""))
+
+
+def _instance(raw: Mapping[str, Any]) -> Instance:
+    tags = {tag["TagKey"]: tag["TagValue"] for tag in listed(dict(raw), "Tags", "Tag")}
+    launched = str(raw.get("StartTime") or raw["CreationTime"])
+    status = str(raw["Status"])
+    return Instance(
+        id=raw["InstanceId"],
+        pool=tags.get(TAG_POOL, ""),
+        type=raw["InstanceType"],
+        state=STATES.get(status, status.lower()),
+        spot=raw.get("SpotStrategy", "NoSpot") != "NoSpot",
+        launched_at=datetime.strptime(launched, "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC),
+        tags=tags,
+    )
+
+
+def _ended(one: Instance) -> Instance:
+    return Instance(one.id, one.pool, one.type, "terminated", one.spot, one.launched_at, one.tags)
+
+
+def _last(arn: str) -> str:
+    """``arn:acs:kms:cn-shenzhen:1:key/abc`` -> ``abc``."""
+    return arn.rpartition("/")[2].rpartition(":")[2]
+
+
+def _parted(uri: str) -> tuple[str, str]:
+    """``oss://bucket/a/b`` -> (``bucket``, ``a/b``)."""
+    bucket, _, rest = uri.partition("://")[2].partition("/")
+    return bucket, rest
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

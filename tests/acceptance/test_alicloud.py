@@ -1,0 +1,321 @@
+"""The same run on Alibaba Cloud: every call goes through the official SDK to a server that speaks its RPC."""
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+from click.testing import CliRunner
+
+from image.reaper.alicloud.session import PRODUCTS as REAPERS
+from stacks import stack_files
+from stacks.acceptance import alicloud, plan
+from stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount
+from stacks.acceptance.command import World, accept
+from stacks.acceptance.errors import NotReachableError, RefusedError
+from stacks.calls.alicloud import VERSIONS, Alicloud
+from tests.acceptance.pretend import BUCKETS, PretendClock, PretendCloud, room
+from tests.reaper.alicloud_server import ENVIRON, serving
+
+ACCOUNT = "1234567890123456"
+TYPE = "ecs.gn7i-c8g1.2xlarge"
+STATES = {"running": "Running"}
+
+
+def bucket_name(kind: str) -> str:
+    return f"gpu-fleet-alicloud-dev-accept-{kind}-{ACCOUNT}"
+
+
+class Rpc:
+    """A pretended cloud as Alibaba Cloud's API shows it: released instances are not told of any more."""
+
+    def __init__(self, cloud: PretendCloud) -> None:
+        self.cloud = cloud
+        self.commands: dict[str, str] = {}
+        self.assistant = "true"
+
+    def get_caller_identity(self, _):
+        return {"AccountId": ACCOUNT}
+
+    def describe_instances(self, ask):
+        assert ask["Tag"] == [{"Key": "gpu-fleet:stack", "Value": "alicloud-dev-accept"}]
+        rows = [self._described(one) for one in self.cloud.instances() if not one.ended]
+        start = int(ask.get("NextToken") or 0)
+        more = {"NextToken": str(start + 1)} if start + 1 < len(rows) else {}
+        return {"Instances": {"Instance": rows[start : start + 1]}, **more}
+
+    def _described(self, one):
+        return {
+            "InstanceId": one.id,
+            "InstanceType": one.type,
+            "Status": STATES[one.state],
+            "StartTime": f"{one.launched_at:%Y-%m-%dT%H:%MZ}",
+            "SpotStrategy": "SpotAsPriceGo" if one.spot else "NoSpot",
+            "Tags": {"Tag": [{"TagKey": key, "TagValue": value} for key, value in one.tags.items()]},
+        }
+
+    def describe_cloud_assistant_status(self, ask):
+        rows = [{"InstanceId": one, "CloudAssistantStatus": self.assistant} for one in ask["InstanceId"]]
+        return {"InstanceCloudAssistantStatusSet": {"InstanceCloudAssistantStatus": rows}}
+
+    def run_command(self, ask):
+        assert (ask["Type"], ask["ContentEncoding"], ask["KeepCommand"]) == (
+            "RunShellScript",
+            "Base64",
+            "false",
+        )
+        script = base64.b64decode(ask["CommandContent"]).decode()
+        return {"InvokeId": self.cloud.run(ask["InstanceId"][0], script)}
+
+    def describe_invocation_results(self, ask):
+        said = self.cloud.said(ask["InvokeId"], ask["InstanceId"])
+        row = {
+            "InvocationStatus": "Success" if said.code == 0 else "Failed",
+            "ExitCode": said.code,
+            "Output": base64.b64encode(said.output.encode()).decode(),
+        }
+        return {"Invocation": {"InvocationResults": {"InvocationResult": [row]}}}
+
+    def describe_metric_list(self, ask):
+        assert ask["Namespace"] == f"acs_customMetric_{ACCOUNT}"
+        assert ask["MetricName"] == "SecondsSinceActivity_alicloud_dev_accept"
+        (wanted,) = json.loads(ask["Dimensions"])
+        instance = wanted["dimension"].removeprefix("InstanceId=")
+        box = self.cloud.boxes[instance]
+        heard = {
+            self.cloud.first_heartbeat(instance, box.instance.launched_at),
+            self.cloud.newest_heartbeat(instance, box.instance.launched_at),
+        } - {None}
+        points = [{"timestamp": at.timestamp() * 1000, "dimension": wanted["dimension"]} for at in heard]
+        return {"Code": "200", "Datapoints": json.dumps(points)}
+
+    def describe_metric_rule_list(self, ask):
+        assert ask["RuleName"] == "gpu-fleet-alicloud-dev-accept"
+        return {"Alarms": {"Alarm": [{"RuleName": f"{ask['RuleName']}-actual-80"}]}}
+
+    def tag_resources(self, ask):
+        self.cloud.tag(ask["ResourceId"][0], {tag["Key"]: tag["Value"] for tag in ask["Tag"]})
+        return {}
+
+    def untag_resources(self, ask):
+        self.cloud.untag(ask["ResourceId"][0], ask["TagKey"])
+        return {}
+
+    def describe_scaling_activities(self, ask):
+        return {"ScalingActivities": [{"StatusMessage": self.cloud.why_none(ask["ScalingGroupId"])}]}
+
+    def delete_instances(self, ask):
+        for key in ask["InstanceId"]:
+            self.cloud._end(self.cloud.boxes[key])
+        return {}
+
+    def describe_disks(self, _):
+        return {"Disks": {"Disk": []}}
+
+    def describe_nat_gateways(self, _):
+        rows = [{"NatGatewayId": "ngw-1", "Status": "Available"}] if self.cloud.stands else []
+        return {"NatGateways": {"NatGateway": rows}}
+
+    def describe_eip_addresses(self, _):
+        return {"EipAddresses": {"EipAddress": []}}
+
+    def list_tag_resources(self, ask):
+        assert json.loads(ask["Tags"]) == {"gpu-fleet:stack": "alicloud-dev-accept"}
+        arns = [f"arn:acs:kms:cn-shenzhen:{ACCOUNT}:key/k-1"]
+        kinds = BUCKETS if self.cloud.stands else ()
+        arns += [f"arn:acs:oss:cn-shenzhen:{ACCOUNT}:bucket/{bucket_name(kind)}" for kind in kinds]
+        return {"TagResources": [{"ResourceARN": arn} for arn in arns]}
+
+    def describe_key(self, ask):
+        assert ask["KeyId"] == "k-1"
+        return {"KeyMetadata": {"KeyState": self.cloud.key}}
+
+    def schedule_key_deletion(self, ask):
+        assert ask["PendingWindowInDays"] == "7"
+        self.cloud.let_keys_go()
+        return {}
+
+
+class Oss:
+    """The pretended cloud's objects as boto3 shows OSS."""
+
+    def __init__(self, cloud: PretendCloud) -> None:
+        self._cloud = cloud
+
+    def _of(self, bucket: str) -> list[str]:
+        return sorted(key for key in self._cloud.objects if key.startswith(f"s3://{bucket}/"))
+
+    def list_objects_v2(self, Bucket, Prefix):  # noqa: N803 - boto3's
+        found = self._cloud.keys(f"s3://{Bucket}/{Prefix}")
+        return {"Contents": [{"Key": key, "LastModified": at} for key, at in found.items()]}
+
+    def get_object(self, Bucket, Key):  # noqa: N803 - boto3's
+        return {"Body": io.BytesIO(self._cloud.read(f"s3://{Bucket}/{Key}"))}
+
+    def list_object_versions(self, Bucket, MaxKeys):  # noqa: N803 - boto3's
+        if not self._cloud.stands:
+            raise ClientError({"Error": {"Code": "NoSuchBucket", "Message": ""}}, "ListObjectVersions")
+        rows = [{"Key": key, "VersionId": "1"} for key in self._of(Bucket)]
+        return {"Versions": rows[:MaxKeys]}
+
+    def delete_objects(self, Bucket, Delete):  # noqa: N803 - boto3's
+        for one in Delete["Objects"]:
+            del self._cloud.objects[one["Key"]]
+        return {}
+
+
+class AlicloudCloud(PretendCloud):
+    """What differs of a stack there."""
+
+    def bucket(self, kind):
+        return f"s3://{bucket_name(kind)}"
+
+    def outputs(self):
+        found = super().outputs()
+        uris = {kind: uri.replace("s3://", "oss://") for kind, uri in found.pop("bucket_uris").items()}
+        groups = {"group_ids": found["group_names"], "contact_group": "people"}
+        return {key: found[key] for key in ("group_names",)} | groups | {"bucket_uris": uris}
+
+
+@pytest.fixture
+def cloud():
+    return AlicloudCloud(PretendClock(), interrupts_spot=False, kind=TYPE)
+
+
+@pytest.fixture
+def account(cloud, monkeypatch):
+    """(account, what answers it); its stack is the shipped one, with a rate for its budget."""
+    rpc = Rpc(cloud)
+    with serving(rpc) as server:
+        asking = Alicloud("cn-shenzhen", ENVIRON, server.url.removeprefix("http://"))
+
+        def made(stack, clock):
+            return AlicloudAccount(stack, clock, asking, lambda region: Oss(cloud))
+
+        yield made, rpc
+
+
+@pytest.fixture
+def rated(monkeypatch):
+    def changed(path, config_of=stack_files.config_of):
+        config = config_of(path)
+        return config | {"gpu-fleet:budget": config["gpu-fleet:budget"] | {"cny_per_usd": 7.2}}
+
+    monkeypatch.setattr(stack_files, "config_of", changed)
+
+
+@pytest.fixture
+def play(account, cloud, rated, tmp_path):
+    made, _ = account
+
+    def played(*arguments):
+        world = World(
+            account=made,
+            engine=lambda name, log: cloud,
+            clock=cloud.clock,
+            look=room(cloud),
+            stack_folder=tmp_path,
+            evidence_folder=tmp_path / "evidence",
+        )
+        command = ["alicloud-dev", "--yes", "--max-usd", "40", "--unpriced-per-hour", "2", *arguments]
+        result = CliRunner().invoke(accept, command, obj=world, catch_exceptions=False)
+        (file,) = (tmp_path / "evidence").glob("*.json")
+        return result, json.loads(file.read_text())
+
+    return played
+
+
+def test_the_whole_run_passes_with_the_stop_file_and_leaves_nothing(play, cloud):
+    result, evidence = play()
+
+    assert result.exit_code == 0, result.output
+    assert [step["name"] for step in evidence["steps"]] == [*[one.name for one in plan.STEPS], "tear-down"]
+    assert {step["status"] for step in evidence["steps"]} == {"ok"}
+    assert "this cloud has no way to ask for a spot interruption" in evidence["notes"][0]
+    assert evidence["currency"] == "CNY"
+    assert cloud.key == "PendingDeletion"
+    assert not cloud.stands
+
+
+def test_a_group_without_capacity_is_told_in_the_words_of_the_cloud(play, cloud):
+    cloud.broken = {"no capacity spot"}
+    result, evidence = play()
+
+    (failed,) = [step["observed"] for step in evidence["steps"] if step["status"] == "failed"]
+    assert result.exit_code == 1
+    assert "group-spot: InsufficientInstanceCapacity" in failed
+    assert not cloud.stands
+
+
+def test_every_call_of_the_run_has_a_request_id_and_a_page(play):
+    _, evidence = play()
+    calls = [call for step in evidence["steps"] for call in step["calls"]]
+
+    assert {call["name"].split(".")[0] for call in calls} == {
+        "cms",
+        "ecs",
+        "kms",
+        "oss",
+        "sts",
+        "tag",
+        "vpc",
+    } - {"sts"}
+    assert all(call["doc"] == CALLS[call["name"]] for call in calls)
+    assert all(
+        call["request_id"] for call in calls if not call["name"].startswith("oss.") and not call["error"]
+    )
+
+
+def test_a_stack_without_a_rate_is_refused_with_what_to_set():
+    result = CliRunner().invoke(accept, ["alicloud-dev"])
+
+    assert result.exit_code == 1
+    assert "set budget.cny_per_usd in the stack file" in result.output
+
+
+def test_a_price_that_nobody_publishes_is_refused_before_anything_is_started(rated, cloud):
+    result = CliRunner().invoke(accept, ["alicloud-dev", "--max-usd", "40"])
+
+    assert result.exit_code == 1
+    assert "no public price is known of nat_gateway" in result.output
+
+
+def test_an_instance_whose_assistant_is_silent_takes_no_commands_yet(account, cloud, rated):
+    made, rpc = account
+    rpc.assistant = "false"
+
+    with pytest.raises(NotReachableError, match="does not answer yet"):
+        made(stack_files.settings_of("alicloud-dev"), cloud.clock).run("i-1", "true")
+
+
+def test_a_refusal_keeps_the_code_of_the_cloud(account, cloud, rated):
+    made, _ = account
+    asked = made(stack_files.settings_of("alicloud-dev"), cloud.clock)
+
+    with pytest.raises(RefusedError) as refused:
+        asked.interrupt("i-1")
+    assert "no spot instance on request" in str(refused.value)
+    asked._cloud._environ = {}
+    with pytest.raises(RefusedError, match="no credentials"):
+        asked.identity()
+    assert asked.calls[-1].error == "NoAnswer"
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if not name.startswith("oss.")])
+def test_a_call_is_one_of_a_documented_version_and_its_page_is_of_it(name):
+    product, action = name.split(".")
+    page = re.fullmatch(r"https://api\.alibabacloud\.com/document/(\w+)/([\d-]+)/(\w+)", CALLS[name])
+
+    assert page.groups() == (product.capitalize(), VERSIONS[product][0], action)
+    known = REAPERS.get(product.capitalize())
+    assert known is None or known[0] == VERSIONS[product][0]
+
+
+def test_the_module_asks_for_nothing_that_is_not_in_its_table():
+    source = Path(alicloud.__file__).read_text()
+    asked = set(re.findall(r'"((?:cms|ecs|ess|kms|sts|tag|vpc)\.[A-Z]\w+)"', source))
+
+    assert asked == {f"{product}.{name}" for product, names in ACTIONS.items() for name in names}
