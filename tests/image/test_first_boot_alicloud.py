@@ -64,10 +64,10 @@ def test_every_request_was_made_by_the_role_and_went_to_a_name_inside_the_networ
 
 
 def test_status_outside_shows_the_instance(account, machine):
-    command = [sys.executable, "-m", "image.reaper", "status"]
+    command = [sys.executable, "-m", "image.console", "status", "--stack", STACK]
 
     shown = subprocess.run(
-        [*command, "--policy", str(account.function / "policy.json")],
+        command,
         cwd=ROOT,
         env={**os.environ, **account.environment},
         capture_output=True,

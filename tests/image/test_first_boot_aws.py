@@ -94,8 +94,7 @@ def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(
 
 
 def test_status_outside_shows_the_instance(account, machine):
-    policy = account.function.folder / "policy.json"
-    command = [sys.executable, "-m", "image.reaper", "status", "--policy", str(policy)]
+    command = [sys.executable, "-m", "image.console", "status", "--stack", STACK]
 
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
