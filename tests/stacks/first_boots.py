@@ -144,10 +144,12 @@ def store(rehearsed: Rehearsed, region: str) -> None:
     """What the stack uploads to OSS, for no emulator of Alibaba Cloud does."""
     s3 = boto3.client("s3", region_name=region)
     for one in rehearsed.of_type("alicloud:oss/bucketObject:BucketObject"):
-        place = {"LocationConstraint": region}
-        s3.create_bucket(Bucket=one.inputs["bucket"], CreateBucketConfiguration=place)
-        body = Path(one.inputs["source"]).read_bytes()
-        s3.put_object(Bucket=one.inputs["bucket"], Key=one.inputs["key"], Body=body)
+        bucket, source = one.inputs["bucket"], one.inputs.get("source")
+        if bucket not in {known["Name"] for known in s3.list_buckets()["Buckets"]}:
+            place = {"LocationConstraint": region}
+            s3.create_bucket(Bucket=bucket, CreateBucketConfiguration=place)
+        body = Path(source).read_bytes() if source else one.inputs["content"].encode()
+        s3.put_object(Bucket=bucket, Key=one.inputs["key"], Body=body)
 
 
 def boot(cloud: Cloud, user_data: str, root: Path) -> str:

@@ -34,19 +34,23 @@ def configs(rehearsed):
     ]
 
 
-def on_aws(register, mode):
-    return register(stack(image={"id": AMI} | MODES[mode]))
+def payloads(rehearsed):
+    objects = [one for one in rehearsed.registrations if one.type in OBJECTS]
+    return [one for one in objects if one.inputs["key"].startswith("image/payload/")]
 
 
-def on_alicloud(_, mode):
+def on_alicloud(mode):
     settings = alicloud_examples.stack(image={"id": IMAGE} | MODES[mode])
     return run_program(settings.name, program=lambda: build_alicloud(settings), config={})
 
 
-@pytest.fixture(params=[on_aws, on_alicloud])
-def build(request, register):
+@pytest.fixture(params=["aws", "alicloud"])
+def build(request):
     """Registers a stack of either cloud in a mode."""
-    return lambda mode: request.param(register, mode)
+    if request.param == "alicloud":
+        return on_alicloud
+    register = request.getfixturevalue("register")
+    return lambda mode: register(stack(image={"id": AMI} | MODES[mode]))
 
 
 def test_the_default_is_to_bootstrap():
@@ -55,9 +59,8 @@ def test_the_default_is_to_bootstrap():
 
 def test_a_bootstrap_stores_the_payload_before_any_group_starts_an_instance(build):
     rehearsed = build("bootstrap")
-    (stored,) = [one for one in rehearsed.registrations if one.type in OBJECTS]
+    (stored,) = payloads(rehearsed)
 
-    assert stored.inputs["key"].startswith("image/payload/")
     assert stored.retained
     groups = [one for one in rehearsed.registrations if one.type.endswith(("group:Group", ":ScalingGroup"))]
     assert groups
@@ -69,7 +72,7 @@ def test_a_bootstrap_stores_the_payload_before_any_group_starts_an_instance(buil
 def test_no_other_mode_stores_or_fetches_one(build, mode):
     rehearsed = build(mode)
 
-    assert [one for one in rehearsed.registrations if one.type in OBJECTS] == []
+    assert payloads(rehearsed) == []
     for config in configs(rehearsed):
         assert [file["path"] for file in config["write_files"]] == ["/etc/gpu-fleet/instance.toml"]
         assert "runcmd" not in config
