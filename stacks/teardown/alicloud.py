@@ -116,14 +116,10 @@ class AlicloudStack:
             for group in state.of(resources, state.GROUPS)
             for row in self._members(group.id)
         }
-        tags = {
-            "Tag.1.Key": TAG_MANAGED,
-            "Tag.1.Value": "true",
-            "Tag.2.Key": TAG_STACK,
-            "Tag.2.Value": self._stack.name,
-        }
+        tags = {"Tag.1.Key": TAG_STACK, "Tag.1.Value": self._stack.name}
         raw = self._tokens("DescribeInstances", "Instances", "Instance", **tags)
-        return tuple(_instance(one, members.get(one["InstanceId"], ""), now) for one in raw)
+        made = (_instance(one, members.get(one["InstanceId"], ""), now) for one in raw)
+        return tuple(one for one in made if one.group or one.managed)
 
     def _members(self, group: str) -> Iterator[dict[str, Any]]:
         """The instances of a group, protected or not."""
@@ -318,6 +314,7 @@ def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> Instance:
         pool=tags.get(TAG_POOL, ""),
         group=group,
         hold=hold_of(tags, now),
+        managed=tags.get(TAG_MANAGED) == "true",
     )
 
 

@@ -85,13 +85,13 @@ class AwsStack:
         """Every instance that the stack's groups started, wherever it is now."""
         members = self._members(state.of(resources, state.GROUPS))
         filters = [
-            {"Name": f"tag:{TAG_MANAGED}", "Values": ["true"]},
             {"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]},
             {"Name": "instance-state-name", "Values": list(THERE)},
         ]
         found = self._aws.pages("ec2", "describe_instances", "Reservations", Filters=filters)
         raw = [one for reservation in found for one in reservation["Instances"]]
-        return tuple(_instance(one, members.get(one["InstanceId"], ""), now) for one in raw)
+        made = (_instance(one, members.get(one["InstanceId"], ""), now) for one in raw)
+        return tuple(one for one in made if one.group or one.managed)
 
     def _members(self, groups: Sequence[Resource]) -> dict[str, str]:
         """Instance id -> its group."""
@@ -245,6 +245,7 @@ def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> Instance:
         pool=tags.get(TAG_POOL, ""),
         group=group,
         hold=hold_of(tags, now),
+        managed=tags.get(TAG_MANAGED) == "true",
     )
 
 

@@ -25,6 +25,7 @@ class Instance:
         pool: its pool, or empty.
         group: the scaling group it is in; empty for one that the sweep detached.
         hold: why a user or an administrator keeps it; empty for no hold.
+        managed: the sweep may end it; none of a stack with ``image.mode: none`` is.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Instance:
     pool: str = ""
     group: str = ""
     hold: str = ""
+    managed: bool = True
 
     @property
     def stopped(self) -> bool:

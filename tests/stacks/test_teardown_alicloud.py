@@ -21,6 +21,7 @@ from tests.stacks.alicloud_programs import shipped
 from tests.stacks.pulumi_stand_in import excluded
 
 NAME, ACCOUNT_ID = "alicloud-dev", "1234567890123456"
+TAGS = {"gpu-fleet:pool": "dev", "gpu-fleet:managed": "true"}
 KEY, BUCKET = "alicloud:kms/key:Key", "alicloud:oss/bucket:Bucket"
 GROUP, FILE_SYSTEM = "alicloud:ess/scalingGroup:ScalingGroup", "alicloud:nas/fileSystem:FileSystem"
 
@@ -70,7 +71,8 @@ class World:
         }
 
     def _instances(self, asked):
-        assert (asked["Tag.2.Key"], asked["Tag.2.Value"]) == ("gpu-fleet:stack", NAME)
+        assert (asked["Tag.1.Key"], asked["Tag.1.Value"]) == ("gpu-fleet:stack", NAME)
+        assert "Tag.2.Key" not in asked
         found = [
             {
                 "InstanceId": one,
@@ -79,7 +81,7 @@ class World:
                 "Tags": {
                     "Tag": [
                         {"TagKey": key, "TagValue": value}
-                        for key, value in {"gpu-fleet:pool": "dev", **self.tags.get(one, {})}.items()
+                        for key, value in {**TAGS, **self.tags.get(one, {})}.items()
                     ]
                 },
             }
@@ -240,6 +242,14 @@ def test_a_hold_that_cannot_be_read_counts(fleet):
 
     assert done.exit_code == 1
     assert "i-busy (dev) is held, kept until friday" in str(done.exception)
+
+
+def test_an_instance_that_nothing_reaps_is_seen_too(fleet):
+    fleet.world.tags["i-busy"] = {"gpu-fleet:managed": "", "gpu-fleet:protected": "true"}
+
+    done = fleet.run("--yes")
+
+    assert "i-busy (dev) is held, gpu-fleet:protected is set" in str(done.exception)
 
 
 def test_another_account_is_refused(fleet):

@@ -219,6 +219,21 @@ def test_a_held_instance_stops_everything_until_a_reason_is_given(dev):
     assert "gpu-fleet destroy, holds ignored: account closes on Friday" in dev.destroys()[0]
 
 
+def test_instances_that_nothing_reaps_are_seen_and_drained_too(dev):
+    """As with `image.mode: none`: no licence for the sweep, and a user may hold one all the same."""
+    one = dev.start()
+    dev.client("ec2").delete_tags(Resources=[one], Tags=[{"Key": "gpu-fleet:managed"}])
+    hold = [{"Key": "gpu-fleet:protected", "Value": "true"}]
+    dev.client("ec2").create_tags(Resources=[one], Tags=hold)
+
+    refused = dev.run("--yes")
+    done = dev.run("--yes", "--ignore-holds", "they know")
+
+    assert f"{one} (dev) is held, gpu-fleet:protected is set" in str(refused.exception)
+    assert f"terminate {one}" in done.output
+    assert dev.instances() == []
+
+
 def stopped_outside(fleet: Fleet) -> str:
     """An instance as the sweep leaves it: detached, stopped."""
     one, name = fleet.start(), fleet.rehearsed.outputs["group_names"]["dev"][0]
