@@ -177,17 +177,18 @@ class Fleet(pulumi.ComponentResource):
             alicloud.ess.SuspendProcess(
                 f"{name}-health", scaling_group_id=group.id, process=SUSPENDED, opts=child
             )
-        alicloud.ess.LifecycleHook(
-            f"{name}-drain",
-            name=instance_file.LIFECYCLE_HOOK,
-            scaling_group_id=group.id,
-            lifecycle_transition="SCALE_IN",
-            heartbeat_timeout=DRAIN_S,
-            default_result="CONTINUE",
-            # It goes with its group. Deleted before, as the order of dependencies has it, it would hold no
-            # machine that the group's deletion ends: DeleteLifecycleHook even ends the waits under way.
-            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
-        )
+        if args.stack.image.managed:  # without an agent nobody would answer, and each end would wait
+            alicloud.ess.LifecycleHook(
+                f"{name}-drain",
+                name=instance_file.LIFECYCLE_HOOK,
+                scaling_group_id=group.id,
+                lifecycle_transition="SCALE_IN",
+                heartbeat_timeout=DRAIN_S,
+                default_result="CONTINUE",
+                # It goes with its group. Deleted before, as the order of dependencies has it, it would hold
+                # no machine that the group's deletion ends: DeleteLifecycleHook even ends the waits under way.
+                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+            )
         if args.pool.scales:
             first = plan == group_plans(args.stack, args.pool)[0]
             scale_by_load(

@@ -163,17 +163,18 @@ class Fleet(pulumi.ComponentResource):
             ),
             **capacity(args.pool, template),
         )
-        aws.autoscaling.LifecycleHook(
-            f"{name}-drain",
-            name=instance_file.LIFECYCLE_HOOK,
-            autoscaling_group_name=group.name,
-            lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
-            heartbeat_timeout=DRAIN_S,
-            default_result="CONTINUE",
-            # It goes with its group. Deleted before, as the order of dependencies has it, it would not hold
-            # the machines that the group's deletion ends, and nothing would be saved.
-            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
-        )
+        if args.stack.image.managed:  # without an agent nobody would answer, and each end would wait
+            aws.autoscaling.LifecycleHook(
+                f"{name}-drain",
+                name=instance_file.LIFECYCLE_HOOK,
+                autoscaling_group_name=group.name,
+                lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
+                heartbeat_timeout=DRAIN_S,
+                default_result="CONTINUE",
+                # It goes with its group. Deleted before, as the order of dependencies has it, it would not
+                # hold the machines that the group's deletion ends, and nothing would be saved.
+                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
+            )
         if args.pool.scales:
             first = plan == group_plans(args.stack, args.pool)[0]
             scale_by_load(

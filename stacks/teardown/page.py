@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from stacks.settings import Stack
+from stacks.teardown.holdings import Instance
 from stacks.teardown.plan import Plan, key_days, lifting
 
 REASON_PROTECTED = "protected"
@@ -31,13 +32,18 @@ def lines(stack: Stack, plan: Plan) -> Iterator[str]:
 
 def _instances(plan: Plan) -> Iterator[str]:
     for one in plan.draining:
-        saves = "has its lifecycle hook's time to save" if not one.stopped else "is stopped and saves nothing"
-        yield f"terminate {one.id} {one.type}, pool {one.pool or '-'}: {saves}{_held(one.hold)}"
+        yield f"terminate {one.id} {one.type}, pool {one.pool or '-'}: {_saves(one)}{_held(one.hold)}"
     for one in plan.stopped:
         place = f"{one.state}, in no group"
         yield f"terminate {one.id} {one.type}, pool {one.pool or '-'}: {place}{_held(one.hold)}"
     if not plan.draining and not plan.stopped:
         yield "terminate no instance: none is there"
+
+
+def _saves(one: Instance) -> str:
+    if one.stopped:
+        return "is stopped and saves nothing"
+    return "has its lifecycle hook's time to save" if one.managed else "runs no agent and saves nothing"
 
 
 def _held(hold: str) -> str:

@@ -86,6 +86,13 @@ def test_the_reapers_licence_is_for_instances_with_an_agent(build, mode, managed
     assert "gpu-fleet:pool" in text
 
 
+@pytest.mark.parametrize(("mode", "drains"), [("bootstrap", True), ("baked", True), ("none", False)])
+def test_no_end_waits_for_an_agent_that_is_not_there(build, mode, drains):
+    hooks = [one for one in build(mode).registrations if one.type.endswith(":LifecycleHook")]
+
+    assert bool(hooks) is drains
+
+
 def test_check_and_preview_say_that_nothing_is_reaped(monkeypatch, caplog, register):
     settings = stack(image={"id": AMI, "mode": "none"})
     monkeypatch.setattr(stack_files, "settings_of", lambda name: settings)

@@ -230,7 +230,7 @@ def test_instances_that_nothing_reaps_are_seen_and_drained_too(dev):
     done = dev.run("--yes", "--ignore-holds", "they know")
 
     assert f"{one} (dev) is held, gpu-fleet:protected is set" in str(refused.exception)
-    assert f"terminate {one}" in done.output
+    assert f"terminate {one} g5.xlarge, pool dev: runs no agent and saves nothing" in done.output
     assert dev.instances() == []
 
 
