@@ -186,7 +186,7 @@ class Fleet(pulumi.ComponentResource):
                 heartbeat_timeout=DRAIN_S,
                 default_result="CONTINUE",
                 # It goes with its group. Deleted before, as the order of dependencies has it, it would hold
-                # no machine that the group's deletion ends: DeleteLifecycleHook even ends the waits under way.
+                # no machine that the group's deletion ends: DeleteLifecycleHook even ends waits under way.
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:

@@ -1,6 +1,7 @@
 """The program of the user data: what it signs, what it refuses, what reads it."""
 
 import ast
+import configparser
 import io
 import sys
 import tarfile
@@ -14,7 +15,8 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.payload import fetch
+from image import bootstrap
+from stacks.payload import fetch, user_data
 
 KEYS = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789/-_.~ +=&%$@:,é", min_size=1, max_size=60)
 REGIONS = st.sampled_from(["us-east-1", "eu-central-1", "us-gov-west-1", "cn-shenzhen", "ap-southeast-7"])
@@ -88,3 +90,28 @@ def test_nothing_but_plain_files_below_the_folder_is_unpacked(tmp_path, name, ki
         fetch.unpack(archive(tmp_path / "payload.tar.gz", name, kind), str(tmp_path / "folder"))
 
     assert not (tmp_path / "x").exists()
+
+
+def unit() -> configparser.ConfigParser:
+    """The unit that the user data writes."""
+    found = configparser.ConfigParser(interpolation=None, strict=False)
+    found.optionxform = str  # systemd's keys have capitals
+    found.read_string(user_data.UNIT_TEXT)
+    return found
+
+
+def test_the_unit_tries_again_what_another_try_can_heal_and_nothing_else():
+    service = unit()["Service"]
+    final = {int(status) for status in service["RestartPreventExitStatus"].split()}
+
+    assert service["Restart"] == "on-failure"
+    assert unit()["Unit"]["StartLimitIntervalSec"] == "0"
+    assert final == {fetch.FinalError.status, bootstrap.INCOMPLETE}
+    assert fetch.BootError.status not in final
+
+
+def test_the_unit_runs_at_every_boot_until_the_recipe_has_left_its_mark():
+    mark = bootstrap.Place(Path("/payload"), Path("/"), "aws").marker
+
+    assert unit()["Unit"]["ConditionPathExists"] == f"!{mark}"
+    assert unit()["Install"]["WantedBy"] == "multi-user.target"
