@@ -26,7 +26,7 @@ from tests.stacks.examples import pool, stack
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(command, arguments)
+    return CliRunner().invoke(command, arguments, env={"COLUMNS": "160"})
 
 
 @pytest.fixture
