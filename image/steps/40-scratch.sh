@@ -4,13 +4,14 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
-install_group scratch
+# laid and enabled before anything is fetched: where no way leads to the archive, the base may have all of it
 lay etc/systemd/system/scratch.service etc/systemd/system/scratch-disk.service usr/libexec/gpu-fleet/scratch
-# the array is found by its own label: a remembered one would be missing after a stop and a start
-rm -f /etc/mdadm/mdadm.conf
 systemctl enable scratch.service scratch-disk.service
 # disks over the network are not for this
 systemctl mask --quiet nvmf-autoconnect.service nvmefc-boot-connections.service
+install_group scratch
+# the array is found by its own label: a remembered one would be missing after a stop and a start
+rm -f /etc/mdadm/mdadm.conf
 if [ -n "$BOOTSTRAP" ]; then
     systemctl daemon-reload
     systemctl start scratch.service

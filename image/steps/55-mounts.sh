@@ -4,7 +4,7 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
-install_group mounts
+# laid and enabled before anything is fetched: where no way leads to the archive, the base may have all of it
 lay etc/systemd/system/home-file-system.service etc/systemd/system/home-tunnel.service \
     etc/systemd/system/bucket@.service \
     usr/libexec/gpu-fleet/mount-home usr/libexec/gpu-fleet/mount-bucket \
@@ -12,6 +12,7 @@ lay etc/systemd/system/home-file-system.service etc/systemd/system/home-tunnel.s
 systemctl enable home-file-system.service
 # version 4 of NFS needs no port mapper, and nobody else shall find one
 systemctl mask --quiet rpcbind.service rpcbind.socket
+install_group mounts
 if [ -n "$BOOTSTRAP" ]; then
     systemctl daemon-reload
     systemctl start home-file-system.service

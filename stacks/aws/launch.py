@@ -170,4 +170,5 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
         config = user_data.cloud_config(stack, pool, text, bucket_name(stack, "records"))
         return base64.b64encode(config.encode()).decode()
 
+    encoded([user_data.LONGEST_NAME] * 2)  # too long is said now, in words; inside `apply` it is a traceback
     return pulumi.Output.all(args.home, args.scratch).apply(encoded)

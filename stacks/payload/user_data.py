@@ -18,6 +18,8 @@ from stacks.settings import Nat, Pool, Stack
 
 # EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.
 LARGEST_BYTES = 16_384
+# Stands for names that are known only once their file system stands, where the size is looked at before.
+LONGEST_NAME = "x" * 80
 PAYLOAD_FILE = "/etc/gpu-fleet/payload.json"
 PROGRAM = "/usr/local/libexec/gpu-fleet/fetch"
 UNIT = "gpu-fleet-bootstrap.service"

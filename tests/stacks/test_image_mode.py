@@ -1,13 +1,16 @@
 """Where agent and gate come from: what each mode registers, and what is refused."""
 
 import base64
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from stacks import check_command, image_notice, stack_files
+from stacks.alicloud import launch as alicloud_launch
 from stacks.alicloud.stack import build as build_alicloud
+from stacks.aws import launch as aws_launch
 from stacks.errors import SettingsError, StacksError
 from stacks.instance_file import instance_toml
 from stacks.payload import user_data
@@ -152,3 +155,16 @@ def test_the_user_data_of_a_shipped_stack_leaves_room(name):
             settings, one, "s3://" + "c" * 80, "s3://" + "d" * 80, home="h" * 80, scratch="s" * 80
         )
         assert len(user_data.cloud_config(settings, one, text, "b" * 63)) < user_data.LARGEST_BYTES - 3000
+
+
+@pytest.mark.parametrize("name", ["aws-dev", "alicloud-dev"])
+def test_user_data_that_the_cloud_would_refuse_is_said_before_anything_is_declared_of_the_pool(
+    name, monkeypatch
+):
+    monkeypatch.setattr(user_data, "LARGEST_BYTES", 100)
+    settings = stack_files.settings_of(name)
+    module = aws_launch if name.startswith("aws") else alicloud_launch
+    args = SimpleNamespace(stack=settings, pool=settings.pools[0])  # no output is asked before
+
+    with pytest.raises(StacksError, match="user data of pool 'dev'"):
+        module._user_data(args)
