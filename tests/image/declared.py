@@ -23,6 +23,7 @@ STARTS = {
     "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate",
     "alicloud:ess/scalingConfiguration:ScalingConfiguration",
 }
+MONITOR_GROUP = "alicloud:cms/monitorGroup:MonitorGroup"
 
 
 class LaunchTemplates(Mocks):
@@ -37,7 +38,9 @@ class LaunchTemplates(Mocks):
             self.user_data[args.name] = base64.b64decode(args.inputs["userData"]).decode()
         made = {"arn": f"arn:aws:mock:::{args.name}", "name": args.name}
         made |= dict.fromkeys(("dnsName", "mountTargetDomain"), f"{args.name}.example")
-        return f"{args.name}-id", made | args.inputs
+        # an application group's id is a number
+        identifier = "1" if args.typ == MONITOR_GROUP else f"{args.name}-id"
+        return identifier, made | args.inputs
 
     def call(self, args: MockCallArgs) -> dict[str, Any]:
         """No provider function has anything to do with user data."""

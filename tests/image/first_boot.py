@@ -13,7 +13,7 @@ from tests.image.virtual_machine import MachineError, VirtualMachine
 HANG_S = 1500.0
 GOAL_S = 180.0
 COMMAND = "python -m tests.bench first_boot"
-UNITS = ("gpu-fleet-bootstrap", "gpu-reaper", "cloud-final")
+UNITS = ("gpu-fleet-bootstrap", "gpu-ready", "gpu-reaper", "cloud-final")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def wait_until(done: Callable[[], bool], machine: VirtualMachine, timeout_s: flo
     while not done():
         if time.monotonic() > until:
             units = " ".join(f"--unit={unit}" for unit in UNITS)
-            raise MachineError(machine.attempt(f"journalctl --no-pager --lines=80 {units}", 120)[1])
+            asked = f"systemctl list-jobs; journalctl --no-pager --lines=120 {units}"
+            raise MachineError(machine.attempt(asked, 120)[1])
         time.sleep(1)
 
 

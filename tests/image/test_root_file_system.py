@@ -214,7 +214,8 @@ def test_two_ranks_train_inside(inside):
         "$python -m training prepare digits digits >&2; "
         "cp /opt/gpu-fleet/lib/training/examples/digits.toml job.toml; "
         "$python -m training launch job.toml --alone --nproc-per-node 2 "
-        "--data.path digits --run.directory run --run.epochs 0.0 --run.steps 6 --metrics.progress false >&2; "
+        "--data.path digits --run.directory run --run.epochs 0.0 --run.steps 6 "
+        "--schedule.warmup_steps 2 --metrics.progress false >&2; "
         "cat run/result.json"
     )
 
