@@ -101,7 +101,7 @@ def test_the_table_shows_every_machine_and_what_the_idle_ones_cost(fleet, tmp_pa
 
 def test_on_a_machine_of_the_fleet_its_agent_s_word_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
-    monkeypatch.setenv("GPU_FLEET_POLICY_FILE", str(tmp_path / "none.json"))
+    monkeypatch.delenv("GPU_FLEET_POLICY_FILE", raising=False)
     outcome = judgement(State.ACTIVE, idle_s=0.0, reasons=("cpu: 1.00 cores",))
     activity_file.write(tmp_path / "activity.json", outcome, "i-9", "the whole machine")
 

@@ -36,7 +36,11 @@ def pool(**changes: Any) -> dict[str, Any]:
 
 def stack(name: str = "test", **changes: Any) -> Stack:
     """A sound stack, with some top-level keys of its file replaced; what has no list price is assumed."""
-    content = stack_file(**changes)
+    return priced(name, stack_file(**changes))
+
+
+def priced(name: str, content: dict[str, Any]) -> Stack:
+    """The stack of a file, with a price assumed for everything that has no list price."""
     return from_mapping(name, content | {"budget": content["budget"] | {"assume": assumptions(content)}})
 
 

@@ -4,6 +4,8 @@ import json
 from functools import cache
 from typing import Any
 
+import pulumi
+
 from stacks import stack_files
 from stacks.alicloud.stack import build
 from stacks.rehearsal.program import Rehearsed, run_program
@@ -61,8 +63,13 @@ def everything() -> Rehearsed:
 
 
 def register(settings: Stack) -> Rehearsed:
-    """What any settings register."""
-    return run_program(settings.name, program=lambda: build(settings), config={})
+    """What any settings register and export."""
+
+    def program() -> None:
+        for name, value in build(settings).items():
+            pulumi.export(name, value)
+
+    return run_program(settings.name, program=program, config={})
 
 
 def inputs(rehearsed: Rehearsed, token: str, name: str = "") -> list[dict[str, Any]]:

@@ -222,7 +222,7 @@ def test_a_bad_file_of_vendors_is_refused_with_the_place(old, new, message, tmp_
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(main, arguments)
+    return CliRunner().invoke(main, arguments, env={"COLUMNS": "160"})
 
 
 def test_the_command_ranks_what_finishes_and_says_what_the_budget_allows():

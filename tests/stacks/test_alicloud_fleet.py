@@ -12,8 +12,7 @@ from stacks import catalog, stack_files
 from stacks.alicloud.fleet import group_plans
 from stacks.alicloud.reaper import policy_document
 from stacks.catalog import Cloud
-from stacks.settings_reader import from_mapping
-from tests.stacks.alicloud_examples import pool, stack, stack_file
+from tests.stacks.alicloud_examples import pool, priced, stack, stack_file
 from tests.stacks.alicloud_programs import STACKS, inputs, register, shipped
 
 HOURS_PER_MONTH = 730  # 8,760 hours a year by twelve
@@ -315,7 +314,7 @@ def stack_files_of_any_shape(draw):
 @given(stack_files_of_any_shape())
 @settings(max_examples=30)
 def test_the_groups_of_a_pool_hold_its_size_once(content):
-    found = from_mapping("test", content)
+    found = priced("test", content)
 
     for one in found.pools:
         plans = group_plans(found, one)
@@ -327,6 +326,6 @@ def test_the_groups_of_a_pool_hold_its_size_once(content):
 @given(content=stack_files_of_any_shape())
 @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 def test_any_valid_settings_build(content):
-    found = register(from_mapping("test", content))
+    found = register(priced("test", content))
 
     assert len(found.of_type("gpu-fleet:alicloud:Fleet")) == len(content["pools"])

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from stacks.settings_reader import from_mapping
 from tests.stacks import alicloud_programs as programs
+from tests.stacks.alicloud_examples import priced
 from tests.stacks.alicloud_programs import STACKS, inputs, register, shipped
 from tests.stacks.deletion_order import encrypted_with, reached
 from tests.stacks.test_alicloud_fleet import stack_files_of_any_shape
@@ -130,7 +130,7 @@ def test_the_sweep_is_gone_before_the_bucket_that_it_writes_to_is_deleted(found)
 @given(content=stack_files_of_any_shape())
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_setting_lets_anything_outlive_its_key(content):
-    rehearsed = register(from_mapping("test", content))
+    rehearsed = register(priced("test", content))
     key, before = outlived(rehearsed)
 
     encrypted = [*encrypted_with(key, rehearsed.registrations), *rehearsed.of_type(BUCKET)]
