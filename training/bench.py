@@ -108,9 +108,11 @@ def _quiet(settings: config.Config, directory: str, steps: int) -> config.Config
     run = settings.run.model_copy(
         update={"directory": directory, "steps": steps, "epochs": 0.0, "evaluate_every_steps": 0}
     )
+    schedule = settings.schedule.model_copy(update={"warmup_steps": 0})  # may be longer than the few steps
     checkpoint = config.Checkpoint(every_steps=0, every_s=0.0, resume=False)
     metrics = config.Metrics(progress=False)
-    return settings.model_copy(update={"run": run, "checkpoint": checkpoint, "metrics": metrics})
+    kept = {"run": run, "schedule": schedule, "checkpoint": checkpoint, "metrics": metrics}
+    return settings.model_copy(update=kept)
 
 
 class Turns(StepTrace):
