@@ -82,6 +82,8 @@ def own_environment(root: Path, services: Mapping[str, str]) -> dict[str, str]:
     return {
         **ENVIRONMENT,
         **services,
+        "GPU_FLEET_ROOT": str(root),
+        "GPU_FLEET_PYTHON": system_python(),
         "GPU_FLEET_INSTANCE_FILE": str(root / "etc/gpu-fleet/instance.toml"),
         "GPU_FLEET_RUN_DIR": str(root / "run/gpu-fleet"),
     }
@@ -107,8 +109,7 @@ def people_command(root: Path, *arguments: str) -> list[str]:
     program = root / "usr/local/bin/gpu-fleet"
     if not program.is_file():
         raise FirstBootError(f"{program} is missing: the payload brought no commands for people")
-    (line,) = [line for line in program.read_text(encoding="utf-8").splitlines() if line.startswith("exec ")]
-    return [*_below(root, line.split()[1:-1]), *arguments]
+    return ["/bin/sh", str(program), *arguments]
 
 
 def exec_start(root: Path, unit: str) -> list[str]:
