@@ -7,23 +7,24 @@ protocol, so that the schedule is proven by the mark alone.
 
 import base64
 import json
-import os
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from stacks import naming
 from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Left, Said
 from stacks.acceptance.clock import Clock
 from stacks.acceptance.errors import NotReachableError, RefusedError
-from stacks.calls.alicloud import KEY_ID, KEY_SECRET, TOKEN, VERSIONS, Alicloud, listed
+from stacks.calls import buckets, oss
+from stacks.calls.alicloud import VERSIONS, Alicloud, listed
 from stacks.errors import CannotCheckError
 from stacks.settings import Stack
+
+LOG = logging.getLogger(__name__)
 
 PRODUCTS = {"cms": "Cms", "ecs": "Ecs", "ess": "Ess", "kms": "Kms", "sts": "Sts", "tag": "Tag", "vpc": "Vpc"}
 OSS_PAGE = "https://www.alibabacloud.com/help/en/oss/developer-reference/compatibility-with-amazon-s3"
@@ -53,7 +54,10 @@ ACTIONS = {
 }
 CALLS = {f"{product}.{name}": _doc(product, name) for product, names in ACTIONS.items() for name in names} | {
     f"oss.{name}": OSS_PAGE
-    for name in ("delete_objects", "get_object", "list_object_versions", "list_objects_v2")
+    for name in (
+        *("abort_multipart_upload", "delete_object", "get_object", "list_multipart_uploads"),
+        *("list_object_versions", "list_objects_v2"),
+    )
 }
 # Values of DescribeInstances' Status, in the words that both clouds share here.
 STATES = {"Pending": "pending", "Starting": "pending"}
@@ -64,35 +68,9 @@ PAGE = 100  # DescribeInstances, DescribeDisks, DescribeEipAddresses
 NAT_PAGE = 50
 PERIOD_S, MOST_POINTS = 60, 1440  # DescribeMetricList
 NO_GROUP = "0"
-DELETED_AT_ONCE = 1000
+TAGGED_PAGE = 1000  # ListTagResources
 KEY_WAITS_DAYS = 7
 PENDING_DELETION = "PendingDeletion"
-NO_BUCKET = "NoSuchBucket"
-# www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
-OSS_ENDPOINT = "https://s3.oss-{region}.aliyuncs.com"
-
-
-def bucket_client(region: str) -> Any:
-    """boto3's client for OSS, which knows neither the newer checksums nor path addressing.
-
-    Raises:
-        RefusedError: nobody is logged in.
-    """
-    if not (os.environ.get(KEY_ID) and os.environ.get(KEY_SECRET)):
-        raise RefusedError(f"no credentials; set {KEY_ID} and {KEY_SECRET}")
-    return boto3.client(
-        "s3",
-        region_name=region,
-        endpoint_url=OSS_ENDPOINT.format(region=region),
-        aws_access_key_id=os.environ[KEY_ID],
-        aws_secret_access_key=os.environ[KEY_SECRET],
-        aws_session_token=os.environ.get(TOKEN) or None,
-        config=Config(
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "virtual"},
-        ),
-    )
 
 
 class AlicloudAccount:
@@ -102,7 +80,7 @@ class AlicloudAccount:
         stack: the stack that is looked at.
         clock: for times.
         cloud: asks the products; by default with the credentials of the environment.
-        buckets: makes boto3's client for OSS.
+        connect: makes boto3's client for OSS.
     """
 
     interrupts_spot = False
@@ -113,12 +91,12 @@ class AlicloudAccount:
         stack: Stack,
         clock: Clock,
         cloud: Alicloud | None = None,
-        buckets: Callable[[str], Any] = bucket_client,
+        connect: Callable[[str], Any] = oss.client,
     ) -> None:
         self.calls: list[Call] = []
         self._stack, self._clock = stack, clock
         self._cloud = cloud or Alicloud(stack.region)
-        self._make_buckets = buckets
+        self._connect = connect
         self._s3: Any = None
         self._known: dict[str, Instance] = {}
 
@@ -279,7 +257,7 @@ class AlicloudAccount:
         try:
             page = self._oss("list_object_versions", Bucket=_last(arn), MaxKeys=1)
         except RefusedError as error:
-            if error.code == NO_BUCKET:
+            if error.code == oss.NO_BUCKET:
                 return
             raise
         holds = bool(page.get("Versions") or page.get("DeleteMarkers"))
@@ -288,7 +266,7 @@ class AlicloudAccount:
     def _arns(self) -> list[str]:
         tags = json.dumps({TAG_STACK: self._stack.name})
         rows = self._tokens(
-            "tag.ListTagResources", ("TagResources",), {}, Tags=tags, PageSize=str(DELETED_AT_ONCE)
+            "tag.ListTagResources", ("TagResources",), {}, Tags=tags, PageSize=str(TAGGED_PAGE)
         )
         return [str(row["ResourceARN"]) for row in rows]
 
@@ -319,20 +297,15 @@ class AlicloudAccount:
         return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
 
     def _empty(self, bucket: str) -> int:
-        removed = 0
-        while True:
-            try:
-                page = self._oss("list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
-            except RefusedError as error:
-                if error.code == NO_BUCKET:
-                    return removed
-                raise
-            versions = [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
-            if not versions:
-                return removed
-            objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in versions]
-            self._oss("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
-            removed += len(objects)
+        """Nothing where the bucket is gone already."""
+        try:
+            return buckets.empty(self._oss, bucket, LOG.info, in_batches=False)
+        except RefusedError as error:
+            if error.code == oss.NO_BUCKET:
+                return 0
+            raise
+        except CannotCheckError as error:
+            raise RefusedError(str(error), error.code) from error
 
     def _own(self) -> dict[str, str]:
         return {"Tag.1.Key": TAG_STACK, "Tag.1.Value": self._stack.name}
@@ -366,11 +339,17 @@ class AlicloudAccount:
         self.calls.append(Call(at, name, str(answer.get("RequestId", "")), "", doc))
         return answer
 
+    def _client(self) -> Any:
+        try:
+            return self._connect(self._stack.region)
+        except CannotCheckError as error:
+            raise RefusedError(str(error)) from error
+
     def _oss(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """One call of OSS; errors as ``_ask``."""
         name = f"oss.{operation}"
         doc, at = CALLS[name], self._clock.now()
-        self._s3 = self._s3 or self._make_buckets(self._stack.region)
+        self._s3 = self._s3 or self._client()
         try:
             answer: dict[str, Any] = getattr(self._s3, operation)(**arguments)
         except ClientError as error:

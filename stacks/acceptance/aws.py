@@ -1,6 +1,7 @@
 """An AWS account as an acceptance run asks it; ``CALLS`` has every call beside the page that documents it."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -12,8 +13,12 @@ from stacks import naming
 from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Left, Said
 from stacks.acceptance.clock import Clock
 from stacks.acceptance.errors import NotReachableError, RefusedError
+from stacks.calls import buckets
 from stacks.calls.aws import Clients, clients_in
+from stacks.errors import CannotCheckError
 from stacks.settings import Stack
+
+LOG = logging.getLogger(__name__)
 
 _API = "https://docs.aws.amazon.com/{}/latest/{}/API_{}.html"
 
@@ -48,8 +53,10 @@ CALLS = {
     "kms.describe_key": _doc("kms", "DescribeKey"),
     "kms.schedule_key_deletion": _doc("kms", "ScheduleKeyDeletion"),
     "resourcegroupstaggingapi.get_resources": _doc("resourcegroupstagging", "GetResources"),
+    "s3.abort_multipart_upload": _doc("AmazonS3", "AbortMultipartUpload", "API"),
     "s3.delete_objects": _doc("AmazonS3", "DeleteObjects", "API"),
     "s3.get_object": _doc("AmazonS3", "GetObject", "API"),
+    "s3.list_multipart_uploads": _doc("AmazonS3", "ListMultipartUploads", "API"),
     "s3.list_object_versions": _doc("AmazonS3", "ListObjectVersions", "API"),
     "s3.list_objects_v2": _doc("AmazonS3", "ListObjectsV2", "API"),
     "scheduler.list_schedules": _doc("scheduler", "ListSchedules"),
@@ -75,7 +82,6 @@ NOTICE = "PT2M"
 ROLE_PATIENCE = timedelta(minutes=2)
 ROLE_EVERY_S = 10
 EXPERIMENT_FAILED = frozenset({"failed", "stopped", "cancelled"})
-DELETED_AT_ONCE = 1000  # API page of DeleteObjects
 KEY_WAITS_DAYS = 7  # the least that ScheduleKeyDeletion takes
 NO_BUCKET = "NoSuchBucket"
 PENDING_DELETION = "PendingDeletion"
@@ -424,23 +430,18 @@ class AwsAccount:
         return sum(self._empty(bucket) for bucket in buckets if bucket.startswith(own))
 
     def _empty(self, bucket: str) -> int:
-        removed = 0
-        while True:
-            try:
-                page = self._ask("s3.list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
-            except RefusedError as error:
-                if error.code == NO_BUCKET:
-                    return removed
-                raise
-            versions = [*page.get("Versions", []), *page.get("DeleteMarkers", [])]
-            if not versions:
-                return removed
-            objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in versions]
-            answer = self._ask("s3.delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
-            if refused := answer.get("Errors"):
-                first = refused[0]
-                raise RefusedError(f"s3://{bucket}/{first['Key']}: {first['Message']}", first["Code"])
-            removed += len(objects)
+        """Nothing where the bucket is gone already."""
+        try:
+            return buckets.empty(self._s3, bucket, LOG.info, in_batches=True)
+        except RefusedError as error:
+            if error.code == NO_BUCKET:
+                return 0
+            raise
+        except CannotCheckError as error:
+            raise RefusedError(str(error), error.code) from error
+
+    def _s3(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        return self._ask(f"s3.{operation}", **arguments)
 
     def _ask(self, name: str, **arguments: Any) -> dict[str, Any]:
         """One call of ``CALLS``, kept as evidence.

@@ -10,12 +10,13 @@ from typing import Any
 import click
 
 from stacks.alicloud import first_pass
+from stacks.calls import oss
 from stacks.calls.alicloud import Alicloud
 from stacks.catalog import Cloud
 from stacks.guard import first_values
 from stacks.guard.errors import PlanError
 from stacks.guard.hold import hold
-from stacks.guard.plan import Step, errors, parse
+from stacks.guard.plan import REPLACES, Step, errors, parse
 from stacks.settings import Stack
 
 # Flags of `pulumi up` that `pulumi preview --json` knows not, or that would bend its output.
@@ -30,6 +31,8 @@ NOT_OF_A_PLAN = {
 }
 LETTERS_NOT_OF_A_PLAN = "yfj"
 TAKE_A_VALUE = "mptv"  # --message, --parallel, --target, --verbose: the rest of the word, or the next one
+OBJECT = "alicloud:oss/bucketObject:BucketObject"
+UPLOADS = REPLACES | {"create", "update"}
 # It would print events instead of the one digest.
 STREAMING = "PULUMI_ENABLE_STREAMING_JSON_PREVIEW"
 
@@ -92,6 +95,11 @@ class Deployment:
         return json.loads(done.stdout)
 
 
+def uploads(step: Step) -> bool:
+    """Whether a step of the plan sends an object to OSS: the payload, a recipe, a baked disk."""
+    return step.type == OBJECT and step.op in UPLOADS
+
+
 def plan_arguments(arguments: Sequence[str]) -> list[str]:
     """The flags of an ``up`` that its plan takes too; of letters in one word, those that are left."""
     kept: list[str] = []
@@ -127,6 +135,7 @@ def up(
     *more: str,
     replace: Collection[str] = (),
     connect: Callable[[str, Mapping[str, str]], first_values.Cloud] = Alicloud,
+    hold_upload: Callable[[str, Mapping[str, str]], None] = oss.hold_upload,
 ) -> int:
     """Create or update the stack, in as many passes as its resources take; returns the CLI's exit code.
 
@@ -137,14 +146,18 @@ def up(
         more: flags for every ``pulumi up``.
         replace: logical names of what may be lost.
         connect: from region and environment to what asks Alibaba Cloud.
+        hold_upload: refuses what OSS would refuse in its midst.
 
     Raises:
         ReplacementError: it would lose data; nothing was touched.
         PlanError: there is no plan.
+        StacksError: it uploads to an endpoint of OSS that is shut; nothing was touched.
         CannotCheckError: a first value could not be reported.
     """
     steps = deployment.plan()
     hold(steps, replace)
+    if deployment.stack.cloud is Cloud.ALICLOUD and any(uploads(step) for step in steps):
+        hold_upload(deployment.stack.region, deployment.environ)
     before = first_pass.passes(steps) if deployment.stack.cloud is Cloud.ALICLOUD else ()
     values = first_pass.first_values(steps) if before else ()
     for number, stages in enumerate(before, start=1):

@@ -12,11 +12,11 @@ from typing import Any
 
 import boto3
 import click
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from image import payload, wheel_store
 from stacks import naming, stack_files
+from stacks.calls import oss
 from stacks.catalog import Cloud
 from stacks.errors import StacksError
 from stacks.settings import Nat, Stack
@@ -30,13 +30,6 @@ GLIBC = tuple(range(39, 16, -1))
 PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in GLIBC),
     *("manylinux2014_x86_64", "manylinux2010_x86_64"),
-)
-# www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
-OSS = "https://s3.oss-{region}.aliyuncs.com"
-OSS_CONFIG = Config(
-    request_checksum_calculation="when_required",
-    response_checksum_validation="when_required",
-    s3={"addressing_style": "virtual"},
 )
 NOT_FOUND = "404"
 
@@ -56,6 +49,8 @@ def wheels(name: str, wheels: Path | None) -> None:
     stack = stack_files.settings_of(name)
     if stack.network.nat is not Nat.NONE:
         click.echo(f"{name}: network.nat is {stack.network.nat}: its instances fetch from PyPI by themselves")
+    if stack.cloud is Cloud.ALICLOUD:
+        oss.hold_upload(stack.region)
     text = wheel_store.listing(LISTS, BASE)
     folder = wheels or fetched(text, CACHE)
     bucket = naming.prefixed(stack.name, "records", stack.account_id)
@@ -138,18 +133,7 @@ def client(stack: Stack, environ: Mapping[str, str] = os.environ) -> Any:
     """
     if stack.cloud is Cloud.AWS:
         return boto3.client("s3", region_name=stack.region, endpoint_url=stack.endpoint_url)
-    names = ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET")
-    if not all(environ.get(name) for name in names):
-        raise StacksError(f"no credentials; set {' and '.join(names)}")
-    return boto3.client(
-        "s3",
-        region_name=stack.region,
-        endpoint_url=OSS.format(region=stack.region),
-        aws_access_key_id=environ[names[0]],
-        aws_secret_access_key=environ[names[1]],
-        aws_session_token=environ.get("ALIBABA_CLOUD_SECURITY_TOKEN") or None,
-        config=OSS_CONFIG,
-    )
+    return oss.client(stack.region, environ)
 
 
 @contextmanager

@@ -1,16 +1,12 @@
 """Taking a stack down on Alibaba Cloud: what it holds, and the few calls that change something."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-
-from stacks.calls.alicloud import KEY_ID, KEY_SECRET, TOKEN, Alicloud, listed
+from stacks.calls import buckets, oss
+from stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud, listed
 from stacks.errors import CannotCheckError
 from stacks.settings import Stack
 from stacks.teardown import state
@@ -29,14 +25,11 @@ from stacks.teardown.holdings import (
 )
 from stacks.teardown.state import Resource
 
-# www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
-OSS = "https://s3.oss-{region}.aliyuncs.com"
 PAGE = 100  # DescribeInstances, DescribeDisks, DescribeSnapshots, DescribeImages
 MEMBERS_PAGE = 50  # DescribeScalingInstances, DescribeScalingGroups
 UNPROTECTED_AT_ONCE = 20  # SetInstancesProtection
 TERMINATED_AT_ONCE = 100  # DeleteInstances
 COUNTED_PAGES = 20
-DELETING_THREADS = 16
 # Somebody deleted it beside Pulumi: error codes of OSS and NAS.
 ABSENT = ("NoSuchBucket", "InvalidFileSystem.NotFound")
 
@@ -62,28 +55,7 @@ def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "Ali
             f"the credentials are of account {account}, and {stack.name} is in {stack.account_id}; set"
             f" {KEY_ID} and {KEY_SECRET} of that one"
         )
-    return AlicloudStack(stack, asked, s3 or bucket_client(stack.region, os.environ))
-
-
-def bucket_client(region: str, environ: Mapping[str, str]) -> Any:
-    """boto3's client for OSS, which knows neither the newer checksums nor path addressing."""
-    return boto3.client(
-        "s3",
-        region_name=region,
-        endpoint_url=OSS.format(region=region),
-        aws_access_key_id=environ.get(KEY_ID),
-        aws_secret_access_key=environ.get(KEY_SECRET),
-        aws_session_token=environ.get(TOKEN),
-        config=Config(
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            retries={"mode": "standard", "total_max_attempts": 3},
-            connect_timeout=5,
-            read_timeout=20,
-            max_pool_connections=DELETING_THREADS,
-            s3={"addressing_style": "virtual"},
-        ),
-    )
+    return AlicloudStack(stack, asked, s3 or oss.client(stack.region))
 
 
 class AlicloudStack:
@@ -178,7 +150,7 @@ class AlicloudStack:
             if number == COUNTED_PAGES:
                 more = True
                 break
-            count += len(_versions_in(page))
+            count += len(buckets.versions_in(page))
             size += sum(one["Size"] for one in page.get("Versions", ()))
         words = f"{count:,} versions of objects, {gib(size)}"
         return (f"at least {words}" if more else words), count == 0
@@ -186,7 +158,7 @@ class AlicloudStack:
     def _version_pages(self, bucket: str) -> Iterator[dict[str, Any]]:
         after: dict[str, str] = {}
         while True:
-            page = _oss(self._s3.list_object_versions, Bucket=bucket, **after)
+            page = oss.ask(self._s3, "list_object_versions", Bucket=bucket, **after)
             yield page
             if not page.get("IsTruncated"):
                 return
@@ -270,25 +242,8 @@ class AlicloudStack:
             self._cloud.ask("ecs", "DeleteInstances", RegionId=self._stack.region, Force="true", **named)
 
     def empty(self, bucket: str, note: Note) -> None:
-        """Delete every version of every object in a bucket, and what was never uploaded to its end.
-
-        One by one: OSS wants an MD5 for a deletion of many, which boto3 no longer sends.
-
-        Raises:
-            CannotCheckError: OSS refused one.
-        """
-        for upload in _oss(self._s3.list_multipart_uploads, Bucket=bucket).get("Uploads", ()):
-            named = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
-            _oss(self._s3.abort_multipart_upload, Bucket=bucket, **named)
-        removed = 0
-        with ThreadPoolExecutor(DELETING_THREADS) as pool:
-            while found := _versions_in(_oss(self._s3.list_object_versions, Bucket=bucket)):
-                list(pool.map(lambda one: self._delete(bucket, one), found))
-                removed += len(found)
-                note(f"{bucket}: {removed:,} versions deleted")
-
-    def _delete(self, bucket: str, one: Mapping[str, Any]) -> None:
-        _oss(self._s3.delete_object, Bucket=bucket, Key=one["Key"], VersionId=one["VersionId"])
+        """Delete every version of every object in a bucket."""
+        buckets.empty(partial(oss.ask, self._s3), bucket, note, in_batches=False)
 
     def schedule_key_deletion(self, key: Resource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""
@@ -316,24 +271,3 @@ def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> Instance:
         hold=hold_of(tags, now),
         managed=tags.get(TAG_MANAGED) == "true",
     )
-
-
-def _versions_in(page: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-
-
-def _oss(call: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:
-    """One call to OSS.
-
-    Raises:
-        CannotCheckError: it was refused or not answered.
-    """
-    try:
-        return call(**arguments)
-    except ClientError as error:
-        said = error.response["Error"]
-        raise CannotCheckError(
-            f"{error.operation_name}: {said.get('Code', '')}: {said.get('Message', '')}"
-        ) from error
-    except BotoCoreError as error:
-        raise CannotCheckError(" ".join(str(error).split())) from error

@@ -5,6 +5,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from stacks.calls import buckets
 from stacks.calls.aws import Aws, Clients, clients_in
 from stacks.errors import CannotCheckError
 from stacks.settings import Stack
@@ -29,7 +30,6 @@ THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 EFS, LUSTRE = "aws:efs/fileSystem:FileSystem", "aws:fsx/lustreFileSystem:LustreFileSystem"
 # A page of ListObjectVersions holds 1,000; what is beyond is "at least" so much.
 COUNTED_PAGES = 20
-DELETED_AT_ONCE = 1000  # DeleteObjects
 UNPROTECTED_AT_ONCE = 50  # SetInstanceProtection
 NAMED_AT_ONCE = 50  # DescribeAutoScalingGroups
 # Somebody deleted it beside Pulumi: error codes of S3, EFS and FSx.
@@ -209,25 +209,8 @@ class AwsStack:
         self._aws.ask("ec2", "terminate_instances", InstanceIds=list(ids))
 
     def empty(self, bucket: str, note: Note) -> None:
-        """Delete every version of every object in a bucket.
-
-        Raises:
-            TeardownError: S3 kept an object.
-        """
-        removed = 0
-        while True:
-            page = self._aws.ask("s3", "list_object_versions", Bucket=bucket, MaxKeys=DELETED_AT_ONCE)
-            found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-            if not found:
-                return
-            objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in found]
-            done = self._aws.ask(
-                "s3", "delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True}
-            )
-            for refused in done.get("Errors", ()):
-                raise TeardownError(f"s3://{bucket}/{refused['Key']} stays: {refused['Message']}")
-            removed += len(objects)
-            note(f"{bucket}: {removed:,} versions deleted")
+        """Delete every version of every object in a bucket."""
+        buckets.empty(partial(self._aws.ask, "s3"), bucket, note, in_batches=True)
 
     def schedule_key_deletion(self, key: Resource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""

@@ -161,9 +161,11 @@ class Oss:
         rows = [{"Key": key, "VersionId": "1"} for key in self._of(Bucket)]
         return {"Versions": rows[:MaxKeys]}
 
-    def delete_objects(self, Bucket, Delete):  # noqa: N803 - boto3's
-        for one in Delete["Objects"]:
-            del self._cloud.objects[one["Key"]]
+    def list_multipart_uploads(self, Bucket):  # noqa: N803 - boto3's
+        return {}
+
+    def delete_object(self, Bucket, Key, VersionId):  # noqa: N803 - boto3's
+        del self._cloud.objects[Key]
         return {}
 
 

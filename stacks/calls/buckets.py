@@ -1,0 +1,63 @@
+"""Empty a bucket: every version of every object in it, on any store that speaks S3."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from stacks.errors import CannotCheckError
+
+AT_ONCE = 1000  # docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html
+THREADS = 16
+Ask = Callable[..., dict[str, Any]]
+
+
+def empty(ask: Ask, bucket: str, note: Callable[[str], None], *, in_batches: bool) -> int:
+    """Delete every version of every object, and what was never uploaded to its end; gives the versions.
+
+    Args:
+        ask: makes one call of boto3's S3 client, say ``ask("list_object_versions", Bucket=...)``; called from
+            several threads where ``in_batches`` is False.
+        bucket: its name.
+        note: is told how many are gone, page by page.
+        in_batches: by DeleteObjects. OSS refuses that without an MD5, which boto3 no longer sends
+            (www.alibabacloud.com/help/en/oss/user-guide/0016-00000606): there one by one.
+
+    Raises:
+        CannotCheckError: the store kept a version, or refused a call.
+    """
+    _abort_uploads(ask, bucket)
+    delete = _delete_together if in_batches else _delete_each
+    removed, before = 0, ""
+    while found := versions_in(ask("list_object_versions", Bucket=bucket, MaxKeys=AT_ONCE)):
+        objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in found]
+        if (first := repr(objects[0])) == before:
+            raise CannotCheckError(f"{bucket}/{objects[0]['Key']} stays, though its deletion was agreed to")
+        delete(ask, bucket, objects)
+        removed, before = removed + len(objects), first
+        note(f"{bucket}: {removed:,} versions deleted")
+    return removed
+
+
+def versions_in(page: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The versions and delete markers of an answer of ListObjectVersions."""
+    return [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+
+
+def _abort_uploads(ask: Ask, bucket: str) -> None:
+    """OSS deletes no bucket that has any; both charge for their parts."""
+    while uploads := ask("list_multipart_uploads", Bucket=bucket).get("Uploads", ()):
+        for one in uploads:
+            ask("abort_multipart_upload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+
+
+def _delete_together(ask: Ask, bucket: str, objects: Sequence[dict[str, Any]]) -> None:
+    """Refusals come one by one inside an answer that agrees."""
+    answer = ask("delete_objects", Bucket=bucket, Delete={"Objects": list(objects), "Quiet": True})
+    for refused in answer.get("Errors", ()):
+        said = f"{bucket}/{refused['Key']} stays: {refused['Code']}: {refused['Message']}"
+        raise CannotCheckError(said, refused["Code"])
+
+
+def _delete_each(ask: Ask, bucket: str, objects: Sequence[dict[str, Any]]) -> None:
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda one: ask("delete_object", Bucket=bucket, **one), objects))

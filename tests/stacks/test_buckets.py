@@ -1,0 +1,151 @@
+"""A bucket is emptied by one function on both clouds, and a refused deletion ends it in one message."""
+
+from functools import partial
+
+import boto3
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacks.acceptance.alicloud import AlicloudAccount
+from stacks.acceptance.aws import AwsAccount
+from stacks.acceptance.clock import SystemClock
+from stacks.acceptance.errors import RefusedError
+from stacks.calls import buckets, oss
+from stacks.calls.alicloud import Alicloud
+from stacks.calls.aws import Aws
+from stacks.errors import CannotCheckError
+from stacks.rehearsal.moto_server import moto_server
+from stacks.stack_files import settings_of
+from stacks.teardown.alicloud import AlicloudStack
+from stacks.teardown.aws import AwsStack
+
+BUCKET = "gpu-fleet-aws-dev-data-123456789012"
+
+
+class Store:
+    """A bucket that answers as S3 does: by pages, and with refusals of its own.
+
+    ``keeps`` are keys that it deletes no version of; ``lies`` of which it says so all the same.
+    """
+
+    def __init__(self, versions, page=1000, keeps=(), lies=()):
+        self.versions, self.page, self.keeps, self.lies = list(versions), page, set(keeps), set(lies)
+        self.uploads = [{"Key": "half", "UploadId": "u-1"}, {"Key": "half", "UploadId": "u-2"}]
+
+    def ask(self, operation, *, Bucket, **arguments):  # noqa: N803 - boto3's
+        assert Bucket == BUCKET
+        return getattr(self, operation)(**arguments)
+
+    def list_multipart_uploads(self):
+        return {"Uploads": self.uploads[:1]}
+
+    def abort_multipart_upload(self, Key, UploadId):  # noqa: N803 - boto3's
+        self.uploads = [one for one in self.uploads if one["UploadId"] != UploadId]
+        return {}
+
+    def list_object_versions(self, MaxKeys):  # noqa: N803 - boto3's
+        rows = [{"Key": key, "VersionId": version} for key, version in self.versions]
+        return {"Versions": rows[: min(MaxKeys, self.page)][::2], "DeleteMarkers": rows[: self.page][1::2]}
+
+    def delete_object(self, Key, VersionId):  # noqa: N803 - boto3's
+        if Key in self.keeps:
+            raise CannotCheckError("DeleteObject: AccessDenied: no", "AccessDenied")
+        if Key not in self.lies:
+            self.versions.remove((Key, VersionId))
+        return {}
+
+    def delete_objects(self, Delete):  # noqa: N803 - boto3's
+        errors = []
+        for one in Delete["Objects"]:
+            try:
+                self.delete_object(one["Key"], one["VersionId"])
+            except CannotCheckError:
+                errors.append({"Key": one["Key"], "Code": "AccessDenied", "Message": "no"})
+        return {"Errors": errors} if errors else {}
+
+
+WAYS = pytest.mark.parametrize("in_batches", [True, False], ids=["S3", "OSS"])
+VERSIONS = st.lists(st.tuples(st.sampled_from("abc"), st.uuids().map(str)), unique=True, max_size=12)
+
+
+@WAYS
+@given(VERSIONS, st.integers(1, 5))
+def test_every_version_goes_however_many_pages_they_fill(in_batches, versions, page):
+    store, notes = Store(versions, page), []
+
+    removed = buckets.empty(store.ask, BUCKET, notes.append, in_batches=in_batches)
+
+    assert (store.versions, store.uploads) == ([], [])
+    assert removed == len(versions)
+    assert len(notes) == -(-len(versions) // page)
+
+
+@WAYS
+def test_a_refused_deletion_ends_it_and_names_the_reason(in_batches):
+    store = Store([("a", "1"), ("held", "1"), ("b", "1")], keeps=["held"])
+
+    with pytest.raises(CannotCheckError, match="AccessDenied: no"):
+        buckets.empty(store.ask, BUCKET, str, in_batches=in_batches)
+
+
+@WAYS
+def test_a_version_that_stays_though_its_deletion_was_agreed_to_ends_it_too(in_batches):
+    store = Store([("ghost", "1")], lies=["ghost"])
+
+    with pytest.raises(CannotCheckError, match=f"{BUCKET}/ghost stays, though its deletion was agreed to"):
+        buckets.empty(store.ask, BUCKET, str, in_batches=in_batches)
+
+
+# through each of its four doors, with a bucket that keeps an object under a lock
+
+
+@pytest.fixture
+def locked():
+    """boto3's client for a bucket with one object that may not be deleted, and one that may."""
+    with moto_server("us-east-1"):
+        s3 = boto3.client("s3", region_name="us-east-1")
+        s3.create_bucket(Bucket=BUCKET, ObjectLockEnabledForBucket=True)
+        s3.put_object(Bucket=BUCKET, Key="free", Body=b"1")
+        hold = {"ObjectLockMode": "COMPLIANCE", "ObjectLockRetainUntilDate": "2099-01-01T00:00:00Z"}
+        s3.put_object(Bucket=BUCKET, Key="held", Body=b"2", **hold)
+        yield s3
+
+
+def doors(s3):
+    aws, alicloud = settings_of("aws-dev"), settings_of("alicloud-dev")
+    nobody = Alicloud("cn-shenzhen", {})
+    return {
+        "accept on AWS": AwsAccount(aws, SystemClock(), clients=lambda service: s3)._empty,
+        "accept on Alibaba Cloud": AlicloudAccount(alicloud, SystemClock(), nobody, lambda region: s3)._empty,
+        "destroy on AWS": partial(AwsStack(aws, Aws(lambda service: s3)).empty, note=str),
+        "destroy on Alibaba Cloud": partial(AlicloudStack(alicloud, nobody, s3).empty, note=str),
+    }
+
+
+@pytest.mark.parametrize("door", ["accept on AWS", "accept on Alibaba Cloud"])
+def test_accept_says_what_it_could_not_delete(locked, door):
+    with pytest.raises(RefusedError, match="AccessDenied"):
+        doors(locked)[door](BUCKET)
+
+
+@pytest.mark.parametrize("door", ["destroy on AWS", "destroy on Alibaba Cloud"])
+def test_destroy_says_what_it_could_not_delete(locked, door):
+    with pytest.raises(CannotCheckError, match="AccessDenied"):
+        doors(locked)[door](BUCKET)
+
+
+@pytest.mark.parametrize("door", ["accept on AWS", "accept on Alibaba Cloud"])
+def test_accept_finds_nothing_in_a_bucket_that_is_gone(locked, door):
+    assert doors(locked)[door]("gpu-fleet-aws-dev-gone-123456789012") == 0
+
+
+def test_oss_is_never_asked_for_a_deletion_of_many():
+    """It wants an MD5 for one, which boto3 no longer sends: 400 MissingArgument, 0016-00000606."""
+    store = Store([("a", "1"), ("b", "1")])
+    store.delete_objects = None
+
+    assert buckets.empty(store.ask, BUCKET, str, in_batches=False) == 2
+    assert oss.client("cn-shenzhen", {oss.KEY_ID: "a", oss.KEY_SECRET: "b"}).meta.endpoint_url == (
+        "https://s3.oss-cn-shenzhen.aliyuncs.com"
+    )
