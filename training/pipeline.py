@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from training import config, precision
-from training.data.loader import Batch
+from training.data.loader import IGNORED, Batch
 from training.errors import ParallelError
 from training.evaluation import mean_loss
 from training.parallel import World
-from training.spread import LossFunction, Spread, decoder_of, fully_shard_blocks
+from training.spread import LossFunction, Spread, TargetShare, decoder_of, fully_shard_blocks
 
 
 class Passed(nn.Module):
@@ -62,14 +62,21 @@ class Pipeline(Spread):
         self._schedule = Schedule1F1B(
             PipelineStage(stage, self._rank, self._count, where.device, group=group),
             n_microbatches=settings.run.accumulation,
-            loss_fn=mean_loss,
+            loss_fn=self._weighed_loss,
+            scale_grads=False,  # the weights do
         )
+        self._share = TargetShare(where.device)
+
+    def _weighed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss () of one micro-batch as a part of its step's."""
+        return mean_loss(outputs, targets) * self._share.of((targets != IGNORED).sum())
 
     def accumulate(
         self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
         del scale, loss  # fp16 is refused for pipelines; the schedule was given its loss
         parts = list(batches)
+        self._share.begin([part.counted for part in parts])
         inputs = torch.cat([part.inputs for part in parts])
         targets = torch.cat([part.targets for part in parts])
         losses: list[Tensor] = []
@@ -80,7 +87,7 @@ class Pipeline(Spread):
                 losses=losses,
                 return_outputs=False,
             )
-        return torch.stack(losses).mean().detach() if self._stage.last else None
+        return torch.stack(losses).sum().detach() if self._stage.last else None
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         """One batch through all stages, one after the other."""

@@ -1,6 +1,6 @@
 """A model spread over the ranks: replicated (DDP), sharded (FSDP2, tensor parallel) or cut into stages."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast
 
@@ -31,7 +31,9 @@ class Spread(Protocol):
     ) -> Tensor | None:
         """Forward and backward over the micro-batches of a step; their mean loss (), None where not known.
 
-        Afterwards the gradients are those of the mean over all micro-batches and ranks.
+        Afterwards the gradients are those of the mean over all targets that count, of all micro-batches and
+        ranks: `loss` is the mean over those of one batch, which weighs as many as it has. The mean over the
+        ranks of what is returned is the mean over all those targets.
         """
         ...
 
@@ -52,6 +54,42 @@ class Spread(Protocol):
         return
 
 
+class TargetShare:
+    """What a micro-batch weighs in its step: its part of all targets that count, on all ranks.
+
+    The ranks add up their numbers beside the first forward pass, so that nobody waits. Gradients are averaged
+    over the ranks afterwards, so 1 is the part of a rank that has its even share in one micro-batch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        shared = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.group.WORLD if shared else None
+        self._ranks = dist.get_world_size() if shared else 1
+        self._total = torch.ones(())
+        self._alone = (
+            0  # the total where there are no other ranks: then nothing need be computed on the device
+        )
+        self._pending: dist.Work | None = None
+
+    def begin(self, counted: Sequence[int]) -> None:
+        """A step begins whose micro-batches have so many targets on this rank; called by all ranks."""
+        self._alone = sum(counted)
+        if self._group is not None:  # not by dist.all_reduce, whose checks take longer than the call itself
+            self._total = torch.full((), float(self._alone), device=self._device)
+            self._pending = self._group.allreduce([self._total])
+
+    def of(self, counted: int | Tensor) -> Tensor | float:
+        """The weight of a micro-batch with so many targets; () on the device where there are other ranks."""
+        if self._group is None:
+            return counted / max(1, self._alone)
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+            self._total.clamp_(min=1)
+        return counted * self._ranks / self._total
+
+
 class Whole(Spread):
     """A model that this rank calls as one, however its parameters are stored."""
 
@@ -61,19 +99,21 @@ class Whole(Spread):
         """`called` is `module`, or its DistributedDataParallel."""
         self.other_layers: dist.ProcessGroup | None = None
         self._module, self._called = module, called
-        self._count = settings.run.accumulation
+        self._share = TargetShare(device)
         self._settings, self._device = settings.precision, device
 
     def accumulate(
         self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
     ) -> Tensor | None:
+        micro_batches = list(batches)  # all at once, for their number of targets
+        self._share.begin([batch.counted for batch in micro_batches])
         total: Tensor | None = None
-        for number, batch in enumerate(batches, start=1):
-            with reduced_last(self._called, last=number == self._count):
+        for number, batch in enumerate(micro_batches, start=1):
+            with reduced_last(self._called, last=number == len(micro_batches)):
                 with precision.autocast(self._settings, self._device):
                     part = loss(self._called(batch.inputs), batch.targets)
-                    if self._count > 1:  # to divide by 1 takes time in both directions
-                        part = part / self._count
+                    weight = self._share.of(batch.counted)
+                    part = part if isinstance(weight, float) and weight == 1 else part * weight
                 torch.autograd.backward(scale(part))
             total = part.detach() if total is None else total + part.detach()
         return total

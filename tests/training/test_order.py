@@ -2,14 +2,15 @@
 
 from collections import Counter
 from itertools import islice
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data.loader import Share, evaluation_slices, training_slices
-from training.data.order import SampleOrder, permute
+from training.data.loader import Reader, Share, evaluation_slices, training_slices
+from training.data.order import SampleOrder, micro_batch_start, permute
 
 sizes = st.integers(1, 2000)
 seeds = st.integers(0, 2**63)
@@ -87,3 +88,48 @@ def test_any_position_is_found_without_walking_there(position: int) -> None:
 
     assert part.epochs[0] == (position + 32) // 10**7
     assert len(part.indices) == 32
+
+
+@given(
+    size=st.integers(1, 5000),
+    position=st.integers(0, 10**6),
+    world=st.sampled_from([1, 3]),
+    accumulation=st.sampled_from([1, 2]),
+)
+@settings(max_examples=30)
+def test_an_order_found_in_blocks_is_the_order(
+    size: int, position: int, world: int, accumulation: int
+) -> None:
+    order, share = SampleOrder(size, seed=5), Share(world - 1, world, 240, accumulation)
+    width = share.micro_batch
+
+    found = list(islice(training_slices(order, share, position), 40 * accumulation))
+
+    for number, part in enumerate(found):
+        step, micro = divmod(number, accumulation)
+        start = micro_batch_start(position + step * 240, micro, share.rank, world, width)
+        alone = order.slice(start, width)
+        assert (part.epochs.tolist(), part.indices.tolist()) == (
+            alone.epochs.tolist(),
+            alone.indices.tolist(),
+        )
+
+
+def test_the_order_is_found_for_thousands_of_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("training.data.order.permute", lambda places, *_: asked.append(len(places)) or places)
+
+    taken = list(islice(training_slices(SampleOrder(10**6, seed=1), Share(0, 1, 32, 2), position=0), 512))
+
+    assert sum(len(part.indices) for part in taken) == 8192
+    assert asked == [4096, 4096]
+
+
+def test_the_chance_of_a_sample_is_the_same_whatever_was_read_before() -> None:
+    reader = Reader(cast("Any", None), seed=2**62 + 3)
+    reader.chance(0, 1).integers(0, 5, 7)
+
+    found = reader.chance(4, 9).random(3).tolist()
+
+    fresh = np.random.Generator(np.random.Philox(key=2**62 + 3, counter=[0, 0, 4, 9]))
+    assert found == fresh.random(3).tolist()

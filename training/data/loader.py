@@ -17,6 +17,7 @@ from training.data.order import SampleOrder, Slice, micro_batch_start
 from training.errors import DataError
 
 IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_index
+BLOCK = 4096  # positions whose order is found at once: 0.3 ms, where a few alone take 0.1 ms
 log = logging.getLogger(__name__)
 
 
@@ -27,6 +28,7 @@ class Batch:
     inputs: Tensor  # images (batch, 3, height, width) uint8; tokens (batch, sequence) int64
     targets: Tensor  # classes (batch,) or tokens (batch, sequence), int64; IGNORED where there is none
     corrupt: tuple[str, ...] = ()  # name and defect of samples that could not be read
+    counted: int = 0  # targets that are not IGNORED: what the batch weighs in the loss of its step
 
     def to(self, device: torch.device) -> "Batch":
         inputs, targets = (part.to(device, non_blocking=True) for part in (self.inputs, self.targets))
@@ -56,16 +58,26 @@ class Reader:
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self._dataset = dataset
-        self._seed = seed
+        self._bits = np.random.Philox(key=seed)
+        self._chance = np.random.Generator(self._bits)
+        self._fresh: Any = self._bits.state  # before the first draw
+
+    def chance(self, epoch: int, index: int) -> np.random.Generator:
+        """What drives the augmentation of one sample: the same numbers wherever and whenever it is read.
+
+        One generator that is set back for each sample takes 1 us, a new one 13.
+        """
+        self._fresh["state"]["counter"][:] = 0, 0, epoch, index
+        self._bits.state = self._fresh
+        return self._chance
 
     def __getitem__(self, part: Slice) -> Batch:
         """The samples of a slice, in order. In place of a corrupt one, a neighbour without a target."""
         samples: list[tuple[Any, Any] | None] = []
         corrupt: list[str] = []
         for epoch, index in zip(part.epochs.tolist(), part.indices.tolist(), strict=True):
-            chance = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, epoch, index]))
             try:
-                samples.append(self._dataset.sample(index, chance))
+                samples.append(self._dataset.sample(index, self.chance(epoch, index)))
             except CorruptSampleError as error:
                 samples.append(None)
                 corrupt.append(f"{self._dataset.name(index)}: {error}")
@@ -80,16 +92,26 @@ class Reader:
         shapes = {array.shape for array in inputs}
         if len(shapes) > 1:
             raise DataError(f"samples of one batch differ in shape: {sorted(shapes)}; set data.image_size")
-        return Batch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(targets)), corrupt)
+        stacked = np.stack(targets)
+        counted = int(np.count_nonzero(stacked != IGNORED))
+        return Batch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(stacked), corrupt, counted)
 
 
 def training_slices(order: SampleOrder, share: Share, position: int) -> Iterator[Slice]:
     """The micro-batches of a rank from `position` (samples consumed by all ranks) on, without end."""
+    width = share.micro_batch
+    # an epoch has an order of its own, so a block spans few of them, however small the data set
+    steps = max(1, min(BLOCK // (width * share.accumulation), order.size // share.batch_size))
+    micros = [
+        micro_batch_start(0, micro, share.rank, share.world, width) for micro in range(share.accumulation)
+    ]
+    firsts = (np.arange(steps)[:, None] * share.batch_size + np.array(micros)).reshape(-1, 1)
+    within = (firsts + np.arange(width)).astype(np.uint64)  # (micro-batches, width), from `position` on
     while True:
-        for micro in range(share.accumulation):
-            start = micro_batch_start(position, micro, share.rank, share.world, share.micro_batch)
-            yield order.slice(start, share.micro_batch)
-        position += share.batch_size
+        block = order.at((within + np.uint64(position)).ravel())
+        for start in range(0, within.size, width):
+            yield Slice(block.epochs[start : start + width], block.indices[start : start + width])
+        position += steps * share.batch_size
 
 
 def evaluation_slices(size: int, share: Share) -> Iterator[tuple[Slice, int]]:

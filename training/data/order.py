@@ -32,7 +32,13 @@ class SampleOrder:
 
     def slice(self, start: int, count: int) -> Slice:
         """The samples at positions start to start + count - 1, counted from the first sample of the run."""
-        positions = np.arange(start, start + count, dtype=np.uint64)
+        return self.at(np.arange(start, start + count, dtype=np.uint64))
+
+    def at(self, positions: Indices) -> Slice:
+        """The samples at any positions (count,), in that order.
+
+        A call costs 0.1 ms and a position 0.05 us, so ask for many at once.
+        """
         epochs, places = np.divmod(positions, np.uint64(self.size))
         if not self.shuffle:
             return Slice(epochs, places)
