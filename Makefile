@@ -25,7 +25,7 @@ $(READY): $(REQUIREMENTS) pyproject.toml
 	@$(PY) -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=-r %) --editable $(CHECKOUT)
 	@touch $@
 
-$(POLICY): stacks/policy/requirements.txt $(READY)
+$(POLICY): stacks/crossguard/requirements.txt $(READY)
 	@echo "setting up $(VENV)/policy"
 	@$(PY) -m venv $(VENV)/policy
 	@$(VENV)/policy/bin/python -m pip install --quiet --disable-pip-version-check -r $<

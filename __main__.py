@@ -2,16 +2,15 @@
 
 import pulumi
 
-from stacks import settings_reader
 from stacks.catalog import Cloud
 from stacks.errors import StacksError
-from stacks.settings import Stack
+from stacks.settings import Stack, reader
 
 
 def main() -> None:
     """Build the selected stack; what cannot be built is one message and no traceback."""
     try:
-        stack = settings_reader.load()
+        stack = reader.load()
         exports = build(stack)
     except StacksError as error:
         raise pulumi.RunError(str(error)) from None

@@ -4,11 +4,11 @@ import sys
 
 import click
 
-from stacks.check_command import check
-from stacks.cost_command import cost
+from stacks.cost.command import cost
 from stacks.errors import StacksError
+from stacks.guard.pulumi_command import outputs, preview, up
+from stacks.preflight.check import check
 from stacks.preflight.command import preflight
-from stacks.pulumi_command import outputs, preview, up
 
 main = click.Group(
     "stacks",

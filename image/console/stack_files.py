@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from image.console import lazy
 from image.console.errors import is_meant
 
-NAMES = "stacks.stack_files:names"
-PLACE = "stacks.stack_files:place_of"
-POOLS = "stacks.stack_files:pools_of"
+NAMES = "stacks.settings.stack_files:names"
+PLACE = "stacks.settings.stack_files:place_of"
+POOLS = "stacks.settings.stack_files:pools_of"
 
 
 class StackFiles:

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from stacks import files, naming, settings_reader, stack_files
+from stacks import files, naming
 from stacks.acceptance import evidence as evidences
 from stacks.acceptance import plan, steps, variant
 from stacks.acceptance.account import Account
@@ -29,12 +29,12 @@ from stacks.acceptance.metering import Metering
 from stacks.acceptance.plan import Price, Step
 from stacks.acceptance.runner import Run, execute, tear_down
 from stacks.catalog import Cloud, InstanceType
+from stacks.catalog.money import Money
 from stacks.errors import StacksError
-from stacks.money import Money
 from stacks.preflight.command import look as preflight_look
 from stacks.rehearsal.processes import ended_like_by_keyboard
-from stacks.settings import ImageMode, Stack
-from stacks.stack_name import StackName
+from stacks.settings import ImageMode, Stack, reader, stack_files
+from stacks.settings.stack_files import StackName
 
 ROOT = stack_files.FOLDER.parent
 PIPE_WIDTH = 140
@@ -205,7 +205,7 @@ def prepare(world: World, options: Options) -> Prepared:
     made = variant.config(raw, stack, kind, cap.amount)
     prefix = f"{naming.PROJECT}:"
     own = {key.removeprefix(prefix): value for key, value in made.items() if key.startswith(prefix)}
-    small = settings_reader.from_mapping(variant.name_of(options.name), own)
+    small = reader.from_mapping(variant.name_of(options.name), own)
     path = world.stack_folder / f"Pulumi.{small.name}.yaml"
     return Prepared(options, small, made, path, kind, plan.price(small, options.unpriced), cap)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stacks.acceptance.errors import AcceptanceError, EngineError
-from stacks.pulumi_command import CLI_ADVICE
+from stacks.guard.pulumi_command import CLI_ADVICE
 
 # The product's own way down: through the drain, data given up by name, the key last.
 DESTROY = (sys.executable, "-m", "image.console", "destroy")

@@ -8,7 +8,7 @@ from decimal import Decimal
 from stacks.acceptance import plan
 from stacks.acceptance.account import Instance
 from stacks.acceptance.errors import StopError
-from stacks.money import Money
+from stacks.catalog.money import Money
 from stacks.settings import Stack
 
 HOUR_S = 3600

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from stacks import prices
 from stacks.acceptance.errors import AcceptanceError
 from stacks.acceptance.variant import IDLE_POOL, SPOT_POOL
-from stacks.cost import HOURS_PER_MONTH, Kind, Level
-from stacks.cost_lines import Volumes, estimate, item_quote
-from stacks.money import CurrencyError, Money
+from stacks.catalog import prices
+from stacks.catalog.money import HOURS_PER_MONTH, CurrencyError, Money
+from stacks.cost.estimate import estimate, item_quote
 from stacks.settings import Stack
+from stacks.settings.quantities import Kind, Level, Volumes
 
 MINUTE_S = 60
 # The whole run, without the tear-down; its steps' deadlines together are longer.

@@ -14,8 +14,8 @@ from stacks.acceptance.errors import AcceptanceError, RefusedError, StepError, S
 from stacks.acceptance.evidence import Done, Evidence, Remainder, Status
 from stacks.acceptance.metering import Metering
 from stacks.acceptance.plan import Step
+from stacks.catalog.money import Money
 from stacks.errors import StacksError
-from stacks.money import Money
 from stacks.settings import Stack
 
 LOG = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from stacks import listing
 from stacks.advise import offers, scorecard
 from stacks.advise.plan import GIB, Plan, break_even_hours, facts, plans, reserved
 from stacks.advise.work import LAYOUTS, TOKENS_PER_PARAMETER, Precision, Work, memory, shape_of, state_bytes
+from stacks.catalog.money import Money
 from stacks.listing import Column, Listing
-from stacks.money import Money
 
 PIPE_WIDTH = 170
 EIGHT = 8

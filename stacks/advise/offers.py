@@ -11,9 +11,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stacks import catalog, prices
+from stacks import catalog
+from stacks.catalog import prices
+from stacks.catalog.instance_types import InstanceType, Price
 from stacks.errors import StacksError
-from stacks.instance_types import InstanceType, Price
 
 FILE = Path(__file__).with_name("vendors.toml")
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from stacks.advise.offers import Offer, offers
 from stacks.advise.work import LAYOUTS, Layout, Memory, Work, memory, seconds
-from stacks.cost import HOURS_PER_MONTH
-from stacks.money import Money
+from stacks.catalog.money import HOURS_PER_MONTH, Money
 
 GPUS = Path(__file__).with_name("gpus.toml")
 TERA = 10**12

@@ -11,7 +11,7 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import instance_file, naming
+from stacks import naming
 from stacks.alicloud.identity import Identity, IdentityArgs
 from stacks.alicloud.launch import (
     LaunchArgs,
@@ -22,6 +22,7 @@ from stacks.alicloud.launch import (
     spot_price_limits,
 )
 from stacks.alicloud.scaling import scale_by_load
+from stacks.payload import instance_file
 from stacks.settings import Grouping, Market, Pool, Size, Stack
 
 # A spot machine gets five minutes; an on-demand one that fails its health check may need longer to save. The

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import image_files, naming
+from stacks import naming
 from stacks.alicloud.image_documents import component_content
+from stacks.payload import image_files
 from stacks.settings import Stack
 
 # A build needs no GPU: the driver's modules are precompiled for the base image's kernel.

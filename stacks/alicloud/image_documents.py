@@ -1,7 +1,7 @@
 """What the builder of an image runs, as commands of ECS's image components. Pure."""
 
-from stacks import image_files
 from stacks.alicloud.storage import bucket_name
+from stacks.payload import image_files
 from stacks.settings import Stack
 
 # www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-createimagecomponent

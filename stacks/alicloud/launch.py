@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import instance_file, naming
+from stacks import naming
 from stacks.alicloud.first_pass import Stage, stage_of
 from stacks.alicloud.storage import bucket_name
-from stacks.payload import user_data
+from stacks.payload import instance_file, user_data
 from stacks.settings import Image, Market, Pool, Stack
 
 # ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).

@@ -6,13 +6,13 @@ from typing import Any
 
 import pulumi
 
-from stacks import reaper_bundle, vendored
 from stacks.alicloud.fleet import group_plans
 from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from stacks.alicloud.reaper_alarms import declare_alarms
 from stacks.alicloud.reaper_role import RoleArgs, role_policy
 from stacks.alicloud.scaling import LOW_LOAD, alarm_name
 from stacks.alicloud.storage import bucket_name
+from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
 # Function Compute calls a function of a file at the root of the archive.
@@ -92,7 +92,7 @@ def policy_document(stack: Stack) -> dict[str, Any]:
         for pool in stack.pools
         if pool.scales
     }
-    return reaper_bundle.policy_document(stack, asking)
+    return sweep_archive.policy_document(stack, asking)
 
 
 def policy_text(stack: Stack) -> str:
@@ -102,11 +102,11 @@ def policy_text(stack: Stack) -> str:
 
 def bundle(stack: Stack) -> dict[str, bytes]:
     """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
-    modules = reaper_bundle.modules(ENTRY, cloud="alicloud")
-    files = {path: (reaper_bundle.ROOT / path).read_bytes() for path in modules}
+    modules = sweep_archive.modules(ENTRY, cloud="alicloud")
+    files = {path: (sweep_archive.ROOT / path).read_bytes() for path in modules}
     return {
-        **vendored.packages(),
+        **sweep_archive.packages(),
         **files,
         ENTRY_FILE: f"from {ENTRY} import handle as handler\n".encode(),
-        reaper_bundle.POLICY_FILE: policy_text(stack).encode(),
+        sweep_archive.POLICY_FILE: policy_text(stack).encode(),
     }

@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import cost_notice, image_notice, naming
+from stacks import naming
 from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from stacks.alicloud.firewall import ENDPOINTS, Firewall, FirewallArgs
@@ -16,6 +16,7 @@ from stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from stacks.alicloud.network import Network, NetworkArgs
 from stacks.alicloud.reaper import Reaper, ReaperArgs, policy_text
 from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs, bucket_name
+from stacks.cost import notice
 from stacks.settings import Pool, Stack
 
 
@@ -31,8 +32,8 @@ def build(stack: Stack) -> dict[str, Any]:
     Raises:
         OvercommitError: the worst month passes the budget; nothing was declared.
     """
-    cost = cost_notice.announce(stack)
-    image_notice.announce(stack)
+    cost = notice.announce_cost(stack)
+    notice.announce_image(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
     policy = policy_text(stack)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks import image_files, naming, reaper_bundle
+from stacks import naming
 from stacks.alicloud import policies
 from stacks.alicloud.firewall import private_networks
 from stacks.alicloud.payload import payload_objects
+from stacks.payload import image_files, sweep_archive
 from stacks.settings import Redundancy, Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
@@ -124,7 +125,7 @@ class Storage(pulumi.ComponentResource):
         return alicloud.oss.BucketObject(
             f"{self._name}-reaper-policy",
             bucket=bucket.bucket,
-            key=reaper_bundle.POLICY_KEY,
+            key=sweep_archive.POLICY_KEY,
             content=self._args.reaper_policy,
             content_type="application/json",
             server_side_encryption="KMS",

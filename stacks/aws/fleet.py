@@ -11,10 +11,11 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from stacks import instance_file, naming
+from stacks import naming
 from stacks.aws.identity import Identity, IdentityArgs
 from stacks.aws.launch import LaunchArgs, launch_template, machine_tags
 from stacks.aws.scaling import scale_by_load
+from stacks.payload import instance_file
 from stacks.settings import Grouping, Market, Pool, Size, Stack
 
 # A spot machine gets two minutes; an on-demand one that fails its health check may need longer to save.

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from stacks import image_files, naming
+from stacks import naming
 from stacks.aws import image_roles
 from stacks.aws.image_documents import component_content, tests_content
 from stacks.aws.launch import ROOT_DEVICE, VOLUME_IOPS, VOLUME_THROUGHPUT_MB_PER_S
 from stacks.aws.storage import bucket_name
+from stacks.payload import image_files
 from stacks.settings import Stack
 
 # A build needs no GPU: the driver's modules are precompiled for the base image's kernel.

@@ -4,8 +4,8 @@ from typing import Any
 
 import yaml
 
-from stacks import image_files
 from stacks.aws.storage import bucket_name
+from stacks.payload import image_files
 from stacks.settings import Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateComponent.html: data

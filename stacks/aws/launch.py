@@ -10,9 +10,9 @@ from pulumi_aws.ec2 import (
     LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs as ReservationTarget,
 )
 
-from stacks import catalog, instance_file, naming
+from stacks import catalog, naming
 from stacks.aws.storage import bucket_name
-from stacks.payload import user_data
+from stacks.payload import instance_file, user_data
 from stacks.settings import Image, Market, Pool, Stack
 
 # gp3 gives these two without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader

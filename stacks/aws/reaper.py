@@ -7,13 +7,14 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from stacks import naming, reaper_bundle
+from stacks import naming
 from stacks.aws import policies
 from stacks.aws.fleet import group_plans
 from stacks.aws.reaper_alarms import declare_alarms
 from stacks.aws.reaper_role import RoleArgs, role_policy, use_key
 from stacks.aws.scaling import LOW_LOAD, alarm_name
 from stacks.aws.storage import bucket_name
+from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
 # A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.
@@ -98,7 +99,7 @@ class Reaper(pulumi.ComponentResource):
             description=f"Ends forgotten machines of gpu-fleet stack {stack.name}",
             runtime="python3.12",
             architectures=["arm64"],
-            handler=reaper_bundle.HANDLER,
+            handler=sweep_archive.HANDLER,
             code=bundle(stack),
             role=role_arn,
             timeout=TIMEOUT_S,
@@ -191,7 +192,7 @@ def policy_document(stack: Stack) -> dict[str, Any]:
         for pool in stack.pools
         if pool.scales
     }
-    return reaper_bundle.policy_document(stack, asking)
+    return sweep_archive.policy_document(stack, asking)
 
 
 def policy_text(stack: Stack) -> str:
@@ -202,6 +203,6 @@ def policy_text(stack: Stack) -> str:
 def bundle(stack: Stack) -> pulumi.AssetArchive:
     """The function's code: equal settings and equal modules give an equal hash."""
     files: dict[str, pulumi.Asset | pulumi.Archive] = {
-        path: pulumi.FileAsset(str(reaper_bundle.ROOT / path)) for path in reaper_bundle.modules(cloud="aws")
+        path: pulumi.FileAsset(str(sweep_archive.ROOT / path)) for path in sweep_archive.modules(cloud="aws")
     }
-    return pulumi.AssetArchive(files | {reaper_bundle.POLICY_FILE: pulumi.StringAsset(policy_text(stack))})
+    return pulumi.AssetArchive(files | {sweep_archive.POLICY_FILE: pulumi.StringAsset(policy_text(stack))})

@@ -5,7 +5,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from stacks import cost_notice, image_notice, naming
+from stacks import naming
 from stacks.aws.budget import Budget, BudgetArgs
 from stacks.aws.dashboard import Dashboard, DashboardArgs
 from stacks.aws.endpoints import Endpoints, EndpointsArgs
@@ -16,6 +16,7 @@ from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
 from stacks.aws.reaper import Reaper, ReaperArgs, policy_text
 from stacks.aws.storage import BUCKETS, Storage, StorageArgs, bucket_name
+from stacks.cost import notice
 from stacks.settings import Stack
 
 # Every service a component of this half calls, by the provider's names: an emulator answers for all of them.
@@ -52,8 +53,8 @@ def build(stack: Stack) -> dict[str, Any]:
     Raises:
         OvercommitError: the worst month passes the budget; nothing was declared.
     """
-    cost = cost_notice.announce(stack)
-    image_notice.announce(stack)
+    cost = notice.announce_cost(stack)
+    notice.announce_image(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
     policy = policy_text(stack)

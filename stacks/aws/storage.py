@@ -6,10 +6,11 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from stacks import naming, reaper_bundle
+from stacks import naming
 from stacks.aws import policies
 from stacks.aws.firewall import HOME, SCRATCH
 from stacks.aws.payload import payload_objects
+from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
@@ -120,7 +121,7 @@ class Storage(pulumi.ComponentResource):
         return aws.s3.BucketObjectv2(
             f"{self._name}-reaper-policy",
             bucket=bucket.id,
-            key=reaper_bundle.POLICY_KEY,
+            key=sweep_archive.POLICY_KEY,
             content=self._args.reaper_policy,
             content_type="application/json",
             server_side_encryption="aws:kms",

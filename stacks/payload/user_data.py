@@ -11,9 +11,8 @@ from typing import Any
 
 import yaml
 
-from stacks import instance_file
 from stacks.errors import StacksError
-from stacks.payload import built
+from stacks.payload import built, instance_file
 from stacks.settings import Nat, Pool, Stack
 
 # EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.

@@ -15,12 +15,12 @@ import click
 from botocore.exceptions import BotoCoreError, ClientError
 
 from image import payload, wheel_store
-from stacks import naming, stack_files
+from stacks import naming
 from stacks.calls import oss
 from stacks.catalog import Cloud
 from stacks.errors import StacksError
-from stacks.settings import Nat, Stack
-from stacks.stack_name import StackName
+from stacks.settings import Nat, Stack, stack_files
+from stacks.settings.stack_files import StackName
 
 LISTS = payload.PROJECT / "image" / "wheels"
 CACHE = payload.PROJECT / "build" / "cache" / "trainer"

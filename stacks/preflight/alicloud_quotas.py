@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 from stacks.calls.alicloud import Alicloud, listed
-from stacks.cost_lines import gateways
+from stacks.catalog.instance_types import InstanceType
 from stacks.errors import CannotCheckError
-from stacks.instance_types import InstanceType
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import vcpus
 from stacks.settings import Market, Stack
+from stacks.settings.quantities import gateways
 
 # www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeaccountattributes
 POSTPAID, SPOT = "postpaid", "spot"

@@ -8,12 +8,12 @@ from typing import Any
 
 from stacks import catalog, naming
 from stacks.calls.aws import Aws
-from stacks.cost_lines import gateways
-from stacks.instance_types import Cloud, InstanceType
+from stacks.catalog.instance_types import Cloud, InstanceType
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import vcpus
 from stacks.preflight.usable import unless_missing
 from stacks.settings import Market, Stack
+from stacks.settings.quantities import gateways
 
 # docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
 ADDRESSES, NETWORKS = "L-0263D0A3", "L-F678F1CE"

@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 from functools import partial
 
 from stacks.calls.aws import Aws
-from stacks.cost import Level
-from stacks.cost_lines import machines
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import types_of
 from stacks.preflight.usable import so
 from stacks.settings import Grouping, Market, Pool, Stack
+from stacks.settings.quantities import Level, machines
 
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html: 10 is "highly likely to succeed", 1 is not.
 SCARCE_SPOT_SCORE = 3

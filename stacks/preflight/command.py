@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import click
 from rich.console import Console
 
-from stacks import stack_files
 from stacks.errors import CannotCheckError
 from stacks.preflight import report
 from stacks.preflight.findings import Finding, Verdict, exit_code
-from stacks.settings import Stack
-from stacks.stack_name import StackName
+from stacks.settings import Stack, stack_files
+from stacks.settings.stack_files import StackName
 
 PIPE_WIDTH = 140
 

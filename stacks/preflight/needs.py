@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from stacks import catalog
-from stacks.cost import Level
-from stacks.cost_lines import machines, on_demand_machines
-from stacks.instance_types import InstanceType
+from stacks.catalog.instance_types import InstanceType
 from stacks.settings import Market, Pool, Stack
+from stacks.settings.quantities import Level, machines, on_demand_machines
 
 # Bought before, under limits of their own.
 OUTSIDE_OF_QUOTAS = frozenset({Market.CAPACITY_BLOCK})

@@ -21,13 +21,13 @@ from pulumi.runtime.proto import source_pb2
 from pulumi.runtime.settings import SETTINGS, _get_rpc_manager, get_root_resource, reset_options
 from pulumi.runtime.stack import Stack, run_pulumi_func
 
-from stacks import stack_files
 from stacks.naming import PROJECT
 from stacks.rehearsal import values
 from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.monitor import RehearsalMocks, RehearsalMonitor
 from stacks.rehearsal.records import Listener, Outcome, Records, Registration
+from stacks.settings import stack_files
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_REGION = "us-east-1"

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from stacks import stack_files
-from stacks.settings import Stack
-from stacks.stack_name import StackName
+from stacks.settings import Stack, stack_files
+from stacks.settings.stack_files import StackName
 from stacks.teardown import engine, page
 from stacks.teardown.errors import RefusedError, TeardownError
 from stacks.teardown.plan import KINDS, Wishes

@@ -3,8 +3,8 @@
 import subprocess
 from collections.abc import Collection, Sequence
 
-from stacks import pulumi_command
-from stacks.pulumi_command import ROOT, SHORT, TAKE_A_VALUE
+from stacks.guard import pulumi_command
+from stacks.guard.pulumi_command import ROOT, SHORT, TAKE_A_VALUE
 from stacks.teardown import state
 from stacks.teardown.errors import TeardownError
 from stacks.teardown.state import Resource

@@ -11,12 +11,12 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from image.reaper.alicloud.session import PRODUCTS as REAPERS
-from stacks import stack_files
 from stacks.acceptance import alicloud, plan
 from stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount
 from stacks.acceptance.command import World, accept
 from stacks.acceptance.errors import NotReachableError, RefusedError
 from stacks.calls.alicloud import VERSIONS, Alicloud
+from stacks.settings import stack_files
 from tests.acceptance.pretend import BUCKETS, PretendClock, PretendCloud, room
 from tests.reaper.alicloud_server import ENVIRON, serving
 

@@ -12,7 +12,7 @@ from stacks.acceptance.aws import CALLS, AwsAccount
 from stacks.acceptance.clock import SystemClock
 from stacks.acceptance.variant import name_of
 from stacks.rehearsal.moto_server import moto_server
-from stacks.stack_files import settings_of
+from stacks.settings.stack_files import settings_of
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks import settings_reader, stack_files
 from stacks.acceptance import evidence, on_instance, plan, variant
 from stacks.acceptance.errors import AcceptanceError
 from stacks.acceptance.on_instance import Job
 from stacks.catalog import Cloud
-from stacks.cost import Level
-from stacks.cost_lines import estimate
-from stacks.money import Money
-from stacks.settings import Market
+from stacks.catalog.money import Money
+from stacks.cost.estimate import estimate
+from stacks.settings import Market, reader, stack_files
+from stacks.settings.quantities import Level
 
 AWS = ("aws-dev", "aws-prod")
 JOB = Job("accept-x", "s3://b/spot/accept/x", 2, 3.0, on_gpu=False)
@@ -29,7 +28,7 @@ def small(name: str, kind: str | None = None, cap: str = "20"):
     own = {
         key.removeprefix("gpu-fleet:"): value for key, value in made.items() if key.startswith("gpu-fleet:")
     }
-    return settings_reader.from_mapping(variant.name_of(name), own)
+    return reader.from_mapping(variant.name_of(name), own)
 
 
 @pytest.mark.parametrize("name", AWS)

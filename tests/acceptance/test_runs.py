@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from click.testing import CliRunner
 
-from stacks import stack_files
 from stacks.acceptance import plan
 from stacks.acceptance.command import World, accept
 from stacks.acceptance.errors import EngineError
+from stacks.settings import stack_files
 from tests.acceptance.pretend import BEGIN, PretendClock, PretendCloud, room
 
 NAMES = [step.name for step in plan.STEPS]

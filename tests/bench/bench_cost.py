@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from stacks import stack_files
 from stacks.advise.work import state_bytes
-from stacks.cost_lines import estimate
-from stacks.policy.rules import RULES
+from stacks.cost.estimate import estimate
+from stacks.crossguard.rules import RULES
+from stacks.settings import stack_files
 from tests.stacks.measured_models import MODELS, measured
 from tests.stacks.published_runs import PUBLISHED
 from tests.stacks.test_policy import ADVISED, BREAKS

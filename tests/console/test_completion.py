@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from image.console.cli import main
-from stacks import stack_files
+from stacks.settings import stack_files
 
 ROOT = Path(__file__).parents[2]
 SHELLS = ("bash", "zsh", "fish")

@@ -173,7 +173,7 @@ def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, messa
     def fail(name):
         raise raised
 
-    monkeypatch.setattr("stacks.stack_files.settings_of", fail)
+    monkeypatch.setattr("stacks.settings.stack_files.settings_of", fail)
     monkeypatch.setattr(os, "dup2", lambda one, other: None)
     monkeypatch.setattr("sys.stdout.fileno", lambda: 1, raising=False)
 
@@ -186,7 +186,7 @@ def test_what_a_command_raises_is_a_message_and_an_exit_code(raised, code, messa
 
 def test_a_defect_shows_its_traceback_when_asked(monkeypatch):
     monkeypatch.setenv("GPU_FLEET_TRACEBACK", "1")
-    monkeypatch.setattr("stacks.stack_files.settings_of", lambda name: 1 // 0)
+    monkeypatch.setattr("stacks.settings.stack_files.settings_of", lambda name: 1 // 0)
 
     assert isinstance(run("check", "local").exception, ZeroDivisionError)
 

@@ -10,10 +10,9 @@ import pytest
 
 from image import lock
 from image.reaper import metrics
-from stacks import stack_files
 from stacks.rehearsal.metadata import metadata_service
 from stacks.rehearsal.moto_server import moto_server
-from stacks.settings import ImageMode
+from stacks.settings import ImageMode, stack_files
 from tests.image.declared import instance_file_of, user_data
 from tests.image.virtual_machine import VirtualMachine
 

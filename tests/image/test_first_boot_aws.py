@@ -17,8 +17,8 @@ import sys
 
 import pytest
 
-from stacks import stack_files
 from stacks.rehearsal.program import ROOT
+from stacks.settings import stack_files
 from tests.image import first_boot
 from tests.image import last_hours as last_hours_of
 from tests.image.last_hours import verdict_of

@@ -8,7 +8,7 @@ import pytest
 
 from image import build_requirements
 from image.errors import RequirementError
-from stacks import stack_files
+from stacks.settings import stack_files
 from tests.image.declared import user_data
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]

@@ -15,10 +15,10 @@ from moto.server import ThreadedMotoServer
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
 from image.reaper.sweep import function_compute
-from stacks import reaper_bundle, vendored
 from stacks.alicloud import reaper
 from stacks.alicloud.functions import zipped
 from stacks.alicloud.storage import bucket_name
+from stacks.payload import sweep_archive
 from tests.reaper.alicloud_server import ENVIRON, serving
 from tests.reaper.alicloud_world import Actions
 from tests.reaper.world import World
@@ -116,14 +116,14 @@ def test_equal_settings_give_an_equal_archive_below_the_limit_of_an_upload(archi
 
 
 def test_every_package_in_the_archive_is_pinned():
-    lines = (reaper_bundle.ROOT / "requirements.txt").read_text().splitlines()
+    lines = (sweep_archive.ROOT / "requirements.txt").read_text().splitlines()
     pinned = {line.split("==")[0] for line in lines if "==" in line}
 
-    assert set(vendored.PACKAGES) <= pinned
+    assert set(sweep_archive.PACKAGES) <= pinned
 
 
 def test_neither_cloud_s_archive_carries_the_other_s_modules(unpacked):
-    on_aws = reaper_bundle.modules(cloud="aws")
+    on_aws = sweep_archive.modules(cloud="aws")
 
     assert not [path for path in on_aws if "alicloud" in path or "function_compute" in path]
     assert not list((unpacked / "image" / "reaper").glob("aws*"))

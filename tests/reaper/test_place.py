@@ -15,7 +15,9 @@ from image.reaper.calls import permission_of
 from image.reaper.errors import ConfigurationError
 from image.reaper.money.freeze import Before, Freeze, Stage
 from image.reaper.place import Asked, Place, place_of
-from stacks import naming, reaper_bundle, stack_files
+from stacks import naming
+from stacks.payload import sweep_archive
+from stacks.settings import stack_files
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.moto_fleet import REGION, STACK, MotoFleet, budget_json, policy_json
@@ -219,7 +221,7 @@ def test_the_commands_look_where_the_stack_puts_its_policy(name):
     found = Place(name, str(stack.cloud), stack.region).bucket(stack.account_id)
 
     assert found == naming.prefixed(name, "records", stack.account_id)
-    assert place.POLICY_KEY == reaper_bundle.POLICY_KEY
+    assert place.POLICY_KEY == sweep_archive.POLICY_KEY
 
 
 def test_without_any_stack_the_flag_is_named(elsewhere):

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stacks import stack_files
 from stacks.rehearsal.program import Rehearsed, read_config, run_program
 from stacks.rehearsal.records import Outcome, Registration
+from stacks.settings import stack_files
 
 REGION = "us-east-1"
 STACKS = tuple(stack_files.names())

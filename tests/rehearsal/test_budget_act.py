@@ -4,13 +4,13 @@ from dataclasses import asdict
 
 import pytest
 
-from stacks import stack_files
 from stacks.rehearsal import budget_act, closing, sweeps
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import ClientPool, Clients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
+from stacks.settings import stack_files
 
 
 @pytest.fixture(scope="module")

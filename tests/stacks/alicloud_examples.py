@@ -5,7 +5,7 @@ from typing import Any
 
 from stacks.errors import SettingsError
 from stacks.settings import Stack
-from stacks.settings_reader import from_mapping
+from stacks.settings.reader import from_mapping
 
 
 def stack_file(**changes: Any) -> dict[str, Any]:

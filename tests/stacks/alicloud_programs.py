@@ -6,10 +6,9 @@ from typing import Any
 
 import pulumi
 
-from stacks import stack_files
 from stacks.alicloud.stack import build
 from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.settings import Stack
+from stacks.settings import Stack, stack_files
 from tests.stacks.alicloud_examples import pool, stack
 
 CLUSTER = pool(

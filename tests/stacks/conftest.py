@@ -9,12 +9,11 @@ from typing import Any
 import boto3
 import pytest
 
-from stacks import stack_files
 from stacks.aws.stack import build
 from stacks.rehearsal import program
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.settings import Stack
+from stacks.settings import Stack, stack_files
 
 AWS_STACKS = [name for name in stack_files.names() if stack_files.settings_of(name).cloud == "aws"]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stacks import catalog, naming
 from stacks.catalog import Cloud
 from stacks.settings import Stack
-from stacks.settings_reader import from_mapping
+from stacks.settings.reader import from_mapping
 
 
 def stack_file(**changes: Any) -> dict[str, Any]:

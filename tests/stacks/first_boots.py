@@ -11,12 +11,12 @@ from pathlib import Path
 
 import boto3
 
-from stacks import stack_files
 from stacks.rehearsal import first_boot
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.metadata import metadata_service
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.settings import stack_files
 from tests.reaper.alicloud_server import ENVIRON, serving
 from tests.reaper.metadata_server import metadata_server
 

@@ -6,9 +6,8 @@ from functools import cache, partial
 
 import pytest
 
-from stacks import stack_files
 from stacks.rehearsal.program import Rehearsed
-from stacks.settings import Nat, Stack
+from stacks.settings import Nat, Stack, stack_files
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.iam import PolicyError, Request, Verdict

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stacks import catalog, stack_files
+from stacks import catalog
 from stacks.alicloud.fleet import group_plans
 from stacks.alicloud.reaper import policy_document
 from stacks.catalog import Cloud
+from stacks.settings import stack_files
 from tests.stacks.alicloud_examples import pool, priced, stack, stack_file
 from tests.stacks.alicloud_programs import STACKS, inputs, register, shipped
 

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from stacks.errors import StacksError
-from stacks.image_files import ROOT
+from stacks.payload.image_files import ROOT
 from tests.stacks.alicloud_examples import stack
 from tests.stacks.alicloud_programs import STACKS, everything, inputs, register, shipped
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper import policy as policies
-from stacks import instance_file, stack_files
 from stacks.alicloud import firewall
 from stacks.alicloud.storage import bucket_name
-from stacks.payload import user_data
+from stacks.payload import instance_file, user_data
 from stacks.rehearsal import sdk
+from stacks.settings import stack_files
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.alicloud_examples import pool, stack
 from tests.stacks.alicloud_programs import STACKS, inputs, register, role_statements, shipped, statements

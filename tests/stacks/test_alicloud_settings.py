@@ -2,11 +2,12 @@
 
 import pytest
 
-from stacks import alicloud_rules, catalog
+from stacks import catalog
 from stacks.alicloud import scaling
 from stacks.catalog import Cloud
 from stacks.errors import SettingsError
-from stacks.settings_reader import from_mapping
+from stacks.settings import alicloud_rules
+from stacks.settings.reader import from_mapping
 from tests.stacks.alicloud_examples import pool, stack, stack_file
 from tests.stacks.alicloud_programs import inputs, register
 from tests.stacks.examples import pool as aws_pool

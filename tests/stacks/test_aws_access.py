@@ -6,11 +6,10 @@ from functools import cache, partial
 
 import pytest
 
-from stacks import stack_files
 from stacks.aws.stack import build
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.settings import Nat, Stack
+from stacks.settings import Nat, Stack, stack_files
 from tests.stacks.conftest import AWS_STACKS
 from tests.stacks.examples import pool, stack
 from tests.stacks.iam import Request, Verdict, decide

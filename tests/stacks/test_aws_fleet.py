@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 
 from stacks import catalog
 from stacks.aws.fleet import group_plans
-from stacks.settings_reader import from_mapping
+from stacks.settings.reader import from_mapping
 from tests.stacks.examples import pool, stack, stack_files
 
 HOURS_PER_MONTH = 730  # aws.amazon.com/ec2/pricing: 8,760 hours a year by twelve

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image import lock
-from stacks import image_files
 from stacks.alicloud import image_documents as alicloud_documents
 from stacks.aws import image_documents as aws_documents
 from stacks.aws.image_documents import component_content
 from stacks.aws.launch import image_id
 from stacks.aws.stack import build
+from stacks.crossguard.model import Profile, Resource
+from stacks.crossguard.rules import violations
 from stacks.errors import StacksError
-from stacks.image_files import ROOT
-from stacks.policy.model import Profile, Resource
-from stacks.policy.rules import violations
+from stacks.payload import image_files
+from stacks.payload.image_files import ROOT
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
 from stacks.rehearsal.records import Outcome

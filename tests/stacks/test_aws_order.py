@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, given, settings
 
-from stacks.settings_reader import from_mapping
+from stacks.settings.reader import from_mapping
 from tests.stacks.deletion_order import encrypted_with, reached
 from tests.stacks.examples import BUILDING, stack_files
 

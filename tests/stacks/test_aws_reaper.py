@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 
 from image.reaper import policy as policies
 from image.reaper.place import POLICY_KEY
-from stacks import reaper_bundle
 from stacks.aws.reaper import bundle, policy_document
 from stacks.aws.reaper_role import LICENCES, MARKS
 from stacks.aws.scaling import alarm_name
 from stacks.aws.storage import bucket_name
+from stacks.payload import sweep_archive
 from stacks.rehearsal.archives import archive_files, zip_bytes
 from stacks.rehearsal.records import Outcome
-from stacks.settings_reader import from_mapping
+from stacks.settings.reader import from_mapping
 from tests.stacks import examples
 
 HANDLER_SCRIPT = """
@@ -244,8 +244,8 @@ def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(prod, t
 
 
 def test_the_modules_of_the_bundle_are_found_by_their_imports():
-    assert "image/reaper/sweep/decide.py" in reaper_bundle.modules()
-    assert reaper_bundle.modules("image.reaper.errors") == (
+    assert "image/reaper/sweep/decide.py" in sweep_archive.modules()
+    assert sweep_archive.modules("image.reaper.errors") == (
         "image/__init__.py",
         "image/reaper/__init__.py",
         "image/reaper/errors.py",

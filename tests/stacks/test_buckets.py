@@ -16,7 +16,7 @@ from stacks.calls.alicloud import Alicloud
 from stacks.calls.aws import Aws
 from stacks.errors import CannotCheckError
 from stacks.rehearsal.moto_server import moto_server
-from stacks.stack_files import settings_of
+from stacks.settings.stack_files import settings_of
 from stacks.teardown.alicloud import AlicloudStack
 from stacks.teardown.aws import AwsStack
 

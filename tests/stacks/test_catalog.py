@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.console.cli import main
-from stacks import catalog, catalog_command
-from stacks.catalog import Cloud, MalformedCatalogError, NetworkCard, UnknownInstanceType
+from stacks import catalog
+from stacks.catalog import Cloud, MalformedCatalogError, NetworkCard, UnknownInstanceType, command
 
 EVERY_TYPE = list(catalog.load())
 PRICED = [kind for kind in EVERY_TYPE if kind.price is not None]
@@ -272,7 +272,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_the_command_prints_every_type():
-    printed = CliRunner().invoke(catalog_command.list_types).output
+    printed = CliRunner().invoke(command.list_types).output
 
     assert all(kind.name in printed for kind in EVERY_TYPE)
 

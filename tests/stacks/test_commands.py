@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.console.cli import main
-from stacks import pulumi_command, stack_files
 from stacks.errors import StacksError
-from stacks.pulumi_command import REFUSED, ROOT, refuse
+from stacks.guard import pulumi_command
+from stacks.guard.pulumi_command import REFUSED, ROOT, refuse
+from stacks.settings import stack_files
 from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import stack, stack_file
 
@@ -152,7 +153,7 @@ def test_a_sound_stack_is_handed_to_the_cli_with_the_policy_pack(command, shell)
     assert done.exit_code == 0, done.output
     assert shell.calls[:2] == ["stack select --create aws-dev", "stack output cost --json --stack aws-dev"]
     assert sorted(shell.calls[2:]) == sorted(
-        ["preview --stack aws-dev --json", f"{command} --stack aws-dev --policy-pack stacks/policy"]
+        ["preview --stack aws-dev --json", f"{command} --stack aws-dev --policy-pack stacks/crossguard"]
     )
 
 
@@ -161,7 +162,7 @@ def test_what_follows_the_dashes_is_handed_over(shell):
 
     shell.run("up", "aws-dev", "--", "--yes", "--target", "urn:x", "-m", "a new pool")
 
-    expected = "up --stack aws-dev --policy-pack stacks/policy --yes --target urn:x -m a new pool"
+    expected = "up --stack aws-dev --policy-pack stacks/crossguard --yes --target urn:x -m a new pool"
     assert shell.calls[-1] == expected
 
 

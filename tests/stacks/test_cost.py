@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stacks import cost_view, prices, stack_files
 from stacks.alicloud import endpoints as alicloud_endpoints
 from stacks.aws import endpoints as aws_endpoints
-from stacks.catalog import Cloud
-from stacks.cost import Cost, Kind, Level, OvercommitError, hold_to_budget, warnings
-from stacks.cost_lines import ENDPOINTS, Volumes, estimate
+from stacks.catalog import Cloud, prices
+from stacks.catalog.money import CurrencyError, Money
+from stacks.cost import view
+from stacks.cost.estimate import estimate
+from stacks.cost.lines import Cost, OvercommitError, hold_to_budget, warnings
 from stacks.errors import SettingsError
-from stacks.money import CurrencyError, Money
-from stacks.settings import Stack
-from stacks.settings_reader import from_mapping
+from stacks.settings import Stack, stack_files
+from stacks.settings.quantities import ENDPOINTS, Kind, Level, Volumes
+from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import pool, stack, stack_file
 from tests.stacks.examples import stack_files as any_stack_file
@@ -310,7 +311,7 @@ def test_prices_of_another_region_are_said_to_be():
 
     (sentence,) = [text for text in warnings(cost, TODAY) if "stand in" in text]
     assert sentence.startswith("prices of us-east-1 stand in for those of eu-central-1: g5.xlarge, disk, ")
-    assert cost_view.summary(cost, 5000).endswith("under the budget (prices of us-east-1)")
+    assert view.summary(cost, 5000).endswith("under the budget (prices of us-east-1)")
 
 
 def test_a_worst_month_over_the_budget_is_refused_with_both_amounts_and_the_ways_out():
@@ -437,7 +438,7 @@ def test_sums_with_unknown_parts_are_least_ones():
     cost = shipped("alicloud-dev")
 
     assert "now at least 0.02 CNY an hour, at least 12.00 CNY a month; at worst at least 33,684.73" in (
-        text := cost_view.summary(cost, 40_000)
+        text := view.summary(cost, 40_000)
     )
     assert text.endswith("under the budget, as far as prices are known")
     with pytest.raises(OvercommitError, match=r"the worst case of a month is at least 33,684\.73 CNY"):

@@ -10,17 +10,17 @@ import pulumi
 import pytest
 from click.testing import CliRunner
 
-from stacks import cost_view, stack_files
 from stacks.aws import stack as aws_stack
 from stacks.aws.stack import build
-from stacks.cost import OvercommitError
-from stacks.cost_change import VARIABLE, Deployed, DeployedCostError, deployed, sentence
-from stacks.cost_command import cost as command
-from stacks.cost_lines import estimate
-from stacks.money import Money
+from stacks.catalog.money import Money
+from stacks.cost import view
+from stacks.cost.command import cost as command
+from stacks.cost.estimate import estimate
+from stacks.cost.lines import OvercommitError
+from stacks.cost.notice import VARIABLE, Deployed, DeployedCostError, deployed, sentence
 from stacks.rehearsal import program
 from stacks.rehearsal.program import run_program
-from stacks.settings import Stack
+from stacks.settings import Stack, stack_files
 from tests.stacks.conftest import AnyType
 from tests.stacks.examples import pool, stack
 
@@ -78,8 +78,8 @@ def test_the_bars_are_as_long_as_the_amounts():
 
     bars = {name: len(bar) for name, bar in re.findall(r"^ (\w+) +(█+)", done.output, re.MULTILINE)}
 
-    assert bars["budget"] == cost_view.BAR_WIDTH
-    assert bars["train"] == pytest.approx(cost_view.BAR_WIDTH * 64_296 / 120_000, abs=1)
+    assert bars["budget"] == view.BAR_WIDTH
+    assert bars["train"] == pytest.approx(view.BAR_WIDTH * 64_296 / 120_000, abs=1)
 
 
 def test_an_unknown_price_reads_unknown_and_not_zero():
@@ -140,7 +140,7 @@ def test_a_preview_says_the_cost_in_one_line(register, said):
 
 def handed_over(settings: Stack) -> str:
     """The output of a deployed stack, as the CLI prints it."""
-    return json.dumps(cost_view.output(estimate(settings), settings.budget.monthly))
+    return json.dumps(view.output(estimate(settings), settings.budget.monthly))
 
 
 def test_a_preview_says_how_the_cost_differs_from_the_deployed_one(register, said, monkeypatch):
@@ -212,7 +212,7 @@ def test_a_preview_warns_of_stale_prices(register, said):
 def test_the_cost_is_an_output_of_the_stack_as_plain_text(outputs):
     found = outputs(stack())["cost"]
 
-    assert found == cost_view.output(estimate(stack()), 5000)
+    assert found == view.output(estimate(stack()), 5000)
     assert found["month"]["now"] == {"low": "848.68", "high": "848.68"}
     assert found["currency"] == "USD"
     assert found["unknown"] == []

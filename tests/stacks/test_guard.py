@@ -20,7 +20,7 @@ from stacks.guard.plan import parse
 from stacks.rehearsal import program
 from stacks.rehearsal.program import run_program
 from stacks.settings import Network, Pool, Stack, Storage
-from stacks.settings_reader import from_mapping
+from stacks.settings.reader import from_mapping
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import assumptions
 from tests.stacks.alicloud_examples import stack_file as alicloud_file

@@ -7,14 +7,16 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from stacks import check_command, image_notice, stack_files
 from stacks.alicloud import launch as alicloud_launch
 from stacks.alicloud.stack import build as build_alicloud
 from stacks.aws import launch as aws_launch
+from stacks.cost import notice
 from stacks.errors import SettingsError, StacksError
-from stacks.instance_file import instance_toml
 from stacks.payload import user_data
+from stacks.payload.instance_file import instance_toml
+from stacks.preflight import check
 from stacks.rehearsal.program import run_program
+from stacks.settings import stack_files
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import pool, stack
 from tests.stacks.first_boots import ALICLOUD, AWS, STARTS
@@ -100,7 +102,7 @@ def test_check_and_preview_say_that_nothing_is_reaped(monkeypatch, caplog, regis
     settings = stack(image={"id": AMI, "mode": "none"})
     monkeypatch.setattr(stack_files, "settings_of", lambda name: settings)
 
-    said = CliRunner().invoke(check_command.check, ["test"])
+    said = CliRunner().invoke(check.check, ["test"])
     register(settings)
 
     assert "warning: image.mode = 'none': nothing is reaped here" in said.stderr
@@ -108,7 +110,7 @@ def test_check_and_preview_say_that_nothing_is_reaped(monkeypatch, caplog, regis
 
 
 def test_nothing_is_said_where_an_agent_comes_up():
-    assert image_notice.warning(stack()) == ""
+    assert notice.image_warning(stack()) == ""
 
 
 def refused(**image):

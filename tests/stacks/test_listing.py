@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from stacks.advise.__main__ import main as advise
-from stacks.catalog_command import list_types
-from stacks.cost_command import cost
+from stacks.catalog.command import list_types
+from stacks.cost.command import cost
 from stacks.listing import Column, Listing
 
 COMMANDS: dict[str, tuple[click.Command, tuple[str, ...]]] = {

@@ -6,11 +6,12 @@ from decimal import Decimal
 import pytest
 
 from image.reaper import policy
-from stacks import reaper_bundle, stack_files
-from stacks.cost import Kind, Level
-from stacks.cost_lines import estimate
-from stacks.meter_prices import budget_document
-from stacks.settings_reader import from_mapping
+from stacks.cost.estimate import estimate
+from stacks.cost.meter_prices import budget_document
+from stacks.payload import sweep_archive
+from stacks.settings import stack_files
+from stacks.settings.quantities import Kind, Level
+from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import inputs
 from tests.stacks.alicloud_programs import register as register_alicloud
@@ -167,7 +168,7 @@ def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
     kind = "ecs.gn8v-8x.48xlarge"
     settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind])])
 
-    document = reaper_bundle.policy_document(settings, {})
+    document = sweep_archive.policy_document(settings, {})
 
     assert document["pools"]["dev"]["hourly_price"] == {kind: str(settings.budget.assume[kind])}
 
@@ -198,7 +199,7 @@ def test_the_sweep_reads_the_assumed_prices_of_every_shipped_stack():
     for name in stack_files.names():
         settings = stack_files.settings_of(name)
 
-        read = policy.parse(json.dumps(reaper_bundle.policy_document(settings, {})))
+        read = policy.parse(json.dumps(sweep_archive.policy_document(settings, {})))
 
         types = {kind for pool in settings.pools for kind in pool.types}
         assert read.budget.assumed == {

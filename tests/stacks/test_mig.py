@@ -5,8 +5,9 @@ import tomllib
 
 import pytest
 
-from stacks import catalog, instance_file, mig
+from stacks import catalog
 from stacks.catalog import Cloud
+from stacks.payload import instance_file
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import pool, stack
 
@@ -37,7 +38,7 @@ def test_a_machine_of_any_other_pool_keeps_its_gpus_whole():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_no_profile_holds_more_than_the_gpu(kind):
-    for profile in mig.profiles_of(kind):
+    for profile in kind.mig_profiles:
         slices, memory = re.fullmatch(r"([1-7])g\.(\d+)gb", profile).groups()
 
         assert int(memory) <= kind.gpu_memory_gib + 1  # 7g.180gb of 179
@@ -47,7 +48,5 @@ def test_no_profile_holds_more_than_the_gpu(kind):
 def test_every_type_since_the_a100_that_trains_can_be_cut():
     trains = {"A100", "H100", "H200", "B200", "B300"}
 
-    assert [kind.name for kind in KINDS if kind.gpu_model in trains and not mig.profiles_of(kind)] == []
-    assert [
-        kind.name for kind in KINDS if kind.gpu_model in ("T4", "L4", "A10G") and mig.profiles_of(kind)
-    ] == []
+    assert [kind.name for kind in KINDS if kind.gpu_model in trains and not kind.mig_profiles] == []
+    assert [kind.name for kind in KINDS if kind.gpu_model in ("T4", "L4", "A10G") and kind.mig_profiles] == []

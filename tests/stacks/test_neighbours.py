@@ -9,13 +9,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks import naming, stack_files
+from stacks import naming
 from stacks.aws.stack import build
 from stacks.errors import SettingsError
-from stacks.neighbours import clashes, group_labels, one_group_each
 from stacks.rehearsal import program
 from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.settings import Grouping, Stack
+from stacks.settings import Grouping, Stack, stack_files
+from stacks.settings.neighbours import clashes, group_labels, one_group_each
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import register as register_alicloud
 from tests.stacks.conftest import AnyType

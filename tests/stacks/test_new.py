@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from image.console.cli import main
-from stacks import catalog, new_command, new_file, regions, stack_files
-from stacks.catalog import Cloud
+from stacks import catalog
+from stacks.catalog import Cloud, regions
+from stacks.new import command, stack_file
+from stacks.settings import stack_files
 
 AWS = (
     *("--cloud", "aws", "--region", "us-east-1", "--account", "123456789012"),
@@ -34,7 +36,7 @@ def run(*arguments: str, **options):
 @pytest.fixture
 def person(monkeypatch):
     """Somebody answers at a terminal."""
-    monkeypatch.setattr(new_command, "at_terminal", lambda: True)
+    monkeypatch.setattr(command, "at_terminal", lambda: True)
 
 
 @pytest.mark.parametrize("flags", [AWS, ALICLOUD], ids=["aws", "alicloud"])
@@ -82,7 +84,7 @@ def test_a_wrong_answer_is_asked_for_again_with_what_is_allowed(folder, person):
 def test_types_are_suggested_with_their_prices_the_cheapest_first(folder, person):
     done = run("research", *AWS[:6], input="\n" * 5 + "\nml@example.com\n\n\n")
 
-    prices = [kind.price.amount_per_hour for kind in new_file.suggested(Cloud.AWS, "us-east-1")]
+    prices = [kind.price.amount_per_hour for kind in stack_file.suggested(Cloud.AWS, "us-east-1")]
     assert prices == sorted(prices)
     assert f"{prices[0]} USD an hour" in done.output
 
@@ -148,9 +150,9 @@ def answers(draw):
     """What a person may answer, right or wrong."""
     cloud = draw(st.sampled_from(Cloud))
     region = draw(st.sampled_from(regions.of_cloud(cloud)))
-    start = new_file.starting_from("research", cloud, region)
+    start = stack_file.starting_from("research", cloud, region)
     types = st.sampled_from([kind.name for kind in catalog.load()]) | st.text(max_size=8)
-    return new_file.Answers(
+    return stack_file.Answers(
         **vars(start)
         | {
             "owner": draw(st.text(max_size=10)),
@@ -164,9 +166,9 @@ def answers(draw):
 @given(answers())
 @settings(max_examples=40, deadline=None)
 def test_a_file_says_what_was_answered_or_check_refuses_it(given_answers):
-    if new_file.problems(given_answers):
+    if stack_file.problems(given_answers):
         return
-    stack = new_file.settings_of(given_answers)
+    stack = stack_file.settings_of(given_answers)
     assert stack.owner == given_answers.owner
     assert stack.pools[0].types == given_answers.types
     assert stack.budget.recipients == given_answers.recipients

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from stacks import stack_files
-from stacks.policy import rules
-from stacks.policy.governance_rules import TAGGED
-from stacks.policy.model import Profile, Resource, Severity, Violation
-from stacks.policy.rules import RULES, ProfileError, profile_of, violations
+from stacks.crossguard import rules
+from stacks.crossguard.governance_rules import TAGGED
+from stacks.crossguard.model import Profile, Resource, Severity, Violation
+from stacks.crossguard.rules import RULES, ProfileError, profile_of, violations
 from stacks.rehearsal import program
 from stacks.rehearsal.program import run_program
+from stacks.settings import stack_files
 from tests.stacks.conftest import AnyType
 
 PACK = Path(rules.__file__).parent
@@ -366,14 +366,14 @@ def crossguard(monkeypatch) -> SimpleNamespace:
         made=made,
     )
     monkeypatch.setitem(sys.modules, "pulumi_policy", sdk)
-    monkeypatch.delitem(sys.modules, "stacks.policy.pack", raising=False)
+    monkeypatch.delitem(sys.modules, "stacks.crossguard.pack", raising=False)
     monkeypatch.setitem(sys.modules, "pulumi_policy.proxy", SimpleNamespace(UnknownValueError=NotYetError))
     return sdk
 
 
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "stacks.policy", *arguments],
+        [sys.executable, "-m", "stacks.crossguard", *arguments],
         cwd=PACK.parents[1],
         capture_output=True,
         text=True,

@@ -7,13 +7,12 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from stacks import stack_files
 from stacks.calls import aws as aws_calls
 from stacks.preflight import aws
 from stacks.preflight.command import preflight
 from stacks.preflight.findings import Finding, Verdict
 from stacks.rehearsal.moto_server import moto_server
-from stacks.settings import Stack
+from stacks.settings import Stack, stack_files
 from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.examples import pool, stack
 

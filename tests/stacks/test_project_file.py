@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stacks import stack_files
-from stacks.settings import Stack
+from stacks.settings import Stack, stack_files
 
 ROOT = Path(__file__).parents[2]
 PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())

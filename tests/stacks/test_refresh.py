@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from image.console.cli import main
-from stacks import catalog, catalog_file, prices
+from stacks import catalog
 from stacks.calls.aws import Aws
-from stacks.catalog import Cloud
+from stacks.catalog import Cloud, prices, reader
+from stacks.catalog.refresh import alicloud, aws, command
+from stacks.catalog.refresh.listed import Answers, Listed, largest_discount, plain
+from stacks.catalog.refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
 from stacks.files import replace
-from stacks.refresh import alicloud, aws, command
-from stacks.refresh.listed import Answers, Listed, largest_discount, plain
-from stacks.refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
 from tests.stacks import alicloud_account
 from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.price_answers import describe_price, get_products, spot_history
@@ -123,7 +123,7 @@ def test_a_new_price_is_written_with_source_and_day_and_nothing_else_moves(copie
     others = [new for _, new in different if "g5.xlarge" not in new]
     assert any(new.startswith("date = ") for new in others)
     assert any(aws.SOURCE in new for new in others)
-    (kind,) = [one for one in catalog_file.read(copies / "catalog.toml") if one.name == "g5.xlarge"]
+    (kind,) = [one for one in reader.read(copies / "catalog.toml") if one.name == "g5.xlarge"]
     assert kind.price.amount_per_hour == Decimal("1.11")
     assert kind.price.date == datetime.datetime.now(datetime.UTC).date()
     assert kind.price.source == aws.SOURCE
@@ -211,7 +211,7 @@ def test_a_type_without_an_answer_keeps_its_price_and_the_day_of_it(copies, clou
     done = run("--cloud", "aws")
 
     assert "warning: p3.2xlarge in us-east-1 is in no price list" in done.stderr
-    kinds = {kind.name: kind for kind in catalog_file.read(copies / "catalog.toml")}
+    kinds = {kind.name: kind for kind in reader.read(copies / "catalog.toml")}
     assert kinds["p3.2xlarge"].price == before.price
     assert kinds["g5.xlarge"].price.source == aws.SOURCE
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import botocore
 
-from stacks import catalog, regions
-from stacks.catalog import Cloud
+from stacks import catalog
+from stacks.catalog import Cloud, regions
 
 PARTITIONS = ("aws", "aws-us-gov")
 

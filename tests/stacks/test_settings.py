@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stacks.aws.firewall import ENDPOINTS, HOME, IMAGE_BUILDER, SCRATCH
 from stacks.errors import SettingsError
 from stacks.settings import Stack
-from stacks.settings_reader import from_mapping
+from stacks.settings.reader import from_mapping
 from tests.stacks.examples import networks, pool, stack, stack_file, stack_files
 
 

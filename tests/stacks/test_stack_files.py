@@ -3,10 +3,9 @@
 import pytest
 import yaml
 
-from stacks import stack_files
 from stacks.errors import SettingsError, StacksError
 from stacks.rehearsal.program import run_program
-from stacks.settings import Stack
+from stacks.settings import Stack, stack_files
 from tests.stacks.examples import pool, stack_file
 
 UNREADABLE = {

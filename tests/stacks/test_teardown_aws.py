@@ -10,10 +10,10 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
-from stacks import stack_files
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.settings import stack_files
 from stacks.teardown import command
 from stacks.teardown.aws import connect
 from stacks.teardown.command import destroy

@@ -15,13 +15,14 @@ from moto.backends import get_backend
 from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
 from image.reaper.times import format_time, parse_time
-from stacks import naming, stack_files
+from stacks import naming
 from stacks.rehearsal import machines, sweeps
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.metadata import MetadataService, metadata_service
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.settings import stack_files
 from tests.image.plain_disk import PlainDisk
 from tests.image.stand_ins import ec2_metadata, hours
 from tests.image.stand_ins.hours import Heartbeat

@@ -1,0 +1,120 @@
+"""What each GPU instance type of both clouds has and costs: facts with their sources, read from catalog.toml.
+
+``gpu-fleet catalog`` lists the types, shows one, and brings the prices up to date.
+"""
+
+import difflib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from stacks.catalog import reader
+from stacks.catalog.instance_types import Cloud, InstanceType, Price
+from stacks.catalog.reader import CatalogError
+
+FILE = Path(__file__).with_name("catalog.toml")
+
+
+class UnknownInstanceType(CatalogError):  # noqa: N818 - says what happened, and callers know it by this name
+    """A name that the catalog lacks.
+
+    Attributes:
+        name: what was asked for.
+        suggestions: the nearest names, the nearest first.
+    """
+
+    def __init__(self, name: str, suggestions: list[str]) -> None:
+        self.name = name
+        self.suggestions = suggestions
+        super().__init__(f"unknown instance type {name!r}; the nearest are {', '.join(suggestions)}")
+
+
+class Catalog:
+    """Every known type, by name."""
+
+    def __init__(self, types: tuple[InstanceType, ...]) -> None:
+        self._types = {found.name: found for found in types}
+
+    def __iter__(self) -> Iterator[InstanceType]:
+        return iter(self._types.values())
+
+    def find(self, name: str) -> InstanceType | None:
+        """The type of that name, if there is one."""
+        return self._types.get(name)
+
+    def get(self, name: str) -> InstanceType:
+        """The type of that name.
+
+        Raises:
+            UnknownInstanceType: naming the nearest.
+        """
+        if (found := self.find(name)) is None:
+            raise UnknownInstanceType(name, self.suggest(name))
+        return found
+
+    def of_cloud(self, cloud: Cloud) -> tuple[InstanceType, ...]:
+        """The types of one cloud, in the order of the file."""
+        return tuple(found for found in self if found.cloud is cloud)
+
+    def suggest(self, name: str, cloud: Cloud | None = None, limit: int = 3) -> list[str]:
+        """The nearest names: by spelling, or by GPUs where ``name`` is a type of another cloud."""
+        candidates = [found for found in self if cloud in (None, found.cloud)]
+        known = self.find(name)
+        if known is not None and known not in candidates:
+            return [
+                found.name for found in sorted(candidates, key=lambda other: _distance(known, other))[:limit]
+            ]
+        names = [found.name for found in candidates]
+        return difflib.get_close_matches(name.lower(), names, n=limit, cutoff=0)
+
+
+def _distance(wanted: InstanceType, other: InstanceType) -> tuple[int, int, int]:
+    """How unlike two types are to someone who wants GPUs: memory in all, then of each GPU, then CPUs."""
+    in_all = abs(wanted.gpu_count * wanted.gpu_memory_gib - other.gpu_count * other.gpu_memory_gib)
+    return in_all, abs(wanted.gpu_memory_gib - other.gpu_memory_gib), abs(wanted.vcpu - other.vcpu)
+
+
+@cache
+def load(path: Path = FILE) -> Catalog:
+    """The catalog, read once for each file.
+
+    Raises:
+        MalformedCatalogError: when the file cannot be read or does not say what it should.
+    """
+    return Catalog(reader.read(path))
+
+
+def describe(name: str) -> str:
+    """A type in a few lines for a person.
+
+    Raises:
+        UnknownInstanceType: naming the nearest.
+    """
+    found = load().get(name)
+    rdma = f"{found.efa_interfaces} EFA" if found.cloud is Cloud.AWS else f"{found.erdma_interfaces} eRDMA"
+    scratch = (
+        f"{found.local_nvme_gib} GiB of local NVMe" if found.instance_store_scratch else "no local disks"
+    )
+    image = "runs the bundled image" if found.runs_bundled_image else "too old for the bundled image (Volta)"
+    return "\n".join(
+        (
+            f"{found.name} ({found.cloud}): {gpus(found)} ({found.gpu_architecture}), {image}",
+            f"  {found.vcpu} vCPU, {found.memory_gib} GiB of memory, {scratch}",
+            f"  {found.network_gbps:g} Gbit/s, {rdma} interfaces",
+            f"  quota: {found.quota_code or 'unknown'} on demand, {found.quota_code_spot or 'unknown'} spot",
+            f"  price: {_price_in_full(found.price)}",
+            f"  source: {found.source}",
+        )
+    )
+
+
+def gpus(found: InstanceType) -> str:
+    """Number, model and memory of a type's GPUs."""
+    return f"{found.gpu_count} x {found.gpu_model or 'unnamed GPU'} {found.gpu_memory_gib} GiB"
+
+
+def _price_in_full(price: Price | None) -> str:
+    if price is None:
+        return "unknown"
+    amount = f"{price.amount_per_hour} {price.currency} per hour on demand"
+    return f"{amount} in {price.region} on {price.date} ({price.source})"

@@ -1,0 +1,156 @@
+"""Prices of AWS: the Price List API for what has a list price, EC2 for spot.
+
+The filters are the Price List's own attributes: docs.aws.amazon.com/awsaccountbilling/latest/aboutv2, "Using
+the AWS Price List Query API".
+"""
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from stacks import catalog
+from stacks.calls.aws import Aws, clients_in
+from stacks.catalog.instance_types import Cloud
+from stacks.catalog.refresh.listed import Answers, Listed, largest_discount
+
+# The Price List answers for every region, and in few: docs.aws.amazon.com/general/latest/gr/billing.html
+PRICE_LIST_REGION = "us-east-1"
+SOURCE = "AWS Price List API, GetProducts"
+SPOT_SOURCE = "EC2 DescribeSpotPriceHistory"
+CURRENCY = "USD"
+MACHINE = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
+FIRST_TIER = "0"
+MIB_PER_GIB = 1024
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """How a thing of prices.toml is called in the Price List.
+
+    Attributes:
+        service: its code.
+        filters: attribute -> value.
+        usage: the usage type, without the region in front of it.
+        units: how many of our units one of theirs is.
+    """
+
+    service: str
+    filters: Mapping[str, str]
+    usage: str
+    units: int = 1
+
+
+QUESTIONS = {
+    "disk": Question("AmazonEC2", {"volumeApiName": "gp3"}, "EBS:VolumeUsage.gp3"),
+    # listed for a GiB/s
+    "disk_throughput": Question(
+        "AmazonEC2", {"volumeApiName": "gp3"}, "EBS:VolumeP-Throughput.gp3", MIB_PER_GIB
+    ),
+    "nat_gateway": Question("AmazonEC2", {"productFamily": "NAT Gateway"}, "NatGateway-Hours"),
+    "nat_traffic": Question("AmazonEC2", {"productFamily": "NAT Gateway"}, "NatGateway-Bytes"),
+    "public_address": Question("AmazonVPC", {"group": "VPCPublicIPv4Address"}, "PublicIPv4:InUseAddress"),
+    "endpoint": Question("AmazonVPC", {"productFamily": "VpcEndpoint"}, "VpcEndpoint-Hours"),
+    "bucket": Question("AmazonS3", {"volumeType": "Standard"}, "TimedStorage-ByteHrs"),
+    "home": Question("AmazonEFS", {"productFamily": "Storage"}, "TimedStorage-ByteHrs"),
+    "log": Question("AmazonCloudWatch", {"productFamily": "Data Payload"}, "DataProcessing-Bytes"),
+}
+
+
+def ask(
+    region: str, machines: Mapping[str, str], today: datetime.date, say: Say, aws: Aws | None = None
+) -> Answers:
+    """Every price of AWS.
+
+    Args:
+        region: of what is no machine, and of spot.
+        machines: type -> the region its price is of.
+        today: the day of the answers.
+        say: told what is asked next.
+        aws: whom to ask; by default with the credentials of the environment.
+
+    Raises:
+        CannotCheckError: any call was denied or not answered.
+    """
+    prices = aws or Aws(clients_in(PRICE_LIST_REGION))
+    found: dict[tuple[str, str], Listed] = {}
+    others: dict[str, Listed] = {}
+    unlisted = []
+    for name, where in machines.items():
+        say(name)
+        question = Question("AmazonEC2", {**MACHINE, "instanceType": name}, f"BoxUsage:{name}")
+        amount = _price(prices, question, where)
+        if amount is None:
+            unlisted.append(f"{name} in {where}")
+        else:
+            found[name, where] = Listed(amount, CURRENCY, SOURCE)
+    for what, question in QUESTIONS.items():
+        say(what)
+        amount = _price(prices, question, region)
+        if amount is None:
+            unlisted.append(what)
+        else:
+            others[what] = Listed(amount, CURRENCY, SOURCE)
+    say("spot prices")
+    spot = _spot(aws or Aws(clients_in(region)), region, found, today)
+    return Answers(today, found, others, spot, tuple(unlisted))
+
+
+def _price(aws: Aws, question: Question, region: str) -> Decimal | None:
+    """The first tier's price of the one product that answers a question; None where none or several do."""
+    filters = {**question.filters, "regionCode": region}
+    wanted = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]
+    products = (
+        json.loads(text)
+        for text in aws.pages(
+            "pricing", "get_products", "PriceList", ServiceCode=question.service, Filters=wanted
+        )
+    )
+    amounts = {amount for product in products if _is(product, question.usage) for amount in _amounts(product)}
+    return amounts.pop() / question.units if len(amounts) == 1 else None
+
+
+def _is(product: dict[str, Any], usage: str) -> bool:
+    """By its usage type, which most regions write with a prefix: ``EUC1-NatGateway-Hours``."""
+    attributes = product["product"]["attributes"]
+    ours = re.search(rf"(^|-){re.escape(usage)}$", attributes.get("usagetype", "")) is not None
+    # a capacity block of the same type is another product
+    return ours and attributes.get("marketoption", "OnDemand") == "OnDemand"
+
+
+def _amounts(product: dict[str, Any]) -> Iterator[Decimal]:
+    for offer in product["terms"].get("OnDemand", {}).values():
+        for dimension in offer["priceDimensions"].values():
+            amount = Decimal(dimension["pricePerUnit"].get(CURRENCY, "0"))
+            if dimension.get("beginRange", FIRST_TIER) == FIRST_TIER and amount > 0:
+                yield amount
+
+
+def _spot(
+    aws: Aws, region: str, listed: Mapping[tuple[str, str], Listed], today: datetime.date
+) -> Listed | None:
+    """How far below its list price any GPU machine of a region is right now."""
+    names = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if (kind.name, region) in listed]
+    if not names:
+        return None
+    start = datetime.datetime.combine(today, datetime.time(), datetime.UTC)
+    history = aws.pages(
+        "ec2",
+        "describe_spot_price_history",
+        "SpotPriceHistory",
+        InstanceTypes=names,
+        ProductDescriptions=["Linux/UNIX"],
+        StartTime=start,
+    )
+    pairs = [
+        (Decimal(one["SpotPrice"]), listed[one["InstanceType"], region].amount)
+        for one in history
+        if (one["InstanceType"], region) in listed
+    ]
+    most = largest_discount(pairs)
+    return None if most is None else Listed(most, CURRENCY, f"{SPOT_SOURCE}, GPU types of {region}")

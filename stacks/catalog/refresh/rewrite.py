@@ -1,0 +1,160 @@
+"""The price files with new prices in them: comments, order and everything else as they were. Pure."""
+
+import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import tomlkit
+
+from stacks.catalog.instance_types import Cloud
+from stacks.catalog.refresh.listed import Answers, Listed, plain
+from stacks.errors import StacksError
+
+
+class RefreshError(StacksError):
+    """Answers that do not fit the files: nothing is written."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One price before and after.
+
+    Attributes:
+        what: whose price.
+        before: as it stood in the file; None for unknown.
+        after: as the cloud lists it.
+        currency: of both.
+        source: which call says so.
+    """
+
+    what: str
+    before: str | None
+    after: str
+    currency: str
+    source: str
+
+    @property
+    def moved(self) -> bool:
+        """Whether the amount is another; the date moves in any case."""
+        return self.before is None or Decimal(self.before) != Decimal(self.after)
+
+
+def rewrite_catalog(text: str, cloud: Cloud, answers: Answers) -> tuple[str, list[Change]]:
+    """catalog.toml with the machines' prices of one cloud.
+
+    A price list whose every type was answered gets the day and the source. Of one that was answered in part,
+    the types without an answer move to a list that keeps the old day.
+
+    Raises:
+        RefreshError: a price is in another currency than its list.
+    """
+    document = tomlkit.parse(text)
+    lists: Any = document["price_lists"]
+    before = {name: (table["date"], table["source"]) for name, table in lists.items()}
+    changes, kept = [], []
+    for family, row in list(_rows(document, cloud)):
+        name = _list_of(family, row) or _default_list(lists, cloud)
+        found = None if name is None else answers.machines.get((row["name"], lists[name]["region"]))
+        if name is None or found is None:
+            kept.append((family, row))
+            continue
+        _same_currency(row["name"], found, lists[name]["currency"], f"price_lists.{name}")
+        changes.append(_change(row["name"], row.get("price"), found))
+        row["price"] = plain(found.amount)
+        if _list_of(family, row) is None:
+            row["price_list"] = name
+        lists[name]["date"], lists[name]["source"] = answers.date, found.source
+    _keep_old_days(lists, before, kept)
+    return tomlkit.dumps(document), changes
+
+
+def rewrite_prices(text: str, cloud: Cloud, answers: Answers) -> tuple[str, list[Change]]:
+    """prices.toml with everything else of one cloud.
+
+    Raises:
+        RefreshError: a price is in another currency than the cloud's list.
+    """
+    document = tomlkit.parse(text)
+    table = document["clouds"][cloud]
+    changes = []
+    for what, found in answers.others.items():
+        row = table["prices"][what]
+        _same_currency(what, found, table["currency"], f"clouds.{cloud}")
+        changes.append(_change(what, row.get("amount"), found))
+        row["amount"], row["date"], row["source"] = plain(found.amount), answers.date, found.source
+    if answers.spot_most is not None:
+        spot = table["spot_discount"]
+        changes.append(_change("spot discount, at most", spot["most"], answers.spot_most))
+        spot["most"], spot["date"] = plain(answers.spot_most.amount), answers.date
+        spot["source"] = answers.spot_most.source
+    return tomlkit.dumps(document), changes
+
+
+def wanted(text: str, cloud: Cloud) -> dict[str, str]:
+    """Every type of a cloud and the region whose price it has, or would have."""
+    document = tomlkit.parse(text)
+    lists = document["price_lists"]
+    found = {}
+    for family, row in _rows(document, cloud):
+        name = _list_of(family, row) or _default_list(lists, cloud)
+        if name is not None:
+            found[str(row["name"])] = str(lists[name]["region"])
+    return found
+
+
+def _rows(document: Any, cloud: Cloud) -> Iterator[tuple[Any, Any]]:
+    """Each family of a cloud with each of its types."""
+    for family in document["families"].values():
+        if family["cloud"] == cloud:
+            for row in family["types"]:
+                yield family, row
+
+
+def _list_of(family: Any, row: Any) -> str | None:
+    name: str | None = row.get("price_list") or family.get("price_list")
+    return name
+
+
+def _default_list(lists: Any, cloud: Cloud) -> str | None:
+    """Where a type without a price would go: the cloud's first list."""
+    return next((name for name in lists if name.split("-")[0] == cloud), None)
+
+
+def _keep_old_days(
+    lists: Any, before: Mapping[str, tuple[datetime.date, str]], kept: list[tuple[Any, Any]]
+) -> None:
+    """Give types that nobody answered for a list of the old day, where their own moved on."""
+    for family, row in kept:
+        name = _list_of(family, row)
+        if name is None or "price" not in row or (lists[name]["date"], lists[name]["source"]) == before[name]:
+            continue
+        date, source = before[name]
+        old = f"{name}-{date}"
+        if old not in lists:
+            table = tomlkit.table()
+            table.update(
+                {
+                    "currency": lists[name]["currency"],
+                    "region": lists[name]["region"],
+                    "date": date,
+                    "source": source,
+                }
+            )
+            lists[old] = table
+        row["price_list"] = old
+
+
+def _change(what: str, before: Any, found: Listed) -> Change:
+    return Change(
+        what, None if before is None else str(before), plain(found.amount), found.currency, found.source
+    )
+
+
+def _same_currency(what: str, found: Listed, currency: str, where: str) -> None:
+    if found.currency != currency:
+        raise RefreshError(
+            f"{what} is listed in {found.currency}, {where} is in {currency}: ask with an account that is "
+            f"billed in {currency}"
+        )

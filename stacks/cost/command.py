@@ -1,0 +1,36 @@
+"""``gpu-fleet cost STACK``: what a stack costs, before there is one."""
+
+import datetime
+
+import click
+
+from stacks import listing
+from stacks.cost import view
+from stacks.cost.estimate import estimate
+from stacks.cost.lines import hold_to_budget, warnings
+from stacks.settings import stack_files
+from stacks.settings.quantities import Volumes
+from stacks.settings.stack_files import StackName
+
+PIPE_WIDTH = 140
+Gigabytes = click.IntRange(0, 1_000_000_000)
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet cost aws-dev --bucket-gb 2000")
+@click.argument("name", metavar="STACK", type=StackName())
+@click.option("--bucket-gb", type=Gigabytes, default=100, show_default=True, help="GB in all buckets.")
+@click.option("--home-gb", type=Gigabytes, default=100, show_default=True, help="GB in homes (AWS).")
+@click.option("--log-gb", type=Gigabytes, default=100, show_default=True, help="GB of flow log a month.")
+@click.option("--nat-gb", type=Gigabytes, default=100, show_default=True, help="GB through NAT a month.")
+def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int) -> None:
+    """Show what a stack costs for an hour and a month, and what its budget leaves.
+
+    Ends with an error where the worst month passes the budget, as `pulumi up` would.
+    """
+    stack = stack_files.settings_of(name)
+    found = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
+    listing.console(PIPE_WIDTH).print(view.page(found, stack.budget.monthly))
+    today = datetime.datetime.now(datetime.UTC).date()
+    for warning in warnings(found, today):
+        click.echo(f"warning: {warning}", err=True)
+    hold_to_budget(found, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)

@@ -1,0 +1,149 @@
+"""The parts of a stack that cost money: which there are, how many of each, and their prices. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from stacks import catalog
+from stacks.catalog import Cloud, InstanceType, prices
+from stacks.catalog.money import HOURS_PER_MONTH, CurrencyError, Money, Span, exactly
+from stacks.catalog.prices import PriceList, Quote
+from stacks.cost.lines import Cost, Line
+from stacks.settings import Market, Pool, Stack
+from stacks.settings.quantities import (
+    DEFAULT_VOLUMES,
+    Kind,
+    Level,
+    Volumes,
+    machines,
+    on_demand_machines,
+    shared_units,
+)
+
+# gp3 gives 125 MB/s with every volume; the launch templates ask for more (stacks/aws/launch.py).
+EXTRA_THROUGHPUT_MB_PER_S = 125
+ONE = Decimal(1)
+
+
+def estimate(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Cost:
+    """What a stack costs.
+
+    Raises:
+        CurrencyError: a price is in a currency that the budget gives no rate for.
+    """
+    parts = _Parts(stack, prices.load(stack.cloud))
+    lines = [line for pool in stack.pools for line in parts.of_pool(pool)]
+    lines += parts.shared(volumes)
+    return Cost(stack.name, stack.region, stack.budget.currency, tuple(lines))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Writes the lines of one stack."""
+
+    stack: Stack
+    prices: PriceList
+
+    def of_pool(self, pool: Pool) -> Iterator[Line]:
+        """Machines by market, and the disks of all of them."""
+        count = machines(self.stack, pool)
+        if pool.market is Market.SPOT:
+            base = on_demand_machines(self.stack, pool)
+            if pool.on_demand_base:
+                yield self._compute(pool, base, Market.ON_DEMAND)
+            revocable = {level: many - base[level] for level, many in count.items()}
+            yield self._compute(pool, revocable, Market.SPOT)
+        else:
+            yield self._compute(pool, count, pool.market)
+        per_machine = {"disk": Decimal(pool.volume_gib + pool.scratch_gib)}
+        if self.stack.cloud is Cloud.AWS:
+            per_machine["disk_throughput"] = Decimal(EXTRA_THROUGHPUT_MB_PER_S)
+        for what, units in per_machine.items():
+            amounts = {level: units * many for level, many in count.items()}
+            yield self._line(what, Kind.DISKS, amounts, pool=pool.name)
+
+    def shared(self, volumes: Volumes) -> Iterator[Line]:
+        """What all pools use."""
+        for what, kind, units in shared_units(self.stack, volumes):
+            yield self._line(what, kind, dict.fromkeys(Level, Decimal(units)))
+
+    def _line(self, what: str, kind: Kind, units: Mapping[Level, Decimal], pool: str | None = None) -> Line:
+        """So many units a month of one price."""
+        quote = item_quote(self.stack, self.prices, what)
+        months = None
+        if quote.amount is not None:
+            each = exactly(self._own_currency(quote, quote.amount))
+            months = {level: each * many for level, many in units.items()}
+        return Line(pool, kind, what, months, (quote,))
+
+    def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> Line:
+        """Machines of one market: from the cheapest of the pool's types to the dearest."""
+        quotes = tuple(machine_quote(self.stack, catalog.load().get(name), market) for name in pool.types)
+        each = self._machine_hour(quotes, pool, market)
+        months = None
+        if each is not None:
+            months = {level: each * (many * HOURS_PER_MONTH) for level, many in count.items()}
+        return Line(pool.name, Kind.COMPUTE, f"{market} {', '.join(pool.types)}", months, quotes)
+
+    def _machine_hour(self, quotes: tuple[Quote, ...], pool: Pool, market: Market) -> Span | None:
+        listed = [quote for quote in quotes if quote.amount is not None]
+        if not listed:
+            return None
+        known = [self._own_currency(quote, quote.amount) for quote in listed if quote.amount is not None]
+        low, high = min(known), max(known)
+        if market is not Market.SPOT:
+            return Span(low, high)
+        discount = self.prices.spot_discount
+        high *= ONE - discount.least
+        if pool.spot_price_limit is not None:
+            high = min(high, self._own_currency(listed[0], pool.spot_price_limit))
+        return Span(min(low * (ONE - discount.most), high), high)
+
+    def _own_currency(self, quote: Quote, amount: Decimal) -> Money:
+        """A price in the stack's currency.
+
+        Raises:
+            CurrencyError: when there is no rate between the two.
+        """
+        budget = self.stack.budget
+        if quote.currency == budget.currency:
+            return Money(amount, quote.currency)
+        rate = budget.cny_per_usd
+        if rate is not None and (quote.currency, budget.currency) == ("CNY", "USD"):
+            return Money(amount / rate, budget.currency)
+        if rate is not None and (quote.currency, budget.currency) == ("USD", "CNY"):
+            return Money(amount * rate, budget.currency)
+        raise CurrencyError(
+            f"stack {self.stack.name!r}: budget.currency = {budget.currency!r}: the price of {quote.what} is "
+            f"in {quote.currency}; needs budget.cny_per_usd, which relates CNY and USD only"
+        )
+
+
+def item_quote(stack: Stack, listed: PriceList, what: str) -> Quote:
+    """What a unit of something other than machines costs, or what the stack assumes where no list says."""
+    quote = listed.quotes[what]
+    price = stack.budget.assume.get(what)
+    return quote if price is None else _assumed(stack, what, price, quote.unit)
+
+
+def _assumed(stack: Stack, what: str, price: Decimal, unit: str) -> Quote:
+    currency = stack.budget.currency
+    return Quote(what, price, unit, currency, stack.region, None, "budget.assume", assumed=True)
+
+
+def machine_quote(stack: Stack, kind: InstanceType, market: Market = Market.ON_DEMAND) -> Quote:
+    """A machine's price for an hour: from the catalog, or what the stack assumes where that has none.
+
+    A capacity block has no price, it is paid beforehand.
+    """
+    unit = "machine and hour"
+    if market is Market.CAPACITY_BLOCK:
+        source = "paid in full when the capacity block was bought"
+        return Quote(kind.name, None, unit, "", "", None, source)
+    if (assumed := stack.budget.assume.get(kind.name)) is not None:
+        return _assumed(stack, kind.name, assumed, unit)
+    if (price := kind.price) is None:
+        return Quote(kind.name, None, unit, "", "", None, "no public list price was found")
+    return Quote(
+        kind.name, price.amount_per_hour, unit, price.currency, price.region, price.date, price.source
+    )

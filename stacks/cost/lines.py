@@ -1,0 +1,159 @@
+"""What a stack costs for an hour and a month: as it starts, at its smallest, and at its worst. Pure.
+
+Amounts are list prices before tax and discount,
+exact until shown; a price that nobody publishes stays unknown and is named, never guessed.
+"""
+
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from stacks.catalog.money import HOURS_PER_MONTH, Money, Span, total
+from stacks.catalog.prices import STALE_AFTER_DAYS, Quote
+from stacks.errors import StacksError
+from stacks.settings.quantities import Kind, Level
+
+NOT_COUNTED = (
+    "traffic to the internet and between zones, requests, snapshots and backups, logs and metrics beyond the "
+    "log volume, keys, functions, tax"
+)
+
+
+class OvercommitError(StacksError):
+    """The worst month of a stack passes its budget."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that is paid for.
+
+    Attributes:
+        pool: whose it is; None for what all pools share.
+        kind: what kind of thing.
+        what: the thing itself, for people.
+        months: level -> least and most for a month; None where no price is known.
+        quotes: the prices behind it.
+    """
+
+    pool: str | None
+    kind: Kind
+    what: str
+    months: Mapping[Level, Span] | None
+    quotes: tuple[Quote, ...]
+
+    @property
+    def unknown(self) -> tuple[Quote, ...]:
+        """The prices that nobody publishes; the amounts of ``months`` are then without them."""
+        return tuple(quote for quote in self.quotes if quote.amount is None)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a stack costs.
+
+    Attributes:
+        stack: its name.
+        region: where it is.
+        currency: of every amount.
+        lines: the parts; the whole is their sum.
+    """
+
+    stack: str
+    region: str
+    currency: str
+    lines: tuple[Line, ...]
+
+    def month(self, level: Level, lines: Iterable[Line] | None = None) -> Span:
+        """The sum for a month of all lines, or of some."""
+        chosen = self.lines if lines is None else lines
+        return total((line.months[level] for line in chosen if line.months is not None), self.currency)
+
+    def hour(self, level: Level, lines: Iterable[Line] | None = None) -> Span:
+        """The same for an hour."""
+        return self.month(level, lines) / HOURS_PER_MONTH
+
+    def of_pool(self, pool: str | None) -> tuple[Line, ...]:
+        """The lines of a pool, or with None those that all pools share."""
+        return tuple(line for line in self.lines if line.pool == pool)
+
+    def of_kind(self, kind: Kind) -> tuple[Line, ...]:
+        """The lines of a kind."""
+        return tuple(line for line in self.lines if line.kind is kind)
+
+    @property
+    def pools(self) -> tuple[str | None, ...]:
+        """Every pool once, in order, and None last for what they share."""
+        return tuple(dict.fromkeys(line.pool for line in self.lines))
+
+    @property
+    def worst_month(self) -> Money:
+        """Every machine that the stack may start, at the dearest price it may have, all month long."""
+        return self.month(Level.MAX).high
+
+    @property
+    def quotes(self) -> tuple[Quote, ...]:
+        """Every price behind the lines, once."""
+        return tuple(dict.fromkeys(quote for line in self.lines for quote in line.quotes))
+
+    @property
+    def unknown(self) -> tuple[Quote, ...]:
+        """The prices that nobody publishes or assumes; where there are any, each sum is a least one."""
+        return tuple(quote for quote in self.quotes if quote.amount is None)
+
+    @property
+    def assumed(self) -> tuple[Quote, ...]:
+        """The prices that the stack file assumes."""
+        return tuple(quote for quote in self.quotes if quote.assumed)
+
+    @property
+    def elsewhere(self) -> tuple[Quote, ...]:
+        """The prices of another region, which stand in for those of the stack's own."""
+        return tuple(quote for quote in self.quotes if quote.amount and quote.region != self.region)
+
+
+def warnings(cost: Cost, today: datetime.date) -> list[str]:
+    """What to know before trusting the sums: unknown, stale and foreign prices. One sentence each."""
+    found = []
+    if cost.unknown:
+        names = ", ".join(quote.what for quote in cost.unknown)
+        found.append(
+            f"without these, whose prices are in no public list: {names}; the sums are at least that"
+        )
+    if cost.assumed:
+        names = ", ".join(f"{quote.what} {quote.amount}" for quote in cost.assumed)
+        found.append(f"prices that the stack assumes, in {cost.currency}: {names}")
+    stale = [quote for quote in cost.quotes if quote.stale(today)]
+    if stale:
+        oldest = min(stale, key=lambda quote: quote.date or today)
+        names = ", ".join(quote.what for quote in stale)
+        age = f"older than {STALE_AFTER_DAYS} days, the oldest ({oldest.what}) of {oldest.date}"
+        found.append(f"{len(stale)} prices are {age}: {names}")
+    for region in sorted({quote.region for quote in cost.elsewhere}):
+        names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
+        found.append(f"prices of {region} stand in for those of {cost.region}: {names}")
+    return found
+
+
+def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool) -> None:
+    """Refuse a stack whose worst month passes its budget.
+
+    Args:
+        cost: what the stack costs.
+        monthly: ``budget.monthly``, in the currency of ``cost``.
+        allow_overcommit: ``budget.allow_overcommit``: the budget is meant to be the smaller.
+
+    Raises:
+        OvercommitError: naming both amounts, what drives the worst month, and the ways out.
+    """
+    budget = Money(Decimal(monthly), cost.currency)
+    if allow_overcommit or cost.worst_month <= budget:
+        return
+    dearest = max(cost.pools, key=lambda pool: cost.month(Level.MAX, cost.of_pool(pool)).high.amount)
+    share = cost.month(Level.MAX, cost.of_pool(dearest)).high
+    at_least = "at least " if cost.unknown else ""
+    raise OvercommitError(
+        f"stack {cost.stack!r}: budget.monthly = {budget}: the worst case of a month is {at_least}"
+        f"{cost.worst_month}, of which {dearest or 'shared'} {share}; raise budget.monthly, lower a pool's "
+        "size.max, or say budget.allow_overcommit: true"
+    )

@@ -1,0 +1,88 @@
+"""What the sweep's meter counts with: the budget, and what an hour of each machine costs. Pure.
+
+One machine costs what the estimate says of a pool of one; what is shared, what it says of an empty stack.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from stacks import catalog
+from stacks.cost.estimate import estimate
+from stacks.cost.lines import Cost
+from stacks.settings import Market, Pool, Purpose, Size, Stack, ThresholdKind
+from stacks.settings.quantities import Kind, Level
+
+SMALLEST = Decimal("0.000001")  # of the currency's unit, for an hour
+ONE_MACHINE = Size(min=0, desired=1, max=1)
+
+
+def budget_document(stack: Stack) -> dict[str, Any]:
+    """The part ``budget`` of the sweep's ``policy.json``; money as decimal text in the budget's currency.
+
+    Raises:
+        CurrencyError: a price has no rate to that currency.
+    """
+    budget = stack.budget
+    actual = [threshold.percent for threshold in budget.thresholds if threshold.kind is ThresholdKind.ACTUAL]
+    return {
+        "monthly": str(budget.monthly),
+        "percents": actual,
+        "on_exceeded": str(budget.on_exceeded),
+        "assumed": {
+            name: str(budget.assume[name])
+            for name in dict.fromkeys(name for pool in stack.pools for name in pool.types)
+            if name in budget.assume
+        },
+        "shared_per_hour": str(_shared(estimate(stack))),
+        "pools": {pool.name: _pool(stack, pool) for pool in stack.pools},
+    }
+
+
+def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
+    """Prices of a pool's types; of what a capacity block prepaid, 0."""
+    usual = Market.ON_DEMAND if pool.market is Market.SPOT else pool.market
+    return {
+        "freezes": pool.purpose is Purpose.TRAINING,
+        "on_demand": dict(_prices(stack, pool, usual)),
+        "spot": dict(_prices(stack, pool, Market.SPOT)) if pool.market is Market.SPOT else {},
+        "disk_per_hour": str(_hour(_of_one(stack, pool, pool.types[0], usual), pool, Kind.DISKS) or 0),
+        "gpus": {name: catalog.load().get(name).gpu_count for name in pool.types},
+    }
+
+
+def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, str | None]]:
+    """Type -> the most that an hour of it costs, without disks; None where no price is public.
+
+    What the stack assumes stands apart, in ``assumed``.
+    """
+    for name in pool.types:
+        if name in stack.budget.assume:
+            yield name, None
+            continue
+        amount = Decimal(0)
+        if market is not Market.CAPACITY_BLOCK:
+            found = _hour(_of_one(stack, pool, name, market), pool, Kind.COMPUTE)
+            if found is None:
+                yield name, None
+                continue
+            amount = found
+        yield name, str(amount)
+
+
+def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
+    one = replace(pool, types=(name,), market=market, size=ONE_MACHINE, on_demand_base=0)
+    return estimate(replace(stack, pools=(one,)))
+
+
+def _hour(cost: Cost, pool: Pool, kind: Kind) -> Decimal | None:
+    """The most that the pool's lines of a kind cost an hour; None where a price is unknown."""
+    lines = [line for line in cost.of_pool(pool.name) if line.kind is kind]
+    if any(line.months is None for line in lines):
+        return None
+    return cost.hour(Level.NOW, lines).high.amount.quantize(SMALLEST)
+
+
+def _shared(cost: Cost) -> Decimal:
+    return cost.hour(Level.MIN, cost.of_pool(None)).high.amount.quantize(SMALLEST)

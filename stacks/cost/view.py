@@ -1,0 +1,136 @@
+"""A stack's cost for people: a line for the log, plain values for the stack's outputs, a table with bars."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from rich.bar import Bar
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stacks.catalog.money import HOURS_PER_MONTH, Money, Span
+from stacks.cost.lines import NOT_COUNTED, Cost, Line
+from stacks.listing import Column, Listing
+from stacks.settings.quantities import Kind, Level
+
+BAR_WIDTH = 44
+
+
+def summary(cost: Cost, monthly: Decimal | int) -> str:
+    """One line: now, at most, and what the budget leaves of that."""
+    left = Money(Decimal(monthly), cost.currency) - cost.worst_month
+    verdict = f"{left} under" if left.amount >= 0 else f"{Money(-left.amount, left.currency)} over"
+    known = ", as far as prices are known" if cost.unknown and left.amount >= 0 else ""
+    at_least = "at least " if cost.unknown else ""
+    regions = ", ".join(sorted({quote.region for quote in cost.elsewhere}))
+    of_region = f" (prices of {regions})" if regions else ""
+    hour, month = cost.hour(Level.NOW), cost.month(Level.NOW)
+    return (
+        f"cost of {cost.stack}: now {at_least}{hour} an hour, {at_least}{month} a month; "
+        f"at worst {at_least}{cost.worst_month} a month, {verdict} the budget{known}{of_region}"
+    )
+
+
+def output(cost: Cost, monthly: Decimal | int) -> dict[str, Any]:
+    """The stack output ``cost``: amounts to the cent as text, so that a preview shows their difference."""
+    return {
+        "currency": cost.currency,
+        "budget": str(monthly),
+        "worst_month": _cents(cost.worst_month),
+        "hour": {str(level): _plain(cost.hour(level)) for level in Level},
+        "month": {str(level): _plain(cost.month(level)) for level in Level},
+        "month_by_pool": {name: _plain(cost.month(Level.NOW, lines)) for name, lines in _by_pool(cost)},
+        "month_by_kind": {
+            str(kind): _plain(cost.month(Level.NOW, cost.of_kind(kind)))
+            for kind in Kind
+            if cost.of_kind(kind)
+        },
+        "unknown": [quote.what for quote in cost.unknown],
+        "assumed": [quote.what for quote in cost.assumed],
+    }
+
+
+def _plain(span: Span) -> dict[str, str]:
+    return {"low": _cents(span.low), "high": _cents(span.high)}
+
+
+def _cents(money: Money) -> str:
+    return f"{money.amount:.2f}"
+
+
+def _by_pool(cost: Cost) -> Iterator[tuple[str, tuple[Line, ...]]]:
+    for pool in cost.pools:
+        yield pool or "shared", cost.of_pool(pool)
+
+
+def page(cost: Cost, monthly: Decimal | int) -> RenderableType:
+    """Everything about a stack's cost: table, bars against the budget, prices, and what is not counted."""
+    return Group(
+        _table(cost),
+        Text(),
+        _bars(cost, Money(Decimal(monthly), cost.currency)),
+        Text(),
+        _prices(cost),
+        Text(),
+        Text(summary(cost, monthly), style="bold"),
+        Text(f"not counted: {NOT_COUNTED}", style="dim"),
+    )
+
+
+def _table(cost: Cost) -> Listing:
+    """Rows by pool and kind, columns by level; a span where spot or a choice of types leaves one."""
+    title = f"{cost.stack}: {cost.currency} a month ({HOURS_PER_MONTH} hours)"
+    levels = (Column(str(level), "right", wraps=True) for level in Level)
+    table = Listing((Column("pool"), Column("kind"), Column("what", wraps=True), *levels), title)
+    for name, lines in _by_pool(cost):
+        for line in lines:
+            amounts = [_amount(line.months[level]) for level in Level] if line.months else ["unknown"] * 3
+            what = line.what.replace("_", " ")
+            table.add_row(name, str(line.kind), what, *amounts, end_section=line is lines[-1])
+    at_least = "at least, " if cost.unknown else ""
+    for title, per in (("a month", cost.month), ("an hour", cost.hour)):
+        table.add_row(
+            "all", "", f"{at_least}{title}", *(_amount(per(level)) for level in Level), style="bold"
+        )
+    return table
+
+
+def _amount(span: Span) -> str:
+    low, high = f"{span.low.amount:,.2f}", f"{span.high.amount:,.2f}"
+    return high if low == high else f"{low} to {high}"
+
+
+def _bars(cost: Cost, budget: Money) -> Table:
+    """The worst month by pool and in all, each as a bar on the scale of the budget."""
+    amounts = [(name, cost.month(Level.MAX, lines).high) for name, lines in _by_pool(cost)]
+    amounts += [("worst month", cost.worst_month), ("budget", budget)]
+    scale = float(max(amount.amount for _, amount in amounts))
+    table = Table(box=None, show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(max_width=BAR_WIDTH)
+    table.add_column(justify="right", overflow="fold")
+    for name, amount in amounts:
+        over = name == "worst month" and budget < amount
+        bar = Bar(scale, 0, float(amount.amount), color="red" if over else "cyan")
+        table.add_row(name, bar, str(amount))
+    return table
+
+
+def _prices(cost: Cost) -> Listing:
+    """Every price with its unit, region, date and source."""
+    columns = (
+        Column("price of"),
+        Column("amount", "right"),
+        *(Column(heading, wraps=True) for heading in ("unit", "region")),
+        Column("read"),
+        Column("source", wraps=True),
+    )
+    table = Listing(columns, box=None)
+    for quote in cost.quotes:
+        amount = "unknown" if quote.amount is None else f"{quote.amount} {quote.currency}"
+        read = "assumed" if quote.assumed else "" if quote.date is None else quote.date.isoformat()
+        foreign = quote.amount is not None and quote.region != cost.region
+        region = f"{quote.region}, not {cost.region}" if foreign else quote.region
+        table.add_row(quote.what.replace("_", " "), amount, quote.unit, region, read, quote.source)
+    return table

@@ -1,0 +1,40 @@
+"""The CrossGuard pack: ``pulumi preview --policy-pack stacks/crossguard`` starts it in its own environment.
+
+Which rules refuse and which only warn depends on the stack, whose name the engine gives in ``PULUMI_STACK``.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+# The engine starts this folder as a program, so the project's own packages are not on the path yet.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from stacks.crossguard.rules import RULES
+
+SDK = "pulumi_policy"
+HELP = (
+    "The policy pack of gpu-fleet. The Pulumi CLI starts it, in an environment of its own (`make policy`), "
+    "and asks it over a socket:\n\n"
+    "  gpu-fleet preview STACK\n"
+    "  pulumi preview --policy-pack stacks/crossguard\n\n"
+    "Its rules:\n"
+)
+
+
+def main() -> None:
+    """Serve the rules to the engine, or say what this is."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.stdout.write(HELP + "".join(f"  {rule.name}: {rule.reason}\n" for rule in RULES))
+        return
+    try:
+        pack = importlib.import_module("stacks.crossguard.pack")  # needs the SDK, which --help does not
+    except ModuleNotFoundError as error:
+        if error.name != SDK:
+            raise
+        sys.exit(f"error: {SDK} is not installed here: the Pulumi CLI starts this pack; see --help")
+    pack.serve()
+
+
+if __name__ == "__main__":
+    main()

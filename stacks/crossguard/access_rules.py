@@ -1,0 +1,185 @@
+"""Who gets in, and what they may do."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stacks.crossguard.model import Finding, Resource, Rule, Severity, is_on, items, statements
+
+ANYWHERE = frozenset({"0.0.0.0/0", "::/0"})
+
+# type -> the inputs that hold policies of what an identity may do
+IDENTITY_POLICIES = {
+    "aws:iam/rolePolicy:RolePolicy": ("policy",),
+    "aws:iam/policy:Policy": ("policy",),
+    "aws:iam/userPolicy:UserPolicy": ("policy",),
+    "aws:iam/groupPolicy:GroupPolicy": ("policy",),
+    "alicloud:ram/policy:Policy": ("policyDocument",),
+}
+AWS_ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
+# type -> the inputs that hold policies of who may use a thing
+RESOURCE_POLICIES = {
+    "aws:iam/role:Role": ("assumeRolePolicy",),
+    "aws:kms/key:Key": ("policy",),
+    "aws:s3/bucketPolicy:BucketPolicy": ("policy",),
+    "aws:sns/topicPolicy:TopicPolicy": ("policy",),
+    "aws:sqs/queue:Queue": ("policy",),
+    "aws:sqs/queuePolicy:QueuePolicy": ("policy",),
+    "aws:efs/fileSystemPolicy:FileSystemPolicy": ("policy",),
+    AWS_ENDPOINT: ("policy",),
+    "alicloud:ram/role:Role": ("assumeRolePolicyDocument", "document"),
+    "alicloud:kms/key:Key": ("policy",),
+    "alicloud:oss/bucketPolicy:BucketPolicy": ("policy",),
+    "alicloud:privatelink/vpcEndpoint:VpcEndpoint": ("policyDocument",),
+}
+
+
+def public_ingress(resource: Resource) -> Iterator[Finding]:
+    """Rules of any kind that let the whole internet in."""
+    for port, networks in _ingress(resource):
+        for network in ANYWHERE & set(networks):
+            yield f"lets {network} in on {port}"
+
+
+def _ingress(resource: Resource) -> Iterator[tuple[str, list[str]]]:
+    """What each ingress rule of a resource opens: ports, and the networks it opens them to."""
+    inputs = resource.inputs
+    match resource.type:
+        case "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule":
+            yield _ports(inputs), items(inputs.get("cidrIpv4")) + items(inputs.get("cidrIpv6"))
+        case "aws:ec2/securityGroup:SecurityGroup" | "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup":
+            for rule in items(inputs.get("ingress")):
+                yield _ports(rule), items(rule.get("cidrBlocks")) + items(rule.get("ipv6CidrBlocks"))
+        case "aws:ec2/securityGroupRule:SecurityGroupRule" if inputs.get("type") == "ingress":
+            yield _ports(inputs), items(inputs.get("cidrBlocks")) + items(inputs.get("ipv6CidrBlocks"))
+        case "alicloud:ecs/securityGroupRule:SecurityGroupRule":
+            if inputs.get("type") == "ingress" and inputs.get("policy", "accept") == "accept":
+                ports = f"{inputs.get('ipProtocol')} {inputs.get('portRange', 'any port')}"
+                yield ports, items(inputs.get("cidrIp")) + items(inputs.get("ipv6CidrIp"))
+
+
+def _ports(rule: Mapping[str, Any]) -> str:
+    protocol = rule.get("ipProtocol", rule.get("protocol"))
+    return f"{protocol} {rule.get('fromPort', 'any port')}"
+
+
+def public_address(resource: Resource) -> Iterator[Finding]:
+    """Machines, and subnets that would give them an address."""
+    inputs = resource.inputs
+    match resource.type:
+        case "aws:ec2/launchTemplate:LaunchTemplate":
+            cards = items(inputs.get("networkInterfaces"))
+            if any(is_on(card.get("associatePublicIpAddress")) for card in cards):
+                yield "asks for a public address (associatePublicIpAddress)"
+        case "aws:ec2/instance:Instance" if is_on(inputs.get("associatePublicIpAddress")):
+            yield "asks for a public address (associatePublicIpAddress)"
+        case "aws:ec2/subnet:Subnet" if is_on(inputs.get("mapPublicIpOnLaunch")):
+            yield "gives every machine a public address (mapPublicIpOnLaunch)"
+        case "aws:ec2/eip:Eip" if inputs.get("instance"):
+            yield "is the public address of a machine (instance)"
+        case (
+            "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
+            | "alicloud:ess/scalingConfiguration:ScalingConfiguration"
+            | "alicloud:ecs/instance:Instance"
+        ) if float(inputs.get("internetMaxBandwidthOut") or 0) > 0:
+            yield f"asks for a public address (internetMaxBandwidthOut = {inputs['internetMaxBandwidthOut']})"
+        case "alicloud:ecs/eipAssociation:EipAssociation" if inputs.get("instanceType") == "EcsInstance":
+            yield "gives a machine a public address (instanceType)"
+
+
+def metadata_tokens(resource: Resource) -> Iterator[Finding]:
+    """Machines whose metadata service answers without a session token."""
+    inputs = resource.inputs
+    match resource.type:
+        case "aws:ec2/launchTemplate:LaunchTemplate" | "aws:ec2/instance:Instance":
+            tokens = (inputs.get("metadataOptions") or {}).get("httpTokens")
+        case "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate" | "alicloud:ecs/instance:Instance":
+            tokens = inputs.get("httpTokens")
+        case _:
+            return
+    if tokens != "required":
+        yield f"its metadata service answers without a token (httpTokens = {tokens!r})"
+
+
+def metadata_tokens_by_image(resource: Resource) -> Iterator[Finding]:
+    """Scaling configurations of Alibaba Cloud have no such input: their image must see to it."""
+    if resource.type == "alicloud:ess/scalingConfiguration:ScalingConfiguration":
+        yield "the type has no input for metadata tokens, so nothing here proves that its image does"
+
+
+def wildcard(resource: Resource) -> Iterator[Finding]:
+    """Identities that may do anything of a service, or anything at all, to anything."""
+    for statement in _policies(resource, IDENTITY_POLICIES):
+        actions = [action for action in items(statement.get("Action")) if str(action).endswith("*")]
+        broad = [action for action in actions if action == "*" or str(action).endswith(":*")]
+        if statement.get("Effect") == "Allow" and "*" in items(statement.get("Resource")) and broad:
+            yield f"allows {', '.join(broad)} on every resource"
+        if statement.get("Effect") == "Allow" and "NotAction" in statement:
+            yield "allows whatever it does not name (NotAction)"
+
+
+def anyone(resource: Resource) -> Iterator[Finding]:
+    """Things that everybody in the world may use: an allowance without a condition.
+
+    An endpoint's policy gives nobody anything, it only narrows what passes: naming resources is enough there.
+    """
+    for statement in _policies(resource, RESOURCE_POLICIES):
+        if statement.get("Effect") != "Allow" or statement.get("Condition"):
+            continue
+        if resource.type == AWS_ENDPOINT and "*" not in items(statement.get("Resource")):
+            continue
+        principal = statement.get("Principal")
+        named = principal.values() if isinstance(principal, Mapping) else [principal]
+        if any(one == "*" for value in named for one in items(value)):
+            yield f"allows {', '.join(map(str, items(statement.get('Action'))))} to anybody (Principal *)"
+
+
+def _policies(resource: Resource, where: Mapping[str, tuple[str, ...]]) -> Iterator[Mapping[str, Any]]:
+    for key in where.get(resource.type, ()):
+        yield from statements(resource.inputs.get(key))
+
+
+RULES = (
+    Rule(
+        "no-public-ingress",
+        "a port that is open to the internet is found within the hour",
+        "name the networks that need it: access.ssh_from, or use Session Manager, which needs no port",
+        Severity.CRITICAL,
+        each=public_ingress,
+    ),
+    Rule(
+        "no-public-address",
+        "a GPU machine with an address of its own is one mistake from the internet",
+        "leave machines in private subnets; NAT and endpoints let them out",
+        Severity.HIGH,
+        each=public_address,
+    ),
+    Rule(
+        "metadata-tokens",
+        "a forged request from a notebook would read the machine's credentials",
+        "require session tokens (IMDSv2): httpTokens = required",
+        Severity.HIGH,
+        each=metadata_tokens,
+    ),
+    Rule(
+        "metadata-tokens-by-image",
+        "elastic RDMA needs a scaling configuration, which cannot require tokens",
+        "boot an image that requires them at first boot: ModifyInstanceMetadataOptions",
+        Severity.MEDIUM,
+        each=metadata_tokens_by_image,
+        advisory=True,
+    ),
+    Rule(
+        "no-wildcard",
+        "an identity that may do everything makes every leak a total one",
+        "name the actions, or the resources they may touch",
+        Severity.CRITICAL,
+        each=wildcard,
+    ),
+    Rule(
+        "no-anyone",
+        "a principal of * without a condition is the whole world",
+        "name accounts, roles or services, or bind the statement by a condition",
+        Severity.CRITICAL,
+        each=anyone,
+    ),
+)

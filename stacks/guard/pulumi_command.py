@@ -1,0 +1,204 @@
+"""``gpu-fleet preview|up|outputs STACK``: the Pulumi CLI with the mistakes caught before it starts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from stacks.cost import notice
+from stacks.errors import StacksError
+from stacks.guard import deploy
+from stacks.settings import stack_files
+from stacks.settings.stack_files import StackName
+
+ROOT = stack_files.FOLDER.parent
+POLICY_PACK = "stacks/crossguard"
+# PulumiPolicy.yaml names the same place.
+POLICY_PYTHON = ROOT / ".venv" / "policy" / "bin" / "python"
+CLI_ADVICE = (
+    "the Pulumi CLI is not on PATH. Get it from https://www.pulumi.com/docs/iac/download-install/ "
+    "(3.260 or newer), log in with `pulumi login` (or `pulumi login --local`), and run this again"
+)
+POLICY_ADVICE = (
+    "is missing: the policy pack has an environment of its own. Make it once with `make policy`, or leave "
+    "the pack out with --no-policy"
+)
+# Flags of the CLI that this command sets itself -> what to do instead.
+REFUSED = {
+    "--stack": "it is the argument STACK",
+    "--cwd": "the program is that of this checkout",
+    "--config": "write it into the stack file",
+    "--config-path": "write it into the stack file",
+    "--config-file": "the stack file was checked, and another would not be",
+    "--policy-pack": f"{POLICY_PACK} is loaded; --no-policy leaves it out",
+    "--policy-pack-config": "the pack reads stacks/crossguard/profiles.toml",
+}
+SHORT = {"s": "--stack", "C": "--cwd", "c": "--config"}
+TAKE_A_VALUE = "mptv"  # --message, --parallel, --target, --verbose: the rest of the word is their value
+PIPE_WIDTH = 160
+
+
+REPLACE = click.option(
+    "--replace",
+    metavar="NAME",
+    multiple=True,
+    help="Let the change lose NAME, which holds data and was backed up; again for each.",
+)
+
+
+def refuse(arguments: Sequence[str]) -> None:
+    """Refuse what would undo a check or contradict this command.
+
+    Args:
+        arguments: what a user wrote after ``--``.
+
+    Raises:
+        StacksError: naming the argument and what to do instead.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        raise StacksError(f"{arguments[0]!r} after --: allowed are flags of the Pulumi CLI, say -- --diff")
+    for argument in arguments:
+        name = flag_of(argument)
+        if name in REFUSED:
+            raise StacksError(f"{argument!r} after --: not allowed, {REFUSED[name]}")
+        if argument == "--":
+            raise StacksError("'--' twice: allowed are flags of the Pulumi CLI, say -- --diff")
+
+
+def flag_of(argument: str) -> str:
+    """The flag of a word as the CLI reads it: ``--stack=x``, ``-s``, ``-sx`` and ``-ysx`` are ``--stack``."""
+    if argument.startswith("--") or not argument.startswith("-"):
+        return argument.partition("=")[0]
+    for letter in argument[1:]:
+        if letter in SHORT:
+            return SHORT[letter]
+        if letter in TAKE_A_VALUE:
+            break
+    return argument
+
+
+def pulumi(
+    command: str,
+    name: str,
+    arguments: Sequence[str] = (),
+    *,
+    policy: bool = True,
+    replace: Sequence[str] = (),
+) -> int:
+    """Run one command of the Pulumi CLI on a stack that was checked; returns its exit code.
+
+    Args:
+        command: ``preview`` or ``up``.
+        name: of the stack.
+        arguments: handed to the CLI.
+        policy: load the policy pack.
+        replace: logical names of what holds data and may be lost.
+
+    Raises:
+        StacksError: the stack file or an argument is wrong, or the CLI or the pack's environment is missing;
+            or the change would lose data, and nothing was touched.
+    """
+    refuse(arguments)
+    stack = stack_files.alone_of(name)
+    executable = cli()
+    if policy and not POLICY_PYTHON.exists():
+        raise StacksError(f"{POLICY_PYTHON} {POLICY_ADVICE}")
+    selected = subprocess.run([executable, "stack", "select", "--create", name], cwd=ROOT, check=False)
+    if selected.returncode:
+        return selected.returncode
+    environ = os.environ | {notice.VARIABLE: deployed_cost(executable, name)}
+    pack = ["--policy-pack", POLICY_PACK] if policy else []
+    deployment = deploy.Deployment(executable, stack, ROOT, environ, arguments)
+    run = {"preview": deploy.preview, "up": deploy.up}[command]
+    return run(deployment, *pack, replace=replace)
+
+
+def cli() -> str:
+    """The CLI's path; raises StacksError with where to get it."""
+    executable = shutil.which("pulumi")
+    if executable is None:
+        raise StacksError(CLI_ADVICE)
+    return executable
+
+
+def deployed_cost(executable: str, name: str) -> str:
+    """The output ``cost`` of the deployed stack as JSON; empty before the first ``up``."""
+    asked = [executable, "stack", "output", "cost", "--json", "--stack", name]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def deployed(name: str) -> dict[str, Any]:
+    """Every output of the deployed stack.
+
+    Raises:
+        StacksError: there is no such stack, or the CLI cannot read it.
+    """
+    stack_files.path_of(name)
+    asked = [cli(), "stack", "output", "--json", "--stack", name]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StacksError(f"the outputs of {name} cannot be read: {done.stderr.strip()}")
+    try:
+        found: dict[str, Any] = json.loads(done.stdout or "{}")
+    except ValueError as error:
+        raise StacksError(f"the outputs of {name} are not JSON: {error}") from error
+    return found
+
+
+@click.command(epilog="\b\nExamples:\n  gpu-fleet preview aws-dev\n  gpu-fleet preview aws-dev -- --diff")
+@click.argument("name", metavar="STACK", type=StackName())
+@click.option("--no-policy", is_flag=True, help=f"Do not load the policy pack of {POLICY_PACK}.")
+@REPLACE
+@click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
+def preview(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
+    """Show what `up` would change; what follows -- is handed to `pulumi preview`."""
+    sys.exit(pulumi("preview", name, arguments, policy=not no_policy, replace=replace))
+
+
+@click.command(epilog="\b\nExamples:\n  gpu-fleet up aws-dev\n  gpu-fleet up aws-dev -- --yes")
+@click.argument("name", metavar="STACK", type=StackName())
+@click.option("--no-policy", is_flag=True, help=f"Do not load the policy pack of {POLICY_PACK}.")
+@REPLACE
+@click.argument("arguments", metavar="[-- PULUMI-FLAG...]", nargs=-1, type=click.UNPROCESSED)
+def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple[str, ...]) -> None:
+    """Create or update the stack; what follows -- is handed to `pulumi up`."""
+    sys.exit(pulumi("up", name, arguments, policy=not no_policy, replace=replace))
+
+
+@click.command(epilog="\b\nExamples:\n  gpu-fleet outputs aws-dev\n  gpu-fleet outputs aws-dev dashboard_url")
+@click.argument("name", metavar="STACK", type=StackName())
+@click.argument("output", metavar="[NAME]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def outputs(name: str, output: str | None, *, as_json: bool) -> None:
+    """Print what a deployed stack exports: all of it, or the value NAME alone."""
+    found = deployed(name)
+    if output is not None and output not in found:
+        near = get_close_matches(output, found, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise StacksError(f"no output {output!r}: there are {', '.join(found) or 'none'}{hint}")
+    chosen: Any = found if output is None else found[output]
+    if as_json:
+        click.echo(json.dumps(chosen, indent=2))
+    elif output is None:
+        (Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)).print(table(found))
+    else:
+        click.echo(chosen if isinstance(chosen, str) else json.dumps(chosen, indent=2))
+
+
+def table(found: dict[str, Any]) -> Table:
+    """Outputs for a terminal, each value whole."""
+    made = Table(box=None, header_style="bold")
+    made.add_column("output", no_wrap=True)
+    made.add_column("value", overflow="fold")
+    for key, value in sorted(found.items()):
+        made.add_row(key, value if isinstance(value, str) else json.dumps(value))
+    return made

@@ -1,0 +1,1 @@
+"""``gpu-fleet new``: answers in, the text of a checked stack file out."""

@@ -1,0 +1,62 @@
+"""Files on this machine that a cloud makes an image of: the recipe's payload, or a baked disk."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from stacks.errors import StacksError
+
+ROOT = Path(__file__).resolve().parents[2]
+# Where the records bucket holds what image/versions.toml locks by hash and no archive signs.
+OUTSIDE_PREFIX = "image/files"
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file with what it is known by.
+
+    Attributes:
+        path: where it lies.
+        sha256: of its content, in hexadecimal.
+    """
+
+    path: Path
+    sha256: str
+
+    @property
+    def object_key(self) -> str:
+        """Its place in the records bucket, named by its content: a build runs exactly what was made."""
+        return f"image/{self.sha256}{self.path.suffix}"
+
+
+def read(key: str, name: str) -> ImageFile:
+    """A file of the settings.
+
+    Args:
+        key: the settings' key that names it, say ``image.payload``.
+        name: its path, from the top of the checkout.
+
+    Raises:
+        StacksError: naming key and path when the file cannot be read.
+    """
+    path = ROOT / name
+    try:
+        with path.open("rb") as file:
+            return ImageFile(path, hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise StacksError(f"{key} = {name!r}: {path} cannot be read: {error.strerror}") from error
+
+
+def digest(*parts: str) -> str:
+    """SHA-256 over some texts, in hexadecimal; where one ends and the next begins counts too."""
+    return hashlib.sha256(b"".join(f"{len(part)}\0{part}".encode() for part in parts)).hexdigest()
+
+
+def semantic_version(sha256: str) -> str:
+    """A version that follows from a content, for things that a cloud makes immutable: 1.<28 bits>.<28 bits>.
+
+    Image Builder takes whole numbers below 2^30 in each place
+    (docs.aws.amazon.com/imagebuilder/latest/userguide/ibhow-semantic-versioning.html). Versions tell contents
+    apart and say nothing of which is newer; nothing here asks for the newest.
+    """
+    return f"1.{int(sha256[:7], 16)}.{int(sha256[7:14], 16)}"

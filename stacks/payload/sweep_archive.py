@@ -1,0 +1,187 @@
+"""What a scheduled sweep runs: modules out of ``image/``, a policy made of the settings, and packages.
+
+Nothing here imports the modules: they are data to a stack. The packages come out of the environment that runs
+Pulumi, in the versions that ``requirements.txt`` pins: Function Compute has no boto3 and no SDK.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, PackagePath, files
+from pathlib import Path
+from typing import Any
+
+from stacks import catalog, naming
+from stacks.cost import meter_prices
+from stacks.errors import StacksError
+from stacks.settings import Market, Pool, Stack
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "image.reaper"
+ENTRY = "image.reaper.sweep.handler"
+HANDLER = f"{ENTRY}.handle"
+POLICY_FILE = "policy.json"
+# Of the records bucket: where people's commands find it.
+POLICY_KEY = "reaper/policy.json"
+
+# Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
+# four hundred services only that of S3, which OSS speaks.
+PACKAGES = (
+    "aliyun-python-sdk-core",
+    "boto3",
+    "botocore",
+    "jmespath",
+    "python-dateutil",
+    "s3transfer",
+    "six",
+    "urllib3",
+)
+DESCRIBED = "botocore/data/"
+KEPT_DESCRIPTIONS = (
+    "s3/",
+    "_retry.json",
+    "endpoints.json",
+    "partitions.json",
+    "sdk-default-configuration.json",
+)
+LEFT_OUT = ("boto3/data/", "boto3/examples/", "dateutil/zoneinfo/")
+COMPILED = (".so", ".pyd", ".dylib")
+LICENCES = ("LICENSE", "LICENCE", "NOTICE", "COPYING")
+
+
+class PackageError(StacksError):
+    """A package that the functions carry is not installed, or is not pure Python."""
+
+
+@cache
+def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
+    """Paths of the modules the entry needs, with those they need, sorted; found by their imports.
+
+    Args:
+        entry: a dotted name inside ``image.reaper``.
+        cloud: whose modules go in as well; the entry finds them by its policy. Empty for those of none.
+    """
+    found = {"image/__init__.py", "image/reaper/__init__.py"}
+    waiting = [entry, f"{PACKAGE}.{cloud}.connect"]
+    while waiting:
+        path = waiting.pop().replace(".", "/") + ".py"
+        if path not in found and (ROOT / path).is_file():
+            found |= {path, f"{path.rpartition('/')[0]}/__init__.py"}
+            waiting += _imports((ROOT / path).read_text(encoding="utf-8"))
+    return tuple(sorted(found))
+
+
+def _imports(source: str) -> list[str]:
+    """Every name in ``image.reaper`` that a module imports, modules and their contents alike."""
+    names = []
+    for node in ast.parse(source).body:  # imports stand at the top: ruff's PLC0415 holds that
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+            names += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names if alias.name.startswith(PACKAGE)]
+    return names
+
+
+def policy_document(stack: Stack, scale_in_alarms: Mapping[str, str]) -> dict[str, Any]:
+    """The sweep's ``policy.json``.
+
+    Args:
+        stack: the settings.
+        scale_in_alarms: pool -> the alarm that asks for one machine less.
+    """
+    reaper = stack.reaper
+    return {
+        "schema_version": 1,
+        "cloud": str(stack.cloud),
+        "region": stack.region,
+        "stack": stack.name,
+        "metric_namespace": naming.metric_namespace(stack.name),
+        "currency": stack.budget.currency,
+        "dry_run": reaper.dry_run,
+        "max_actions": reaper.max_actions,
+        "max_percent": reaper.max_percent,
+        "time_zone": reaper.time_zone,
+        "pools": {pool.name: _pool(stack, pool, scale_in_alarms.get(pool.name)) for pool in stack.pools},
+        "leftovers": {
+            "older_than_days": reaper.leftovers.older_than_days,
+            "remove": reaper.leftovers.remove,
+        },
+        "budget": meter_prices.budget_document(stack),
+    }
+
+
+def _pool(stack: Stack, pool: Pool, scale_in_alarm: str | None) -> dict[str, Any]:
+    idle = pool.idle
+    scratch = any(catalog.load().get(name).instance_store_scratch for name in pool.types)
+    return {
+        "market": str(pool.market),
+        "min_size": pool.size.min,
+        "idle_after_hours": idle.after_hours,
+        "grace_minutes": idle.grace_minutes,
+        "min_uptime_minutes": idle.min_uptime_minutes,
+        "coverage_percent": idle.coverage_percent,
+        "action": str(idle.action),
+        "terminate_stopped_after_days": idle.terminate_stopped_after_days,
+        "quiet_hours": [{"start": span.start, "end": span.end} for span in idle.quiet_hours],
+        "quiet_weekends": idle.quiet_weekends,
+        "instance_store_scratch": scratch,
+        "max_lifetime_hours": pool.max_lifetime_hours,
+        "scale_in_alarm": scale_in_alarm,
+        "require_acknowledgement": True,
+        "hourly_price": {name: _price(stack, pool, name) for name in pool.types},
+    }
+
+
+def _price(stack: Stack, pool: Pool, name: str) -> str | None:
+    """What an hour less would save, as text; null where nobody knows.
+
+    A list price holds for its region and its currency; elsewhere counts what the stack assumes. Both are of
+    on demand: spot prices change by the hour, and what was reserved is paid for whether it runs or not.
+    """
+    if pool.market is not Market.ON_DEMAND:
+        return None
+    if (assumed := stack.budget.assume.get(name)) is not None:
+        return str(assumed)
+    price = catalog.load().get(name).price
+    if price is None:
+        return None
+    if price.currency != stack.budget.currency or price.region != stack.region:
+        return None
+    return str(price.amount_per_hour)
+
+
+@cache
+def packages() -> Mapping[str, bytes]:
+    """Path in the archive -> content, of every package.
+
+    Raises:
+        PackageError: one is missing, or has a part for one platform alone.
+    """
+    found: dict[str, bytes] = {}
+    for name in PACKAGES:
+        for path in _files(name):
+            if path.suffix in COMPILED:
+                raise PackageError(
+                    f"{name}: {path} is for one platform; the functions carry pure Python alone"
+                )
+            found[path.as_posix()] = path.read_binary()
+    return found
+
+
+def _files(name: str) -> Iterator[PackagePath]:
+    try:
+        listed = files(name) or []
+    except PackageNotFoundError as error:
+        raise PackageError(f"{name} is not installed; run pip install -r requirements.txt") from error
+    return (path for path in listed if _is_packed(path))
+
+
+def _is_packed(path: PackagePath) -> bool:
+    text = path.as_posix()
+    if ".." in path.parts or "__pycache__" in path.parts or text.startswith(LEFT_OUT):
+        return False
+    if path.parts[0].endswith(".dist-info"):
+        return path.name.upper().startswith(LICENCES)
+    if text.startswith(DESCRIBED):
+        return text.removeprefix(DESCRIBED).startswith(KEPT_DESCRIPTIONS)
+    return True

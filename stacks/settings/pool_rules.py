@@ -1,0 +1,169 @@
+"""What the keys of one pool must agree on, among themselves and with the catalog."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from stacks import catalog
+from stacks.catalog import Cloud, InstanceType
+from stacks.errors import Problem
+from stacks.settings import Grouping, IdleAction, Market, Pool, Stack
+
+RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
+
+
+def known_types(pool: Pool) -> list[InstanceType]:
+    """The pool's types that the catalog has; the others are told of by a rule of their own."""
+    return [found for name in pool.types if (found := catalog.load().find(name)) is not None]
+
+
+def _each_type_once(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    for name, count in Counter(pool.types).items():
+        if count > 1:
+            yield Problem(f"{key}.types", name, f"named {count} times; each type once")
+
+
+def _known(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    known = catalog.load()
+    unknown = [(index, name) for index, name in enumerate(pool.types) if known.find(name) is None]
+    for index, name in unknown:
+        nearest = ", ".join(known.suggest(name, cloud=stack.cloud))
+        yield Problem(f"{key}.types[{index}]", name, f"unknown instance type; the nearest are {nearest}")
+
+
+def _of_cloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    known = catalog.load()
+    for index, name in enumerate(pool.types):
+        found = known.find(name)
+        if found is not None and found.cloud is not stack.cloud:
+            nearest = ", ".join(known.suggest(name, cloud=stack.cloud))
+            allowed = f"a type of {found.cloud}; this stack is on {stack.cloud}, which has {nearest}"
+            yield Problem(f"{key}.types[{index}]", name, allowed)
+
+
+def _size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    size = pool.size
+    if not size.min <= size.desired <= size.max:
+        found = f"min {size.min}, desired {size.desired}, max {size.max}"
+        yield Problem(f"{key}.size", found, "must hold min <= desired <= max")
+
+
+def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    where = f"{key}.reservation_id"
+    if pool.market in RESERVED_MARKETS and pool.reservation_id is None:
+        yield Problem(where, None, f"required where market is {pool.market}")
+    if pool.market not in RESERVED_MARKETS and pool.reservation_id is not None:
+        allowed = (
+            f"cannot go with market {pool.market}; use market reservation or capacity-block, or leave it out"
+        )
+        yield Problem(where, pool.reservation_id, allowed)
+
+
+def _reserved_type(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.market in RESERVED_MARKETS and len(pool.types) > 1:
+        yield Problem(f"{key}.types", list(pool.types), f"one type only with market {pool.market}")
+
+
+def _base_of_spot(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.on_demand_base and pool.market is not Market.SPOT:
+        yield Problem(f"{key}.on_demand_base", pool.on_demand_base, "only for market spot")
+
+
+def _base_within_size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.on_demand_base > pool.size.max:
+        yield Problem(f"{key}.on_demand_base", pool.on_demand_base, f"must not pass size.max {pool.size.max}")
+
+
+def _adapters_of_cloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    if stack.cloud is Cloud.ALICLOUD and pool.efa:
+        yield Problem(f"{key}.efa", True, "is of AWS; on Alibaba Cloud use erdma")
+    if stack.cloud is Cloud.AWS and pool.erdma:
+        yield Problem(f"{key}.erdma", True, "is of Alibaba Cloud; on AWS use efa")
+
+
+def _efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    lacking = [found.name for found in known_types(pool) if not found.efa_interfaces]
+    if pool.efa and lacking:
+        yield Problem(f"{key}.efa", True, f"needs types with such adapters; {', '.join(lacking)} has none")
+
+
+def _erdma(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    lacking = [found.name for found in known_types(pool) if not found.erdma_interfaces]
+    if pool.erdma and lacking:
+        yield Problem(f"{key}.erdma", True, f"needs types with such adapters; {', '.join(lacking)} has none")
+
+
+def _type_of_efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.efa and len(pool.types) > 1:
+        yield Problem(
+            f"{key}.types", list(pool.types), "one type only where efa is true: its cards are of the type"
+        )
+
+
+def _zone_of_efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.efa and pool.grouping is Grouping.SINGLE and len(pool.zones) != 1:
+        allowed = "must be per_zone, or name one zone: EFA traffic never leaves a zone"
+        yield Problem(f"{key}.groups", str(pool.grouping), allowed)
+
+
+def _mig(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    """Every type must know the profile: the same unit cuts whichever machine of the pool starts."""
+    where, wanted = f"{key}.mig_profile", pool.mig_profile
+    if wanted is None:
+        return
+    for found in known_types(pool):
+        known = found.mig_profiles
+        if wanted not in known:
+            what = f"{found.gpu_model or 'GPUs'} with {found.gpu_memory_gib} GiB"
+            has = ", ".join(known) or "no such instances: MIG begins with A100"
+            yield Problem(where, wanted, f"{found.name} has {what}, which know {has}")
+
+
+def _zones(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    for index, zone in enumerate(pool.zones):
+        if zone not in stack.network.zones:
+            allowed = f"must be one of network.zones: {', '.join(stack.network.zones)}"
+            yield Problem(f"{key}.zones[{index}]", zone, allowed)
+
+
+def _zone_of_block(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    if pool.market is Market.CAPACITY_BLOCK and len(pool.zones or stack.network.zones) != 1:
+        yield Problem(f"{key}.zones", list(pool.zones), "a capacity block lies in one zone: name it")
+
+
+def _volume(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    if pool.volume_gib < stack.image.size_gib:
+        allowed = f"smaller than the image: at least image.size_gib {stack.image.size_gib}"
+        yield Problem(f"{key}.volume_gib", pool.volume_gib, allowed)
+
+
+def _too_old(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    too_old = [found.name for found in known_types(pool) if not found.runs_bundled_image]
+    if too_old and stack.image.bundled:
+        allowed = (
+            f"the bundled image's open kernel modules need Turing or newer; {', '.join(too_old)} is older"
+        )
+        yield Problem(f"{key}.types", list(pool.types), allowed)
+
+
+def _stop_of_market(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    if pool.idle.action is IdleAction.STOP and pool.market is not Market.ON_DEMAND:
+        yield Problem(f"{key}.idle.action", "stop", f"must be terminate for market {pool.market}")
+
+
+def _stop_with_disks(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    """A stop keeps the root volume only: refused where that is not all there is."""
+    if pool.idle.action is not IdleAction.STOP:
+        return
+    with_scratch = [found.name for found in known_types(pool) if found.instance_store_scratch]
+    if with_scratch:
+        allowed = (
+            f"must be terminate: a stop empties the local disks of {', '.join(with_scratch)} all the same"
+        )
+        yield Problem(f"{key}.idle.action", "stop", allowed)
+
+
+RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
+    *(_each_type_once, _known, _of_cloud, _size, _reservation, _reserved_type),
+    *(_base_of_spot, _base_within_size, _adapters_of_cloud, _efa, _erdma, _type_of_efa, _zone_of_efa),
+    *(_mig, _zones, _zone_of_block, _volume, _too_old, _stop_of_market, _stop_with_disks),
+)

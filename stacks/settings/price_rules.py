@@ -1,0 +1,107 @@
+"""Unknown is never free: what must have a price before a stack is built, and what may be assumed. Pure.
+
+A stack whose pools or large disks nobody publishes a price for has no worst month to hold to its budget. Its
+file must say what to count, under ``budget.assume``; small things (traffic, addresses, logs) may stay
+unknown, and sums are then told as "at least".
+"""
+
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+
+from stacks import catalog
+from stacks.catalog import prices
+from stacks.errors import Problem
+from stacks.settings import Market, Pool, Stack
+from stacks.settings.quantities import disk_gib, shared_units
+
+# From this size on, storage without a price is no small thing.
+LARGE_GIB = 1000
+DISK = "disk"
+
+
+def _types(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    """Of a capacity block all is paid before an instance starts."""
+    if pool.market is Market.CAPACITY_BLOCK:
+        return
+    for index, name in enumerate(pool.types):
+        found = catalog.load().find(name)
+        if found is not None and found.cloud is stack.cloud and found.price is None:
+            yield from _needed(
+                stack, f"{key}.types[{index}]", name, name, f"an hour of it in {stack.budget.currency}"
+            )
+
+
+def _needed(stack: Stack, key: str, value: object, name: str, what: str) -> Iterator[Problem]:
+    if name not in stack.budget.assume:
+        allowed = f"no list has its price, and unknown is never free: name the price of {what}"
+        yield Problem(key, value, f"{allowed} in budget.assume: {{{name}: ...}}")
+
+
+def _disks(stack: Stack) -> Iterator[Problem]:
+    if prices.load(stack.cloud).quotes[DISK].amount is not None:
+        return
+    gib = sum(disk_gib(stack, pool) for pool in stack.pools)
+    if gib >= LARGE_GIB:
+        what = f"a GiB and month in {stack.budget.currency}"
+        yield from _needed(stack, "pools", f"{gib:,} GiB of disks at most", DISK, what)
+
+
+def _home(stack: Stack) -> Iterator[Problem]:
+    if stack.storage.home and stack.storage.home_gib >= LARGE_GIB:
+        yield from _file_system(stack, "home", stack.storage.home_gib)
+
+
+def _scratch(stack: Stack) -> Iterator[Problem]:
+    if stack.storage.scratch_gib >= LARGE_GIB:
+        yield from _file_system(stack, "scratch", stack.storage.scratch_gib)
+
+
+def _file_system(stack: Stack, name: str, gib: int) -> Iterator[Problem]:
+    if prices.load(stack.cloud).quotes[name].amount is None:
+        what = f"a GiB and month in {stack.budget.currency}"
+        yield from _needed(stack, f"storage.{name}_gib", gib, name, what)
+
+
+def _assumed(stack: Stack) -> Iterator[Problem]:
+    """Each assumption is of something that the stack has, and whose price in its region nobody publishes."""
+    if not stack.budget.assume:
+        return
+    listed, free = dict(_listed(stack)), set(_to_assume(stack))
+    for name, price in stack.budget.assume.items():
+        key = f"budget.assume.{name}"
+        if name in listed and name not in free:
+            yield Problem(key, str(price), f"has a list price of {listed[name]}; leave it out")
+        elif name not in free:
+            near = get_close_matches(name, free, n=1)
+            could = ", ".join(sorted(free)) or "nothing"
+            hint = f"did you mean {near[0]!r}?" if near else f"what has no price here: {could}"
+            yield Problem(key, str(price), f"names nothing that this stack uses without a list price; {hint}")
+
+
+def _listed(stack: Stack) -> Iterator[tuple[str, str]]:
+    """What the stack uses and a list has the price of: its name -> the region of that price."""
+    for pool in stack.pools:
+        for name in pool.types:
+            found = catalog.load().find(name)
+            if found is not None and found.price is not None:
+                yield name, found.price.region
+    quotes = prices.load(stack.cloud).quotes
+    for what in _items(stack):
+        if quotes[what].amount is not None:
+            yield what, quotes[what].region
+
+
+def _to_assume(stack: Stack) -> Iterator[str]:
+    """What may be assumed: without a price, or with one of another region only."""
+    listed = dict(_listed(stack))
+    named = [name for pool in stack.pools for name in pool.types if catalog.load().find(name) is not None]
+    return (name for name in (*named, *_items(stack)) if listed.get(name) != stack.region)
+
+
+def _items(stack: Stack) -> Iterator[str]:
+    yield DISK
+    yield from (what for what, _, _ in shared_units(stack))
+
+
+RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (_disks, _home, _scratch, _assumed)
+POOL_RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (_types,)

@@ -1,0 +1,105 @@
+"""How much a stack uses of what is paid for: instances, disks, gateways, hours. Pure, and without prices."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stacks.catalog import Cloud
+from stacks.catalog.money import HOURS_PER_MONTH
+from stacks.settings.schema import Grouping, Nat, Network, Pool, Redundancy, Stack
+
+# Interface endpoints of a stack: as many as the clouds' endpoints.py names; a test holds them together.
+ENDPOINTS = {Cloud.AWS: 12, Cloud.ALICLOUD: 1}
+
+
+class Level(StrEnum):
+    """How full the pools are: as the stack starts them, at their minimum, at their maximum."""
+
+    NOW = "now"
+    MIN = "min"
+    MAX = "max"
+
+
+class Kind(StrEnum):
+    """What is paid for."""
+
+    COMPUTE = "compute"
+    DISKS = "disks"
+    NAT = "nat"
+    ENDPOINTS = "endpoints"
+    STORAGE = "storage"
+    LOGS = "logs"
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """What people will store and send, which no stack file says: by default 100 GB of each.
+
+    Attributes:
+        bucket_gb: in all buckets, on average over the month.
+        home_gb: in homes, where they grow by themselves.
+        log_gb: flow log taken in within a month.
+        nat_gb: through NAT within a month.
+    """
+
+    bucket_gb: int = 100
+    home_gb: int = 100
+    log_gb: int = 100
+    nat_gb: int = 100
+
+
+DEFAULT_VOLUMES = Volumes()
+
+
+def machines(stack: Stack, pool: Pool) -> Mapping[Level, int]:
+    """How many machines a pool has at each level.
+
+    A pool with a group for each zone starts in the first and may move to any other, so at its worst every
+    group is full.
+    """
+    most = pool.size.max * _groups(stack, pool)
+    return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: most}
+
+
+def on_demand_machines(stack: Stack, pool: Pool) -> Mapping[Level, int]:
+    """How many machines of a spot pool are bought on demand: each of its groups buys its own base first."""
+    base, groups = pool.on_demand_base, {Level.MAX: _groups(stack, pool)}
+    return {level: min(base * groups.get(level, 1), many) for level, many in machines(stack, pool).items()}
+
+
+def _groups(stack: Stack, pool: Pool) -> int:
+    return len(stack.zones_of(pool)) if pool.grouping is Grouping.PER_ZONE else 1
+
+
+def gateways(network: Network) -> int:
+    """How many NAT gateways a network has, each with a public address."""
+    return {Nat.NONE: 0, Nat.ONE: 1, Nat.PER_ZONE: len(network.zones)}[network.nat]
+
+
+def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[tuple[str, Kind, int]]:
+    """What all pools of a stack use: the name of its price, its kind, and how many units a month."""
+    network, storage = stack.network, stack.storage
+    if many := gateways(network):
+        yield "nat_gateway", Kind.NAT, many * HOURS_PER_MONTH
+        yield "public_address", Kind.NAT, many * HOURS_PER_MONTH
+        yield "nat_traffic", Kind.NAT, volumes.nat_gb
+    if network.interface_endpoints:
+        hours = ENDPOINTS[stack.cloud] * len(network.zones) * HOURS_PER_MONTH
+        yield "endpoint", Kind.ENDPOINTS, hours
+    yield bucket_price(stack), Kind.STORAGE, volumes.bucket_gb
+    if storage.home:
+        grows = stack.cloud is Cloud.AWS
+        yield "home", Kind.STORAGE, volumes.home_gb if grows else storage.home_gib
+    if storage.scratch_gib:
+        yield "scratch", Kind.STORAGE, storage.scratch_gib
+    yield "log", Kind.LOGS, volumes.log_gb
+
+
+def bucket_price(stack: Stack) -> str:
+    """S3 always keeps copies in several zones; OSS where the stack asks for them."""
+    return "bucket_zone_redundant" if stack.storage.redundancy is Redundancy.ZRS else "bucket"
+
+
+def disk_gib(stack: Stack, pool: Pool) -> int:
+    """GiB of the disks of a pool with every group full."""
+    return machines(stack, pool)[Level.MAX] * (pool.volume_gib + pool.scratch_gib)

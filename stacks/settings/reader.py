@@ -1,0 +1,213 @@
+"""From a stack file's mapping to ``Stack``: every problem at once, or a value that can be built.
+
+``load`` is the only function of the pure modules that knows Pulumi.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from ipaddress import IPv4Network
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from stacks.errors import Problem, SettingsError
+from stacks.settings import Stack, namespaces, rules
+from stacks.settings.draft import draft
+from stacks.settings.yaml_text import LeadingZero
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+STRUCTURED = ("network", "access", "storage", "pools", "budget", "reaper", "image")
+Parsed = tuple[Any, list[Problem]]
+
+
+def load() -> Stack:
+    """Read the running stack's settings from Pulumi's configuration.
+
+    Raises:
+        SettingsError: naming every key that is wrong.
+    """
+    import pulumi  # noqa: PLC0415 - the pure modules stay importable without Pulumi
+    from pulumi.runtime import config  # noqa: PLC0415 - the same
+
+    everything = {**config.get_config_env(), **config.CONFIG.get()}
+    return from_config(pulumi.get_stack(), everything, _decoded)
+
+
+def from_config(
+    name: str, config: Mapping[str, Any], decoded: Callable[[str, Any], Any] = lambda _, value: value
+) -> Stack:
+    """Check a stack's whole configuration.
+
+    Args:
+        name: the stack's name.
+        config: full keys such as ``gpu-fleet:region`` -> value.
+        decoded: makes plain values of those of a key without its namespace.
+
+    Raises:
+        SettingsError: naming every key that is wrong, or that nothing would read.
+    """
+    own = {key: decoded(key, value) for key, value in namespaces.own_keys(config).items()}
+    return _checked(name, own, list(namespaces.foreign_keys(config)))
+
+
+def from_mapping(name: str, raw: Mapping[str, Any]) -> Stack:
+    """Check a stack file's content, keys without the project prefix.
+
+    Args:
+        name: the stack's name.
+        raw: what the YAML says, as plain Python values.
+
+    Raises:
+        SettingsError: naming every key that is wrong.
+    """
+    return _checked(name, raw, [])
+
+
+def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stack:
+    parsed, found = _section(Stack, "", {"name": name, **raw})
+    problems = [*problems, *found, *rules.check(parsed)]
+    if problems:
+        raise SettingsError(name, tuple(problems))
+    whole: Stack = parsed
+    return whole
+
+
+def _decoded(key: str, value: Any) -> Any:
+    """Undo Pulumi's JSON encoding of structured values; text that is not JSON is left for the shape check."""
+    if key not in STRUCTURED or not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+@cache
+def _adapter(kind: Any, name: str) -> TypeAdapter[Any]:
+    """The parser of one field."""
+    return TypeAdapter(_hints(kind)[name])
+
+
+def _section(kind: Any, path: str, raw: object) -> Parsed:
+    """Parse a mapping field by field, so that one bad value hides nothing of what is wrong with another.
+
+    Returns:
+        A draft of the section, whole where nothing is wrong, and the problems found.
+    """
+    known = list(_hints(kind))
+    if not isinstance(raw, Mapping):
+        allowed = f"must be a mapping with the keys {', '.join(known)}"
+        return draft(kind, {}, known), [Problem(path, raw, allowed)]
+    at = f"{path}." if path else ""
+    problems = [
+        Problem(f"{at}{key}", value, f"unknown key; {_nearest(str(key), known)}")
+        for key, value in raw.items()
+        if key not in known
+    ]
+    values: dict[str, Any] = {}
+    unparsed = []
+    for name, field in kind.__pydantic_fields__.items():
+        if name in raw:
+            values[name], found = _field(kind, name, f"{at}{name}", raw[name])
+            problems += found
+            if values[name] is None and found:
+                unparsed.append(name)
+        elif field.is_required():
+            problems.append(Problem(f"{at}{name}", None, "required, and missing"))
+            unparsed.append(name)
+        else:
+            values[name] = field.get_default(call_default_factory=True)
+    if problems:
+        return draft(kind, values, unparsed), problems
+    return kind(**values), []
+
+
+def _field(kind: Any, name: str, path: str, value: Any) -> Parsed:
+    """Parse one field; None with a problem where nothing of it can be used."""
+    hint = _hints(kind)[name]
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if is_dataclass(bare):
+        return _section(bare, path, value)
+    if get_origin(bare) is tuple and not isinstance(value, list | tuple):
+        return None, [Problem(path, value, _list_of(value))]
+    if get_origin(bare) is tuple and is_dataclass(item := get_args(bare)[0]):
+        return _sections(item, _adapter(kind, name), path, list(value))
+    if get_origin(bare) is dict and isinstance(value, Mapping):
+        return _items(_adapter(kind, name), path, value)
+    return _leaf(_adapter(kind, name), path, value)
+
+
+def _sections(kind: Any, adapter: TypeAdapter[Any], path: str, raw: list[object]) -> Parsed:
+    """A list of mappings, each parsed by itself."""
+    parts = [_section(kind, f"{path}[{index}]", item) for index, item in enumerate(raw)]
+    sections = tuple(section for section, _ in parts)
+    if problems := [problem for _, found in parts for problem in found]:
+        return sections, problems
+    return _leaf(adapter, path, sections)
+
+
+def _items(adapter: TypeAdapter[Any], path: str, raw: Mapping[Any, object]) -> Parsed:
+    """Names with a value each; what is wrong with one leaves the others."""
+    values: dict[Any, Any] = {}
+    problems = []
+    for key, item in raw.items():
+        parsed, found = _leaf(adapter, path, {key: item})
+        values |= parsed or {}
+        problems += found
+    return values, problems
+
+
+def _leaf(adapter: TypeAdapter[Any], path: str, value: object) -> Parsed:
+    try:
+        return adapter.validate_python(value), []
+    except ValidationError as error:
+        return None, [_problem(path, details) for details in error.errors()]
+
+
+def _problem(key: str, details: "ErrorDetails") -> Problem:
+    """One pydantic finding as key, value and what is allowed."""
+    path = key + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
+    return Problem(path, details["input"], _allowed(details["type"], details["input"], details["msg"]))
+
+
+def _allowed(kind: str, value: object, message: str) -> str:
+    """What may stand in place of a value: in this file's terms where pydantic's are not enough."""
+    if isinstance(value, LeadingZero):
+        return f'is octal to one YAML reader and decimal to another: drop the 0, or write "{value}" for text'
+    if kind == "string_type" and not isinstance(value, Mapping | list | None):
+        text = str(value).lower() if isinstance(value, bool) else value
+        return f'must be text, and YAML reads something else without quotes: write "{text}"'
+    if kind == "ip_v4_network" and (network := _network_of(value)) is not None:
+        return f"has bits set beyond its prefix: the network is {network}"
+    return re.sub(r"^(Input|String|Tuple|Value error,) ", "", message).replace("should", "must", 1)
+
+
+def _network_of(value: object) -> IPv4Network | None:
+    """The network that an address with a prefix lies in."""
+    try:
+        return IPv4Network(value, strict=False) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _list_of(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "must be a list: begin each of its items with a dash"
+    return f"must be a list, such as [{value}]" if value not in (None, "") else "must be a list"
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = get_close_matches(key, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(names)}"

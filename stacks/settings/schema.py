@@ -1,0 +1,517 @@
+"""What a stack file may say, as frozen dataclasses; their docstrings are the reference of the YAML keys.
+
+Types, ranges and unknown keys are held by pydantic (see ``reader``); what must agree between keys is
+held by ``rules``. Together they report every problem of a file at once.
+"""
+
+import re
+from decimal import Decimal
+from enum import StrEnum
+from ipaddress import IPv4Network
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from stacks.catalog import Cloud
+
+EXACT = ConfigDict(extra="forbid")
+
+
+def matching(pattern: str, allowed: str) -> AfterValidator:
+    """A check of text that says what is allowed in words rather than as a pattern."""
+
+    def checked(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(allowed)
+        return text
+
+    return AfterValidator(checked)
+
+
+PoolName = Annotated[
+    str,
+    matching(r"[a-z][a-z0-9-]*[a-z0-9]", "must be lower case letters, digits and dashes, from a letter on"),
+]
+# What a tag's value may hold in IAM, Lambda and others, that refuse it after half of the stack is made:
+# docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html; Alibaba Cloud takes 128 characters.
+Owner = Annotated[
+    str,
+    matching(r"[\w .:/=+@-]{0,128}", "must be up to 128 letters, digits, spaces and any of _ . : / = + - @"),
+]
+Address = Annotated[str, matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
+BucketPattern = Annotated[
+    str,
+    matching(
+        r"[a-z0-9.*-]{1,63}",
+        "must be the name of an S3 bucket, lower case, with * for any letters, or * alone",
+    ),
+]
+Currency = Annotated[str, matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
+TimeOfDay = Annotated[str, matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
+Url = Annotated[str, matching(r"https?://\S+", "must be an http or https URL")]
+# Pulumi.yaml must give a key a default before a stack may leave it out; the empty text is that default.
+OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
+# More than any account has of anything; beyond it the sums of the estimate outgrow their 28 digits.
+LARGEST = 1_000_000_000
+Positive = Annotated[int, Field(gt=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6)]
+# More than any hour or GiB costs; less than 0.0001 of any currency is a slip.
+AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6)]
+Percent = Annotated[int, Field(gt=0, le=100)]
+# The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
+RetentionDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
+
+
+class Nat(StrEnum):
+    """How private subnets reach the internet: not at all, through one gateway, or each through its own.
+
+    ``one`` is cheap and dies with its zone; ``per_zone`` survives the loss of any zone; ``none`` needs
+    ``network.interface_endpoints``.
+    """
+
+    NONE = "none"
+    ONE = "one"
+    PER_ZONE = "per_zone"
+
+
+class Market(StrEnum):
+    """How capacity is bought; the axis runs from dear and certain-to-stay to cheap and revocable.
+
+    ``reservation`` and ``capacity-block`` start machines only inside capacity that is already paid for.
+    """
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+    RESERVATION = "reservation"
+    CAPACITY_BLOCK = "capacity-block"
+
+
+class Purpose(StrEnum):
+    """Who uses the pool: people at a prompt, a distributed training job, or a service that follows load.
+
+    Only ``serving`` and ``interactive`` pools scale by load unless ``scaling`` says otherwise: a training job
+    of fixed world size gains nothing from a machine that joins late.
+    """
+
+    INTERACTIVE = "interactive"
+    TRAINING = "training"
+    SERVING = "serving"
+
+
+class Grouping(StrEnum):
+    """One scaling group over all zones, or one for each (EFA traffic never crosses zones)."""
+
+    SINGLE = "single"
+    PER_ZONE = "per_zone"
+
+
+class IdleAction(StrEnum):
+    """What the sweep does with a machine that stayed idle through its grace time."""
+
+    STOP = "stop"
+    TERMINATE = "terminate"
+
+
+class ThresholdKind(StrEnum):
+    """Compare money already spent, or the month's forecast, with the budget."""
+
+    ACTUAL = "actual"
+    FORECAST = "forecast"
+
+
+class OnExceeded(StrEnum):
+    """What the sweep does once the last thresholds of kind ``actual`` are passed.
+
+    ``notify`` leaves it to people. ``freeze`` caps the training pools at the size they have when the last
+    but one is passed, and lets them start nothing more when the last is; no machine that runs is touched, and
+    ``gpu-fleet unfreeze`` or the next month lifts it.
+    """
+
+    NOTIFY = "notify"
+    FREEZE = "freeze"
+
+
+class BudgetScope(StrEnum):
+    """Count what carries the stack's cost allocation tag (which must be activated), or the whole account."""
+
+    TAG = "tag"
+    ACCOUNT = "account"
+
+
+class ImageMode(StrEnum):
+    """Where agent, gate and trainer come from; the axis runs from nothing prepared to nothing left to do.
+
+    ``bootstrap``: the image is somebody else's, with an NVIDIA driver and Python 3.11 or newer; the first
+    boot fetches the payload from the stack's bucket. ``baked``: the image comes from this project's recipe
+    and carries all. ``none``: nothing of ours runs; such instances are not tagged ``gpu-fleet:managed``, and
+    nothing is reaped.
+    """
+
+    BOOTSTRAP = "bootstrap"
+    BAKED = "baked"
+    NONE = "none"
+
+
+@dataclass(frozen=True, config=EXACT)
+class Network:
+    """The private network of a stack.
+
+    Attributes:
+        cidr: an RFC 1918 network from /16 to /23.
+        zones: availability zones in order of preference.
+        slots: zone -> which eighth of ``cidr`` is its own, 0 to 7; a zone keeps its slot for good. Left out,
+            the order of ``zones`` numbers them, and must then never change but by a zone more at the end.
+        nat: how private subnets reach the internet.
+        interface_endpoints: reach the cloud's own services without leaving the network.
+        peers: networks that must stay reachable, so ``cidr`` may not overlap them.
+        flow_log_retention_days: how long accepted and rejected connections stay on record.
+        s3_buckets: buckets of your own, or public ones, that the network's way to S3 lets through beside the
+            stack's and those of AWS's services; ``*`` stands for any letters (AWS).
+    """
+
+    cidr: IPv4Network
+    zones: Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
+    nat: Nat = Nat.ONE
+    interface_endpoints: bool = False
+    peers: tuple[IPv4Network, ...] = ()
+    flow_log_retention_days: RetentionDays = 90
+    s3_buckets: tuple[BucketPattern, ...] = ()
+    slots: dict[str, Annotated[int, Field(ge=0, le=7)]] | None = None
+
+    @property
+    def slot_of(self) -> dict[str, int]:
+        """Zone -> its slot, for the zones in use."""
+        if self.slots is None:
+            return {zone: index for index, zone in enumerate(self.zones)}
+        return {zone: self.slots[zone] for zone in self.zones}
+
+    @property
+    def home_zone(self) -> str:
+        """Where what lies in one zone alone stands (a file system, the only NAT): that of the lowest slot.
+
+        Not the preferred one: a change of preference must not move data.
+        """
+        return min(self.zones, key=lambda zone: self.slot_of[zone])
+
+
+@dataclass(frozen=True, config=EXACT)
+class Access:
+    """Who may log in. Nobody by SSH unless named here: Session Manager needs no open port.
+
+    Attributes:
+        ssh_from: name of a site -> its network; private, or public and no wider than /20.
+    """
+
+    ssh_from: dict[str, IPv4Network] = Field(default_factory=dict)
+
+
+class Redundancy(StrEnum):
+    """Where OSS keeps copies: in one zone (LRS) or in several of the region (ZRS).
+
+    Part of a bucket from its birth: to change it later is to make a new bucket
+    (www.alibabacloud.com/help/en/oss/user-guide/storage-redundancy).
+    """
+
+    LRS = "LRS"
+    ZRS = "ZRS"
+
+
+@dataclass(frozen=True, config=EXACT)
+class Storage:
+    """Buckets, homes and scratch.
+
+    Attributes:
+        key_rotation_days: how often the stack's key turns; exactly 90 on AWS, 7 to 90 on Alibaba Cloud.
+        kms_instance_id: the KMS instance that holds the stack's key (Alibaba Cloud, where a key outside of
+            one turns yearly at the soonest).
+        home: a shared, encrypted NFS home for every pool.
+        home_gib: its size on Alibaba Cloud; on AWS it grows by itself.
+        scratch_gib: size of a shared Lustre (AWS) or CPFS (Alibaba Cloud) file system; 0 for none.
+        old_versions_days: how long a bucket keeps what was overwritten or deleted.
+        redundancy: of the buckets (Alibaba Cloud), ``LRS`` where left out; to be named in a protected stack,
+            since a later change would make new buckets.
+    """
+
+    key_rotation_days: Annotated[int, Field(ge=7, le=90)] = 90
+    kms_instance_id: str | None = None
+    home: bool = False
+    home_gib: Annotated[int, Field(ge=100, le=LARGEST)] = 100
+    scratch_gib: Count = 0
+    old_versions_days: Positive = 30
+    redundancy: Redundancy | None = None
+
+
+@dataclass(frozen=True, config=EXACT)
+class Size:
+    """Machines of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``.
+
+    A pool with a group for each zone may reach ``max`` in each of them; its worst month is counted so.
+    """
+
+    min: Count = 0
+    desired: Count = 0
+    max: Positive = 1
+
+
+@dataclass(frozen=True, config=EXACT)
+class QuietHours:
+    """A daily span in the reaper's time zone during which nothing is taken away; may pass midnight."""
+
+    start: TimeOfDay
+    end: TimeOfDay
+
+
+@dataclass(frozen=True, config=EXACT)
+class Idle:
+    """When a machine of the pool counts as forgotten, and what happens then.
+
+    Attributes:
+        after_hours: idle time before a machine is marked; 14 days at most, heartbeats are kept no longer.
+        grace_minutes: time between the mark, which notifies the owner, and the action; a week at most.
+        action: stop (keeps the disk, and only that) or terminate.
+        min_uptime_minutes: a younger machine is left alone.
+        coverage_percent: share of the window's heartbeats without which nothing is decided.
+        terminate_stopped_after_days: second stage after a stop; null for never.
+        quiet_hours: daily spans without any action.
+        quiet_weekends: no action from Saturday 00:00 to Monday 00:00.
+    """
+
+    after_hours: Annotated[float, Field(ge=0.05, le=336)] = 24
+    grace_minutes: Annotated[int, Field(ge=0, le=10_080)] = 60
+    action: IdleAction = IdleAction.TERMINATE
+    min_uptime_minutes: Annotated[int, Field(ge=0, le=20_160)] = 60
+    coverage_percent: Percent = 90
+    terminate_stopped_after_days: Positive | None = None
+    quiet_hours: tuple[QuietHours, ...] = ()
+    quiet_weekends: bool = False
+
+
+@dataclass(frozen=True, config=EXACT)
+class Pool:
+    """A set of like machines that is bought, sized and reaped together.
+
+    Attributes:
+        name: lower case letters, digits and dashes.
+        types: instance types in order of preference; one only where ``efa`` is on.
+        size: how many machines.
+        market: how they are bought.
+        reservation_id: the reservation or capacity block to start in.
+        purpose: who uses the pool.
+        zones: a part of ``network.zones``; all of them when empty.
+        groups: one scaling group for all zones or one for each; by default per zone where ``efa`` is on.
+        efa: Elastic Fabric Adapter on every network card (AWS).
+        erdma: elastic RDMA interfaces (Alibaba Cloud).
+        gpu_memory_gib: what the work needs of each GPU; a type with less is refused. Null for no such need.
+        mig_profile: cut each GPU into instances of this profile at boot, say ``1g.10gb``; null: whole ones.
+        on_demand_base: machines of a spot pool that are bought on demand first.
+        spot_price_limit: most to pay for a spot machine and hour, in the currency of the account (Alibaba
+            Cloud); null for whatever the market asks, which never passes the on-demand price.
+        volume_gib: size of the encrypted root volume.
+        scratch_gib: size of an encrypted disk for /scratch (Alibaba Cloud, whose types have no local disks);
+            0 for none.
+        containers: allow containers to reach the metadata service (one network hop more).
+        scaling: scale out under load, ask the sweep to scale in; by default off for training.
+        idle: when a machine counts as forgotten.
+        max_lifetime_hours: age at which the sweep is asked to replace a machine; at least 24.
+        owner: who answers for the pool; the stack's owner when empty.
+    """
+
+    name: PoolName
+    types: Annotated[tuple[str, ...], Field(min_length=1)]
+    size: Size = Size()
+    market: Market = Market.ON_DEMAND
+    reservation_id: str | None = None
+    purpose: Purpose = Purpose.INTERACTIVE
+    zones: tuple[str, ...] = ()
+    groups: Grouping | None = None
+    efa: bool = False
+    erdma: bool = False
+    gpu_memory_gib: Positive | None = None
+    mig_profile: str | None = None
+    on_demand_base: Count = 0
+    spot_price_limit: PositiveDecimal | None = None
+    volume_gib: Positive = 200
+    scratch_gib: Count = 0
+    containers: bool = False
+    scaling: bool | None = None
+    idle: Idle = Idle()
+    max_lifetime_hours: Annotated[int, Field(ge=24, le=LARGEST)] = 168
+    owner: Owner = ""
+
+    @property
+    def scales(self) -> bool:
+        """Whether load changes the pool's size."""
+        return self.purpose is not Purpose.TRAINING if self.scaling is None else self.scaling
+
+    @property
+    def rebalances(self) -> bool:
+        """Whether a spot instance may be replaced before its market asks for it, on a recommendation (AWS).
+
+        Of serving pools alone: what people or a training job run would end for a mere risk. And not of EFA
+        pools, whose instances stand close together, nor of a fixed size (``size.min`` = ``size.max``), where
+        there is no room for one instance more.
+        """
+        grows = self.size.min < self.size.max
+        return self.market is Market.SPOT and self.purpose is Purpose.SERVING and not self.efa and grows
+
+    @property
+    def grouping(self) -> Grouping:
+        """The grouping in force."""
+        return self.groups or (Grouping.PER_ZONE if self.efa else Grouping.SINGLE)
+
+
+@dataclass(frozen=True, config=EXACT)
+class Threshold:
+    """A share of the budget that notifies when it is passed."""
+
+    percent: Positive
+    kind: ThresholdKind = ThresholdKind.ACTUAL
+
+
+DEFAULT_THRESHOLDS = (
+    Threshold(80, ThresholdKind.ACTUAL),
+    Threshold(100, ThresholdKind.FORECAST),
+    Threshold(100, ThresholdKind.ACTUAL),
+)
+
+
+@dataclass(frozen=True, config=EXACT)
+class Budget:
+    """What a month may cost, and who hears of it.
+
+    Attributes:
+        monthly: amount per calendar month.
+        currency: ``USD`` on AWS, ``CNY`` or ``USD`` on Alibaba Cloud.
+        cny_per_usd: the rate to compare prices in one currency with a budget in the other.
+        scope: what is counted.
+        recipients: e-mail addresses.
+        thresholds: in rising order for each kind.
+        assume: what to count where no list has a price: instance type -> price of an hour on demand, or the
+            name of a price in ``prices.toml``, such as ``disk`` -> price of its unit; in ``currency``.
+        allow_overcommit: build the stack although its worst month would cost more than ``monthly``.
+        on_exceeded: only tell people, or also let training pools start no more machines.
+    """
+
+    monthly: Positive = 5000
+    currency: Currency = "USD"
+    cny_per_usd: PositiveDecimal | None = None
+    scope: BudgetScope = BudgetScope.ACCOUNT
+    recipients: tuple[Address, ...] = ()
+    thresholds: tuple[Threshold, ...] = DEFAULT_THRESHOLDS
+    assume: dict[str, AssumedPrice] = Field(default_factory=dict)
+    allow_overcommit: bool = False
+    on_exceeded: OnExceeded = OnExceeded.NOTIFY
+
+
+@dataclass(frozen=True, config=EXACT)
+class Leftovers:
+    """Unattached volumes, unassociated addresses, long-stopped machines: listed, or removed if told so."""
+
+    older_than_days: Positive = 14
+    remove: bool = False
+
+
+@dataclass(frozen=True, config=EXACT)
+class Reaper:
+    """The scheduled sweep.
+
+    Attributes:
+        every_minutes: time between sweeps; 10 at most, since each of them meters the spend too, and an alarm
+            on it is to come within 15 minutes.
+        dry_run: decide, report and publish, but touch nothing.
+        max_actions: machines ended by one sweep, at most.
+        max_percent: the same as a share of the fleet.
+        time_zone: IANA name for quiet hours and weekends.
+        leftovers: what to do with storage and addresses that nobody uses.
+    """
+
+    every_minutes: Annotated[int, Field(ge=5, le=10)] = 10
+    dry_run: bool = False
+    max_actions: Positive = 10
+    max_percent: Percent = 25
+    time_zone: str = "UTC"
+    leftovers: Leftovers = Leftovers()
+
+
+@dataclass(frozen=True, config=EXACT)
+class Image:
+    """The image every machine of the stack boots; exactly one of ``id`` and ``parameter``.
+
+    Attributes:
+        id: a fixed image id.
+        parameter: an SSM parameter that holds the id (AWS); read anew at every launch. A build of the stack
+            writes ``/imagebuilder/gpu-fleet-<stack>/ami``.
+        mode: where agent, gate and trainer come from: ``bootstrap``, ``baked`` or ``none``.
+        bundled: the image comes from this project's recipe, whose open kernel modules need Turing or newer.
+        size_gib: its root disk; no pool's volume may be smaller.
+        base_id: the Ubuntu 24.04 that a build starts from: an image id, on AWS also ``ssm:/parameter``; null
+            for no build pipeline.
+        payload: the recipe that it runs, by its path from the top of the checkout: the tarball that
+            ``gpu-fleet image payload`` writes.
+        disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
+    """
+
+    id: str | None = None
+    parameter: str | None = None
+    mode: ImageMode = ImageMode.BOOTSTRAP
+    bundled: bool = False
+    size_gib: Positive = 100
+    base_id: str | None = None
+    payload: str | None = None
+    disk: str | None = None
+
+    @property
+    def managed(self) -> bool:
+        """Whether instances run the agent, and so may be reaped."""
+        return self.mode is not ImageMode.NONE
+
+    @property
+    def built(self) -> bool:
+        """Whether the stack has a pipeline that builds images."""
+        return self.base_id is not None and self.payload is not None
+
+    @staticmethod
+    def built_parameter(stack: str) -> str:
+        """The SSM parameter that holds the newest image built; Image Builder's own role may write these."""
+        return f"/imagebuilder/gpu-fleet-{stack}/ami"
+
+
+@dataclass(frozen=True, config=EXACT)
+class Stack:
+    """One environment.
+
+    Attributes:
+        name: the stack's name, from Pulumi.
+        cloud: ``aws`` or ``alicloud``.
+        region: where everything is; no resource lands elsewhere.
+        account_id: the account it belongs to; the provider refuses any other.
+        owner: who answers for the stack.
+        protected: buckets, keys and file systems refuse deletion.
+        endpoint_url: an emulator (a moto server, say) instead of the cloud, used with throw-away credentials.
+    """
+
+    name: str
+    cloud: Cloud
+    region: str
+    account_id: str
+    network: Network
+    pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
+    owner: Owner = "platform"
+    protected: bool = False
+    endpoint_url: OptionalUrl = None
+    access: Access = Access()
+    storage: Storage = Storage()
+    budget: Budget = Budget()
+    reaper: Reaper = Reaper()
+    image: Image = Image()
+
+    @property
+    def emulated(self) -> bool:
+        """Whether an emulator stands for the cloud; what moto lacks is then left out."""
+        return self.endpoint_url is not None
+
+    def zones_of(self, pool: Pool) -> tuple[str, ...]:
+        """The zones a pool uses, in the network's order of preference."""
+        return tuple(zone for zone in self.network.zones if not pool.zones or zone in pool.zones)

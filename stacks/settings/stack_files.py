@@ -1,0 +1,128 @@
+"""The stack files in ``stacks/``: which there are, what they say, and the argument STACK of every command."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from click.shell_completion import CompletionItem
+
+from stacks.errors import SettingsError, StacksError
+from stacks.settings import Stack, namespaces, neighbours, reader, yaml_text
+
+FOLDER = Path(__file__).parents[1]
+
+
+def names() -> list[str]:
+    """The stacks that have a file, in alphabetical order."""
+    return sorted(
+        path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in FOLDER.glob("Pulumi.*.yaml")
+    )
+
+
+def path_of(name: str) -> Path:
+    """The file of a stack.
+
+    Raises:
+        StacksError: naming the stacks there are.
+    """
+    known = names()
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise StacksError(f"no stack {name!r}: there are {', '.join(known)}{hint}")
+    return FOLDER / f"Pulumi.{name}.yaml"
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """The ``config`` mapping of a stack file, with full keys such as ``gpu-fleet:region``.
+
+    Raises:
+        StacksError: when the file cannot be read or holds no such mapping.
+    """
+    try:
+        content = yaml_text.read(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise StacksError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise StacksError(f"{path}: must be a mapping with the key 'config'")
+    if beside := [key for key in content if str(key).startswith(namespaces.PREFIX)]:
+        raise StacksError(f"{path}: {beside[0]!r} stands beside 'config:'; must stand below it")
+    if content.get("config") is None:
+        raise StacksError(f"{path}: 'config:' is missing or empty; every key stands below it, indented")
+    config = content["config"]
+    if not isinstance(config, dict):
+        raise StacksError(f"{path}: 'config' must be a mapping of keys to values")
+    odd = [key for key in config if not isinstance(key, str)]
+    if odd:
+        raise StacksError(f"{path}: config.{odd[0]!r}: a key must be text, such as 'gpu-fleet:region'")
+    return config
+
+
+def place_of(name: str) -> dict[str, str]:
+    """Where a stack is: cloud, region, account_id, and endpoint_url of an emulator or an empty text.
+
+    Raises:
+        StacksError: naming everything that is wrong with its file.
+    """
+    stack = settings_of(name)
+    return {
+        "cloud": str(stack.cloud),
+        "region": stack.region,
+        "account_id": stack.account_id,
+        "endpoint_url": stack.endpoint_url or "",
+    }
+
+
+def pools_of(name: str) -> list[str]:
+    """The names of a stack's pools, in the order of its file; errors as for ``settings_of``."""
+    return [pool.name for pool in settings_of(name).pools]
+
+
+def settings_of(name: str) -> Stack:
+    """A stack's settings, read and checked without Pulumi.
+
+    Raises:
+        StacksError: naming everything that is wrong with its file.
+    """
+    return reader.from_config(name, config_of(path_of(name)))
+
+
+def alone_of(name: str) -> Stack:
+    """A stack's settings, checked against the stack files beside it too.
+
+    Files that are wrong themselves are left to their own check.
+
+    Raises:
+        StacksError: as ``settings_of``, or naming the stack that would share a physical name.
+    """
+    stack = settings_of(name)
+    if problems := tuple(neighbours.clashes(stack, _readable(name))):
+        raise SettingsError(name, problems)
+    return stack
+
+
+def _readable(name: str) -> Iterator[Stack]:
+    """The stacks of every other file that is in order."""
+    for other in names():
+        if other != name:
+            with suppress(StacksError):
+                yield settings_of(other)
+
+
+class StackName(click.ParamType[str]):
+    """The name of a stack; a shell completes it. Whether there is such a file is said when it is read."""
+
+    name = "stack"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        param: click.Parameter,  # noqa: ARG002 - the same
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """The stacks whose names begin so."""
+        return [CompletionItem(name) for name in names() if name.startswith(incomplete)]
