@@ -150,7 +150,7 @@ class Actions:
                 raise RefusedError("InvalidInstanceId.NotFound", 404)
             if len(group["members"]) - len(ids) < group["min"]:
                 raise RefusedError("IncorrectCapacity.MinSize")
-            self.world.detach(ask["ScalingGroupId"], ids, WORLD_GROUP, decrement=decrement)
+            self.world.detach(ask["ScalingGroupId"], ids, decrement=decrement)
         return {"ScalingActivityId": "asa-1"}
 
     def attach_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
@@ -160,9 +160,7 @@ class Actions:
             if len(group["members"]) + len(ask["InstanceIds"]) > group["max"]:
                 raise RefusedError("IncorrectCapacity.MaxSize")
             group["desired"] += len(ask["InstanceIds"])
-            group["members"] += ask["InstanceIds"]
-            for key in ask["InstanceIds"]:
-                self.world.machines[key].tags[WORLD_GROUP] = ask["ScalingGroupId"]
+            self.world.attach(ask["ScalingGroupId"], ask["InstanceIds"])
         return {"ScalingActivityId": "asa-2"}
 
     @staticmethod
@@ -292,11 +290,7 @@ class Told:
 
     def tell(self, subject: str, message: str) -> None:
         self._alarm.tell(subject, message)
-        self._world.messages.append((self._world.now, message))
-        if subject.endswith("will go"):
-            for machine in self._world.machines.values():
-                if machine.id in message:
-                    machine.told.append(self._world.now)
+        self._world.hear(message)
 
 
 def _fits(machine: Machine, ask: dict[str, Any]) -> bool:

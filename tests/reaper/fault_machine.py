@@ -13,15 +13,12 @@ from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTEC
 from image.reaper.policy import Policy
 from image.reaper.sweep.assess import OLDEST_HEARTBEAT
 from image.reaper.sweep.lease import KEY as LEASE_KEY
-from tests.reaper.oracle import SLOWEST_CALL, Rules, wrongs
-from tests.reaper.sweeping import policy, sweep_world
-from tests.reaper.world import Faults, World
+from tests.reaper.sweeping import SLOWEST_CALL, policy, sweep_world
+from tests.reaper.world import STACK, Faults, World
 
-STACK = "test"
 IDLE_AFTER, GRACE, MIN_UPTIME = timedelta(hours=1), timedelta(minutes=20), timedelta(minutes=30)
 EVERY_MINUTES = 10
 LONG_RUN = 50
-RULES = Rules(STACK, IDLE_AFTER, GRACE, MIN_UPTIME)
 TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: "dev", "gpu-fleet:owner": "ada"}
 FOREIGN = [{TAG_MANAGED: "false"}, {TAG_STACK: "other"}, {TAG_PROTECTED: "always"}]
 POOL = {
@@ -81,14 +78,19 @@ class FaultMachine(RuleBasedStateMachine):
             machine.busy = True
 
     @rule(index=machines)
+    def somebody_types(self, index):
+        if machine := self.pick(index):
+            machine.type()
+
+    @rule(index=machines)
     def owner_leaves(self, index):
         if machine := self.pick(index):
-            machine.busy = False
+            machine.leave()
 
     @rule()
     def everybody_leaves(self):
         for machine in self.world.machines.values():
-            machine.busy = False
+            machine.leave()
 
     @rule(tags=st.sampled_from([{}, {}, *FOREIGN]), grouped=st.booleans())
     def someone_starts_a_machine(self, tags, grouped):
@@ -101,17 +103,17 @@ class FaultMachine(RuleBasedStateMachine):
     @rule(index=machines, hours=st.integers(-1, 30))
     def owner_holds(self, index, hours):
         if machine := self.pick(index):
-            machine.tags[TAG_KEEP_UNTIL] = (self.world.now + timedelta(hours=hours)).isoformat()
+            machine.keep(self.world.now + timedelta(hours=hours))
 
     @rule(index=machines, text=st.sampled_from(["", "tomorrow", "2026-03-02", "2026-03-02T10:00:00", "∞"]))
     def owner_writes_a_malformed_hold(self, index, text):
         if machine := self.pick(index):
-            machine.tags[TAG_KEEP_UNTIL] = text
+            machine.keep(text)
 
     @rule(index=machines)
     def owner_releases(self, index):
         if machine := self.pick(index):
-            machine.tags.pop(TAG_KEEP_UNTIL, None)
+            machine.release()
 
     @rule(index=machines, how=st.sampled_from(["dead", "frozen", "blind"]))
     def an_agent_fails(self, index, how):
@@ -237,7 +239,7 @@ class FaultMachine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             FaultMachine.steps += 1
             self.steps_here += 1
-            assert wrongs(self.world, RULES) == []
+            assert self.world.wrongs + self.world.floors() == []
 
     def teardown(self):
         """When the faults stop, whoever is forgotten goes within one sweep of the earliest allowed time."""
@@ -249,7 +251,7 @@ class FaultMachine(RuleBasedStateMachine):
         FaultMachine.ends += len(self.world.ends)
         # the first step is that the machines stand up
         FaultMachine.long_runs += self.steps_here > LONG_RUN
-        assert wrongs(self.world, RULES) == []
+        assert self.world.wrongs + self.world.floors() == []
         left = [one.id for one in eligible if one.state == "running"]
         spared = [one for one in eligible if one.id in self.world.groups["pool"]["members"]]
         assert len(left) <= min(1, len(spared)), "the group keeps one, all others must be gone"
@@ -258,7 +260,8 @@ class FaultMachine(RuleBasedStateMachine):
         self.world.faults, self.world.skew, self.world.page = Faults(), timedelta(0), 1000
         self.forget_leases()
         for machine in self.world.machines.values():
-            machine.terminable, machine.busy = True, False
+            machine.terminable = True
+            machine.leave()
             if machine.state == "running":
                 self.world.restart_agent(machine)
 

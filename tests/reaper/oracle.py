@@ -1,17 +1,90 @@
-"""Who knows the truth: was it right to end this machine?"""
+"""Who knows the truth: the whole timeline of each instance, and whether it was right to end it.
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+Only the world writes a timeline: work, typing, holds, boots, locks, notices that reached somebody. What the
+product writes (tags, records, metrics, acknowledgements) is no evidence here, and nothing that happens at the
+time of an end is excused.
+"""
 
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_PROTECTED, TAG_STACK
-from image.reaper.sweep.assess import OLDEST_HEARTBEAT
-from image.reaper.sweep.carry_out import CHECK_LASTS
-from image.reaper.times import parse_time
-from tests.reaper.world import Machine, World
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
-SLOWEST_CALL = timedelta(minutes=1)
-# No observer can know what began after the newest heartbeat that it accepts. What began before must count.
-BLIND = OLDEST_HEARTBEAT + CHECK_LASTS + SLOWEST_CALL
+# An agent looks every five seconds: what is shorter may fall between two looks, and is no work.
+SHORTEST_WORK = timedelta(seconds=5)
+NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass
+class Span:
+    """Something that lasts.
+
+    Attributes:
+        begin: its first moment.
+        end: its last one; far in the future while it lasts.
+    """
+
+    begin: datetime
+    end: datetime = NEVER
+
+    def holds_at(self, at: datetime) -> bool:
+        """Whether it had begun and was not over."""
+        return self.begin <= at < self.end
+
+    @property
+    def is_moment(self) -> bool:
+        """Whether it was over before anybody could see it."""
+        return self.end - self.begin < SHORTEST_WORK
+
+
+class Spans(list[Span]):
+    """The stretches of one kind, oldest first."""
+
+    def open(self, at: datetime) -> None:
+        """Begin one, unless one lasts already."""
+        if not self.holds_at(at):
+            self.append(Span(at))
+
+    def close(self, at: datetime) -> None:
+        """End the one that lasts, if any."""
+        if self and self[-1].end > at:
+            self[-1].end = at
+
+    def holds_at(self, at: datetime) -> bool:
+        """Whether one lasts."""
+        return any(span.holds_at(at) for span in self)
+
+
+@dataclass
+class Timeline:
+    """What really happened with one instance.
+
+    Attributes:
+        boots: when it was launched or started.
+        jobs: processes at work.
+        typing: somebody types on it, in whatever terminal or notebook.
+        holds: somebody asked to keep it; a hold that nobody can read lasts until it is taken back.
+        foreign: it was not managed by this stack, or protected by its administrator.
+        locked: the cloud's termination protection.
+        member: it was in a scaling group.
+        stopped: it was stopped, and its disks were kept.
+        asked_for: low load or a failed boot check asked for it: a shorter idle time is enough.
+        notices: when somebody heard that it will be terminated.
+    """
+
+    boots: list[datetime] = field(default_factory=list)
+    jobs: Spans = field(default_factory=Spans)
+    typing: Spans = field(default_factory=Spans)
+    holds: Spans = field(default_factory=Spans)
+    foreign: Spans = field(default_factory=Spans)
+    locked: Spans = field(default_factory=Spans)
+    member: Spans = field(default_factory=Spans)
+    stopped: Spans = field(default_factory=Spans)
+    asked_for: Spans = field(default_factory=Spans)
+    notices: list[datetime] = field(default_factory=list)
+
+    def uses(self) -> Iterator[Span]:
+        """Every stretch of use, moments left out."""
+        yield from (span for span in (*self.jobs, *self.typing) if not span.is_moment)
 
 
 @dataclass(frozen=True)
@@ -19,49 +92,58 @@ class Rules:
     """What people were promised.
 
     Attributes:
-        stack: whose machines may be ended.
-        idle_after: idle time without which none is.
+        idle_after: idle time without which no notice is sent.
         grace: from the notice on.
-        min_uptime: a younger machine is left alone.
+        min_uptime: a younger instance is left alone.
+        lifetime: an older instance is asked for, too; None for never.
+        stopped_for: how long an instance is stopped before a notice of its termination; None for ever.
+        idle_on_request: the idle time that is enough for one that was asked for.
+        unseen: use that began less than so long before the end is not held against the product; what began
+            earlier and goes on is. The aim is none.
     """
 
-    stack: str
     idle_after: timedelta
     grace: timedelta
     min_uptime: timedelta
+    lifetime: timedelta | None = None
+    stopped_for: timedelta | None = None
+    idle_on_request: timedelta = timedelta(minutes=30)
+    unseen: timedelta = timedelta(0)
 
 
-def wrongs(world: World, rules: Rules) -> list[str]:
-    """Every broken promise, in words; empty when each end was right."""
-    found = []
-    for at, machine, how in world.ends:
-        found += [f"{machine.id} {how} at {at}: {wrong}" for wrong in _wrongs_of(machine, at, rules)]
-    for name, group in world.groups.items():
-        if group["desired"] < group["min"]:
-            found.append(f"group {name} wants {group['desired']}, its minimum is {group['min']}")
-    return found
-
-
-def _wrongs_of(machine: Machine, at: datetime, rules: Rules) -> list[str]:
-    told_early_enough = [told for told in machine.told if at - told >= rules.grace]
+def wrongs_of(line: Timeline, at: datetime, rules: Rules) -> list[str]:
+    """Every promise that the end of an instance would break at a moment, in words; empty when it is right."""
+    uses = [span for span in line.uses() if span.begin <= at - rules.unseen]
+    now = [span for span in uses if span.holds_at(at)]
+    stopped = line.stopped.holds_at(at)
+    due = [told for told in line.notices if _is_due(line, told, at, rules)]
     checks = {
-        "it was at work": machine.active_at > at - rules.idle_after and machine.active_at < at - BLIND,
-        "it was not managed": machine.tags.get(TAG_MANAGED) != "true",
-        "it was of another stack": machine.tags.get(TAG_STACK) != rules.stack,
-        "it was protected": TAG_PROTECTED in machine.tags,
-        "it was held": _held(machine, at),
-        "it was young": at - machine.launched_at < rules.min_uptime,
-        "nobody was told in time": not told_early_enough,
+        "a job was at work on it": any(span in line.jobs for span in now),
+        "somebody was typing on it": any(span in line.typing for span in now),
+        "somebody had asked to keep it": line.holds.holds_at(at),
+        "it was not this stack's to end": line.foreign.holds_at(at),
+        "its termination was locked": line.locked.holds_at(at),
+        "it was still in its scaling group": line.member.holds_at(at),
+        "it was young": not stopped and at - line.boots[-1] < rules.min_uptime,
+        "nobody was told in time": not due,
+        "it was used after the notice, or too shortly before": not any(
+            _was_idle(line, uses, told, at, rules) for told in due
+        ),
     }
     return [wrong for wrong, holds in checks.items() if holds]
 
 
-def _held(machine: Machine, at: datetime) -> bool:
-    """Held by a tag that is not over; one that cannot be read holds."""
-    text = machine.tags.get(TAG_KEEP_UNTIL)
-    if text is None:
-        return False
-    try:
-        return parse_time(text) > at
-    except ValueError:
-        return True
+def _is_due(line: Timeline, told: datetime, at: datetime, rules: Rules) -> bool:
+    """Whether the notice's grace is over; one from before a start or a stop is no notice of this end."""
+    return at - told >= rules.grace and told >= max([*line.boots, *(span.begin for span in line.stopped)])
+
+
+def _was_idle(line: Timeline, uses: Iterable[Span], told: datetime, at: datetime, rules: Rules) -> bool:
+    """Whether nobody had used the instance for long enough when the notice was sent, nor has since."""
+    if line.stopped.holds_at(at):
+        return rules.stopped_for is not None and told - line.stopped[-1].begin >= rules.stopped_for
+    old = rules.lifetime is not None and told - line.boots[-1] >= rules.lifetime
+    asked_for = old or any(span.begin <= told <= span.end for span in line.asked_for)
+    needed = min(rules.idle_after, rules.idle_on_request) if asked_for else rules.idle_after
+    last = max((min(span.end, at) for span in uses), default=None)
+    return last is None or last <= told - needed

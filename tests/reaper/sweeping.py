@@ -11,7 +11,9 @@ from typing import Any
 
 from image.reaper import policy as policies
 from image.reaper.alicloud.session import Clients
-from image.reaper.policy import Policy
+from image.reaper.policy import Policy, PoolPolicy
+from image.reaper.sweep.assess import OLDEST_HEARTBEAT
+from image.reaper.sweep.carry_out import CHECK_LASTS
 from image.reaper.sweep.cloud import Cloud
 from image.reaper.sweep.environment import connect
 from image.reaper.sweep.notify import Notifier
@@ -21,6 +23,7 @@ from tests.reaper.alicloud_server import Server, serving
 from tests.reaper.alicloud_server import clients as rpc_clients
 from tests.reaper.alicloud_world import Actions, Bucket, Told
 from tests.reaper.moto_fleet import policy_json, pool_policy
+from tests.reaper.oracle import Rules
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients
 
@@ -29,6 +32,9 @@ ENVIRON = {
     "GPU_FLEET_TOPIC_ARN": "arn:aws:sns:::alarms",
     "GPU_FLEET_ACCOUNT_ID": "1",
 }
+# No sweep alone can know of a use that began after the newest heartbeat that it accepts.
+SLOWEST_CALL = timedelta(minutes=1)
+BLIND = OLDEST_HEARTBEAT + CHECK_LASTS + SLOWEST_CALL
 _holders = itertools.count()
 
 
@@ -56,6 +62,19 @@ def connect_world(
     return cloud
 
 
+def promised(pool: PoolPolicy) -> Rules:
+    """What the people of a pool were promised."""
+    stopped_days = pool.terminate_stopped_after_days
+    return Rules(
+        idle_after=timedelta(hours=pool.idle_after_hours),
+        grace=timedelta(minutes=pool.grace_minutes),
+        min_uptime=timedelta(minutes=pool.min_uptime_minutes),
+        lifetime=None if pool.max_lifetime_hours is None else timedelta(hours=pool.max_lifetime_hours),
+        stopped_for=None if stopped_days is None else timedelta(days=stopped_days),
+        unseen=BLIND,
+    )
+
+
 @cache
 def _server() -> tuple[Server, Clients]:
     """One for all worlds, for as long as the process lives."""
@@ -77,5 +96,6 @@ def sweep_world(
 ) -> Result:
     """Sweep a world once; errors as of ``sweep``."""
     read_only = options.get("dry_run", False)
+    world.rules = {name: promised(pool) for name, pool in checked.pools.items()}
     cloud = connect_world(world, checked, deadline_after=deadline_after, read_only=read_only)
     return sweep(cloud, checked, Options(clock=world.clock, holder=f"sweep {next(_holders)}", **options))

@@ -1,6 +1,7 @@
 """A world with machines, people and a clock; ``world_clients`` shows it as boto3 would.
 
-It knows the truth that no sweep knows: when each machine was really at work. Every end is held against it.
+It knows the truth that no sweep knows: what really happened on each machine. ``oracle`` holds every end
+against it.
 """
 
 import email.utils
@@ -8,14 +9,17 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from image.reaper.aws.machines import TAG_GROUP
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
+from tests.reaper.oracle import NEVER, Rules, Span, Timeline, wrongs_of
 
+STACK = "test"  # every other one is somebody else's
 EPOCH = datetime(2026, 3, 2, 8, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
@@ -25,39 +29,95 @@ def refusal(code: str, operation: str = "Operation") -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": f"the world says {code}"}}, operation)
 
 
-@dataclass
 class Machine:
-    """One machine.
+    """One instance: what the cloud says of it, what its agent knows, and what really happens on it.
+
+    Args:
+        clock: the true time.
+        id: its id.
+        tags: all of its tags.
+        busy: whether somebody works on it at once.
+        unfit: its boot check failed; its agent says so while nothing works.
+        spot: bought on the spot market.
+        state: as the cloud tells it.
 
     Attributes:
-        active_at: when it was last at work, in truth.
-        busy: whether it is at work now, in truth.
-        seen_active_at: what its agent knows of that: since its start, or since the work that it saw.
+        line: what really happened; the oracle's evidence.
+        seen_active_at: what its agent knows of that: since its start, or since the use that it saw.
         agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself) or ``blind`` (a sensor fails).
-        terminable: no termination protection.
-        told: when its owner was told that it will go, the latest notice of each mark.
-        unfit: its boot check failed; its agent says so while nothing works.
     """
 
-    id: str
-    launched_at: datetime
-    tags: dict[str, str]
-    active_at: datetime
-    seen_active_at: datetime
-    state: str = "running"
-    busy: bool = True
-    agent: str = "alive"
-    spot: bool = False
-    terminable: bool = True
-    stopped_at: datetime | None = None
-    beats_at: list[datetime] = field(default_factory=list)
-    beats: list[float] = field(default_factory=list)
-    told: list[datetime] = field(default_factory=list)
-    unfit: bool = False
+    def __init__(
+        self,
+        clock: Callable[[], datetime],
+        id: str,  # noqa: A002 - as the cloud calls it
+        tags: dict[str, str],
+        *,
+        busy: bool = True,
+        unfit: bool = False,
+        spot: bool = False,
+        state: str = "running",
+    ) -> None:
+        self._clock = clock
+        self.id, self.tags, self.unfit, self.spot = id, tags, unfit, spot
+        self.launched_at = self.seen_active_at = clock()
+        self.state, self.agent = state, "alive"
+        self.stopped_at: datetime | None = None
+        self.beats_at: list[datetime] = []
+        self.beats: list[float] = []
+        self.line = Timeline(boots=[clock()])
+        self._unseen_use = False
+        if unfit:
+            self.line.asked_for.open(clock())
+        self.busy = busy
 
     @property
-    def ended(self) -> bool:
-        return self.state in ("terminated", "stopped")
+    def busy(self) -> bool:
+        """Whether it is used now, in truth; setting it begins a job, or ends every use."""
+        return self.line.jobs.holds_at(self._clock()) or self.line.typing.holds_at(self._clock())
+
+    @busy.setter
+    def busy(self, busy: bool) -> None:
+        if busy:
+            self.line.jobs.open(self._clock())
+        else:
+            self.leave()
+
+    def type(self) -> None:
+        """Somebody logs in and types."""
+        self.line.typing.open(self._clock())
+
+    def leave(self) -> None:
+        """Every job ends, and nobody types any more."""
+        for spans in (self.line.jobs, self.line.typing):
+            if spans.holds_at(self._clock()):
+                spans.close(self._clock())
+                self._unseen_use = self._unseen_use or not spans[-1].is_moment
+
+    def was_used(self) -> bool:
+        """Whether it was used since this was last asked: what an agent that looks every five seconds sees."""
+        used, self._unseen_use = self._unseen_use or self.busy, False
+        return used
+
+    def keep(self, until: datetime | str) -> None:
+        """Its owner asks to keep it, perhaps in words that nobody can read."""
+        self.release()
+        self.line.holds.append(Span(self._clock(), until if isinstance(until, datetime) else NEVER))
+        self.tags[TAG_KEEP_UNTIL] = until.isoformat() if isinstance(until, datetime) else until
+
+    def release(self) -> None:
+        """Its owner takes that back."""
+        self.line.holds.close(self._clock())
+        self.tags.pop(TAG_KEEP_UNTIL, None)
+
+    @property
+    def terminable(self) -> bool:
+        """Whether the cloud would terminate it: no termination protection."""
+        return not self.line.locked.holds_at(self._clock())
+
+    @terminable.setter
+    def terminable(self, terminable: bool) -> None:
+        (self.line.locked.close if terminable else self.line.locked.open)(self._clock())
 
 
 @dataclass
@@ -83,7 +143,9 @@ class World:
     Attributes:
         now: the time.
         skew: how far the sweep's own clock is ahead.
-        ends: (time, machine, how) of every end.
+        ends: (time, machine, how) of every end by the API.
+        rules: pool -> what its people were promised; ``sweep_world`` reads it out of the policy.
+        wrongs: every promise that an end broke, in words.
         page: machines to a page.
         daily: (machine, metric) -> what the cloud says of a whole day of it.
         spot_prices: instance type -> zone -> price of an hour.
@@ -100,6 +162,8 @@ class World:
         self.messages: list[tuple[datetime, str]] = []
         self.alarms: set[str] = set()
         self.ends: list[tuple[datetime, Machine, str]] = []
+        self.rules: dict[str, Rules] = {}
+        self.wrongs: list[str] = []
         self.published: dict[str, float] = defaultdict(float)
         self.daily: dict[tuple[str, str], float] = {}
         self.spot_prices: dict[str, dict[str, str]] = {}
@@ -121,11 +185,12 @@ class World:
         """Start a machine whose owner works on it at once."""
         key = f"i-{next(self._numbers):017x}"
         more = {"unfit": self.unfit_at_start} | more
-        machine = Machine(key, self.now, dict(tags), self.now, self.now, **more)
+        machine = Machine(lambda: self.now, key, dict(tags), **more)
         self.machines[key] = machine
+        if tags.get(TAG_MANAGED) != "true" or tags.get(TAG_STACK) != STACK or TAG_PROTECTED in tags:
+            machine.line.foreign.open(self.now)
         if group is not None:
-            machine.tags[TAG_GROUP] = group
-            self.groups[group]["members"].append(key)
+            self.attach(group, [key])
         return machine
 
     def group(self, name: str, min_size: int, max_size: int = 10, **tags: str) -> None:
@@ -138,12 +203,20 @@ class World:
         self.groups[group]["desired"] += 1
         return self.start(tags, group, **more)
 
-    def detach(self, group: str, ids: list[str], tag: str, *, decrement: bool) -> None:
+    def attach(self, group: str, ids: list[str]) -> None:
+        """Make machines members of a group."""
+        for key in ids:
+            self.groups[group]["members"].append(key)
+            self.machines[key].tags[TAG_GROUP] = group
+            self.machines[key].line.member.open(self.now)
+
+    def detach(self, group: str, ids: list[str], *, decrement: bool) -> None:
         """Take members out of their group, which then wants fewer, or starts others at once."""
         made = self.groups[group]
         made["members"] = [key for key in made["members"] if key not in ids]
         for key in ids:
-            self.machines[key].tags.pop(tag, None)
+            self.machines[key].tags.pop(TAG_GROUP, None)
+            self.machines[key].line.member.close(self.now)
         if decrement:
             made["desired"] -= len(ids)
         elif "Launch" not in made["suspended"] and "SCALE_OUT" not in made["suspended"]:
@@ -164,10 +237,12 @@ class World:
         self.now = end
 
     def _minute_of(self, machine: Machine) -> None:
-        if machine.busy:
-            machine.active_at = self.now
-            if machine.agent == "alive":
-                machine.seen_active_at = self.now
+        if self.alarms:
+            machine.line.asked_for.open(self.now)
+        elif not machine.unfit:
+            machine.line.asked_for.close(self.now)
+        if machine.was_used() and machine.agent == "alive":
+            machine.seen_active_at = self.now
         if machine.agent == "dead":
             return
         if machine.agent == "alive" and machine.unfit and not machine.busy:
@@ -209,9 +284,7 @@ class World:
         self._pass(timedelta(seconds=self.faults.seconds_per_call))
         for machine in self.machines.values():
             if self.chance(self.faults.back_to_work) and machine.state == "running":
-                machine.busy, machine.active_at = True, self.now
-                if machine.agent == "alive":  # it looks every five seconds
-                    machine.seen_active_at = self.now
+                machine.busy = True
         if self._random.random() < self.faults.throttled:
             raise refusal("RequestLimitExceeded", operation)
         if self._random.random() < self.faults.denied:
@@ -222,14 +295,42 @@ class World:
         if self._random.random() < self.faults.after_commit:
             raise refusal("InternalError", operation)
 
+    def hear(self, message: str) -> None:
+        """Somebody reads a message; one that says how to keep a machine is the notice of its end."""
+        self.messages.append((self.now, message))
+        for machine in self.machines.values():
+            if machine.id in message and "gpu-fleet keep" in message:
+                machine.line.notices.append(self.now)
+
+    def floors(self) -> list[str]:
+        """Every group that wants fewer than its minimum."""
+        return [
+            f"group {name} wants {group['desired']}, its minimum is {group['min']}"
+            for name, group in self.groups.items()
+            if group["desired"] < group["min"]
+        ]
+
     def chance(self, probability: float) -> bool:
         """Roll the dice."""
         return self._random.random() < probability
 
     def gone(self, machine: Machine, how: str) -> None:
-        """A machine ends."""
+        """A machine ends, and the oracle judges it before anything else happens."""
         if machine.state == "running" or (machine.state == "stopped" and how == "terminated"):
             self.ends.append((self.now, machine, how))
+            rules = self.rules.get(machine.tags.get(TAG_POOL, ""))
+            wrongs = wrongs_of(machine.line, self.now, rules) if rules else ["its pool is in no policy"]
+            self.wrongs += [f"{machine.id} was {how} at {self.now}: {wrong}" for wrong in wrongs]
+        machine.leave()
         machine.state = how
         machine.stopped_at = self.now
-        machine.busy = False
+        (machine.line.stopped.open if how == "stopped" else machine.line.stopped.close)(self.now)
+
+    def boot(self, machine: Machine) -> None:
+        """Its owner starts a stopped machine again."""
+        machine.state, machine.stopped_at = "running", None
+        machine.line.stopped.close(self.now)
+        machine.line.boots.append(self.now)
+        machine.launched_at = self.now
+        self.restart_agent(machine)
+        machine.busy = True

@@ -6,7 +6,6 @@ import io
 from datetime import UTC, datetime
 from typing import Any
 
-from image.reaper.aws.machines import TAG_GROUP
 from image.reaper.aws.session import Clients
 from tests.reaper.world import Machine, World, refusal
 
@@ -148,19 +147,14 @@ class _AutoScaling(_Client):
             raise refusal("ValidationError", "DetachInstances")
         if ShouldDecrementDesiredCapacity and group["desired"] - len(InstanceIds) < group["min"]:
             raise refusal("ValidationError", "DetachInstances")
-        self._world.detach(
-            AutoScalingGroupName, InstanceIds, TAG_GROUP, decrement=ShouldDecrementDesiredCapacity
-        )
+        self._world.detach(AutoScalingGroupName, InstanceIds, decrement=ShouldDecrementDesiredCapacity)
         self._world.after("DetachInstances")
         return self._world.answer("DetachInstances", {})
 
     def attach_instances(self, AutoScalingGroupName, InstanceIds):
         self._world.before("AttachInstances")
-        group = self._world.groups[AutoScalingGroupName]
-        group["desired"] += len(InstanceIds)
-        group["members"] += InstanceIds
-        for key in InstanceIds:
-            self._world.machines[key].tags[TAG_GROUP] = AutoScalingGroupName
+        self._world.groups[AutoScalingGroupName]["desired"] += len(InstanceIds)
+        self._world.attach(AutoScalingGroupName, InstanceIds)
         return self._world.answer("AttachInstances", {})
 
 
@@ -230,11 +224,7 @@ class _Sns(_Client):
         world.before("Publish")
         if world.chance(world.faults.deaf):
             raise refusal("InternalError", "Publish")
-        world.messages.append((world.now, Message))
-        if Subject.endswith("will go"):
-            for machine in world.machines.values():
-                if machine.id in Message:
-                    machine.told.append(world.now)
+        world.hear(Message)
         world.after("Publish")
         return world.answer("Publish", {})
 
