@@ -253,6 +253,7 @@ class Bucket(_S3):
         version = f"v{len(world.calls)}-{world.now.timestamp()}"
         world.versions[Key] = [*self._versions(Key), (version, Body)]
         world.objects[Key] = (Body, f'"{version}"')
+        world.modified[Key] = world.now
         world.after("PutObject")
         return world.answer("PutObject", {"ETag": f'"{version}"', "VersionId": version})
 

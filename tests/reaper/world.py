@@ -147,6 +147,7 @@ class World:
         rules: pool -> what its people were promised; ``sweep_world`` reads it out of the policy.
         wrongs: every promise that an end broke, in words.
         page: machines to a page.
+        modified: key of an object -> when it was written, as the bucket tells it.
         daily: (machine, metric) -> what the cloud says of a whole day of it.
         spot_prices: instance type -> zone -> price of an hour.
         unfit_at_start: whether what is started from now on fails its boot check.
@@ -159,6 +160,7 @@ class World:
         self.groups: dict[str, dict[str, Any]] = {}
         self.lifecycle: dict[str, str] = {}
         self.objects: dict[str, tuple[bytes, str]] = {}
+        self.modified: dict[str, datetime] = {}
         self.messages: list[tuple[datetime, str]] = []
         self.alarms: set[str] = set()
         self.ends: list[tuple[datetime, Machine, str]] = []

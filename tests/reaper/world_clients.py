@@ -246,8 +246,24 @@ class _S3(_Client):
             raise refusal("PreconditionFailed", "PutObject")
         version = f'"{len(world.calls)}-{world.now.timestamp()}"'
         world.objects[Key] = (Body, version)
+        world.modified[Key] = world.now
         world.after("PutObject")
         return world.answer("PutObject", {"ETag": version})
+
+    def list_objects_v2(self, Bucket, Prefix, MaxKeys=1000, ContinuationToken="0", StartAfter=""):
+        world = self._world
+        world.before("ListObjectsV2")
+        keys = sorted(key for key in world.objects if key.startswith(Prefix) and key > StartAfter)
+        start, size = int(ContinuationToken), min(MaxKeys, world.page)
+        found = [
+            {"Key": key, "LastModified": world.modified.get(key, world.now).replace(microsecond=0)}
+            for key in keys[start : start + size]
+        ]
+        cut = start + size < len(keys)
+        more = {"NextContinuationToken": str(start + size)} if cut else {}
+        return world.answer(
+            "ListObjectsV2", {"Contents": found, "KeyCount": len(found), "IsTruncated": cut} | more
+        )
 
 
 def _matches(machine: Machine, part: dict[str, Any]) -> bool:
