@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 PREFIX = "application/vnd.oci.image"
-ENTRY = ["/opt/gpu-fleet/venv/bin/python", "-m", "training"]
+ENTRY = ["/opt/gpu-fleet/venv/bin/python", "-m", "gpu_fleet"]
 ENVIRONMENT = ["PATH=/opt/gpu-fleet/venv/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONUNBUFFERED=1"]
 # Speed over size: registries compress again, and the wheels inside are compressed already.
 COMPRESSION = 1

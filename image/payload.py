@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("provision.sh", "bootstrap.py", "lib.sh", "sbom.py")
 FOLDERS = ("steps", "rootfs", "wheels")
 # Modules of the project that run on the machine; the rest of image/ is for the builder.
-PYTHON = ("training", "image/console", "image/instance", "image/reaper", "image/readiness")
+PYTHON = ("training/gpu_fleet", "image/console", "image/instance", "image/reaper", "image/readiness")
 MODULES = ("image/__init__.py", "image/trainer_wheels.py", "image/wheel_store.py")
 DIGEST = "payload.sha256"
 PROGRAMS = re.compile(r".*\.sh|rootfs/.*/(libexec|bin)/.*")
@@ -48,7 +48,8 @@ def assemble(project: Path = PROJECT, target: str = "qemu") -> Files:
     files |= {f"python/{name}": (project / name).read_bytes() for name in MODULES}
     files |= {f"vendor/{name}": content for name, content in vendored.packages(target).items()}
     for folder in PYTHON:
-        files |= _below(project / folder, f"python/{folder}")
+        files |= _below(project / folder, f"python/{folder.removeprefix('training/')}")
+    files |= _below(project / "training/examples", "examples")
     artefacts = lock.load(image / "versions.toml")
     for base in lock.BASES:
         files[f"versions/{base}.tsv"] = lock.tsv(artefacts, base).encode()

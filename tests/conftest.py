@@ -1,6 +1,15 @@
 """What holds for every test."""
 
+import os
+from pathlib import Path
+
 from hypothesis import settings
+
+# Processes that a test starts take the trainer of this checkout too, whichever is installed: a git worktree
+# often shares the environment of another.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parents[1] / "training"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # Timing depends on the machine, so no deadline. The same examples in every run, so that a change is judged by
 # what it changed; `make bench` plays new ones.

@@ -56,7 +56,9 @@ def say(command: str, checkout: Path, **environment: str) -> subprocess.Complete
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=checkout,
         # the modules of this checkout, also where its .venv is a link to another's
-        env=os.environ | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ
+        | {"PATH": path, "COLUMNS": "120", "PYTHONPATH": f"{ROOT}:{ROOT}/training"}
+        | environment,
         capture_output=True,
         text=True,
         check=False,

@@ -31,6 +31,8 @@ class Console(TableGroup):
         **extra: Any,
     ) -> Any:
         """Run a command line and exit; usage errors with 2, what a room raises on purpose with 1."""
+        if args is None:
+            become_trainer(sys.argv[1:])
         if not standalone_mode:
             return super().main(args, prog_name or NAME, complete_var, standalone_mode=False, **extra)
 
@@ -40,6 +42,16 @@ class Console(TableGroup):
             )
 
         sys.exit(ended(run))
+
+
+def become_trainer(arguments: Sequence[str]) -> None:
+    """Go on as the trainer's own process where the command line is its; else return.
+
+    It imports modules of a user by any name: also `image` and `stacks`, which in this process are ours.
+    An isolated interpreter (-I) sees no module of a user, and stays.
+    """
+    if arguments[:1] == ["train"] and not sys.flags.isolated:
+        os.execv(sys.executable, [sys.executable, "-m", "gpu_fleet", *arguments[1:]])  # noqa: S606 - no shell needed
 
 
 def ended(run: Callable[[], Any]) -> int:

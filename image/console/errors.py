@@ -16,7 +16,7 @@ BASES = frozenset(
         "image.errors.ImageError",
         "image.reaper.errors.ReaperError",
         "stacks.errors.StacksError",
-        "training.errors.TrainingError",
+        "gpu_fleet.errors.TrainingError",
     }
 )
 

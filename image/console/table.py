@@ -64,7 +64,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "connect": Row(
             "image.reaper.people.connect:connect", "A shell on an instance, or a port of it here."
         ),
-        "train": Row("training.cli:main", "Prepare data, train, launch on many instances."),
+        "train": Row("gpu_fleet.cli:main", "Prepare data, train, launch on many instances."),
     },
     "Platform teams": {
         "new": Row("stacks.new.command:new", "Write a stack file from questions or flags."),

@@ -9,7 +9,7 @@ mkdir -p "$home"
 # a second try of the same payload takes no module from under a running agent
 if ! cmp --quiet "$PAYLOAD/payload.sha256" "$laid"; then
     rm -f "$laid"
-    for tree in python:lib vendor:vendor; do
+    for tree in python:lib vendor:vendor examples:examples; do
         rm -rf "${home:?}/${tree#*:}"
         cp -r --no-preserve=ownership "$PAYLOAD/${tree%:*}" "$home/${tree#*:}"
     done

@@ -57,7 +57,7 @@ def gate() -> str:
 
 def environment() -> str:
     """Print torch's version and how many GPUs it sees; exit code 3 while there is no environment."""
-    probe = "import torch, training; print(torch.__version__, torch.cuda.device_count())"
+    probe = "import torch, gpu_fleet; print(torch.__version__, torch.cuda.device_count())"
     return f"[ -x {PYTHON} ] || exit 3\n{PYTHON} -c {shlex.quote(probe)} || exit 3\n"
 
 
@@ -84,7 +84,7 @@ def start(job: Job, example: str) -> str:
             "set -eu",
             f"install -d -o gpu-fleet -g gpu-fleet {WORK}",
             f"if [ ! -f {DATA}/dataset.json ]; then",
-            f"  runuser -u gpu-fleet -- {PYTHON} -m training prepare digits {DATA}",
+            f"  runuser -u gpu-fleet -- {PYTHON} -m gpu_fleet prepare digits {DATA}",
             "fi",
             f"mkdir -p {JOBS}",
             f"echo {_base64(example)} | base64 -d > {JOBS}/{job.name}.toml",

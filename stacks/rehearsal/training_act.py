@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
 LIB = "opt/gpu-fleet/lib"
-CONFIG = f"{LIB}/training/examples/digits.toml"
+CONFIG = "opt/gpu-fleet/examples/digits.toml"
 PROCESSES = 2
 # Of the epochs: the notice comes when half of the work is done.
 NOTICE_AFTER = 0.5
@@ -102,7 +102,7 @@ def play(console: Console, clients: Clients, user_data: str, folder: Path) -> Tr
         noticed.give_role("trainer")
         first_boot.boot(user_data, root, services(quiet), folder / "boot.log")
         bucket_uri = tomllib.loads((root / "etc/gpu-fleet/instance.toml").read_text())["checkpoint_uri"]
-        command = [sys.executable, "-m", "training", "prepare", "digits", str(data)]
+        command = [sys.executable, "-m", "gpu_fleet", "prepare", "digits", str(data)]
         own = _environment(root, quiet, folder)
         processes.run(command, folder / "prepare.log", own, inherit=False, cwd=folder)
         stage = partial(_run, bars, data)
@@ -189,7 +189,7 @@ def _command(data: Path, stage: Stage) -> list[str]:
         "--nproc-per-node",
         str(PROCESSES),
         "-m",
-        "training",
+        "gpu_fleet",
         "train",
         str(stage.root / CONFIG),
     ]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from gpu_fleet.cli import main as training_command
 from tests.bench.bench_trainer import entry
 from tests.training.programs import ROOT, torchrun
-from training.cli import main as training_command
 
 COMMAND = "python -m tests.bench.bench_byte_gpt"
 LIMIT_S = 3 * 3600.0

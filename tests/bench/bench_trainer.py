@@ -20,21 +20,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, TensorDataset
 
+from gpu_fleet import config, loop
+from gpu_fleet.bench import StepTimes, Turns
+from gpu_fleet.checkpoint.manager import Checkpoints
+from gpu_fleet.cli import main as training_command
+from gpu_fleet.data.loader import Share, training_slices
+from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.evaluation import mean_loss
+from gpu_fleet.parallel.spread import Whole
+from gpu_fleet.parallel.world import world
+from gpu_fleet.run import fresh_state, opened, rehearse
+from gpu_fleet.state import State
+from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.stopping.stop import Stop
 from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
-from training import config, loop
-from training.bench import StepTimes, Turns
-from training.checkpoint.manager import Checkpoints
-from training.cli import main as training_command
-from training.data.loader import Share, training_slices
-from training.data.order import SampleOrder
-from training.evaluation import mean_loss
-from training.interrupt import Interruption
-from training.parallel import world
-from training.run import fresh_state, opened, rehearse
-from training.spread import Whole
-from training.state import State
-from training.stop import Stop
 
 COMMAND = "python -m tests.bench.bench_trainer"
 STEPS_A_TURN = 5  # few, for both loops to have the same share of what else the machine does

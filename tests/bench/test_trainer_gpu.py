@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from gpu_fleet.bench import StepTimes
+from gpu_fleet.metrics.flops import Utilisation
 from tests.bench import bench_trainer_gpu as bench
 from tests.bench.__main__ import FIELDS
 from tests.training.examples import compile_without_code
 from tests.training.ranks import run_ranks
-from training.bench import StepTimes
-from training.metrics.flops import Utilisation
 
 
 def test_both_models_are_measured_eager_and_compiled(tmp_path):

@@ -52,9 +52,9 @@ def examples(command: click.Command) -> list[list[str]]:
 def defined() -> set[tuple[str, str]]:
     """(module, name) of everything in the rooms that click's decorators or groups make."""
     found = set()
-    for room in ("image", "stacks", "training"):
-        for path in (ROOT / room).rglob("*.py"):
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for top, room in ((ROOT, "image"), (ROOT, "stacks"), (ROOT / "training", "gpu_fleet")):
+        for path in (top / room).rglob("*.py"):
+            module = ".".join(path.relative_to(top).with_suffix("").parts)
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.FunctionDef) and any(map(_defines, node.decorator_list)):
                     found.add((module, node.name))
@@ -146,7 +146,7 @@ def test_where_a_room_is_missing_its_commands_are_not_listed_and_say_why(monkeyp
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
-    monkeypatch.delitem(sys.modules, "training.cli", raising=False)
+    monkeypatch.delitem(sys.modules, "gpu_fleet.cli", raising=False)
     monkeypatch.setattr(importlib, "import_module", _without_torch)
 
     shown = run("train", "--help")
@@ -192,7 +192,7 @@ def test_a_defect_shows_its_traceback_when_asked(monkeypatch):
 
 
 def process(*command: str | Path, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | options.pop("env", {})
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/training"} | options.pop("env", {})
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=120, **options
     )

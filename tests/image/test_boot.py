@@ -197,7 +197,7 @@ def test_a_reboot_keeps_scratch_and_a_stop_renews_it(machine):
 
 
 def test_the_stop_file_ends_the_trainer_with_a_checkpoint(machine):
-    prepare = "/opt/gpu-fleet/venv/bin/python -m training prepare digits /scratch/digits"
+    prepare = "/opt/gpu-fleet/venv/bin/python -m gpu_fleet prepare digits /scratch/digits"
     machine.run(f"cd /scratch && HOME=/scratch runuser -u gpu-fleet -- {prepare}", SLOW_S)
     machine.write("/etc/gpu-fleet/jobs/demo.toml", JOB)
     machine.write("/etc/gpu-fleet/jobs/demo.env", "LAUNCH_OPTIONS=--alone --nproc-per-node 1\n")

@@ -43,7 +43,7 @@ def test_commands_run_with_the_instances_own_packages(arguments, home):
 
 
 def test_the_trainer_runs_in_its_own_environment(home):
-    assert run(home, "train", "launch", "job.toml") == "opt -I -m image.console train launch job.toml"
+    assert run(home, "train", "launch", "job.toml") == "opt -m gpu_fleet launch job.toml"
 
 
 def test_without_that_environment_the_console_itself_says_what_is_missing(home):
@@ -55,5 +55,5 @@ def test_without_that_environment_the_console_itself_says_what_is_missing(home):
 def test_the_payload_carries_console_and_trainer_and_the_agents_step_lays_the_launcher():
     step = (PROJECT / "image/steps/15-agent.sh").read_text()
 
-    assert {"image/console", "training"} <= set(PYTHON)
+    assert {"image/console", "training/gpu_fleet"} <= set(PYTHON)
     assert "lay opt/gpu-fleet/bin usr/local/bin " in step

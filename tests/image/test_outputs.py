@@ -121,7 +121,7 @@ def test_the_container_is_the_same_for_the_same_files_and_holds_them(tmp_path):
     shutil.unpack_archive(archives[0], folder, "tar", filter="data")
     index = json.loads((folder / "index.json").read_text())
     manifest = blob(folder, index["manifests"][0])
-    assert blob(folder, manifest["config"])["config"]["Entrypoint"][-1] == "training"
+    assert blob(folder, manifest["config"])["config"]["Entrypoint"][-1] == "gpu_fleet"
     shutil.unpack_archive(
         blob_file(folder, manifest["layers"][0]), tmp_path / "layer", "gztar", filter="data"
     )

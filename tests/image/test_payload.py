@@ -32,7 +32,7 @@ def test_the_payload_carries_recipe_lists_and_python():
     assert {"provision.sh", "steps/10-base.sh", "versions/debian-12.tsv", "packages/ubuntu-24.04.tsv"} <= set(
         files
     )
-    assert "python/training/__main__.py" in files
+    assert {"python/gpu_fleet/__main__.py", "examples/digits.toml"} <= set(files)
     assert "python/image/reaper/agent/loop.py" in files
     assert not [name for name in files if name.startswith("python/stacks") or "__pycache__" in name]
 
@@ -115,7 +115,7 @@ def test_every_module_that_goes_along_finds_those_it_imports():
         f"{name}: {node.module}"
         for name, content in sources.items()
         for node in ast.walk(ast.parse(content))
-        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("image", "training")
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("image", "gpu_fleet")
         if node.module not in known
     ]
 

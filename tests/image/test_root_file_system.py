@@ -211,9 +211,9 @@ def test_a_root_file_system_is_small_enough(baked):
 def test_two_ranks_train_inside(inside):
     result = inside(
         "cd /tmp; ip link set lo up; export OMP_NUM_THREADS=1; python=/opt/gpu-fleet/venv/bin/python; "
-        "$python -m training prepare digits digits >&2; "
-        "cp /opt/gpu-fleet/lib/training/examples/digits.toml job.toml; "
-        "$python -m training launch job.toml --alone --nproc-per-node 2 "
+        "$python -m gpu_fleet prepare digits digits >&2; "
+        "cp /opt/gpu-fleet/examples/digits.toml job.toml; "
+        "$python -m gpu_fleet launch job.toml --alone --nproc-per-node 2 "
         "--data.path digits --run.directory run --run.epochs 0.0 --run.steps 6 "
         "--schedule.warmup_steps 2 --metrics.progress false >&2; "
         "cat run/result.json"

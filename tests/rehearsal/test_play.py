@@ -99,7 +99,7 @@ def test_a_wrong_name_is_answered_with_the_stacks_there_are():
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_ended_in_the_middle_of_training_it_leaves_no_process_behind(how, tmp_path):
     with started(tmp_path / "log") as process:
-        family = wait_for_child(process, "training train")
+        family = wait_for_child(process, "gpu_fleet train")
 
         process.send_signal(how)
 

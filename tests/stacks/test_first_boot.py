@@ -80,7 +80,7 @@ def test_the_instance_gets_agent_packages_and_trainer(cloud, text, tmp_path):
 
     assert ended.returncode == 0
     assert (root / "opt/gpu-fleet/vendor/psutil/_psutil_linux.abi3.so").is_file()
-    assert (root / "opt/gpu-fleet/lib/training/train.py").is_file()
+    assert (root / "opt/gpu-fleet/lib/gpu_fleet/train.py").is_file()
 
 
 def test_a_second_try_takes_no_module_from_under_a_running_agent(cloud, text, tmp_path):

@@ -1,4 +1,4 @@
-"""Runs commands of `python -m training` inside the test, and hears what they tell a person."""
+"""Runs commands of `python -m gpu_fleet` inside the test, and hears what they tell a person."""
 
 from contextlib import redirect_stderr
 from io import StringIO
@@ -7,8 +7,8 @@ from typing import Any
 
 import tomli_w
 
+from gpu_fleet.cli import main
 from tests.training.ranks import run_ranks
-from training.cli import main
 
 
 def tried(ranks: int, table: dict[str, Any], folder: Path, *overrides: str) -> list[tuple[int, str]]:
@@ -26,7 +26,7 @@ def tried_alone(table: dict[str, Any], folder: Path, *overrides: str) -> tuple[i
 
 
 def command(arguments: list[str]) -> tuple[int, str]:
-    """Runs `python -m training ARGUMENTS` on this rank."""
+    """Runs `python -m gpu_fleet ARGUMENTS` on this rank."""
     heard = StringIO()
     with redirect_stderr(heard):
         try:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from gpu_fleet.cli import main
 from stacks.rehearsal.moto_server import moto_server
 from tests.training.examples import write_tokens
-from training.cli import main
 
 
 @pytest.fixture(autouse=True)

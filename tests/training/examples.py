@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gpu_fleet import config, loop
+from gpu_fleet.data.dataset import Description, write_description
+from gpu_fleet.evaluation import mean_loss
+from gpu_fleet.metrics.records import read_json_lines
+from gpu_fleet.parallel.world import world
+from gpu_fleet.stopping.interrupt import Interruption, Reason
 from tests.training.ranks import run_ranks
-from training import config, loop
-from training.data.dataset import Description, write_description
-from training.evaluation import mean_loss
-from training.interrupt import Interruption, Reason
-from training.metrics.writers import read_json_lines
-from training.parallel import world
 
 # From a good configuration and a folder of the test to a changed configuration.
 Change = Callable[[dict[str, Any], Path], dict[str, Any]]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from training.launch import FRESH_STORE
+from gpu_fleet.launch import FRESH_STORE
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "training/examples/digits.toml"
@@ -90,14 +90,14 @@ def torchrun(
     environment: Mapping[str, str] | None = None,
     limit_s: float = 240.0,
 ) -> AbstractContextManager[Program]:
-    """`torchrun -m training train ARGUMENTS` on this machine, on a free port."""
+    """`torchrun -m gpu_fleet train ARGUMENTS` on this machine, on a free port."""
     return started(
         "torch.distributed.run",
         "--standalone",
         f"--nproc-per-node={ranks}",
         f"--max-restarts={max_restarts}",
         "-m",
-        "training",
+        "gpu_fleet",
         "train",
         *arguments,
         environment=environment,

@@ -17,8 +17,8 @@ PRELOADED = [
     "transformers.models.llama.modeling_llama",
     "boto3",
     "PIL.PngImagePlugin",
-    "training.train",
-    "training.checkpoint.sharded",
+    "gpu_fleet.train",
+    "gpu_fleet.checkpoint.sharded",
 ]
 DEADLINE_S = 120.0  # of a test: a hang must end as a failure
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.training.commands import command, tried_alone
+from gpu_fleet import config, train
+from gpu_fleet.data.dataset import CorruptSampleError
+from gpu_fleet.data.images import decode
+from tests.gpu_fleet.commands import command, tried_alone
 from tests.training.examples import Change, changed, few_digits, resnet_table, section, without_pictures
-from training import config, train
-from training.data.dataset import CorruptSampleError
-from training.data.images import decode
 
 
 @pytest.fixture(scope="module")

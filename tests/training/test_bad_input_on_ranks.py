@@ -10,7 +10,10 @@ import pytest
 import torch
 from moto.core import set_initial_no_auth_action_count
 
-from tests.training.commands import command, tried, tried_alone
+from gpu_fleet import config, loop
+from gpu_fleet.errors import ParallelError
+from gpu_fleet.parallel.world import world
+from tests.gpu_fleet.commands import command, tried, tried_alone
 from tests.training.examples import (
     Change,
     changed,
@@ -22,9 +25,6 @@ from tests.training.examples import (
     write_tokens,
 )
 from tests.training.ranks import run_ranks
-from training import config, loop
-from training.errors import ParallelError
-from training.parallel import world
 
 ONE_PETABYTE = 1 << 50
 

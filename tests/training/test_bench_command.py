@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_fleet import bench, config
+from gpu_fleet.bench import StepTimes, Turns
+from gpu_fleet.errors import ParallelError
+from gpu_fleet.parallel.world import world
 from tests.training.examples import changed, gpt_table, write_tokens
 from tests.training.ranks import run_ranks
-from training import bench, config
-from training.bench import StepTimes, Turns
-from training.errors import ParallelError
-from training.parallel import world
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ import torch
 from botocore.exceptions import ClientError
 from torch import nn
 
+from gpu_fleet import config
+from gpu_fleet.checkpoint import local, restore, sharded
+from gpu_fleet.checkpoint.manager import Checkpoints
+from gpu_fleet.checkpoint.saver import STATE, AbandonedError, Line, Saver, Snapshot
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.errors import CheckpointError, StoreError, TrainingError
+from gpu_fleet.parallel.spread import Whole
+from gpu_fleet.parallel.world import World, world
+from gpu_fleet.state import State, capture_tensors
 from tests.training.examples import changed, resnet_table
-from training import config
-from training.checkpoint import local, restore, sharded
-from training.checkpoint.manager import Checkpoints
-from training.checkpoint.saver import STATE, AbandonedError, Line, Saver, Snapshot
-from training.checkpoint.store import Store
-from training.errors import CheckpointError, StoreError, TrainingError
-from training.parallel import World, world
-from training.spread import Whole
-from training.state import State, capture_tensors
 
 URI = "s3://checkpoints/runs/a"
 

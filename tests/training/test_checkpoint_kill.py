@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.restore import read_state
+from gpu_fleet.checkpoint.saver import STATE, Saver
 from tests.training.ranks import context
-from training.checkpoint import local
-from training.checkpoint.restore import read_state
-from training.checkpoint.saver import STATE, Saver
 
 KILLS = 200
 LONGEST_LIFE_S = 0.02  # a few saves

@@ -9,9 +9,9 @@ from typing import Any
 import boto3
 import pytest
 
+from gpu_fleet.metrics.records import read_json_lines
 from stacks.rehearsal.metadata import metadata_service
 from tests.training.programs import DIGITS, torchrun
-from training.metrics.writers import read_json_lines
 
 
 def result_of(directory: Path) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.commands import tried, tried_alone
+from gpu_fleet import errors, exit_codes, outcome
+from gpu_fleet.errors import TrainingError
+from tests.gpu_fleet.commands import tried, tried_alone
 from tests.training.examples import changed, gpt_table
-from training import errors, exit_codes, outcome
-from training.errors import TrainingError
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "image/rootfs/etc/systemd/system/trainer@.service"

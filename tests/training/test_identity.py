@@ -10,13 +10,13 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training.commands import tried_alone
+from gpu_fleet import config, identity
+from gpu_fleet.checkpoint import local, manager
+from gpu_fleet.data.dataset import describe, open_split
+from gpu_fleet.errors import CheckpointError, IdentityError
+from tests.gpu_fleet.commands import tried_alone
 from tests.training.examples import changed, gpt_table, train_on, train_rank, write_tokens
 from tests.training.programs import started
-from training import config, identity
-from training.checkpoint import local, manager
-from training.data.dataset import describe, open_split
-from training.errors import CheckpointError, IdentityError
 
 DATA = Path("data")
 
@@ -225,7 +225,7 @@ def test_a_second_process_in_the_same_directory_is_refused(table: dict[str, Any]
     file = tmp_path / "config.toml"
     file.write_text(tomli_w.dumps(endless))
 
-    with started("training", "train", file) as first:
+    with started("gpu_fleet", "train", file) as first:
         first.wait_for("event=checkpoint ")
         status, said = tried_alone(endless, tmp_path)
 

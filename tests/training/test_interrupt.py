@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from gpu_fleet.errors import ConfigError
+from gpu_fleet.stopping import interrupt
+from gpu_fleet.stopping.interrupt import (
+    AlicloudNotice,
+    AwsNotice,
+    Interruption,
+    Reason,
+    ask,
+    sources,
+    stop_file,
+)
 from stacks.rehearsal.metadata import metadata_service
-from training import interrupt
-from training.errors import ConfigError
-from training.interrupt import AlicloudNotice, AwsNotice, Interruption, Reason, ask, sources, stop_file
 
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gpu_fleet import cli
+from gpu_fleet.data.shards import shard_files
 from tests.training.examples import changed, gpt_table, resnet_table, train_on
-from training import cli
-from training.data.shards import shard_files
 
 
 def prepare(*arguments: str) -> None:

@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 from moto import mock_aws
 
+from gpu_fleet import cli, launch
+from gpu_fleet.errors import LaunchError
+from gpu_fleet.pool.identity import Expected, Machine, read_identity
+from gpu_fleet.pool.members import in_order, members_in_service
+from gpu_fleet.pool.network import control_environment, environment
 from tests.training.programs import DIGITS, started
-from training import cli, launch
-from training.errors import LaunchError
-from training.pool.identity import Expected, Machine, read_identity
-from training.pool.members import in_order, members_in_service
-from training.pool.network import control_environment, environment
 
 INSTANCE_FILE = """
 schema_version = 1
@@ -159,7 +159,7 @@ def test_only_the_lowest_address_hosts_the_rendezvous(pool, config_file):
 def test_overrides_reach_the_trainer_unchanged(pool, config_file):
     result = dry_run(config_file, "--nproc-per-node", "8", "--run.seed", "7")
 
-    assert result.output.strip().endswith(f"-m training train {config_file} --run.seed 7")
+    assert result.output.strip().endswith(f"-m gpu_fleet train {config_file} --run.seed 7")
 
 
 def test_the_command_carries_the_network_variables_of_the_type(pool, config_file):
@@ -406,7 +406,7 @@ def test_a_loss_that_is_no_number_is_not_tried_again(digits, tmp_path):
         1e30,
     )
 
-    with started("training", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *overrides) as program:
+    with started("gpu_fleet", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *overrides) as program:
         status = program.finish()
 
     assert status == 65, program.said
@@ -427,7 +427,7 @@ def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
         5,
     )
 
-    with started("training", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *overrides) as program:
+    with started("gpu_fleet", "launch", DIGITS, "--alone", "--nproc-per-node", 1, *overrides) as program:
         program.wait_for("event=checkpoint step=")
         program.process.send_signal(signal.SIGTERM)
         status = program.finish()

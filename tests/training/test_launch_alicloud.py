@@ -8,9 +8,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from click.testing import CliRunner
 
-from training import cli
-from training.pool import alicloud_peers
-from training.pool.alicloud_signature import Call, Credentials, signed_headers
+from gpu_fleet import cli
+from gpu_fleet.pool import alicloud_peers
+from gpu_fleet.pool.alicloud_signature import Call, Credentials, signed_headers
 
 INSTANCE_FILE = """
 schema_version = 1

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from gpu_fleet import config
+from gpu_fleet.checkpoint import local, restore
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.errors import CheckpointError, DataError
+from gpu_fleet.parallel.world import Agreement, world
 from tests.training.examples import changed, gpt_table, train_rank, write_tokens
 from tests.training.ranks import run_ranks
 from tests.training.test_checkpoint import save
-from training import config
-from training.checkpoint import local, restore
-from training.checkpoint.store import Store
-from training.errors import CheckpointError, DataError
-from training.parallel import Agreement, world
 
 URI = "s3://checkpoints/runs/a"
 

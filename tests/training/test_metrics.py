@@ -15,13 +15,15 @@ from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter
 
-from training import config, models
-from training.errors import ConfigError
-from training.metrics.flops import decoder_flops_per_token, flops_per_sample, utilisation
-from training.metrics.peak import PEAKS, peak_of
-from training.metrics.progress_line import ProgressLine
-from training.metrics.prometheus import Prometheus, render
-from training.metrics.writers import JsonLines, open_writers, read_json_lines
+from gpu_fleet import config
+from gpu_fleet.errors import ConfigError
+from gpu_fleet.metrics.flops import decoder_flops_per_token, flops_per_sample, utilisation
+from gpu_fleet.metrics.peak import PEAKS, peak_of
+from gpu_fleet.metrics.progress_line import ProgressLine
+from gpu_fleet.metrics.prometheus import Prometheus, render
+from gpu_fleet.metrics.records import JsonLines, read_json_lines
+from gpu_fleet.metrics.writers import open_writers
+from gpu_fleet.models import definitions, registry
 
 RECORD = {"kind": "train", "step": 10, "loss": 2.5, "metric_name": "accuracy"}
 
@@ -39,9 +41,9 @@ def test_a_linear_layer_costs_six_operations_per_weight():
 @pytest.mark.parametrize("length", [32, 128])
 def test_counting_agrees_with_the_formula_of_palm(length):
     width, layers, vocabulary = 64, 3, 257
-    facts = models.Facts(vocabulary=vocabulary, sequence_length=length)
+    facts = definitions.Facts(vocabulary=vocabulary, sequence_length=length)
     options = {"hidden_size": width, "layers": layers, "heads": 4}
-    model = models.build("gpt2", options, facts, "tokens")
+    model = registry.build("gpt2", options, facts, "tokens")
 
     counted = flops_per_sample(model, torch.zeros(1, length, dtype=torch.int64))
 
@@ -51,7 +53,7 @@ def test_counting_agrees_with_the_formula_of_palm(length):
 
 
 def test_resnet50_costs_what_is_published():
-    model = models.build("resnet50", {}, models.Facts(classes=1000), "images")
+    model = registry.build("resnet50", {}, definitions.Facts(classes=1000), "images")
 
     counted = flops_per_sample(model, torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import training.run
+import gpu_fleet.run
+from gpu_fleet import config, loop
+from gpu_fleet.metrics.flops import Utilisation
+from gpu_fleet.metrics.records import read_json_lines
+from gpu_fleet.parallel.world import world
+from gpu_fleet.stopping.interrupt import Interruption
 from tests.training.examples import changed, gpt_table, train_on, write_tokens
 from tests.training.ranks import run_ranks
-from training import config, loop
-from training.interrupt import Interruption
-from training.metrics.flops import Utilisation
-from training.metrics.writers import read_json_lines
-from training.parallel import world
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_records_say_what_part_of_a_known_peak_is_reached(table, tmp_path):
 
 def peak_rank(table: dict[str, Any]) -> None:
     """Trains on this rank as on a device of 1 GFLOP/s, with 3 MFLOP a sample."""
-    training.run.utilisation_of = lambda _run, _model: Utilisation(3e6, 1e9)
+    gpu_fleet.run.utilisation_of = lambda _run, _model: Utilisation(3e6, 1e9)
     settings = config.from_table(table, "test")
     with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
         loop.train(settings, where, interruption)

@@ -10,6 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from gpu_fleet import config, loop, optimization, precision
+from gpu_fleet.checkpoint.restore import read_state
+from gpu_fleet.checkpoint.saver import STATE
+from gpu_fleet.errors import ModelError
+from gpu_fleet.evaluation import Evaluated, evaluate
+from gpu_fleet.metrics.records import read_json_lines
+from gpu_fleet.models import definitions, registry
 from tests.training.examples import (
     changed,
     few_digits,
@@ -19,12 +26,6 @@ from tests.training.examples import (
     train_rank,
 )
 from tests.training.ranks import run_ranks
-from training import config, loop, models, optimization, precision
-from training.checkpoint.restore import read_state
-from training.checkpoint.saver import STATE
-from training.errors import ModelError
-from training.evaluation import Evaluated, evaluate
-from training.metrics.writers import read_json_lines
 
 STEPS = 1000
 
@@ -262,11 +263,13 @@ def test_a_finished_model_is_where_another_run_starts(tokens: Path, tmp_path: Pa
 
 
 def test_weights_of_another_shape_are_refused_by_name(tokens: Path, tmp_path: Path) -> None:
-    models.save_weights({"network.lm_head.weight": torch.zeros(2, 2)}, tmp_path)
+    registry.save_weights({"network.lm_head.weight": torch.zeros(2, 2)}, tmp_path)
     small = {"hidden_size": 8, "layers": 1, "heads": 1, "intermediate_size": 8}
 
     with pytest.raises(ModelError, match="does not fit the model"):
-        models.build("gpt", small, models.Facts(vocabulary=4, sequence_length=4), "tokens", str(tmp_path))
+        registry.build(
+            "gpt", small, definitions.Facts(vocabulary=4, sequence_length=4), "tokens", str(tmp_path)
+        )
 
 
 @pytest.mark.parametrize(
@@ -291,19 +294,19 @@ def test_weights_of_another_shape_are_refused_by_name(tokens: Path, tmp_path: Pa
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_every_model_gives_logits(name: str, options: dict[str, Any], inputs, shape) -> None:
-    facts = models.Facts(classes=5, vocabulary=11, sequence_length=3)
-    model = models.build(name, options, facts, models.REGISTRY[name].data[0]).eval()
+    facts = definitions.Facts(classes=5, vocabulary=11, sequence_length=3)
+    model = registry.build(name, options, facts, registry.REGISTRY[name].data[0]).eval()
 
     with torch.no_grad():
         logits = model(inputs)
 
     assert tuple(logits.shape) == shape
-    assert models.blocks(model, name)
+    assert registry.blocks(model, name)
 
 
 def test_bert_takes_no_notice_of_padding() -> None:
     options = {"hidden_size": 8, "layers": 1, "heads": 2, "intermediate_size": 8}
-    model = models.build("bert", options, models.Facts(classes=2, vocabulary=9), "text").eval()
+    model = registry.build("bert", options, definitions.Facts(classes=2, vocabulary=9), "text").eval()
 
     with torch.no_grad():
         short, padded = model(torch.tensor([[3, 4]])), model(torch.tensor([[3, 4, 0, 0]]))
@@ -313,9 +316,9 @@ def test_bert_takes_no_notice_of_padding() -> None:
 
 def test_the_defaults_are_the_published_models() -> None:
     with torch.device("meta"):
-        facts = models.Facts(classes=1000, vocabulary=50257, sequence_length=1024)
+        facts = definitions.Facts(classes=1000, vocabulary=50257, sequence_length=1024)
         counts = {
-            name: sum(p.numel() for p in models.REGISTRY[name].build(facts).parameters())
+            name: sum(p.numel() for p in registry.REGISTRY[name].build(facts).parameters())
             for name in ("resnet50", "gpt2")
         }
 

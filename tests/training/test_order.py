@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data.loader import Reader, Share, evaluation_slices, training_slices
-from training.data.order import SampleOrder, micro_batch_start, permute
+from gpu_fleet.data.loader import Reader, Share, evaluation_slices, training_slices
+from gpu_fleet.data.order import SampleOrder, micro_batch_start, permute
 
 sizes = st.integers(1, 2000)
 seeds = st.integers(0, 2**63)
@@ -117,7 +117,9 @@ def test_an_order_found_in_blocks_is_the_order(
 
 def test_the_order_is_found_for_thousands_of_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("training.data.order.permute", lambda places, *_: asked.append(len(places)) or places)
+    monkeypatch.setattr(
+        "gpu_fleet.data.order.permute", lambda places, *_: asked.append(len(places)) or places
+    )
 
     taken = list(islice(training_slices(SampleOrder(10**6, seed=1), Share(0, 1, 32, 2), position=0), 512))
 

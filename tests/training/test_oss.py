@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_fleet.checkpoint import oss
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.errors import CheckpointError
 from tests.reaper.metadata_server import Server, metadata_server
-from training.checkpoint import oss
-from training.checkpoint.store import Store
-from training.errors import CheckpointError
 
 REGION = "cn-shanghai"
 ROLES = "ram/security-credentials/"

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from training.errors import ConfigError
-from training.profiling import StepTrace, parse_steps
+from gpu_fleet.errors import ConfigError
+from gpu_fleet.metrics.profiling import StepTrace, parse_steps
 
 
 def run_steps(trace: StepTrace, steps: range) -> None:

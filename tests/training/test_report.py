@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from training import cli
-from training.report import order_records, render_page, summary, waiting_percent
+from gpu_fleet import cli
+from gpu_fleet.metrics.report import order_records, render_page, summary, waiting_percent
 
 
 def train_record(step: int, **changes: float) -> dict:

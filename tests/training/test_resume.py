@@ -6,6 +6,12 @@ from typing import Any
 
 import pytest
 
+from gpu_fleet import loop
+from gpu_fleet.data.loader import Batch
+from gpu_fleet.loop import take_step
+from gpu_fleet.metrics.meter import Meter
+from gpu_fleet.run import Run
+from gpu_fleet.state import State
 from tests.training.examples import (
     NUMBERED_LENGTH,
     changed,
@@ -18,12 +24,6 @@ from tests.training.examples import (
     write_numbered,
 )
 from tests.training.ranks import run_ranks
-from training import loop
-from training.data.loader import Batch
-from training.loop import take_step
-from training.meter import Meter
-from training.run import Run
-from training.state import State
 
 STEPS_AN_EPOCH = 4  # 512 samples, 128 a step
 

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from training import cli, config
-from training.data import shards
-from training.data.dataset import CorruptSampleError, check_parts, describe, open_split
-from training.data.loader import Reader
-from training.data.order import SampleOrder
-from training.errors import DataError
+from gpu_fleet import cli, config
+from gpu_fleet.data import shards
+from gpu_fleet.data.dataset import CorruptSampleError, check_parts, describe, open_split
+from gpu_fleet.data.loader import Reader
+from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.errors import DataError
 
 CHANCE = np.random.default_rng(0)
 CLASSES = ("cat", "dog")

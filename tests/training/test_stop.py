@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 
+from gpu_fleet import config
+from gpu_fleet.checkpoint.manager import Checkpoints, location
+from gpu_fleet.errors import CheckpointError, DivergenceError
+from gpu_fleet.parallel.world import World, world
+from gpu_fleet.stopping.interrupt import Interruption, Reason
+from gpu_fleet.stopping.stop import Stop
 from tests.training.examples import (
     CountingInterruption,
     changed,
@@ -19,12 +25,6 @@ from tests.training.examples import (
 )
 from tests.training.ranks import run_ranks
 from tests.training.test_bad_input import tried_alone
-from training import config
-from training.checkpoint.manager import Checkpoints, location
-from training.errors import CheckpointError, DivergenceError
-from training.interrupt import Interruption, Reason
-from training.parallel import World, world
-from training.stop import Stop
 
 WIDER = {"hidden_size": 32, "layers": 2, "heads": 4, "intermediate_size": 96}
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from training import cli, config
-from training.data.dataset import CorruptSampleError, describe, open_split
-from training.errors import DataError
+from gpu_fleet import cli, config
+from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
+from gpu_fleet.errors import DataError
 
 CHANCE = np.random.default_rng(0)
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from training import cli, config
-from training.data import tokens
-from training.data.dataset import CorruptSampleError, describe, open_split
-from training.errors import DataError
+from gpu_fleet import cli, config
+from gpu_fleet.data import tokens
+from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
+from gpu_fleet.errors import DataError
 
 CHANCE = np.random.default_rng(0)
 
@@ -166,7 +166,7 @@ def test_reader_processes_get_no_copy_of_the_tokens(tmp_path):
 
 def test_the_description_is_written_last(tmp_path, monkeypatch):
     out = tmp_path / "data"
-    monkeypatch.setattr("training.preparation.tokens.write_description", lambda *_: None)
+    monkeypatch.setattr("gpu_fleet.data.preparation.tokens.write_description", lambda *_: None)
 
     prepare(write_texts(tmp_path / "texts"), out)
 

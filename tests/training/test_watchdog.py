@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from training.watchdog import EXIT_STATUS, Watchdog
+from gpu_fleet.stopping.watchdog import EXIT_STATUS, Watchdog
 
 
 class Clock:

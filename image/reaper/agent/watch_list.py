@@ -35,7 +35,7 @@ def is_watched(command: Sequence[str]) -> bool:
 
 def is_trainer(command: Sequence[str]) -> bool:
     """Whether a command trains: a launcher, or this project's own trainer."""
-    own = any(word == "-m" and after == "training" for word, after in pairwise(command))
+    own = any(word == "-m" and after == "gpu_fleet" for word, after in pairwise(command))
     return own or bool(LAUNCHERS.intersection(_names(command))) or _runs_module(command)
 
 

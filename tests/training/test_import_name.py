@@ -1,0 +1,105 @@
+"""The trainer is `gpu_fleet`, beside a user's own folders: also `training`, `image` and `stacks`."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.programs import DIGITS, ROOT
+
+SCRIPT = Path(sys.executable).parent / "gpu-fleet"
+LAUNCHER = ROOT / "image/rootfs/usr/local/bin/gpu-fleet"
+TAKEN = ("training", "image", "stacks")
+SOURCES = ("pyproject.toml", "requirements.txt", "image", "stacks", "training")
+SHORT = ("--run.epochs", "0.0", "--run.steps", "2", "--schedule.warmup_steps", "0")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A researcher's repository, whose packages have the names of this house's rooms."""
+    folder = tmp_path / "repository"
+    for name in TAKEN:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"OWNER = 'the researcher, of {name}'\n")
+    return folder
+
+
+def run(repository: Path, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=repository,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_two_ranks_train_from_such_a_repository(repository: Path, digits: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    own = ("--data.path", digits, "--run.directory", repository / "runs/first", *SHORT)
+
+    done = run(repository, *torchrun, "-m", "gpu_fleet", "train", DIGITS, *map(str, own), OMP_NUM_THREADS="1")
+
+    assert done.returncode == 0, done.stderr
+    assert '"finished"' in (repository / "runs/first/result.json").read_text()
+
+
+def test_the_console_is_not_shadowed(repository: Path) -> None:
+    checked = run(repository, SCRIPT, "check", "local")
+    trainer = run(repository, SCRIPT, "train", "--help")
+
+    assert checked.stdout.startswith("local: OK"), checked.stderr
+    assert "Usage: gpu-fleet train" in trainer.stdout, trainer.stderr
+
+
+def test_the_console_hands_train_to_a_process_that_knows_no_room(repository: Path) -> None:
+    program = (
+        "import sys; sys.argv = ['gpu-fleet', 'train']\n"
+        "import image.console.cli as cli, os\n"
+        "os.execv = lambda program, words: print(words[1:])\n"
+        "cli.become_trainer(['train', 'launch', 'job.toml'])\n"
+        "cli.become_trainer(['check', 'train'])\n"
+    )
+
+    done = run(ROOT, sys.executable, "-c", program)
+
+    assert done.stdout == "['-m', 'gpu_fleet', 'launch', 'job.toml']\n", done.stderr
+
+
+def test_the_launcher_of_an_instance_is_not_shadowed(repository: Path, tmp_path: Path) -> None:
+    home = tmp_path / "root/opt/gpu-fleet"
+    (home / "venv/bin").mkdir(parents=True)
+    (home / "venv/bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (home / "venv/bin/python").chmod(0o755)
+    shutil.copytree(ROOT / "image/rootfs/opt/gpu-fleet/bin", home / "bin")
+    (home / "lib").mkdir()
+    (home / "lib/image").symlink_to(ROOT / "image")
+    (home / "lib/gpu_fleet").symlink_to(ROOT / "training/gpu_fleet")
+    places = {"GPU_FLEET_ROOT": str(tmp_path / "root"), "GPU_FLEET_PYTHON": sys.executable}
+
+    agent = run(repository, "sh", LAUNCHER, "agent", "--help", **places)
+    trainer = run(repository, "sh", LAUNCHER, "train", "--help", **places)
+
+    assert "Usage: gpu-fleet agent" in agent.stdout, agent.stderr
+    assert "Usage: gpu-fleet train" in trainer.stdout, trainer.stderr
+
+
+def test_pip_installs_it_under_that_name(repository: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target")
+    installed = run(tmp_path, *pip, target, source)
+    program = "import gpu_fleet.train, training; print(gpu_fleet.__file__, training.OWNER)"
+
+    done = run(repository, sys.executable, "-c", program, PYTHONPATH=str(target))
+
+    assert installed.returncode == 0, installed.stderr
+    assert done.stdout == f"{target}/gpu_fleet/__init__.py the researcher, of training\n", done.stderr
+    assert not (target / "training").exists()

@@ -1,1 +1,0 @@
-"""The trainer: exact, elastic, fast. Start it with `torchrun -m training train CONFIG.toml`."""

@@ -1,0 +1,263 @@
+"""The checkpoints of one run: where they are, when one is due, saving one, going back to one."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from gpu_fleet import config, instance, outcome
+from gpu_fleet import identity as identities
+from gpu_fleet.checkpoint import local, restore, sharded
+from gpu_fleet.checkpoint.saver import STATE, Saver
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.errors import CheckpointError
+from gpu_fleet.identity import Identity
+from gpu_fleet.parallel.world import World
+from gpu_fleet.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
+
+FOLDER = "checkpoints"
+MEETINGS_PER_TIMEOUT = 4
+log = logging.getLogger(__name__)
+
+
+def location(settings: config.Config) -> str:
+    """Where the run's checkpoints are uploaded to; empty for nowhere.
+
+    checkpoint.uri as it stands, or the checkpoint_uri of the instance with owner and name of the run below.
+    """
+    if settings.checkpoint.uri:
+        return "" if settings.checkpoint.uri == config.LOCAL_ONLY else settings.checkpoint.uri
+    shared = str(instance.table().get("checkpoint_uri", "")).rstrip("/")
+    owner = settings.run.owner or instance.account()
+    return f"{shared}/{owner}/{Path(settings.run.directory).name}" if shared else ""
+
+
+def former_location(settings: config.Config) -> str:
+    """Where trainers before owners were a part of it uploaded to; empty where checkpoint.uri says it."""
+    shared = str(instance.table().get("checkpoint_uri", "")).rstrip("/")
+    return f"{shared}/{Path(settings.run.directory).name}" if shared and not settings.checkpoint.uri else ""
+
+
+def origin(settings: config.Config) -> config.Config | None:
+    """Of a branch, where the run it begins from has its files; None for any other run."""
+    if not settings.run.branch_of:
+        return None
+    run = settings.run.model_copy(update={"directory": settings.run.branch_of, "branch_of": ""})
+    uri = (
+        config.LOCAL_ONLY if settings.checkpoint.uri == config.LOCAL_ONLY else settings.checkpoint.branch_uri
+    )
+    saved = settings.checkpoint.model_copy(update={"uri": uri})
+    return settings.model_copy(update={"run": run, "checkpoint": saved})
+
+
+class Checkpoints:
+    """Saves and restores one run. Opening it finds out, before the first step, whether it can be written."""
+
+    def __init__(
+        self,
+        settings: config.Config,
+        where: World,
+        samples: int,
+        identity: Identity,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._where, self._samples, self._clock = settings, where, samples, clock
+        self._identity = identity
+        self._root = Path(settings.run.directory) / FOLDER
+        uri = location(settings)
+        self._store = where.together(lambda: Store(uri, settings.checkpoint.endpoint)) if uri else None
+        self._lock: IO[str] | None = None  # held by rank 0 for as long as it lives
+        where.on_first(self._check_writable)
+        if settings.parallel.strategy != "ddp":
+            self._check_shared()
+        self._saver = Saver(self._root, self._store, settings.checkpoint.keep) if where.leads else None
+        self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
+        self._written: Callable[[], object] | None = None  # waits for the parts of this rank
+        self._saved_step: int | None = None
+        self._saved_at = clock()
+        self.location = self._store.uri if self._store else str(self._root)
+
+    def _check_writable(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._lock = local.lock(self._root)
+            local.sweep(self._root)
+            local.write_bytes(self._root / "write-check", b"")
+            (self._root / "write-check").unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"run.directory: {self._root} cannot be written: {error.strerror}"
+            ) from error
+        if self._store is not None:
+            self._store.check_writable()
+
+    def _check_shared(self) -> None:
+        """Raises CheckpointError where the parts of a sharded checkpoint would not come together."""
+        mark = self._root / "shared-check"
+        self._where.on_first(mark.touch)
+        self._where.together(lambda: self._look_for(mark))
+        self._where.on_first(mark.unlink)
+
+    def _look_for(self, mark: Path) -> None:
+        if not mark.exists():
+            raise CheckpointError(
+                f"run.directory: {self._root} is not the same folder on all machines, as strategy "
+                f"{self._settings.parallel.strategy!r} needs; use a shared file system, or ddp"
+            )
+
+    def restore(self, state: State) -> int | None:
+        """Puts the newest whole checkpoint into `state` and returns its step; None when there is none.
+
+        Without checkpoint.resume a run begins anew, but goes on where torchrun has started it again.
+        """
+        if not self._settings.checkpoint.resume and not outcome.restarted():
+            restore.begin_anew(self._where, self._root, self._store)
+            return None
+        manifest = restore.newest_whole(self._where, self._root, self._store)
+        if manifest is None:
+            self._where.on_first(self._check_former_location)
+            self._branch(state)
+            return None
+        restore.check_fits(manifest, self._settings.model.name, self._layout)
+        saved = manifest.identity or identities.of_configuration(manifest.config)
+        identities.check(
+            saved, self._identity, self._settings.checkpoint.allow, manifest.step, str(self._root)
+        )
+        folder = self._root / local.folder_name(manifest.step)
+        self._where.together(lambda: self._apply(state, folder))
+        self._saved_step = state.step
+        self._where.on_first(lambda: self._saver.upload_if_missing(manifest) if self._saver else None)
+        log.info("event=resumed step=%d position=%d folder=%s", state.step, state.position, folder)
+        return state.step
+
+    def _check_former_location(self) -> None:
+        """A run that began under an older trainer must not silently begin anew."""
+        former = former_location(self._settings)
+        if self._store is None or not former:
+            return
+        if steps := Store(former, self._settings.checkpoint.endpoint).steps():
+            raise CheckpointError(
+                f"{former} has checkpoints of an earlier trainer, up to step {steps[-1]}; they now belong "
+                f"into {self._store.uri}: set checkpoint.uri = {former} to go on with them, or choose "
+                "another run.directory"
+            )
+
+    def _branch(self, state: State) -> None:
+        """Takes the first weights of a branch from the newest checkpoint of the run it begins from."""
+        before = origin(self._settings)
+        if before is None:
+            return
+        root, uri = Path(before.run.directory) / FOLDER, location(before)
+        store = self._where.together(lambda: Store(uri, before.checkpoint.endpoint)) if uri else None
+        manifest = restore.newest_whole(self._where, root, store)
+        if manifest is None:
+            raise CheckpointError(
+                f"run.branch_of = {before.run.directory!r}: has no checkpoint to begin from"
+            )
+        restore.check_fits(manifest, self._settings.model.name, self._layout)
+        folder = root / local.folder_name(manifest.step)
+        self._where.together(lambda: self._take_weights(state, folder))
+        log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
+
+    def _take_weights(self, state: State, folder: Path) -> None:
+        if self._layout == local.WHOLE:
+            apply_weights(state, restore.read_state(folder / STATE)["model"])
+        else:
+            sharded.load_weights(folder, state.model, self._where.control)
+
+    def _apply(self, state: State, folder: Path) -> None:
+        saved = restore.read_state(folder / STATE)
+        if self._layout == local.WHOLE:
+            apply_tensors(state, saved)
+        else:
+            sharded.load(folder, state.model, state.optimizer, self._where.control)
+        apply(state, saved, self._settings, self._samples, self._where)
+
+    def due_by_time(self) -> bool:
+        """Whether this rank would like a checkpoint now; the ranks agree on it before one is taken."""
+        every_s = self._settings.checkpoint.every_s
+        return self._where.leads and every_s > 0 and self._clock() - self._saved_at >= every_s
+
+    def due_by_step(self, step: int) -> bool:
+        """Whether `step` is one that every rank knows to be saved."""
+        every = self._settings.checkpoint.every_steps
+        return every > 0 and step % every == 0
+
+    def save(self, state: State) -> float:
+        """Begins a checkpoint on all ranks; returns the seconds that the training stood still for it.
+
+        Nothing happens when this step is saved already. Raises CheckpointError.
+        """
+        if self._saved_step == state.step:
+            return 0.0
+        begin = time.perf_counter()
+        saved = capture(state, self._settings, self._samples, self._where)
+        if self._layout == local.SHARDED:
+            self._begin_parts(state)
+        elif self._where.leads:
+            saved |= capture_tensors(state)
+        if self._saver is not None:
+            self._saver.save(self._manifest(state), saved, self._written)
+        self._saved_step, self._saved_at = state.step, self._clock()
+        return time.perf_counter() - begin
+
+    def before_change(self) -> float:
+        """Waits, before an update, for the copy of what it changes; returns the seconds that it took."""
+        if self._saver is None:
+            return 0.0
+        begin = time.perf_counter()
+        self._saver.before_change()
+        return time.perf_counter() - begin
+
+    def _begin_parts(self, state: State) -> None:
+        """Every rank begins to write its part into the stage that rank 0 opens, after the save before."""
+        if self._written is not None:
+            self._written()
+        stage = self._where.on_first(lambda: self._open_stage(state.step))
+        self._written = sharded.begin_save(stage, state.model, state.optimizer, self._where.saving)
+
+    def _open_stage(self, step: int) -> Path:
+        if self._saver is not None:
+            self._saver.wait()
+        return local.open_stage(self._root, step)
+
+    def _manifest(self, state: State) -> local.Manifest:
+        described = self._settings.model_dump(mode="json")
+        name, size = self._settings.model.name, self._where.size
+        return local.Manifest(
+            state.step, name, size, layout=self._layout, config=described, identity=self._identity
+        )
+
+    def wait(self) -> None:
+        """Waits until the last save is on this machine's disk; raises CheckpointError."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def flush(self) -> None:
+        """Waits, on every rank, until the last save is durable where it belongs; raises CheckpointError.
+
+        The ranks meet again and again meanwhile: none waits in one collective for longer than it may.
+        """
+        within_s = self._settings.parallel.timeout_s / MEETINGS_PER_TIMEOUT
+        while not self._where.on_first(lambda: self._closed(within_s)):
+            log.info("event=flushing uri=%s", self.location)
+
+    def _closed(self, within_s: float | None = None) -> bool:
+        if self._saver is None:
+            return True
+        try:
+            closed = self._saver.close(within_s)
+        except CheckpointError:
+            self._saver = None
+            raise
+        if closed:
+            self._saver = None
+        return closed
+
+    def abandon(self) -> None:
+        """Lets a save that has begun come to its end when the run has failed for another reason."""
+        try:
+            self._closed()
+        except CheckpointError as error:
+            log.error("event=checkpoint-lost error=%r", str(error))

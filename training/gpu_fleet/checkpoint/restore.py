@@ -1,0 +1,146 @@
+"""Finds the newest checkpoint that is whole for every machine of the run."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.errors import CheckpointError, StoreError
+from gpu_fleet.parallel.world import World
+
+# Longer than a disturbance of S3 that its own retries do not bridge, shorter than anybody's patience.
+PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
+log = logging.getLogger(__name__)
+
+
+def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifest | None:
+    """Brings the newest checkpoint that verifies on every machine into `root`; None when there is none.
+
+    One process of each machine looks; damaged checkpoints are named in the log and passed over. Raises
+    CheckpointError when there are checkpoints and none of them is whole.
+    """
+    damaged: set[int] = set()
+    while True:
+        here = where.together(lambda: _steps_here(where, root, store))
+        found = [steps for steps in where.gather(here) if steps is not None]
+        common = set.intersection(*found) - damaged
+        if not common and damaged:
+            raise CheckpointError(f"{root}: none of the checkpoints {sorted(damaged)} is whole")
+        if not common and any(found):
+            raise CheckpointError(
+                f"{root}: {len(found)} machines have no checkpoint in common; set checkpoint.uri, or a "
+                "run.directory on a file system that all of them share"
+            )
+        if not common:
+            return None
+        step = max(common)
+        if _brought(where, step, root, store):
+            where.on_first(lambda: _set_aside(root, damaged))
+            return local.read_manifest(root / local.folder_name(step))
+        damaged.add(step)
+
+
+def begin_anew(where: World, root: Path, store: Store | None) -> None:
+    """Takes what an earlier run left out of the count, or a later resume would take it for this run's.
+
+    Raises CheckpointError where that is in an object store, in which nothing is renamed.
+    """
+    where.on_first(lambda: _leave_earlier(root, store))
+    where.together(lambda: _leave_earlier(root, None) if where.local_rank == 0 else None)
+
+
+def _leave_earlier(root: Path, store: Store | None) -> None:
+    if store is not None and (uploaded := store.steps()):
+        raise CheckpointError(
+            f"checkpoint.resume = false: {store.uri} has checkpoints of an earlier run, up to step "
+            f"{uploaded[-1]}, which would count as this run's; choose another checkpoint.uri or run.directory"
+        )
+    for step in local.steps(root):
+        local.set_aside(root / local.folder_name(step), "earlier")
+
+
+def _brought(where: World, step: int, root: Path, store: Store | None) -> bool:
+    """Whether every machine has a verified copy; rank 0 goes first, as `root` may be one folder for all."""
+    first = where.on_first(lambda: _bring(step, root, store))
+    spared = where.local_rank != 0 or where.leads
+    return first and all(where.gather(where.together(lambda: spared or _bring(step, root, store))))
+
+
+def _set_aside(root: Path, damaged: set[int]) -> None:
+    for step in damaged & set(local.steps(root)):
+        local.set_aside(root / local.folder_name(step))
+
+
+def _steps_here(where: World, root: Path, store: Store | None) -> set[int] | None:
+    """The checkpoints within reach of this machine; None on all but one of its ranks."""
+    if where.local_rank != 0:
+        return None
+    return set(local.steps(root)) | (set(store.steps()) if store else set())
+
+
+def _bring(step: int, root: Path, store: Store | None) -> bool:
+    """Whether a verified copy of the checkpoint is in `root` now.
+
+    Raises StoreError where the object store does not say: a bad quarter of an hour of the network must not
+    pass for damage, and the run for an older one.
+    """
+    folder = root / local.folder_name(step)
+    try:
+        if folder.exists():
+            local.verify(folder)
+            return True
+    except CheckpointError as error:
+        log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
+    if store is None:
+        return False
+    try:
+        patiently(lambda: store.download(step, root))
+    except StoreError:
+        raise
+    except CheckpointError as error:
+        log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
+        return False
+    return True
+
+
+def patiently(
+    action: Callable[[], None],
+    within_s: float = PATIENCE_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Tries again for `within_s` seconds while the object store fails in a way that may pass."""
+    until, pause_s = clock() + within_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return action()
+        except StoreError as error:
+            if not error.passing or clock() + pause_s > until:
+                raise
+            log.warning("event=store-silent next_try_s=%.0f error=%r", pause_s, str(error))
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:
+    """Refuses, by name, the checkpoint of another model or layout."""
+    if manifest.model != model:
+        raise CheckpointError(
+            f"checkpoint of step {manifest.step} is of the model {manifest.model!r}, not of {model!r}; "
+            "choose another run.directory or checkpoint.uri, or set checkpoint.resume = false"
+        )
+    if manifest.layout != layout:
+        raise CheckpointError(
+            f"checkpoint of step {manifest.step} is {manifest.layout}, this strategy needs a {layout} one; "
+            "ddp reads whole ones; fsdp, tensor and pipeline read one another's"
+        )
+
+
+def read_state(path: Path) -> Any:
+    """The nested state of a verified file, on the CPU."""
+    return torch.load(path, map_location="cpu", weights_only=True)

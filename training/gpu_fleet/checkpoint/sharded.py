@@ -1,0 +1,86 @@
+"""Checkpoints of a model that no rank holds whole: every rank writes its part (torch.distributed.checkpoint).
+
+Parameters and optimizer state go by the parameter's name, so that another number of ranks can read them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+
+from gpu_fleet.errors import CheckpointError
+from gpu_fleet.optimization import settings_kept
+
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def begin_save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> Callable[[], None]:
+    """Copies this rank's part and starts to write it into `folder`; call the result to wait for all ranks.
+
+    The result raises CheckpointError when a part could not be written.
+    """
+    future: Any = state_dict_saver.async_save(
+        _parts(model, optimizer), checkpoint_id=folder, process_group=group
+    )
+
+    def written() -> None:
+        try:
+            future.result()
+        except (CheckpointException, RuntimeError, OSError) as error:  # the first is no Exception
+            raise CheckpointError(f"{folder}: cannot be written: {_first_line(error)}") from error
+
+    return written
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+    """Fills this rank's part from a checkpoint of any number of ranks; raises CheckpointError."""
+    parts = _parts(model, optimizer)
+    try:
+        state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit the configuration: {_first_line(error)}"
+        ) from error
+    with settings_kept(optimizer):
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=parts["model"],
+            optim_state_dict=parts["optimizer"],
+            options=BY_NAME,
+        )
+
+
+def load_weights(folder: Path, model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Fills this rank's part of the weights alone; raises CheckpointError."""
+    parts = {"model": get_model_state_dict(model)}
+    try:
+        state_dict_loader.load(parts, checkpoint_id=folder, process_group=group)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the weights do not fit the configuration: {_first_line(error)}") from error
+    set_model_state_dict(model, parts["model"])
+
+
+def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    weights, moments = get_state_dict(model, optimizer, options=BY_NAME)
+    return {"model": weights, "optimizer": moments}
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        return str(next(iter(error.failures.values()))[0])
+    return str(error).partition("\n")[0]

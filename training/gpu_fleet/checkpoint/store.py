@@ -1,0 +1,144 @@
+"""Checkpoints in an object store: AWS S3, or Alibaba Cloud OSS through its S3-compatible endpoint.
+
+The data goes up first and the manifest last, so that a manifest is the commit; taken away in the other order.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+from boto3.exceptions import Boto3Error
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+from gpu_fleet.checkpoint import local, oss
+from gpu_fleet.errors import CheckpointError, ConfigError, StoreError
+
+SCHEMES = ("s3", "oss")
+MISSING = ("NoSuchKey", "404")  # of an object; a missing bucket is NoSuchBucket
+THROTTLED = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests")
+FIRST_SERVER_ERROR = 500
+# Of one request: an answer that takes longer comes no more, and another connection may be quicker.
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
+
+
+class Store:
+    """The checkpoints under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
+
+    def __init__(self, uri: str, endpoint: str = "") -> None:
+        scheme, _, place = uri.partition("://")
+        bucket, _, prefix = place.partition("/")
+        if scheme not in SCHEMES or not bucket:
+            raise ConfigError(f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
+        self.uri = uri.rstrip("/")
+        self._bucket, self._prefix = bucket, prefix.strip("/")
+        try:
+            self._client = _client(scheme, endpoint)
+        except ValueError as error:
+            raise ConfigError(f"checkpoint.endpoint = {endpoint!r}: {error}; write https://host") from error
+
+    def check_writable(self) -> None:
+        """Writes and removes a small object; raises CheckpointError that names what is missing or denied."""
+        with self._explained("cannot be written"):
+            key = self._key("write-check")
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=b"")
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def upload(
+        self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Brings a committed local checkpoint up, its manifest last.
+
+        `moved` is called with the number of bytes whenever some have gone up; what it raises ends the upload.
+        """
+        with self._explained(f"cannot take step {manifest.step}"):
+            for name in manifest.files:
+                key = self._key(local.folder_name(manifest.step), name)
+                self._client.upload_file(str(folder / name), self._bucket, key, Callback=moved)
+            moved(0)
+            self._put_manifest(manifest)
+
+    def _put_manifest(self, manifest: local.Manifest) -> None:
+        key = self._key(local.folder_name(manifest.step), local.MANIFEST)
+        self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())
+
+    def steps(self) -> list[int]:
+        """The committed checkpoints, oldest first."""
+        return sorted(step for step, names in self._listing().items() if local.MANIFEST in names)
+
+    def download(self, step: int, root: Path) -> None:
+        """Fetches a committed checkpoint into `root`, verifies it and commits it there."""
+        name = local.folder_name(step)
+        folder = local.open_stage(root, step)
+        with self._explained(f"cannot give step {step}"):
+            key = self._key(name, local.MANIFEST)
+            body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            manifest = local.Manifest.from_json(body.decode())
+            local.write_bytes(folder / local.MANIFEST, body)
+            for file in manifest.files:
+                self._client.download_file(self._bucket, self._key(name, file), str(folder / file))
+        local.verify(folder)
+        local.commit_stage(root, manifest)
+
+    def prune(self, newest: int, keep: int) -> None:
+        """Removes the superseded checkpoints and the unfinished uploads before them, manifests first."""
+        listing = self._listing()
+        committed = [step for step in listing if local.MANIFEST in listing[step]]
+        doomed = local.superseded(committed, newest, keep)
+        if not doomed:
+            return
+        with self._explained("cannot be pruned"):
+            for step in (step for step in listing if step <= doomed[-1]):
+                for name in sorted(listing[step], key=lambda name: name != local.MANIFEST):
+                    key = self._key(local.folder_name(step), name)
+                    self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def _listing(self) -> dict[int, set[str]]:
+        """The file names of every step that has any."""
+        found: dict[int, set[str]] = {}
+        root = self._key("")
+        with self._explained("cannot be listed"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
+            for page in pages:
+                for item in page.get("Contents", []):
+                    folder, _, name = item["Key"].removeprefix(root).partition("/")
+                    match = local.NAME.fullmatch(folder)
+                    if match and name:
+                        found.setdefault(int(match[1]), set()).add(name)
+        return found
+
+    def _key(self, *parts: str) -> str:
+        return "/".join([self._prefix, *parts] if self._prefix else parts)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            answer = error.response.get("Error", {})
+            text = f"{self.uri}: {what}: {answer.get('Code', 'error')}: {answer.get('Message', error)}"
+            if answer.get("Code") in MISSING:
+                raise CheckpointError(text) from error
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            passing = status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED
+            raise StoreError(text, passing=passing) from error
+        except ParamValidationError as error:
+            raise StoreError(f"{self.uri}: {what}: {error}") from error
+        except (Boto3Error, BotoCoreError) as error:
+            raise StoreError(f"{self.uri}: {what}: {error}", passing=True) from error
+        except OSError as error:  # of the local disk
+            raise CheckpointError(f"{self.uri}: {what}: {error}") from error
+
+
+def _client(scheme: str, endpoint: str) -> Any:
+    """A client that retries."""
+    options = Config(
+        retries={"mode": "standard", "max_attempts": ATTEMPTS},
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+    )
+    if scheme == "oss":
+        return oss.client(endpoint, options)
+    return boto3.client("s3", endpoint_url=endpoint or None, config=options)

@@ -1,0 +1,16 @@
+"""The commands of `gpu-fleet train` and `python -m gpu_fleet`; each loads its module when it is called."""
+
+from gpu_fleet.commands import LazyGroup
+
+main = LazyGroup(
+    "gpu_fleet",
+    help="Train models that lose no step: prepare data, train, look at what happened.",
+    epilog="\b\nExample:\n  gpu-fleet train train training/examples/digits.toml",
+    table={
+        "bench": "gpu_fleet.bench:bench",
+        "launch": "gpu_fleet.launch:launch",
+        "prepare": "gpu_fleet.data.preparation.prepare:prepare",
+        "report": "gpu_fleet.metrics.report:report",
+        "train": "gpu_fleet.train:train",
+    },
+)

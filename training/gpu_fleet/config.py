@@ -1,0 +1,273 @@
+"""The configuration: a TOML file and `--section.key value` overrides, checked once, every error at once."""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gpu_fleet.errors import ConfigError, suggestion
+
+LOCAL_ONLY = "none"  # checkpoint.uri on an instance of a fleet that is to upload nothing
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """Frozen, no unknown keys, no silent conversions: "1" is not 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Run(Section):
+    """What is run, for how long, and where its files go. Exactly one of `epochs` and `steps` is set."""
+
+    directory: str = "runs/default"
+    branch_of: str = ""  # run.directory of the run whose newest weights this one begins with: --branch
+    owner: str = ""  # whose run it is, a part of its place in the bucket; empty: the account that starts it
+    seed: Count = 0
+    epochs: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    steps: Count = 0
+    batch_size: Positive = 64  # samples per optimizer step over all ranks: the same at every world size
+    accumulation: Positive = 1  # micro-batches per optimizer step
+    log_every_steps: Positive = 10
+    evaluate_every_steps: Count = 0  # 0: once, after the last step
+
+    @model_validator(mode="after")
+    def one_length(self) -> Self:
+        if (self.epochs > 0) == (self.steps > 0):
+            raise ValueError(f"set one of epochs (now {self.epochs}) and steps (now {self.steps})")
+        return self
+
+
+class Model(Section):
+    """A name of models.registry, its options, and optional weights from a local folder."""
+
+    name: str
+    options: dict[str, Any] = {}
+    weights: str = ""
+
+
+class Data(Section):
+    """Where the samples are and how they are read."""
+
+    path: str
+    kind: Literal["auto", "images", "shards", "tokens", "text"] = "auto"
+    image_size: Count = 0  # pixels of a side after augmentation; 0: as stored
+    augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
+    sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"
+    workers: Count = 0  # reader processes per rank
+    prefetch: Positive = 2  # batches read ahead, per worker and on the device
+    corrupt_limit: Count = 10  # corrupt samples skipped by a rank before it stops
+
+
+class Optimizer(Section):
+    """How gradients become updates."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    momentum: Fraction = 0.9  # sgd only
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), strict=False)  # adamw only; TOML has lists only
+    clip_norm: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping
+
+
+class Schedule(Section):
+    """The learning rate over the steps: linear warm-up, then the named shape."""
+
+    name: Literal["constant", "cosine", "linear", "step"] = "cosine"
+    warmup_steps: Count = 0
+    final_fraction: Fraction = 0.0  # of the learning rate, after the last step of cosine and linear
+    step_every: Positive = 1000  # "step": steps between two decays
+    step_factor: Fraction = 0.1
+
+
+class Average(Section):
+    """Weight averaging: the averaged model is the one that is evaluated and reported."""
+
+    name: Literal["none", "ema", "swa"] = "none"
+    decay: Fraction = 0.999  # ema
+    start_step: Count = 0  # swa
+    batch_norm_batches: Count = 50  # training batches that set the batch-norm statistics; 0: the model's
+
+
+class Precision(Section):
+    """Number formats, memory savings and the compiler."""
+
+    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    channels_last: bool = False
+    activation_checkpointing: bool = False
+
+
+class Parallel(Section):
+    """How the model is spread over the processes."""
+
+    strategy: Literal["ddp", "fsdp", "tensor", "pipeline"] = "ddp"
+    tensor: Positive = 1  # ranks that share each layer
+    pipeline: Positive = 1  # ranks that share the depth of the model
+    powersgd_rank: Count = 0  # ddp: rank of the gradient compression; 0: off
+    sync_batch_norm: bool = False
+    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0  # of a collective; the watchdog is sooner
+
+    @model_validator(mode="after")
+    def one_strategy(self) -> Self:
+        if self.tensor > 1 and self.pipeline > 1:
+            raise ValueError(
+                f"tensor = {self.tensor} and pipeline = {self.pipeline} do not go together; strategy = "
+                "'tensor' or 'pipeline' alone fits, and shards over the remaining ranks as fsdp does"
+            )
+        for name in ("tensor", "pipeline"):
+            if getattr(self, name) > 1 and self.strategy != name:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)} needs strategy = {name!r}, not {self.strategy!r}"
+                )
+        if self.powersgd_rank and self.strategy != "ddp":
+            raise ValueError(f"powersgd_rank compresses the gradients of ddp, not of {self.strategy}")
+        return self
+
+
+class Checkpoint(Section):
+    """When a checkpoint is taken, where it goes and which ones stay."""
+
+    uri: str = ""  # s3://bucket/prefix or oss://bucket/prefix; empty: local only
+    endpoint: str = ""  # of the object store; empty: AWS_ENDPOINT_URL, or what the machine's cloud has
+    every_steps: Count = 500
+    every_s: Seconds = 1800.0
+    keep: Positive = 3
+    resume: bool = True
+    allow: tuple[str, ...] = Field(
+        default=(), strict=False
+    )  # keys in which a checkpoint may be of another run
+    branch_uri: str = ""  # where the run of run.branch_of has its checkpoints, if not in its place by default
+
+
+class Interrupt(Section):
+    """How often the stop file and the metadata service are asked, and the ranks tell each other."""
+
+    rebalance: bool = False  # stop at a recommendation, too: it ends nothing, and most never come to a notice
+    poll_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
+    agree_every_s: Seconds = 0.25  # 0: at every step
+
+
+class Metrics(Section):
+    """Where measurements go, beside metrics.jsonl in the run directory."""
+
+    tensorboard: bool = False
+    prometheus_file: str = ""  # for the node exporter's textfile collector; empty: off
+    progress: bool = True
+    profile_steps: tuple[int, ...] = Field(default=(), strict=False)  # first and last step of a trace
+
+
+class Config(Section):
+    """Everything one run needs; written beside its results and into every checkpoint."""
+
+    run: Run
+    model: Model
+    data: Data
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    average: Average = Average()
+    precision: Precision = Precision()
+    parallel: Parallel = Parallel()
+    checkpoint: Checkpoint = Checkpoint()
+    interrupt: Interrupt = Interrupt()
+    metrics: Metrics = Metrics()
+
+    @model_validator(mode="after")
+    def together(self) -> Self:
+        strategy = self.parallel.strategy
+        if strategy != "ddp" and self.precision.dtype == "fp16":
+            raise ValueError(f"precision.dtype = 'fp16' scales the loss, which {strategy} cannot; use bf16")
+        if strategy != "ddp" and self.average.name != "none":
+            raise ValueError(f"average.name = {self.average.name!r} needs a whole model: ddp, not {strategy}")
+        return self
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of `path` with `--section.key value` overrides laid over it; raises ConfigError."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    for keys, value in parse_overrides(overrides):
+        _put(table, keys, value)
+    return from_table(table, source=str(path))
+
+
+def branched(settings: Config, name: str) -> Config:
+    """The configuration of a new run `name`, beside the one it takes its first weights from.
+
+    Raises ConfigError when the name is none, or is the run's own.
+    """
+    directory = Path(settings.run.directory)
+    if not name or "/" in name or name in (".", "..", directory.name):
+        raise ConfigError(f"--branch = {name!r}: must be the name of another run than {directory.name!r}")
+    table = settings.model_dump(mode="json")
+    table["run"] |= {"directory": str(directory.parent / name), "branch_of": str(directory)}
+    if (uri := settings.checkpoint.uri) and uri != LOCAL_ONLY:
+        table["checkpoint"] |= {"uri": f"{uri.rstrip('/').rpartition('/')[0]}/{name}", "branch_uri": uri}
+    return from_table(table, source="--branch")
+
+
+def from_table(table: dict[str, Any], source: str) -> Config:
+    """Checks a nested table; raises ConfigError with one line per wrong key."""
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        lines = [_explain(item["loc"], item["type"], item["msg"], item["input"]) for item in error.errors()]
+        raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from error
+
+
+def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
+    """Reads `--section.key value` and `--section.key=value`; values as TOML, else as plain text."""
+    rest = list(arguments)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--") or "." not in flag:
+            raise ConfigError(f"{flag}: is not an override; write --section.key value, e.g. --run.seed 1")
+        name, equals, text = flag[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"{flag}: needs a value; write {flag} VALUE")
+            text = rest.pop(0)
+        yield name.split("."), _literal(text)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word: a path, a name
+
+
+def _put(table: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--{'.'.join(keys)}: {key} is a value, not a section")
+    table[keys[-1]] = value
+
+
+def _explain(location: tuple[int | str, ...], kind: str, message: str, value: Any) -> str:
+    key = ".".join(str(part) for part in location)
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key{_nearest(location)}"
+    if kind == "missing":
+        return f"{key}: is missing"
+    if isinstance(value, dict):
+        return f"{key}: {message}"
+    return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    section: type[BaseModel] = Config
+    for part in location[:-1]:
+        section = cast("type[BaseModel]", section.model_fields[str(part)].annotation)
+    return suggestion(str(location[-1]), section.model_fields)

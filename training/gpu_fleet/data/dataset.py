@@ -1,0 +1,117 @@
+"""What every data set of this room offers, and how one is opened."""
+
+import importlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_fleet import config
+from gpu_fleet.errors import DataError, suggestion
+
+Array = npt.NDArray[Any]
+DESCRIPTION = "dataset.json"
+OPENERS = {
+    "images": "gpu_fleet.data.images",
+    "shards": "gpu_fleet.data.shards",
+    "text": "gpu_fleet.data.text",
+    "tokens": "gpu_fleet.data.tokens",
+}
+
+
+class CorruptSampleError(Exception):
+    """One sample cannot be read. The reader counts it and goes on, up to data.corrupt_limit."""
+
+
+class Dataset(Protocol):
+    """Samples of one split, reachable by index in any order, from any process.
+
+    Picklable, and opens its files on first use, so that reader processes can have it. All samples of one
+    batch have the same shapes.
+    """
+
+    @property
+    def parts(self) -> int:
+        """Files that readers share out among themselves (shards); 0 where any number may read."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
+        """Input and target of sample `index`; `chance` drives the augmentation. Raises CorruptSampleError."""
+        ...
+
+    def name(self, index: int) -> str:
+        """How a person finds the sample: its file, its line, its offset."""
+        ...
+
+    def fingerprint(self, index: int) -> bytes:
+        """What tells sample `index` from another one in its place, wherever the data set lies; cheap."""
+        ...
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `prepare` wrote down about a data set in dataset.json, beside the splits train/ and val/."""
+
+    kind: str  # images | shards | tokens | text
+    classes: tuple[str, ...] = ()
+    vocabulary: int = 0  # token ids are below this; in kind "text" id 0 is padding
+    bytes_per_token: float = 0.0  # of the raw text, on the average; with it the metric is bits per byte
+    baseline_name: str = ""  # the simple method that the trained model has to beat, on the same split
+    baseline: float | None = None
+
+
+def describe(root: Path) -> Description:
+    """Reads dataset.json of a data set, or recognises a plain folder of class folders; raises DataError."""
+    if not root.is_dir():
+        raise DataError(f"data.path = {str(root)!r}: is not a folder")
+    file = root / DESCRIPTION
+    if not file.exists():
+        return Description("images", class_names(root / "train"))
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+        return Description(**{**table, "classes": tuple(table.get("classes", ()))})
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file}: is not a description of a data set: {error}") from error
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The class folders of a split, sorted by name."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is missing; an image data set has train/CLASS/*.png and val/CLASS/*.png")
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
+
+
+def write_description(root: Path, description: Description) -> None:
+    """Writes dataset.json, the last thing that a `prepare` command does."""
+    (root / DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n", encoding="utf-8")
+
+
+def open_split(settings: config.Data, description: Description, split: str) -> Dataset:
+    """The data set of `split` ("train" or "val"); raises DataError when it is missing or empty.
+
+    A module of OPENERS offers `open_split(folder, description, settings, training) -> Dataset`.
+    """
+    kind = description.kind if settings.kind == "auto" else settings.kind
+    if kind not in OPENERS:
+        raise DataError(f"data.kind = {kind!r}: no reader{suggestion(kind, OPENERS)}")
+    opener = importlib.import_module(OPENERS[kind])  # each kind loads only its own libraries
+    folder = Path(settings.path) / split
+    dataset: Dataset = opener.open_split(folder, description, settings, split == "train")
+    if len(dataset) == 0:
+        raise DataError(f"{folder}: holds no samples")
+    return dataset
+
+
+def check_parts(dataset: Dataset, ranks: int, workers: int) -> None:
+    """Raises DataError when there are fewer shards than processes that read them."""
+    readers = ranks * max(1, workers)
+    if 0 < dataset.parts < readers:
+        raise DataError(
+            f"{dataset.parts} shards are fewer than {ranks} ranks x {max(1, workers)} data.workers; "
+            f"write at least {readers} shards, or lower data.workers"
+        )

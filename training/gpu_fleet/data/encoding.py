@@ -1,0 +1,47 @@
+"""From text to token ids: plain bytes, or a tokenizer that a person brings as a file."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpu_fleet.data.dataset import Array
+from gpu_fleet.errors import DataError
+
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How text becomes ids, all below `vocabulary`."""
+
+    encode: Callable[[bytes], Array]  # text to ids (n,) int64
+    vocabulary: int
+
+
+def byte_encoding(shift: int) -> Encoding:
+    """A byte is its own token, moved up by `shift` places that are kept free; works on any text."""
+
+    def encode(text: bytes) -> Array:
+        return np.frombuffer(text, dtype=np.uint8).astype(np.int64) + shift
+
+    return Encoding(encode, BYTES + shift)
+
+
+def file_encoding(file: Path) -> Encoding:
+    """The tokenizer of a tokenizer.json (https://huggingface.co/docs/tokenizers); raises DataError."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only where one is given
+
+    if not file.is_file():
+        raise DataError(f"--tokenizer = {str(file)!r}: is not a file; the tokenizer.json of a model is one")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no narrower class for a broken file
+        raise DataError(f"--tokenizer = {str(file)!r}: cannot be read: {error}") from error
+
+    def encode(text: bytes) -> Array:
+        decoded = text.decode("utf-8", errors="replace")
+        return np.asarray(tokenizer.encode(decoded, add_special_tokens=False).ids, dtype=np.int64)
+
+    return Encoding(encode, tokenizer.get_vocab_size(with_added_tokens=True))

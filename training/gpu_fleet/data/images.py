@@ -1,0 +1,114 @@
+"""Folders of pictures by class, and what happens to a picture on its way to the model."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from gpu_fleet import config
+from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
+from gpu_fleet.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises on such files
+FINGERPRINT_BYTES = 4096  # one block of most file systems
+SHIFT_PIXELS = 1 / 8  # of a side: 4 of 32, as in the CIFAR experiments of He et al., 2015
+
+
+def open_split(
+    folder: Path, description: Description, settings: config.Data, training: bool
+) -> "ImageFolder":
+    """The pictures of a split; raises DataError when a class is missing."""
+    return ImageFolder(folder, description.classes, settings, training)
+
+
+class ImageFolder:
+    """`folder`/CLASS/*.png (or .jpg, .webp, .bmp): pictures of one split."""
+
+    def __init__(self, folder: Path, classes: tuple[str, ...], settings: config.Data, training: bool) -> None:
+        self._settings = settings
+        self._training = training
+        self._files: list[tuple[Path, int]] = []
+        for target, name in enumerate(classes):
+            if not (folder / name).is_dir():
+                raise DataError(f"{folder / name}: is missing, but dataset.json or train/ names this class")
+            pictures = sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
+            self._files += [(file, target) for file in pictures]
+
+    @property
+    def parts(self) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def name(self, index: int) -> str:
+        return str(self._files[index][0])
+
+    def fingerprint(self, index: int) -> bytes:
+        """Class, name and size of the file, and how it begins."""
+        file, target = self._files[index]
+        try:
+            with file.open("rb") as opened:
+                begin = opened.read(FINGERPRINT_BYTES)
+            return f"{target}/{file.name}/{file.stat().st_size}/".encode() + begin
+        except OSError:  # a sample that cannot be read is counted when it is its turn
+            return f"{target}/{file.name}".encode()
+
+    def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
+        """Picture (3, height, width) uint8 and class () int64."""
+        file, target = self._files[index]
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise CorruptSampleError(str(error)) from error
+        return decode(content, self._settings, self._training, chance), np.asarray(target, dtype=np.int64)
+
+
+def decode(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
+    """Bytes of a picture to (3, height, width) uint8, augmented when training. Raises CorruptSampleError."""
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            pixels = picture.convert("RGB")
+    except UnidentifiedImageError as error:  # which names only the place of the bytes in memory
+        raise CorruptSampleError("is no picture") from error
+    except BROKEN as error:
+        raise CorruptSampleError(str(error)) from error
+    if training and settings.augmentation == "resized_crop":
+        pixels = _resized_crop(pixels, settings.image_size or pixels.width, chance)
+    elif settings.image_size:
+        pixels = _centre_crop(pixels, settings.image_size)
+    array = np.asarray(pixels)
+    if training and settings.augmentation in ("shift", "shift_flip"):
+        array = _shift(array, chance)
+    if training and settings.augmentation in ("shift_flip", "resized_crop") and chance.random() < 1 / 2:
+        array = array[:, ::-1]
+    return np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _shift(array: Array, chance: np.random.Generator) -> Array:
+    """The picture moved by up to an eighth of its sides, edges repeated."""
+    down, right = (max(1, round(side * SHIFT_PIXELS)) for side in array.shape[:2])
+    padded = np.pad(array, ((down, down), (right, right), (0, 0)), mode="edge")
+    top, left = chance.integers(0, 2 * down + 1), chance.integers(0, 2 * right + 1)
+    return padded[top : top + array.shape[0], left : left + array.shape[1]]
+
+
+def _resized_crop(pixels: Image.Image, side: int, chance: np.random.Generator) -> Image.Image:
+    """A random part of 8 to 100 % of the area, scaled to side x side (Szegedy et al., 2014)."""
+    area = pixels.width * pixels.height * chance.uniform(0.08, 1.0)
+    ratio = np.exp(chance.uniform(np.log(3 / 4), np.log(4 / 3)))
+    width = min(pixels.width, max(1, round(float(np.sqrt(area * ratio)))))
+    height = min(pixels.height, max(1, round(float(np.sqrt(area / ratio)))))
+    left, top = chance.integers(0, pixels.width - width + 1), chance.integers(0, pixels.height - height + 1)
+    box = (int(left), int(top), int(left) + width, int(top) + height)
+    return pixels.resize((side, side), Image.Resampling.BILINEAR, box=box)
+
+
+def _centre_crop(pixels: Image.Image, side: int) -> Image.Image:
+    """The middle 7/8 of the shorter side (224 of 256), scaled to side x side; small pictures whole."""
+    shorter = min(pixels.width, pixels.height)
+    part = shorter * 7 / 8 if shorter > side else float(shorter)
+    left, top = (pixels.width - part) / 2, (pixels.height - part) / 2
+    return pixels.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + part, top + part))

@@ -1,0 +1,126 @@
+"""`prepare shards` packs an image folder into tar shards, `prepare index` takes in tars made elsewhere."""
+
+import io
+import tarfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import numpy as np
+from PIL import Image
+
+from gpu_fleet.data.dataset import Description, describe, write_description
+from gpu_fleet.data.images import BROKEN, SUFFIXES
+from gpu_fleet.data.preparation.prepare import make_folder
+from gpu_fleet.data.preparation.progress import progress
+from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
+from gpu_fleet.data.shards import INDEX, INDEX_DTYPE, index_shard, shard_files
+from gpu_fleet.errors import DataError
+
+SPLITS = ("train", "val")
+SHUFFLE_SEED = 0  # the same pictures always make the same shards
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet train prepare shards data/digits data/digits-shards")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out_dir", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--samples", type=click.IntRange(min=1), default=1000, show_default=True, help="Per shard.")
+@corrupt_limit_option
+def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> None:
+    """Pack SOURCE (train/CLASS/*.png, val/CLASS/*.png) into OUT_DIR/{train,val}/NNNNN.tar, well mixed."""
+    description = describe(source)
+    if description.kind != "images":
+        raise DataError(f"SOURCE = {str(source)!r}: holds {description.kind}, not images")
+    make_folder(out_dir)
+    skipped = Skipped(corrupt_limit)
+    for split in SPLITS:
+        pictures = labelled_pictures(source / split, description.classes)
+        write_shards(out_dir / split, pictures, samples, skipped)
+        count = index_split(out_dir / split)
+        click.echo(f"{count} pictures in {len(shard_files(out_dir / split))} shards in {out_dir}/{split}")
+    write_description(out_dir, replace(description, kind="shards"))
+    click.echo(f"{skipped.count} pictures skipped")
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet train prepare index data/digits-shards")
+@click.argument("data_dir", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--classes", default="", help="NAME,NAME,... in the order of their numbers; default: the numbers."
+)
+def index(*, data_dir: Path, classes: str) -> None:
+    """Write the index of WebDataset tars in DATA_DIR/{train,val}, of KEY.png (or .jpg) and KEY.cls."""
+    for split in SPLITS:
+        click.echo(f"{index_split(data_dir / split)} pictures in {data_dir}/{split}")
+    found = 1 + max(int(np.load(data_dir / split / INDEX)["class"].max()) for split in SPLITS)
+    names = tuple(classes.split(",")) if classes else tuple(str(number) for number in range(found))
+    if len(names) < found:
+        raise DataError(f"--classes = {classes!r}: names {len(names)} classes, the shards hold {found}")
+    write_description(data_dir, Description("shards", names))
+
+
+def labelled_pictures(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """The pictures of a split with their classes, mixed the same way every time."""
+    found = [
+        (file, number)
+        for number, name in enumerate(classes)
+        for file in sorted((folder / name).glob("*"))
+        if file.suffix.lower() in SUFFIXES
+    ]
+    if not found:
+        raise DataError(f"{folder}: holds no pictures of {', '.join(classes)}")
+    order = np.random.default_rng(SHUFFLE_SEED).permutation(len(found))
+    return [found[place] for place in order]
+
+
+def write_shards(folder: Path, pictures: Sequence[tuple[Path, int]], samples: int, skipped: Skipped) -> None:
+    """Writes `folder`/NNNNN.tar with `samples` pictures each; one that cannot be decoded is left out."""
+    folder.mkdir()
+    with progress(folder.name, len(pictures)) as advance, ExitStack() as closing:
+        written = 0
+        for file, number in pictures:
+            advance()
+            content = _read(file, skipped)
+            if content is None:
+                continue
+            if written % samples == 0:
+                closing.close()  # the shard before
+                path = folder / f"{written // samples:05d}.tar"
+                tar = closing.enter_context(tarfile.open(path, "w", format=tarfile.USTAR_FORMAT))
+            _add(tar, f"{written:09d}{file.suffix.lower()}", content)
+            _add(tar, f"{written:09d}.cls", str(number).encode())
+            written += 1
+
+
+def _read(file: Path, skipped: Skipped) -> bytes | None:
+    """The bytes of a picture that decodes, else None."""
+    try:
+        content = file.read_bytes()
+        with Image.open(io.BytesIO(content)) as picture:
+            picture.load()
+    except BROKEN as error:
+        skipped.add(f"{file}: {error}")
+        return None
+    return content
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def index_split(folder: Path) -> int:
+    """Writes `folder`/index.npy and returns the number of samples; raises DataError when there are none."""
+    files = shard_files(folder)
+    parts = []
+    with progress("index", len(files)) as advance:
+        for number, file in enumerate(files):
+            parts.append(index_shard(file, number))
+            advance()
+    rows = np.concatenate([np.empty(0, INDEX_DTYPE), *parts])
+    if not len(rows):
+        raise DataError(f"{folder}: holds no samples in *.tar")
+    np.save(folder / INDEX, rows)
+    return len(rows)

@@ -1,0 +1,120 @@
+"""`prepare tokens`: turns a folder of text files into token files for a language model."""
+
+import sysconfig
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+
+from gpu_fleet.data.dataset import Description, write_description
+from gpu_fleet.data.encoding import Encoding, byte_encoding, file_encoding
+from gpu_fleet.data.preparation.prepare import make_folder
+from gpu_fleet.data.preparation.progress import progress
+from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
+from gpu_fleet.data.tokens import FILE, dtype_of
+from gpu_fleet.errors import DataError
+
+STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
+NOT_TEXT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
+VALIDATION_EVERY = 10  # every tenth file is held out
+GZIP_LEVEL = 9
+
+
+@dataclass
+class Totals:
+    """What went into one split."""
+
+    files: int = 0
+    text_bytes: int = 0
+    tokens: int = 0
+    gzip_bytes: int = 0
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet train prepare tokens data/standard_library")
+@click.argument("out_dir", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path),
+    default=STANDARD_LIBRARY,
+    help="Folder of text files; default: the interpreter's own standard library, without its tests.",
+)
+@click.option("--pattern", default="*.py", show_default=True, help="Which files below it.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; default: plain bytes.")
+@corrupt_limit_option
+def tokens(*, out_dir: Path, source: Path, pattern: str, tokenizer: Path | None, corrupt_limit: int) -> None:
+    """Write the text files below --source as tokens.bin; every tenth file is held out for validation."""
+    files = text_files(source, pattern)
+    encoding = file_encoding(tokenizer) if tokenizer else byte_encoding(shift=0)
+    make_folder(out_dir)
+    skipped = Skipped(corrupt_limit)
+    held_out = files[::VALIDATION_EVERY]
+    kept = [file for number, file in enumerate(files) if number % VALIDATION_EVERY]
+    train = write_split(out_dir / "train", kept, encoding, skipped)
+    val = write_split(out_dir / "val", held_out, encoding, skipped)
+    description = describe_tokens(encoding, val)
+    write_description(out_dir, description)
+    click.echo(
+        f"{train.tokens} tokens of {train.files} files in {out_dir}/train, {val.tokens} of {val.files} in "
+        f"{out_dir}/val; {skipped.count} files skipped; vocabulary {description.vocabulary}; "
+        f"gzip -9 needs {description.baseline:.4f} bits per byte"
+    )
+
+
+def describe_tokens(encoding: Encoding, held_out: Totals) -> Description:
+    """What dataset.json says; the baseline is what gzip -9 needs for the held-out text."""
+    return Description(
+        "tokens",
+        vocabulary=encoding.vocabulary + 1,  # and the id that ends a file
+        bytes_per_token=held_out.text_bytes / held_out.tokens,
+        baseline_name="gzip -9 bits per byte",
+        baseline=8 * held_out.gzip_bytes / held_out.text_bytes,
+    )
+
+
+def text_files(source: Path, pattern: str) -> list[Path]:
+    """The files to take, sorted; raises DataError when there are too few to hold one out."""
+    if not source.is_dir():
+        raise DataError(f"--source = {str(source)!r}: is not a folder")
+    found = sorted(
+        file
+        for file in source.rglob(pattern)
+        if file.is_file() and not NOT_TEXT & set(file.relative_to(source).parts)
+    )
+    if len(found) < VALIDATION_EVERY:
+        raise DataError(
+            f"--source = {str(source)!r}: {len(found)} files match --pattern {pattern!r}; "
+            f"at least {VALIDATION_EVERY} are needed"
+        )
+    return found
+
+
+def write_split(folder: Path, files: Sequence[Path], encoding: Encoding, skipped: Skipped) -> Totals:
+    """Writes `folder`/tokens.bin; a file that cannot be read is named and skipped, up to the limit.
+
+    One id beyond the encoding's own ends each file, so that a model can tell where the next begins.
+    """
+    folder.mkdir()
+    totals, end = Totals(), encoding.vocabulary
+    dtype = dtype_of(encoding.vocabulary + 1)
+    compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)  # 16: with gzip's header
+    with (folder / FILE).open("wb") as out, progress(folder.name, len(files)) as advance:
+        for file in files:
+            advance()
+            try:
+                text = file.read_bytes()
+            except OSError as error:
+                skipped.add(f"{file}: {error.strerror}")
+                continue
+            ids = np.append(encoding.encode(text), end)
+            out.write(ids.astype(dtype).tobytes())
+            totals.files += 1
+            totals.text_bytes += len(text)
+            totals.tokens += len(ids)
+            totals.gzip_bytes += len(compressor.compress(text))
+    if totals.text_bytes == 0:
+        raise DataError(f"{folder}: all {len(files)} files that belong there are empty or unreadable")
+    totals.gzip_bytes += len(compressor.flush())
+    return totals

@@ -1,0 +1,81 @@
+"""Token files: one flat array of ids per split, mapped into memory, cut into sequences."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_fleet import config
+from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
+from gpu_fleet.errors import DataError
+
+FILE = "tokens.bin"
+UINT16_VOCABULARY = 1 << 16
+
+
+def dtype_of(vocabulary: int) -> np.dtype[Any]:
+    """The smallest little-endian type that holds ids below `vocabulary`: uint16 or uint32."""
+    return np.dtype("<u2" if vocabulary <= UINT16_VOCABULARY else "<u4")
+
+
+def open_split(folder: Path, description: Description, settings: config.Data, training: bool) -> "TokenFile":
+    """The sequences of a split; raises DataError when its file is missing or cut off."""
+    del training  # nothing is augmented
+    return TokenFile(folder / FILE, description.vocabulary, settings.sequence_length)
+
+
+class TokenFile:
+    """`file` as sequences of `length` tokens, one after the other; the rest at the end is not used."""
+
+    def __init__(self, file: Path, vocabulary: int, length: int) -> None:
+        self._file, self._vocabulary, self._length = file, vocabulary, length
+        self._dtype = dtype_of(vocabulary)
+        self._tokens: Array | None = None
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise DataError(
+                f"{file}: cannot be read: {error.strerror}; `prepare tokens` writes it"
+            ) from error
+        if size % self._dtype.itemsize:
+            raise DataError(
+                f"{file}: {size} bytes are not whole {self._dtype.name} tokens: the file is cut off"
+            )
+        # the last sequence needs one token more, as the target of its last place
+        self._count = max(0, (size // self._dtype.itemsize - 1) // length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tokens": None}  # a mapping would be copied to reader processes as data
+
+    @property
+    def parts(self) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def name(self, index: int) -> str:
+        return f"{self._file} tokens {index * self._length} to {(index + 1) * self._length}"
+
+    def fingerprint(self, index: int) -> bytes:
+        """The tokens of the sample."""
+        return self._window(index).tobytes()
+
+    def _window(self, index: int) -> Array:
+        """Tokens of a sample, and the one that follows, (length + 1,) as they are stored."""
+        if self._tokens is None:
+            self._tokens = np.memmap(self._file, dtype=self._dtype, mode="r")
+        start = index * self._length
+        return self._tokens[start : start + self._length + 1]
+
+    def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
+        """Tokens (length,) int64, and the token that follows each of them, (length,) int64."""
+        del chance
+        start = index * self._length
+        window = self._window(index).astype(np.int64)
+        if window.max() >= self._vocabulary:
+            place = start + int(window.argmax())
+            raise CorruptSampleError(
+                f"token {place} is {window.max()}, the vocabulary ends at {self._vocabulary}"
+            )
+        return window[:-1], window[1:]

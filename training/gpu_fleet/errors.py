@@ -1,0 +1,93 @@
+"""The one exception tree of this room. A user sees the message of these and never a traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+from gpu_fleet import exit_codes
+
+
+class TrainingError(Exception):
+    """Something a user can act on; the message says what, where and what is allowed."""
+
+    shared = False  # whether every rank raises the same, so that rank 0 speaks for all
+    for_good = True  # whether another try would end the same way
+
+    @property
+    def exit_status(self) -> int:
+        """Of the process that ends with this error."""
+        return exit_codes.FAILED_FOR_GOOD if self.for_good else exit_codes.FAILED_PERHAPS
+
+
+class ConfigError(TrainingError):
+    """A key, flag or value of the configuration is wrong."""
+
+
+class MissingPackageError(TrainingError):
+    """A Python package that a command needs is not installed here."""
+
+
+class DataError(TrainingError):
+    """The data set is missing, empty, of the wrong kind, or has too many corrupt samples."""
+
+
+class ModelError(TrainingError):
+    """The model cannot be built from its options or its weights."""
+
+
+class ParallelError(TrainingError):
+    """The parallel sizes do not fit the processes or the model."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint cannot be written, read or trusted."""
+
+    for_good = False  # the bucket may answer again, another instance has another disk
+
+
+class StoreError(CheckpointError):
+    """An object store does not answer, or refuses: nothing is known of what it holds."""
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        """`passing` says that the same question may well be answered in a minute."""
+        super().__init__(message)
+        self.passing = passing
+        self.for_good = not passing
+
+
+class IdentityError(CheckpointError):
+    """A checkpoint is of another run: another configuration, or other data."""
+
+    for_good = True
+
+
+class DivergenceError(TrainingError):
+    """The loss is no longer a finite number."""
+
+
+class OutOfMemoryError(TrainingError):
+    """The device has no room for the step; the message names the knobs that help."""
+
+
+class FailedBeforeError(TrainingError):
+    """An earlier try of the same torchrun failed for good; the message is that try's."""
+
+    shared = True
+
+
+class PeerError(TrainingError):
+    """Another rank is gone or no longer answers."""
+
+    for_good = False
+
+
+class LaunchError(TrainingError):
+    """The peers of this instance cannot be found, or torchrun cannot be started."""
+
+    for_good = False
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one, or all of them."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(name, choices, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(choices)}"

@@ -1,0 +1,103 @@
+"""The score of a model on held-out data: accuracy for classes, loss or bits per byte for text."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpu_fleet import config
+from gpu_fleet.data.dataset import Dataset, Description
+from gpu_fleet.data.loader import IGNORED, CorruptionCounter, Reader, Share, batches, evaluation_slices
+from gpu_fleet.parallel.world import World
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one evaluation found."""
+
+    name: str
+    value: float
+    loss: float  # nats per target
+    targets: int  # how many counted
+
+
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy () in nats over the targets that count; outputs (..., classes), targets (...) int64."""
+    total = _summed_loss(outputs, targets)
+    return total / (targets != IGNORED).sum().clamp(min=1)
+
+
+def _summed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    flat = outputs.reshape(-1, outputs.shape[-1]).float()
+    return functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The model to measure: what to switch to evaluation, and how to ask it."""
+
+    module: nn.Module
+    predict: Callable[[Tensor], Tensor | None]  # None on a rank that does not hold the end of the model
+
+
+def evaluate(
+    model: Evaluated,
+    *,
+    dataset: Dataset,
+    description: Description,
+    settings: config.Config,
+    share: Share,
+    where: World,
+    interrupted: Callable[[], bool],
+) -> Score | None:
+    """The score over the whole data set, computed by all ranks together; None when `interrupted` said so.
+
+    `interrupted` is called once per batch and answers the same on every rank. Raises DataError where a rank
+    has too many corrupt samples.
+    """
+    corrupt: set[str] = set()  # those at the end may come twice
+    totals = torch.zeros(3, dtype=torch.float64, device=where.device)  # loss, correct, targets
+    # Batches past the end wrap around to keep the ranks in step; only the first `counted` samples count.
+    parts = list(evaluation_slices(len(dataset), share))
+    reader = batches(
+        Reader(dataset, settings.run.seed), (part for part, _ in parts), settings.data, pinned=False
+    )
+    was_training = model.module.training
+    model.module.eval()
+    try:
+        with torch.no_grad():
+            for batch, (_, counted) in zip(reader, parts, strict=True):
+                if interrupted():
+                    return None
+                corrupt.update(batch.corrupt)
+                here = batch.to(where.device)
+                outputs = model.predict(here.inputs)
+                if outputs is not None:
+                    totals += _tally(outputs[:counted], here.targets[:counted])
+    finally:
+        model.module.train(was_training)
+    counter = CorruptionCounter(settings.data.corrupt_limit)
+    counter.add(tuple(sorted(corrupt)))
+    where.together(counter.check)
+    loss, correct, targets = (sum(column) for column in zip(*where.gather(totals.tolist()), strict=True))
+    return score(loss, correct, int(targets), description)
+
+
+def _tally(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Summed loss, number of correct answers and of targets: (3,) float64, without waiting for the device."""
+    counts = targets != IGNORED
+    correct = ((outputs.argmax(dim=-1) == targets) & counts).sum()
+    return torch.stack([_summed_loss(outputs, targets).double(), correct.double(), counts.sum().double()])
+
+
+def score(loss: float, correct: float, targets: int, description: Description) -> Score:
+    """The metric that suits the data: accuracy of classes, bits per byte of text where known, else loss."""
+    mean = loss / max(1, targets)
+    if description.classes:
+        return Score("accuracy", correct / max(1, targets), mean, targets)
+    if description.bytes_per_token:
+        return Score("bits per byte", mean / math.log(2) / description.bytes_per_token, mean, targets)
+    return Score("loss", mean, mean, targets)

@@ -1,0 +1,107 @@
+"""What makes a run the one it is: everything that changes its result. Checkpoints of another are not resumed.
+
+Each checkpoint carries the identity of its run; `differences` says, key by key, how a configuration and its
+data differ from it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+import numpy as np
+
+from gpu_fleet import config
+from gpu_fleet.data.dataset import Dataset, Description
+from gpu_fleet.errors import IdentityError, suggestion
+
+Identity = dict[str, str]  # key, as `section.key` -> its value as JSON
+
+# Keys of a configuration that change no weight, or none beyond rounding -> why.
+HARMLESS = {
+    "run.directory": "where the files go",
+    "run.owner": "whose run it is; the place of its checkpoints follows from it",
+    "run.log_every_steps": "what is written down",
+    "run.evaluate_every_steps": "held-out data are looked at, not learned from",
+    "data.path": "where the samples lie; what they are is in data.content",
+    "data.workers": "who reads; the order is the same",
+    "data.prefetch": "how far ahead",
+    "data.corrupt_limit": "when to give up",
+    "precision.compile": "the same numbers up to rounding",
+    "precision.channels_last": "the same numbers up to rounding",
+    "precision.activation_checkpointing": "computed twice instead of kept",
+    "parallel.strategy": "the same numbers up to rounding, on any number of ranks",
+    "parallel.tensor": "see parallel.strategy",
+    "parallel.pipeline": "see parallel.strategy",
+    "parallel.timeout_s": "how long to wait",
+    "checkpoint.*": "when and where to save",
+    "interrupt.*": "when to stop",
+    "metrics.*": "what is written down",
+}
+# Schedules that do not ask how long the run is: with these a longer run begins with the shorter one.
+UNBOUNDED_SCHEDULES = ("constant", "step")
+LENGTH = ("run.epochs", "run.steps")
+LOOKED_AT = 512  # samples that go into the fingerprint, evenly spaced: a second on a slow file system
+
+
+def of_run(settings: config.Config, description: Description, training: Dataset) -> Identity:
+    """The identity of a run on its training data."""
+    found = of_configuration(settings.model_dump(mode="json"))
+    found["data.samples"] = json.dumps(len(training))
+    found["data.description"] = json.dumps([description.kind, description.classes, description.vocabulary])
+    found["data.content"] = json.dumps(fingerprint(training))
+    return found
+
+
+def of_configuration(table: Mapping[str, Any]) -> Identity:
+    """The part of the identity that a configuration, as a nested table, decides."""
+    flat = dict(_flattened(table))
+    bounded = flat.get("schedule.name") not in {json.dumps(name) for name in UNBOUNDED_SCHEDULES}
+    return {
+        key: value
+        for key, value in flat.items()
+        if not any(fnmatch(key, harmless) for harmless in HARMLESS) and (bounded or key not in LENGTH)
+    }
+
+
+def _flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for section, keys in table.items():
+        for key, value in keys.items():
+            yield f"{section}.{key}", json.dumps(value, sort_keys=True)
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """Hex digits that tell one data set from another of equal length, without reading all of it."""
+    digest = hashlib.sha256()
+    for index in sorted({int(place) for place in np.linspace(0, len(dataset) - 1, LOOKED_AT)}):
+        part = dataset.fingerprint(index)
+        digest.update(len(part).to_bytes(8) + part)
+    return digest.hexdigest()[:16]
+
+
+def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> list[tuple[str, str, str]]:
+    """(key, saved, now) for all keys that both know and that differ, but those in `allowed`.
+
+    Raises IdentityError for an allowed key that there is not.
+    """
+    for key in allowed:
+        if key not in now and key not in LENGTH:
+            raise IdentityError(f"checkpoint.allow: {key!r} decides nothing{suggestion(key, now)}")
+    common = sorted(saved.keys() & now.keys())
+    return [(key, saved[key], now[key]) for key in common if saved[key] != now[key] and key not in allowed]
+
+
+def check(saved: Identity, now: Identity, allowed: Iterable[str], step: int, where: str) -> None:
+    """Raises IdentityError with a table of what differs between a checkpoint and this run."""
+    found = differences(saved, now, allowed)
+    if not found:
+        return
+    width = max(len(key) for key, _, _ in found)
+    rows = "\n".join(f"  {key:{width}}  {before} -> {after}" for key, before, after in found)
+    flags = " ".join(f"--allow {key}" for key, _, _ in found)
+    raise IdentityError(
+        f"checkpoint of step {step} in {where} is of another run (saved -> now):\n{rows}\n"
+        f"to go on with it all the same: {flags}\n"
+        "to begin a new run from its weights: --branch NAME; to begin anew: another run.directory"
+    )

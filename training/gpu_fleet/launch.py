@@ -1,0 +1,217 @@
+"""`launch`: starts torchrun on this machine together with the other machines of its pool."""
+
+import logging
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from gpu_fleet import config, exit_codes, outcome
+from gpu_fleet.commands import configured, identity_flags, identity_options
+from gpu_fleet.errors import LaunchError
+from gpu_fleet.pool.alicloud_peers import alicloud_peers
+from gpu_fleet.pool.aws_peers import aws_peers
+from gpu_fleet.pool.identity import Expected, Identity, Machine, Metadata, read_identity
+from gpu_fleet.pool.members import in_order
+from gpu_fleet.pool.network import control_environment, environment
+
+LOOK_EVERY_S = 0.5  # for word that the run has failed for good
+PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
+SHUTDOWN_TIMEOUT_S = 90  # for the last save, of the two minutes that a spot notice gives
+# torch 2.13 else keeps one store over restarts, and a new rank may read the address of one that is gone
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+FIND_PEERS = {"aws": aws_peers, "alicloud": alicloud_peers}
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One torchrun, as every machine of the job starts it."""
+
+    addresses: tuple[str, ...]  # of all machines, the host of the rendezvous first; empty: this machine alone
+    own_address: str
+    processes: int  # per machine
+    rendezvous_id: str
+    max_restarts: int
+    arguments: tuple[str, ...]  # of `python -m gpu_fleet train`
+    variables: Mapping[str, str]  # added to the environment
+
+    @property
+    def command(self) -> list[str]:
+        """The argument list of torchrun."""
+        words = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={self.processes}"]
+        words += [f"--max-restarts={self.max_restarts}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}"]
+        words += self._rendezvous() if len(self.addresses) > 1 else ["--standalone"]
+        return [*words, "-m", "gpu_fleet", "train", *self.arguments]
+
+    def _rendezvous(self) -> list[str]:
+        host = self.addresses[0]
+        return [
+            f"--nnodes={len(self.addresses)}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={host}:{PORT}",
+            f"--rdzv-id={self.rendezvous_id}",
+            # said outright: torchrun would guess it from host names, which a VPC need not resolve
+            f"--rdzv-conf=is_host={str(self.own_address == host).lower()}",
+            f"--local-addr={self.own_address}",
+        ]
+
+    def __str__(self) -> str:
+        """A line for the shell that does the same."""
+        return shlex.join([*(f"{name}={value}" for name, value in self.variables.items()), *self.command])
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="\b\nExample:\n  gpu-fleet train launch training/examples/digits.toml --dry-run",
+)
+@click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
+@click.option(
+    "--nproc-per-node", type=click.IntRange(min=1), help="Processes per machine; default: its GPUs."
+)
+@click.option("--peers", default="", help="ADDRESS,ADDRESS,... of the machines, instead of the whole pool.")
+@click.option("--alone", is_flag=True, help="This machine only; asks nobody.")
+@click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True)
+@identity_options
+def launch(
+    *,
+    config_file: Path,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    nproc_per_node: int | None,
+    peers: str,
+    alone: bool,
+    max_restarts: int,
+    allow: tuple[str, ...],
+    branch: str,
+) -> None:
+    """Train CONFIG on all machines of this machine's pool; run it on each of them.
+
+    Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
+    other try can help; `train` takes the same overrides: --section.key value.
+    """
+    settings = configured(config_file, overrides, allow, branch)
+    identity = None if alone else read_identity()
+    machine = _machine(identity)
+    plan = Plan(
+        addresses=tuple(_addresses(identity, machine, peers)),
+        own_address=machine.address if machine else "",
+        processes=nproc_per_node or _processes(identity, machine),
+        rendezvous_id=_rendezvous_id(identity, settings),
+        max_restarts=max_restarts,
+        arguments=(str(config_file), *overrides, *identity_flags(allow, branch)),
+        variables=_variables(identity, machine),
+    )
+    if dry_run:
+        click.echo(str(plan))
+        return
+    log.info("event=launch command=%r", str(plan))
+    sys.exit(run(plan.command, plan.variables, Path(settings.run.directory)))
+
+
+def _machine(identity: Identity | None) -> Machine | None:
+    return None if identity is None else Metadata(identity.cloud).machine()
+
+
+def _addresses(identity: Identity | None, machine: Machine | None, peers: str) -> Sequence[str]:
+    """The addresses of the job, lowest first; none for this machine alone."""
+    if identity is None or machine is None:
+        if peers:
+            raise LaunchError("--peers: needs a machine of a fleet, which has an instance.toml")
+        return []
+    if not peers:
+        return FIND_PEERS[identity.cloud](identity, machine)
+    addresses = in_order(peers.split(","))
+    if machine.address not in addresses:
+        raise LaunchError(f"--peers = {peers!r}: this machine, {machine.address}, is not among them")
+    return addresses
+
+
+def _processes(identity: Identity | None, machine: Machine | None) -> int:
+    """The GPUs of this machine, or one process; raises LaunchError when the pool should have more of them."""
+    import torch  # noqa: PLC0415 - two seconds that --nproc-per-node need not pay
+
+    found = torch.cuda.device_count()
+    expected = _expected(identity, machine).gpus
+    if found < expected:
+        raise LaunchError(
+            f"{found} GPUs on this machine, the pool expects {expected}; look at nvidia-smi, "
+            "or pass --nproc-per-node"
+        )
+    return max(1, found)
+
+
+def _expected(identity: Identity | None, machine: Machine | None) -> Expected:
+    if identity is None or machine is None:
+        return Expected()
+    return identity.expected.get(machine.instance_type, Expected())
+
+
+def _variables(identity: Identity | None, machine: Machine | None) -> dict[str, str]:
+    if machine is None:
+        return {}
+    network = environment(machine.instance_type, _expected(identity, machine), os.environ)
+    return {**network, **control_environment(machine.address, os.environ)}
+
+
+def _rendezvous_id(identity: Identity | None, settings: config.Config) -> str:
+    """The same on every machine, another for every run directory; torchrun makes it a part of file names."""
+    run_name = Path(settings.run.directory).name
+    parts = [identity.stack, identity.pool, run_name] if identity else [run_name]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join(parts))
+
+
+def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -> int:
+    """Runs torchrun, hands SIGTERM and SIGINT on to it, and returns a status of gpu_fleet.exit_codes.
+
+    torchrun itself returns 1 whatever has happened, and tries again what cannot go well; so the word that the
+    trainer leaves in `directory` decides.
+    """
+    started_at_s = time.time()
+    # Its own session: a key press reaches torchrun once, through us, and not a second time from the terminal.
+    given = {**os.environ, **FRESH_STORE, **variables}
+    process = subprocess.Popen(command, env=given, start_new_session=True)
+    _forward_signals(process)
+    status = _awaited(process, lambda: outcome.failed_since(directory, started_at_s))
+    if outcome.failed_since(directory, started_at_s):
+        log.error("event=failed-for-good torchrun_status=%d", status)
+        return exit_codes.FAILED_FOR_GOOD
+    if outcome.stopped_since(directory, started_at_s):
+        log.info("event=stopped torchrun_status=%d", status)
+        return exit_codes.STOPPED
+    return status if status >= 0 else 128 - status  # as a shell reports a signal
+
+
+def _awaited(process: "subprocess.Popen[bytes]", hopeless: Callable[[], bool]) -> int:
+    """The status of torchrun, which is ended as soon as another try of its own would be in vain."""
+    while True:
+        try:
+            return process.wait(LOOK_EVERY_S)
+        except subprocess.TimeoutExpired:
+            if hopeless():
+                break
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(SHUTDOWN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _forward_signals(process: "subprocess.Popen[bytes]") -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)

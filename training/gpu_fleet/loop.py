@@ -1,0 +1,175 @@
+"""The training loop. Read it from top to bottom."""
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+
+from torch import Tensor
+
+from gpu_fleet import config, optimization, outcome, precision
+from gpu_fleet.data.loader import Batch, CorruptionCounter
+from gpu_fleet.evaluation import Score, evaluate, mean_loss
+from gpu_fleet.metrics.meter import Meter
+from gpu_fleet.models import registry
+from gpu_fleet.outcome import Outcome
+from gpu_fleet.parallel.world import World
+from gpu_fleet.run import Run, fresh_state, opened, rehearse
+from gpu_fleet.state import State, parameters_sha256, whole_weights
+from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.stopping.stop import Stop
+from gpu_fleet.stopping.watchdog import SOONER, Watchdog
+
+MODEL_FOLDER = "model"
+log = logging.getLogger(__name__)
+
+
+def train(settings: config.Config, where: World, interruption: Interruption) -> Outcome:
+    """Trains from the newest checkpoint to the end, or to an interruption; raises TrainingError.
+
+    Either way the last step is saved before this returns, and result.json says what happened.
+    """
+    with opened(settings, where) as run:
+        state = fresh_state(run)
+        resumed_from_step = run.checkpoints.restore(state)
+        limit_s, every_s = SOONER * settings.parallel.timeout_s, settings.interrupt.agree_every_s
+        with Watchdog(where.rank, limit_s, run.directory, lambda: state.step) as watchdog:
+            stop = Stop(where, interruption, every_s, run.checkpoints.due_by_time, watchdog.beat)
+            rehearse(run, state)
+            stopped = train_steps(run, state, stop)
+            watchdog.rest()
+            run.checkpoints.save(state)
+            score = None if stopped else measure(run, state, stop)
+            watchdog.rest()
+            if score is not None:
+                export(run, state)
+        run.checkpoints.flush()
+        result = conclude(run, state, stop, score, resumed_from_step)
+        # once per machine: each has a `launch` that looks for it, and may have a disk of its own
+        where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
+        log.info("event=%s reason=%r step=%d metric=%s", result.outcome, result.reason, state.step, score)
+        return result
+
+
+def train_steps(run: Run, state: State, stop: Stop) -> bool:
+    """Steps until the end of the run; True when the ranks agreed to stop before."""
+    settings = run.settings
+    last_step = state.step + run.steps_left(state)
+    batches = run.batches(state)
+    meter = Meter(run.where, run.share.world, CorruptionCounter(settings.data.corrupt_limit))
+    state.model.train()
+    if state.step < last_step and stop.agreed_now():
+        return True
+    while state.step < last_step:
+        if stop.agreed_soon():
+            meter.check()  # a diverged state is not worth saving
+            return True
+        factor = optimization.learning_rate_factor(state.step, last_step, settings.schedule)
+        rate = optimization.set_learning_rate(state.optimizer, factor, settings.optimizer.learning_rate)
+        logged = (state.step + 1) % settings.run.log_every_steps == 0 or state.step + 1 == last_step
+        run.trace.before_step(state.step + 1)
+        norm = take_step(run, state, batches, meter, with_norm=logged)
+        run.trace.after_step(state.step)
+        if logged:
+            run.writer.write(meter.report(state, run.epoch(state), rate, norm))
+        if stop.take_save_request() or run.checkpoints.due_by_step(state.step):
+            save(run, state, meter)
+        every = settings.run.evaluate_every_steps
+        if every and state.step % every == 0 and state.step < last_step:
+            paused_at = meter.pause()
+            measure(run, state, stop)
+            meter.go_on(paused_at)
+    return False
+
+
+def take_step(
+    run: Run, state: State, batches: Iterator[Batch], meter: Meter, *, with_norm: bool
+) -> Tensor | None:
+    """One optimizer step over all micro-batches; the norm of the gradients () where it is wanted."""
+    settings = run.settings
+    micro_batches = watched(islice(batches, settings.run.accumulation), meter)
+    meter.add_step(state.step + 1, state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss))
+    norm = None
+    if with_norm or settings.optimizer.clip_norm > 0:
+        state.scaler.unscale_(state.optimizer)
+        norm = precision.clip(state.model, settings.optimizer.clip_norm, state.spread.other_layers)
+    meter.add_stall(run.checkpoints.before_change())
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    state.position += settings.run.batch_size
+    optimization.update_average(state.average, state.model, settings.average, state.step)
+    return norm
+
+
+def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
+    """The same batches, with the wait for each measured and its corrupt samples counted."""
+    while True:
+        begin = meter.clock()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        meter.add_batch(batch, meter.clock() - begin)
+        yield batch
+
+
+def save(run: Run, state: State, meter: Meter) -> None:
+    """Takes a checkpoint, after a look at the loss: a diverged state must not replace a good one."""
+    meter.check()
+    stall_s = run.checkpoints.save(state)
+    meter.add_stall(stall_s)
+    run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})
+
+
+def measure(run: Run, state: State, stop: Stop) -> Score | None:
+    """The score on held-out data, written to the metrics; None when the ranks agreed to stop meanwhile."""
+    run.where.share_buffers(state.model)
+    if state.averaged is not None:
+        run.settle_batch_norm(state.averaged)
+    score = evaluate(
+        run.evaluated(state),
+        dataset=run.held_out,
+        description=run.description,
+        settings=run.settings,
+        share=run.share,
+        where=run.where,
+        interrupted=stop.agreed,
+    )
+    if score is not None:
+        run.writer.write(
+            {
+                "kind": "evaluation",
+                "step": state.step,
+                "epoch": round(run.epoch(state), 6),
+                "metric_name": score.name,
+                "metric": score.value,
+                "loss": score.loss,
+            }
+        )
+    return score
+
+
+def export(run: Run, state: State) -> None:
+    """Writes the finished model into the run's folder, where model.weights of another run finds it."""
+    weights = whole_weights(run.evaluated(state).module, run.where, state.spread.other_layers is not None)
+    run.where.on_first(lambda: registry.save_weights(weights, run.directory / MODEL_FOLDER))
+
+
+def conclude(
+    run: Run, state: State, stop: Stop, score: Score | None, resumed_from_step: int | None
+) -> Outcome:
+    """What result.json says about this run; a score means that it came to its end."""
+    return Outcome(
+        outcome="stopped" if score is None else "finished",
+        reason=stop.reason.label if score is None else "all steps done",
+        detail=stop.detail() if score is None else "",
+        step=state.step,
+        epoch=round(run.epoch(state), 6),
+        parameters_sha256=parameters_sha256(state.model, run.where),
+        resumed_from_step=resumed_from_step,
+        checkpoint=run.checkpoints.location,
+        metric_name=score.name if score else "",
+        metric=score.value if score else None,
+        baseline_name=run.description.baseline_name,
+        baseline=run.description.baseline,
+    )

@@ -1,0 +1,73 @@
+"""How much arithmetic a sample costs, and which part of the peak a run reaches (model FLOPs utilisation).
+
+Counted are the operations of matrix products, convolutions and attention, two per multiply-add; a backward
+pass costs twice its forward pass, and recomputed activations do not count: Chowdhery et al., "PaLM: Scaling
+Language Modeling with Pathways", 2022, appendix B.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpu_fleet.metrics.peak import peak_of
+
+BACKWARD_AND_FORWARD = 3
+log = logging.getLogger(__name__)
+
+
+def flops_per_sample(model: nn.Module, sample: Tensor) -> float:
+    """Operations of one training step per sample, counted in one forward pass.
+
+    Args:
+        model: the whole model, before it is spread; it comes back as it was, and nothing random is drawn.
+        sample: an input of batch size 1, on the device of the model.
+    """
+    training = model.training
+    model.eval()  # batch norm keeps its statistics, dropout its generator
+    counter = FlopCounterMode(display=False)
+    try:
+        # attention as plain matrix products: the fused kernels of the CPU are not in torch's table
+        with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            model(sample)
+    finally:
+        model.train(training)
+    return float(counter.get_total_flops() * BACKWARD_AND_FORWARD)
+
+
+def decoder_flops_per_token(parameters: int, layers: int, width: int, length: int) -> float:
+    """The formula of PaLM's appendix B for a decoder: 6 N + 12 L H Q T.
+
+    Args:
+        parameters: N, those that are multiplied with: all but the tables that are only looked up in.
+        layers: L.
+        width: H times Q, heads times the size of a head.
+        length: T, tokens of a sequence.
+    """
+    return 6.0 * parameters + 12.0 * layers * width * length
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """What turns samples per second into a fraction of the peak."""
+
+    flops_per_sample: float
+    peak_flops_per_s: float  # of all devices together
+
+    def of(self, samples_per_s: float) -> float:
+        """The model FLOPs utilisation, 0 to 1."""
+        return self.flops_per_sample * samples_per_s / self.peak_flops_per_s
+
+
+def utilisation(
+    model: nn.Module, sample: Tensor, device_name: str, dtype: str, devices: int
+) -> Utilisation | None:
+    """The utilisation of a run on `devices` GPUs of one kind; None when their peak is not known."""
+    peak = peak_of(device_name, dtype)
+    if peak is None:
+        log.info("event=no-peak device=%r dtype=%s", device_name, dtype)
+        return None
+    return Utilisation(flops_per_sample(model, sample), peak * devices)

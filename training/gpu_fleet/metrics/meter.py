@@ -1,0 +1,142 @@
+"""What is measured while training: summed on the device, read from it only every log interval."""
+
+import math
+import resource
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gpu_fleet.data.loader import Batch, CorruptionCounter
+from gpu_fleet.errors import DivergenceError
+from gpu_fleet.metrics.records import Record
+from gpu_fleet.parallel.world import World
+from gpu_fleet.state import State
+
+Clock = Callable[[], float]
+BYTES_PER_GIB = 2**30
+MOST_UNREAD = 1024  # losses kept on the device between two reports
+GOOD = math.inf  # in place of the first step with a bad loss, where there is none
+KIB_PER_GIB = 2**20  # Linux counts the resident memory of a process in KiB
+
+
+class Meter:
+    """Sums losses, samples and waits between two reports. `report` and `check` are called by all ranks."""
+
+    def __init__(
+        self, where: World, readers: int, corrupt: CorruptionCounter, clock: Clock = time.perf_counter
+    ) -> None:
+        self._where, self._readers, self._corrupt = where, readers, corrupt
+        self.clock = clock
+        self._losses: list[Tensor] = []  # () each, on the device: nobody waits for them before the report
+        self._loss_steps: list[int] = []  # the step of each
+        self._folded = 0.0, 0  # sum and number of losses that were read before
+        self._bad_step = GOOD  # the first step whose loss was no finite number
+        self._steps = 0
+        self._samples = 0
+        self._tokens = 0
+        self._data_wait_s = 0.0
+        self._stall_s = 0.0
+        self._begin = clock()
+
+    def add_batch(self, batch: Batch, waited_s: float) -> None:
+        """A micro-batch that came after `waited_s` seconds."""
+        self._corrupt.add(batch.corrupt)
+        self._samples += batch.targets.shape[0]
+        self._tokens += batch.targets.numel()
+        self._data_wait_s += waited_s
+
+    def add_step(self, step: int, loss: Tensor | None) -> None:
+        """Optimizer step `step` with the mean loss () of its micro-batches; None where it is not known."""
+        self._steps += 1
+        if loss is not None:
+            self._losses.append(loss)
+            self._loss_steps.append(step)
+            if len(self._losses) >= MOST_UNREAD:
+                self._read()
+
+    def _read(self) -> tuple[float, int]:
+        """Sum and number of the losses since the last report."""
+        if self._losses:
+            values = torch.stack(self._losses).tolist()
+            found = zip(self._loss_steps, values, strict=True)
+            bad = next((step for step, value in found if not math.isfinite(value)), GOOD)
+            self._bad_step = min(self._bad_step, bad)
+            self._folded = self._folded[0] + sum(values), self._folded[1] + len(values)
+            self._losses.clear()
+            self._loss_steps.clear()
+        return self._folded
+
+    def add_stall(self, seconds: float) -> None:
+        """The training stood still for a checkpoint."""
+        self._stall_s += seconds
+
+    def pause(self) -> float:
+        """Now; hand it to `go_on` to leave what lies between (an evaluation) out of the rates."""
+        return self.clock()
+
+    def go_on(self, paused_at: float) -> None:
+        self._begin += self.clock() - paused_at
+
+    def check(self) -> float:
+        """The mean loss since the last report over all ranks.
+
+        Raises DivergenceError naming rank and step, DataError where a rank has too many corrupt samples.
+        """
+        total, count = self._read()
+        everyone = self._where.gather_numbers(total, count, self._corrupt.excess, self._bad_step)
+        if any(excess > 0 for _, _, excess, _ in everyone):
+            self._where.together(self._corrupt.check)
+        first, rank = min((bad, rank) for rank, (_, _, _, bad) in enumerate(everyone))
+        if first < GOOD:  # from the step after it on the weights are bad on every rank
+            raise _diverged(rank, everyone[rank][0], int(first))
+        losses = [total / count for total, count, _, _ in everyone if count]
+        return sum(losses) / max(1, len(losses))
+
+    def report(
+        self, state: State, epoch: float, learning_rate: float, gradient_norm: Tensor | None
+    ) -> Record:
+        """The record of the steps since the last report; afterwards the sums are zero."""
+        loss = self.check()
+        seconds = max(self.clock() - self._begin, 1e-9)
+        record: dict[str, float | int | str] = {
+            "kind": "train",
+            "step": state.step,
+            "epoch": round(epoch, 6),
+            "samples": state.position,
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "samples_per_s": self._samples * self._readers / seconds,
+            "step_s": seconds / max(1, self._steps),
+            "data_wait_s": self._data_wait_s,
+            "checkpoint_stall_s": self._stall_s,
+        }
+        if self._tokens > self._samples:
+            record["tokens_per_s"] = self._tokens * self._readers / seconds
+        if gradient_norm is not None:
+            record["gradient_norm"] = float(gradient_norm)
+        if self._where.device.type == "cuda":
+            record["memory_gib"] = torch.cuda.max_memory_allocated(self._where.device) / BYTES_PER_GIB
+        else:
+            record["memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_GIB
+        if state.utilisation is not None:
+            record["mfu"] = state.utilisation.of(float(record["samples_per_s"]))
+        self._reset()
+        return record
+
+    def _reset(self) -> None:
+        self._folded = 0.0, 0
+        self._steps = self._samples = self._tokens = 0
+        self._data_wait_s = self._stall_s = 0.0
+        self._begin = self.clock()
+
+
+def _diverged(rank: int, loss: float, step: int) -> DivergenceError:
+    error = DivergenceError(
+        f"the loss of rank {rank} is {'nan' if math.isnan(loss) else 'infinite'} at step {step}; lower "
+        "optimizer.learning_rate, set optimizer.clip_norm or schedule.warmup_steps, or use precision.dtype "
+        "bf16, not fp16"
+    )
+    error.shared = True
+    return error

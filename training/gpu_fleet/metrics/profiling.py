@@ -1,0 +1,79 @@
+"""A trace of chosen steps, for chrome://tracing or https://ui.perfetto.dev."""
+
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from gpu_fleet.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """Reads "A..B", or "A" for one step; raises ConfigError naming --profile."""
+    first, dots, last = text.partition("..")
+    try:
+        steps = int(first), int(last if dots else first)
+    except ValueError:
+        steps = 0, 0
+    if not 1 <= steps[0] <= steps[1]:
+        raise ConfigError(f"--profile = {text!r}: write the first and the last step, A..B, with 1 <= A <= B")
+    return steps
+
+
+class StepTrace:
+    """Traces from the start of step A to the end of step B. Use it as a context around the run."""
+
+    def __init__(self, steps: tuple[int, ...], directory: Path, active: bool = True) -> None:
+        """`steps` is (A, B), counted from 1, or empty for no trace; raises ConfigError for anything else.
+
+        A trace that is not `active` checks its steps and does no more.
+        """
+        if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):  # noqa: PLR2004 - a first and a last
+            raise ConfigError(
+                f"metrics.profile_steps = {list(steps)}: write the first and the last step, [A, B], "
+                "with 1 <= A <= B"
+            )
+        self._steps, self._directory = steps if active else (), directory
+        self._profile: profile | None = None
+
+    @property
+    def file(self) -> Path:
+        """Where the trace of a whole range goes."""
+        first, last = self._steps
+        return self._directory / f"trace-steps-{first}-{last}.json"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._profile is not None:  # the run ended inside the range: what there is, is worth a look
+            self._finish()
+
+    def before_step(self, step: int) -> None:
+        """Step `step` is about to begin."""
+        if not self._steps or self._profile is not None or not self._steps[0] <= step <= self._steps[1]:
+            return
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities, record_shapes=True)
+        self._profile.start()
+
+    def after_step(self, step: int) -> None:
+        """Step `step` is done."""
+        if self._profile is not None and step >= self._steps[1]:
+            self._finish()
+
+    def _finish(self) -> None:
+        assert self._profile is not None
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(self.file))
+        self._profile = None
+        log.info("event=trace steps=%d-%d file=%s", *self._steps, self.file)

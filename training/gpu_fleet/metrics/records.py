@@ -1,0 +1,73 @@
+"""One record per log interval, who takes it, and metrics.jsonl."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+from gpu_fleet.errors import ConfigError
+
+Record = Mapping[str, float | int | str]
+JSON_LINES = "metrics.jsonl"
+
+
+class MetricsWriter(Protocol):
+    """Takes the records of rank 0, in the order of their steps."""
+
+    def write(self, record: Record) -> None:
+        """One record: always "kind" (train | evaluation | checkpoint) and "step"; units are in the names."""
+        ...
+
+    def close(self) -> None:
+        """Everything written is on disk afterwards."""
+        ...
+
+
+class JsonLines:
+    """metrics.jsonl: one JSON object a line, flushed at once, appended to by a resumed run."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when the file cannot be opened."""
+        self._path = path
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+        if self._file.tell() and not _ends_with_a_line(path):  # a killed run left the last one half-written
+            self._file.write("\n")
+
+    def write(self, record: Record) -> None:
+        """Raises ConfigError when the disk takes no more."""
+        with named("run.directory", self._path):
+            self._file.write(json.dumps(dict(record)) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+@contextmanager
+def named(key: str, path: Path) -> Iterator[None]:
+    """Turns what the system says about `path` into a ConfigError that names `key`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{key} = {str(path)!r}: cannot be written: {error.strerror}") from error
+
+
+def read_json_lines(path: Path) -> list[dict[str, float | int | str]]:
+    """The records of a metrics.jsonl; lines that a killed run left half-written are passed over."""
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records

@@ -1,0 +1,194 @@
+"""`report`: a run on one page: loss, throughput, memory and waiting, drawn from metrics.jsonl."""
+
+import html
+import io
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpu_fleet.errors import ConfigError
+from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
+from gpu_fleet.outcome import RESULT
+
+if TYPE_CHECKING:  # matplotlib takes a second to load, which only a report needs to pay
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Records = Sequence[Mapping[str, Any]]
+PICTURE, PAGE = "report.png", "report.html"
+DOTS_PER_INCH = 110
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse } td { padding: .15rem 1.5rem .15rem 0; border-bottom: 1px solid #ddd }
+td:first-child { color: #666 } svg { width: 100%; height: auto }
+"""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The records that count, and where the run was resumed."""
+
+    train: Records
+    evaluation: Records
+    checkpoint: Records
+    resumed_at: Sequence[int]  # steps
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet train report runs/digits")
+@click.argument("run", type=click.Path(path_type=Path))
+def report(run: Path) -> None:
+    """Draw the run in the directory RUN: RUN/report.png, and RUN/report.html with everything inside it."""
+    timeline = read_timeline(run)
+    figure = draw(timeline)
+    vector = io.StringIO()
+    figure.savefig(vector, format="svg")
+    page = render_page(run.resolve().name, summary(timeline, read_result(run)), vector.getvalue())
+    with named("RUN", run):
+        figure.savefig(run / PICTURE, dpi=DOTS_PER_INCH)
+        (run / PAGE).write_text(page, encoding="utf-8")
+    click.echo(f"{run / PICTURE}\n{run / PAGE}")
+
+
+def read_timeline(run: Path) -> Timeline:
+    """The records of a run directory; raises ConfigError when there are none to draw."""
+    file = run / JSON_LINES
+    try:
+        records = read_json_lines(file)
+    except OSError as error:
+        raise ConfigError(f"RUN = {str(run)!r}: {file} cannot be read: {error.strerror}") from error
+    timeline = order_records(records)
+    if not timeline.train:
+        raise ConfigError(f"RUN = {str(run)!r}: {file} holds no training steps; was log_every_steps reached?")
+    return timeline
+
+
+def order_records(records: Records) -> Timeline:
+    """Takes out what a resumed run did again: a step that comes back replaces all from that step on."""
+    kept: dict[str, list[Mapping[str, Any]]] = {"train": [], "evaluation": [], "checkpoint": []}
+    resumed_at = []
+    for record in records:
+        kind = kept.get(str(record.get("kind")))
+        if kind is None:
+            continue
+        step = record["step"]
+        if record["kind"] == "train" and kind and step <= kind[-1]["step"]:
+            kept = {name: [old for old in olds if old["step"] < step] for name, olds in kept.items()}
+            resumed_at.append(step)
+        kept[record["kind"]].append(record)
+    return Timeline(kept["train"], kept["evaluation"], kept["checkpoint"], resumed_at)
+
+
+def waiting_percent(train: Records) -> list[tuple[int, float]]:
+    """Step, and the share of the time since the record before that was spent waiting for data."""
+    return [
+        (now["step"], 100 * now["data_wait_s"] / (now["step_s"] * (now["step"] - before["step"])))
+        for before, now in pairwise(train)
+        if now["step_s"] > 0
+    ]
+
+
+def read_result(run: Path) -> Mapping[str, Any]:
+    """result.json of a run that has ended, else nothing."""
+    try:
+        result = json.loads((run / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
+    """What people ask first."""
+    last = timeline.train[-1]
+    rate = statistics.median(record["samples_per_s"] for record in timeline.train)
+    waiting = statistics.mean([percent for _, percent in waiting_percent(timeline.train)] or [0.0])
+    lines = {
+        "steps": f"{last['step']:,}",
+        "loss": f"{last['loss']:.4g}",
+        "samples per second, median": f"{rate:,.1f}",
+        "waiting for data": f"{waiting:.2f} %",
+        "checkpoint stalls": f"{sum(r.get('checkpoint_stall_s', 0) for r in timeline.train):.3f} s in all",
+        "resumed": f"{len(timeline.resumed_at)} times",
+    }
+    if "mfu" in last:
+        lines["model FLOPs utilisation"] = f"{100 * last['mfu']:.1f} %"
+    if "outcome" in result:
+        lines["outcome"] = f"{result['outcome']}: {result.get('reason', '')}"
+    if result.get("metric") is not None:
+        lines[str(result.get("metric_name"))] = f"{result['metric']:.4f}"
+    if result.get("baseline") is not None:
+        lines[str(result.get("baseline_name"))] = f"{result['baseline']:.4f}"
+    return lines
+
+
+def draw(timeline: Timeline) -> "Figure":
+    """Four panels over the steps."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - see the top of the file
+
+    panels: list[Callable[[Axes, Timeline], None]] = [_loss, _throughput, _memory, _waiting]
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True).flatten()
+    for panel, axis in zip(panels, axes, strict=True):
+        panel(axis, timeline)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+        for step in timeline.resumed_at:
+            axis.axvline(step, color="tab:red", linestyle=":", linewidth=1)
+    for axis in axes[2:]:
+        axis.set_xlabel("step (dotted red: resumed)" if timeline.resumed_at else "step")
+    return figure
+
+
+def _loss(axis: "Axes", timeline: Timeline) -> None:
+    axis.plot(*_curve(timeline.train, "loss"), label="training")
+    if timeline.evaluation:
+        axis.plot(*_curve(timeline.evaluation, "loss"), "o-", label="held-out data")
+        axis.legend(frameon=False)
+    axis.set_title("Loss")
+
+
+def _throughput(axis: "Axes", timeline: Timeline) -> None:
+    unit = "tokens" if "tokens_per_s" in timeline.train[0] else "samples"
+    axis.plot(*_curve(timeline.train, f"{unit}_per_s"), color="tab:green")
+    axis.set_ylim(bottom=0)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.set_title(f"Throughput, {unit} per second")
+
+
+def _memory(axis: "Axes", timeline: Timeline) -> None:
+    axis.set_title("Memory at most, GiB per rank")
+    steps, values = _curve(timeline.train, "memory_gib")
+    if values:
+        axis.plot(steps, values, color="tab:purple")
+        axis.set_ylim(bottom=0)
+    else:
+        axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color="gray")
+
+
+def _waiting(axis: "Axes", timeline: Timeline) -> None:
+    points = waiting_percent(timeline.train)
+    axis.plot([step for step, _ in points], [percent for _, percent in points], color="tab:orange")
+    axis.set_ylim(bottom=0)
+    axis.set_title("Waiting for data, % of the time")
+
+
+def _curve(records: Records, name: str) -> tuple[list[int], list[float]]:
+    chosen = [record for record in records if name in record]
+    return [record["step"] for record in chosen], [record[name] for record in chosen]
+
+
+def render_page(name: str, lines: Mapping[str, str], vector: str) -> str:
+    """One HTML file that needs no other."""
+    rows = "".join(
+        f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in lines.items()
+    )
+    picture = vector[vector.index("<svg") :]  # without the XML declaration, which HTML does not want
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(name)}</title>'
+        f"<style>{STYLE}</style><h1>{html.escape(name)}</h1><table>{rows}</table>{picture}</html>\n"
+    )

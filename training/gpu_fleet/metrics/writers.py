@@ -1,0 +1,47 @@
+"""Where measurements go: one record per log interval, to every writer that the configuration turns on.
+
+A new kind of writer is a class with `write` and `close` and one line in `open_writers`.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu_fleet import config
+from gpu_fleet.metrics.records import JSON_LINES, JsonLines, MetricsWriter, Record, named
+
+
+class Writers:
+    """Hands each record to all of `writers`."""
+
+    def __init__(self, writers: Sequence[MetricsWriter]) -> None:
+        self._writers = writers
+
+    def write(self, record: Record) -> None:
+        for writer in self._writers:
+            writer.write(record)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+def open_writers(settings: config.Metrics, directory: Path, steps: int) -> MetricsWriter:
+    """The writers of a run of `steps` steps in `directory`; raises ConfigError when one cannot be opened."""
+    with named("run.directory", directory):
+        writers: list[MetricsWriter] = [JsonLines(directory / JSON_LINES)]
+        if settings.tensorboard:
+            from gpu_fleet.metrics import tensorboard  # noqa: PLC0415 - it needs Record from here
+
+            writers.append(tensorboard.TensorBoard(directory / tensorboard.FOLDER))
+    if settings.prometheus_file:
+        from gpu_fleet.metrics.prometheus import Prometheus  # noqa: PLC0415 - it needs Record from here
+
+        path = Path(settings.prometheus_file)
+        with named("metrics.prometheus_file", path):
+            writers.append(Prometheus(path, {"run": directory.name}))
+    if settings.progress and sys.stderr.isatty():
+        from gpu_fleet.metrics.progress_line import ProgressLine  # noqa: PLC0415 - it needs Record from here
+
+        writers.append(ProgressLine(steps))
+    return Writers(writers)

@@ -1,0 +1,1 @@
+"""The models: definitions.py what each is, registry.py their names, weights and repeated layers."""

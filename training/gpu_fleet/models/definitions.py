@@ -1,0 +1,188 @@
+"""What each model of the registry is. Definitions come from transformers where it has them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+PADDING = 0  # token id of kind "text" that holds nothing
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of RGB in [0, 1]; what published image weights expect
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model has to know of the data."""
+
+    classes: int = 0
+    vocabulary: int = 0
+    sequence_length: int = 0
+
+
+class Pixels(nn.Module):
+    """(batch, 3, height, width) uint8 to float32 with the mean and deviation of ImageNet taken out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("deviation", torch.tensor(IMAGENET_STD).view(3, 1, 1) * 255, persistent=False)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return (pictures - self.mean) / self.deviation
+
+
+def with_pixels(network: nn.Module) -> nn.Module:
+    """`network` behind the step from bytes to normalised numbers, which runs on the device."""
+    return nn.Sequential(Pixels(), network)
+
+
+class Block(nn.Module):
+    """The basic residual block of He et al., 2015: two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, width_in: int, width: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(width)
+        self.dropout = nn.Dropout(dropout)
+        same = stride == 1 and width_in == width
+        self.shortcut = nn.Identity() if same else nn.Conv2d(width_in, width, 1, stride, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = functional.relu(self.first_norm(self.first(inputs)))
+        hidden = self.second_norm(self.second(self.dropout(hidden)))
+        return functional.relu(hidden + self.shortcut(inputs))
+
+
+def resnet_small(
+    facts: Facts, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 1, dropout: float = 0.0
+) -> nn.Module:
+    """A residual network for small pictures (8 to 64 pixels a side), as He et al. used on CIFAR-10."""
+    layers: list[nn.Module] = [
+        Pixels(),
+        nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
+        nn.BatchNorm2d(widths[0]),
+        nn.ReLU(),
+    ]
+    width_in = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            layers.append(Block(width_in, width, 2 if stage > 0 and block == 0 else 1, dropout))
+            width_in = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(width_in, facts.classes)]
+    return nn.Sequential(*layers)
+
+
+class Logits(nn.Module):
+    """A model of transformers that takes one tensor and gives its logits alone."""
+
+    def __init__(self, network: nn.Module, masks_padding: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self._masks_padding = masks_padding
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Tokens (batch, sequence) int64 or pictures (batch, 3, height, width) to logits (..., classes)."""
+        mask = {"attention_mask": (inputs != PADDING).long()} if self._masks_padding else {}
+        logits = self.network(inputs, **mask).logits
+        assert isinstance(logits, Tensor)
+        return logits
+
+
+def resnet50(facts: Facts) -> nn.Module:
+    """ResNet-50 v1.5 (stride in the 3x3 convolution), for pictures of about 224 pixels a side."""
+    from transformers import ResNetConfig, ResNetForImageClassification  # noqa: PLC0415 - seconds to load
+
+    network = ResNetForImageClassification(ResNetConfig(**_labels(facts)))
+    return with_pixels(Logits(network))
+
+
+def _labels(facts: Facts) -> dict[str, Any]:
+    return {"num_labels": facts.classes}  # taken by every configuration, and missing from their hints
+
+
+def bert(
+    facts: Facts,
+    *,
+    hidden_size: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    intermediate_size: int = 3072,
+    dropout: float = 0.1,
+) -> nn.Module:
+    """BERT with a classification head (Devlin et al., 2018); the defaults are those of bert-base."""
+    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415 - seconds to load
+
+    configuration = BertConfig(
+        vocab_size=facts.vocabulary,
+        **_labels(facts),
+        max_position_embeddings=max(512, facts.sequence_length),
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=intermediate_size,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return Logits(BertForSequenceClassification(configuration), masks_padding=True)
+
+
+def gpt(
+    facts: Facts,
+    *,
+    hidden_size: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    key_value_heads: int = 0,
+    intermediate_size: int = 2048,
+    attention_dropout: float = 0.0,
+    rope_theta: float = 10_000.0,
+    norm_eps: float = 1e-6,
+) -> nn.Module:
+    """A Llama decoder: the one model that every strategy can spread. key_value_heads 0: as many as heads.
+
+    rope_theta and norm_eps belong to published weights as much as the sizes do: Llama 3 has 500,000 and 1e-5
+    (config.json of meta-llama/Llama-3.1-8B).
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - seconds to load
+
+    configuration = LlamaConfig(
+        vocab_size=facts.vocabulary,
+        max_position_embeddings=facts.sequence_length,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads or heads,
+        intermediate_size=intermediate_size,
+        attention_dropout=attention_dropout,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
+        rms_norm_eps=norm_eps,
+        tie_word_embeddings=False,  # the first and the last stage of a pipeline share nothing
+        use_cache=False,
+    )
+    return Logits(LlamaForCausalLM(configuration))
+
+
+def gpt2(
+    facts: Facts, hidden_size: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.0
+) -> nn.Module:
+    """GPT-2 (Radford et al., 2019); the defaults are those of the 124 M model."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415 - seconds to load
+
+    configuration = GPT2Config(
+        vocab_size=facts.vocabulary,
+        n_positions=facts.sequence_length,
+        n_embd=hidden_size,
+        n_layer=layers,
+        n_head=heads,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        use_cache=False,
+    )
+    return Logits(GPT2LMHeadModel(configuration))

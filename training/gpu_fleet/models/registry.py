@@ -1,0 +1,117 @@
+"""The models by name. Definitions come from transformers where it has them; nothing is downloaded.
+
+A new model is a function that builds it and a line in REGISTRY.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gpu_fleet.errors import ModelError, suggestion
+from gpu_fleet.models.definitions import Facts, Logits, bert, gpt, gpt2, resnet50, resnet_small
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of the registry."""
+
+    data: tuple[str, ...]  # the kinds of data it takes
+    block: str  # the class of its repeated layer: what FSDP shards and checkpointing recomputes one by one
+    build: Callable[..., nn.Module]  # (facts, **options)
+
+
+PICTURES = ("images", "shards")
+REGISTRY = {
+    "resnet_small": Entry(PICTURES, "Block", resnet_small),
+    "resnet50": Entry(PICTURES, "ResNetBottleNeckLayer", resnet50),
+    "bert": Entry(("text",), "BertLayer", bert),
+    "gpt": Entry(("tokens",), "LlamaDecoderLayer", gpt),
+    "gpt2": Entry(("tokens",), "GPT2Block", gpt2),
+}
+
+
+def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weights: str = "") -> nn.Module:
+    """The model `name` with random weights, or those of a local folder; raises ModelError."""
+    if name not in REGISTRY:
+        raise ModelError(f"model.name = {name!r}: unknown{suggestion(name, REGISTRY)}")
+    entry = REGISTRY[name]
+    if data_kind not in entry.data:
+        raise ModelError(f"model.name = {name!r}: takes {' or '.join(entry.data)}, the data is {data_kind}")
+    known = [key for key in inspect.signature(entry.build).parameters if key != "facts"]
+    for key in options:
+        if key not in known:
+            raise ModelError(f"model.options.{key}: unknown for {name}{suggestion(key, known)}")
+    try:
+        model = entry.build(_input_facts(name, facts), **options)
+    except Exception as error:  # the definitions of others raise what they like
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ModelError(f"model.options = {options}: {name} cannot be built: {reason}") from error
+    if weights:
+        load_weights(model, Path(weights))
+    return model
+
+
+def _input_facts(name: str, facts: Facts) -> Facts:
+    """The facts, when the data has what the model needs; raises ModelError."""
+    needed = facts.classes if "images" in REGISTRY[name].data else facts.vocabulary
+    if needed < 1:
+        raise ModelError(f"model.name = {name!r}: the data set names no classes or no vocabulary")
+    return facts
+
+
+def blocks(model: nn.Module, name: str) -> list[nn.Module]:
+    """The repeated layers of a built model, in order."""
+    return [module for module in model.modules() if type(module).__name__ == REGISTRY[name].block]
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Fills the model from FOLDER/model.safetensors; raises ModelError naming what does not fit.
+
+    Takes both what this trainer writes after a run and what `save_pretrained` of transformers writes.
+    """
+    from safetensors.torch import load_file  # noqa: PLC0415 - only runs that start from weights need it
+
+    file = folder / "model.safetensors"
+    try:
+        weights = load_file(file)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.weights = {str(folder)!r}: {file} cannot be read: {error}") from error
+    target = model
+    if isinstance(model, Logits) and not any(key.startswith("network.") for key in weights):
+        target = model.network
+    try:
+        target.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ModelError(f"model.weights = {str(folder)!r}: does not fit the model: {error}") from error
+
+
+def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
+    """Writes FOLDER/model.safetensors, which `model.weights` of a later run reads; raises ModelError."""
+    from safetensors import SafetensorError  # noqa: PLC0415 - once per run
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(weights, folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:  # the second is what a full disk raises
+        raise ModelError(f"{folder}: the model cannot be written: {error}") from error
+
+
+def recompute_activations(model: nn.Module, name: str) -> None:
+    """Lets the backward pass compute each repeated layer again instead of keeping its activations."""
+    for block in blocks(model, name):
+        block.forward = MethodType(_recomputed, block)  # a copy of the model binds anew
+
+
+def _recomputed(block: nn.Module, *inputs: Any, **options: Any) -> Any:
+    forward = MethodType(type(block).forward, block)
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **options)
+    return checkpoint(forward, *inputs, use_reentrant=False, **options)

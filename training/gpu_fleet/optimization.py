@@ -1,0 +1,96 @@
+"""From gradients to weights: the optimizer, the learning rate over time, the averaged model."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from gpu_fleet import config
+
+
+def build_optimizer(model: nn.Module, settings: config.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer; weight decay spares biases and norms (tensors of one dimension or none)."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if settings.name == "sgd":
+        momentum = settings.momentum
+        return torch.optim.SGD(groups, settings.learning_rate, momentum=momentum, nesterov=momentum > 0)
+    return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=True)
+
+
+@contextmanager
+def settings_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Rates and decays stay those of the configuration, whatever saved state is loaded inside."""
+    chosen = [_without_parameters(group) for group in optimizer.param_groups]
+    yield
+    for group, own in zip(optimizer.param_groups, chosen, strict=True):
+        group.update(own)
+
+
+def load_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Takes over the moments of a saved state, laid out in memory as the weights are.
+
+    Raises ValueError for the state of another optimizer.
+    """
+    for group, found in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        if group.keys() != found.keys():
+            raise ValueError("it is of another optimizer than optimizer.name")
+    with settings_kept(optimizer):
+        optimizer.load_state_dict(saved)
+    for weight, moments in optimizer.state.items():
+        for name, value in moments.items():
+            # a fused step goes through the memory of both side by side (CPU), or refuses to (CUDA)
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                moments[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float, base: float) -> float:
+    """Sets the rate of the next step and returns it; a pure function of the step needs no saved state."""
+    for group in optimizer.param_groups:
+        group["lr"] = base * factor
+    return base * factor
+
+
+def learning_rate_factor(step: int, steps: int, settings: config.Schedule) -> float:
+    """The rate of step `step` (from 0) of `steps`, as a fraction of optimizer.learning_rate.
+
+    Linear warm-up, then the shape of schedule.name down to schedule.final_fraction after the last step.
+    """
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.name == "step":
+        return float(settings.step_factor ** ((step - settings.warmup_steps) // settings.step_every))
+    if settings.name == "constant":
+        return 1.0
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
+    falling = 1 - progress if settings.name == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return settings.final_fraction + (1 - settings.final_fraction) * falling
+
+
+def build_average(model: nn.Module, settings: config.Average) -> AveragedModel | None:
+    """The averaged copy of the model; None when averaging is off."""
+    if settings.name == "none":
+        return None
+    if settings.name == "ema":
+        mean = get_ema_multi_avg_fn(settings.decay)  # type: ignore[no-untyped-call]  # torch has no hints here
+        return AveragedModel(model, multi_avg_fn=mean, use_buffers=False)
+    return AveragedModel(model)
+
+
+def update_average(
+    average: AveragedModel | None, model: nn.Module, settings: config.Average, step: int
+) -> None:
+    """Takes the weights after `step` steps into the average; SWA waits for average.start_step."""
+    if average is not None and (settings.name == "ema" or step >= settings.start_step):
+        average.update_parameters(model)

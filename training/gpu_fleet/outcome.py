@@ -1,0 +1,99 @@
+"""result.json: how a run ended and what came of it. It is also the marker that says why a run stopped."""
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpu_fleet.checkpoint.local import sync_folder, write_bytes
+from gpu_fleet.errors import CheckpointError
+
+RESULT = "result.json"
+FAILURE = "failure.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What result.json holds."""
+
+    outcome: Literal["finished", "stopped"]
+    reason: str  # of a stop: sigterm, sigint, spot-notice, rebalance, stop-file; else "all steps done"
+    detail: str  # for people: what the notice said, on which rank
+    step: int  # optimizer steps done
+    epoch: float  # passes over the training data
+    parameters_sha256: str  # of parameters and buffers, see state.parameters_sha256
+    resumed_from_step: int | None
+    checkpoint: str  # where a resumed run will find this step
+    metric_name: str = ""
+    metric: float | None = None  # on the held-out data; None when the run stopped before it was measured
+    baseline_name: str = ""
+    baseline: float | None = None  # the same metric of a simple method on the same data
+
+
+def write(directory: Path, outcome: Outcome) -> None:
+    """Writes result.json as a whole or not at all; several machines may do so in one shared folder.
+
+    Raises CheckpointError when the disk takes no more.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _replace(directory / RESULT, asdict(outcome))
+        sync_folder(directory)
+    except OSError as error:
+        raise CheckpointError(f"{directory / RESULT}: cannot be written: {error.strerror}") from error
+
+
+def _replace(file: Path, table: dict[str, Any]) -> None:
+    staged = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}.tmp")
+    write_bytes(staged, (json.dumps(table, indent=1) + "\n").encode())
+    staged.replace(file)
+
+
+def remove(directory: Path) -> None:
+    """Takes the words of an earlier run away, so that nobody reads them as this one's."""
+    for name in (RESULT, FAILURE):
+        (directory / name).unlink(missing_ok=True)
+
+
+def write_failure(directory: Path, error: str, rank: int) -> None:
+    """Leaves word, for `launch` and for a restarted rank, that no other try can help."""
+    _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()})
+
+
+def failed_since(directory: Path, started_at_s: float) -> bool:
+    """Whether a run left word after `started_at_s` (seconds of the epoch) that it failed for good."""
+    try:
+        return (directory / FAILURE).stat().st_mtime >= started_at_s
+    except OSError:
+        return False
+
+
+def failed_before(directory: Path) -> str:
+    """The error for which an earlier try of this very torchrun failed for good; empty where there is none."""
+    try:
+        table = json.loads((directory / FAILURE).read_text(encoding="utf-8"))
+        return str(table["error"]) if table["attempt"] == attempt() != "" and restarted() else ""
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def attempt() -> str:
+    """What torchrun calls this run; empty without torchrun."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this rank again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def stopped_since(directory: Path, started_at_s: float) -> bool:
+    """Whether a run that saved, stopped and left word did so after `started_at_s` (seconds of the epoch)."""
+    try:
+        file = directory / RESULT
+        fresh = file.stat().st_mtime >= started_at_s
+        return fresh and json.loads(file.read_text(encoding="utf-8"))["outcome"] == "stopped"
+    except (OSError, ValueError, KeyError):
+        return False

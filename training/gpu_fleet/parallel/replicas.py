@@ -1,0 +1,92 @@
+"""A model that every rank holds whole: DistributedDataParallel, with gradients that may be compressed."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gpu_fleet import config, precision
+from gpu_fleet.data.loader import Batch
+from gpu_fleet.evaluation import mean_loss
+from gpu_fleet.parallel.spread import Whole
+from gpu_fleet.parallel.world import World
+
+# PowerSGD compresses from here on: the first, large gradients are over.
+POWERSGD_FIRST_STEP = 10
+
+PASSES_UNTIL_SETTLED = 2  # a static graph is noted in the first, the groups of gradients in the second
+
+
+class Replicas(Whole):
+    """The same model on every rank, gradients averaged by DistributedDataParallel."""
+
+    def __init__(self, model: nn.Module, settings: config.Config, where: World) -> None:
+        ids = [where.device.index] if where.device.type == "cuda" else None
+        self._parallel = DistributedDataParallel(
+            model,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            static_graph=True,
+            forward_sync_buffers=False,  # those of rank 0 count: see World.share_buffers
+        )
+        super().__init__(model, self._parallel, settings, where.device)
+        self._rank, self._compression_rank = where.rank, settings.parallel.powersgd_rank
+        self._compression: powerSGD_hook.PowerSGDState | None = None
+        if self._compression_rank:
+            self._compression = powerSGD_hook.PowerSGDState(
+                process_group=None,
+                matrix_approximation_rank=self._compression_rank,
+                start_powerSGD_iter=POWERSGD_FIRST_STEP,
+            )
+
+    def rehearse(self, batch: Batch) -> None:
+        """Passes that leave no trace in weights and buffers; they may draw from the generators.
+
+        DistributedDataParallel groups the gradients for their reduction by the passes it has seen, and that
+        orders its sums over more than two ranks: a resumed run must not begin with other groups.
+        A static graph also has to be known before `no_sync` (torch 2.13).
+        """
+        before = [buffer.clone() for buffer in self._module.buffers()]
+        for _ in range(PASSES_UNTIL_SETTLED):
+            with precision.autocast(self._settings, self._device):
+                loss = mean_loss(self._called(batch.inputs), batch.targets)
+            torch.autograd.backward(loss)
+            self._module.zero_grad(set_to_none=True)
+        for buffer, value in zip(self._module.buffers(), before, strict=True):
+            buffer.copy_(value)
+        if self._compression is not None:
+            self._parallel.register_comm_hook(self._compression, powerSGD_hook.powerSGD_hook)
+
+    def carried(self) -> dict[str, Any]:
+        """What compression has left over on this rank, to be sent later: as large as the gradients."""
+        state = self._compression
+        if state is None:
+            return {}
+        tensors = {"left_over": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
+        on_cpu = {name: {place: t.cpu() for place, t in found.items()} for name, found in tensors.items()}
+        return {"rank": self._compression_rank, "steps": state.iter, **on_cpu}
+
+    def take_up(self, carried: list[dict[str, Any]]) -> None:
+        """Goes on with what every rank carried; another number of ranks share the mean: nothing is lost."""
+        state = self._compression
+        if state is None or not carried or not carried[0]:
+            return
+        same_world = len(carried) == dist.get_world_size()
+        mine = carried[self._rank] if same_world else _mean(carried)
+        state.iter = mine["steps"]
+        state.error_dict = self._on_device(mine["left_over"])
+        if mine["rank"] == self._compression_rank:
+            state.p_memory_dict, state.q_memory_dict = (self._on_device(mine[name]) for name in ("p", "q"))
+
+    def _on_device(self, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        return {place: tensor.to(self._device) for place, tensor in tensors.items()}
+
+
+def _mean(carried: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first, with the mean of what all have left over."""
+    places = carried[0]["left_over"]
+    mean = {place: sum(one["left_over"][place] for one in carried) / len(carried) for place in places}
+    return {**carried[0], "left_over": mean}

@@ -1,0 +1,201 @@
+"""A model spread over the ranks: replicated (DDP), sharded (FSDP2, tensor parallel) or cut into stages."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from gpu_fleet import config, precision
+from gpu_fleet.data.loader import Batch
+from gpu_fleet.errors import ParallelError
+from gpu_fleet.models import definitions, registry
+from gpu_fleet.parallel.world import World, divisors
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class Spread(Protocol):
+    """How the loop uses a model, wherever its parts are."""
+
+    other_layers: dist.ProcessGroup | None  # the ranks that hold the rest of a model cut by depth
+
+    def accumulate(
+        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+    ) -> Tensor | None:
+        """Forward and backward over the micro-batches of a step; their mean loss (), None where not known.
+
+        Afterwards the gradients are those of the mean over all targets that count, of all micro-batches and
+        ranks: `loss` is the mean over those of one batch, which weighs as many as it has. The mean over the
+        ranks of what is returned is the mean over all those targets.
+        """
+        ...
+
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        """Logits of one batch; None on a rank that does not hold the end of the model."""
+        ...
+
+    def rehearse(self, batch: Batch) -> None:  # noqa: ARG002 - for those who need it
+        """A pass before the first step, where the steps would depend on whether there was one before."""
+        return
+
+    def carried(self) -> dict[str, Any]:
+        """What this rank carries from step to step beside weights and moments; each checkpoint has it."""
+        return {}
+
+    def take_up(self, carried: list[dict[str, Any]]) -> None:  # noqa: ARG002 - for those who carry
+        """Goes on with what all ranks of the saved run carried, in rank order."""
+        return
+
+
+class TargetShare:
+    """What a micro-batch weighs in its step: its part of all targets that count, on all ranks.
+
+    The ranks add up their numbers beside the first forward pass, so that nobody waits. Gradients are averaged
+    over the ranks afterwards, so 1 is the part of a rank that has its even share in one micro-batch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        shared = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.group.WORLD if shared else None
+        self._ranks = dist.get_world_size() if shared else 1
+        self._total = torch.ones(())
+        self._alone = (
+            0  # the total where there are no other ranks: then nothing need be computed on the device
+        )
+        self._pending: dist.Work | None = None
+
+    def begin(self, counted: Sequence[int]) -> None:
+        """A step begins whose micro-batches have so many targets on this rank; called by all ranks."""
+        self._alone = sum(counted)
+        if self._group is not None:  # not by dist.all_reduce, whose checks take longer than the call itself
+            self._total = torch.full((), float(self._alone), device=self._device)
+            self._pending = self._group.allreduce([self._total])
+
+    def of(self, counted: int | Tensor) -> Tensor | float:
+        """The weight of a micro-batch with so many targets; () on the device where there are other ranks."""
+        if self._group is None:
+            return counted / max(1, self._alone)
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+            self._total.clamp_(min=1)
+        return counted * self._ranks / self._total
+
+
+class Whole(Spread):
+    """A model that this rank calls as one, however its parameters are stored."""
+
+    def __init__(
+        self, module: nn.Module, called: nn.Module, settings: config.Config, device: torch.device
+    ) -> None:
+        """`called` is `module`, or its DistributedDataParallel."""
+        self.other_layers: dist.ProcessGroup | None = None
+        self._module, self._called = module, called
+        self._share = TargetShare(device)
+        self._settings, self._device = settings.precision, device
+
+    def accumulate(
+        self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
+    ) -> Tensor | None:
+        micro_batches = list(batches)  # all at once, for their number of targets
+        self._share.begin([batch.counted for batch in micro_batches])
+        total: Tensor | None = None
+        for number, batch in enumerate(micro_batches, start=1):
+            with reduced_last(self._called, last=number == len(micro_batches)):
+                with precision.autocast(self._settings, self._device):
+                    part = loss(self._called(batch.inputs), batch.targets)
+                    weight = self._share.of(batch.counted)
+                    part = part if isinstance(weight, float) and weight == 1 else part * weight
+                torch.autograd.backward(scale(part))
+            total = part.detach() if total is None else total + part.detach()
+        return total
+
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        with precision.autocast(self._settings, self._device):
+            return cast("Tensor", self._module(inputs))
+
+
+def reduced_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """The backward pass inside sends gradients to the other ranks only for the last micro-batch."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        return cast("AbstractContextManager[None]", module.no_sync())
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+    return nullcontext()
+
+
+def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:
+    """Tensor parallel within `parallel.tensor` neighbours, FSDP2 over the rest."""
+    tensor = settings.parallel.tensor
+    if settings.precision.compile and 1 < tensor < where.size:  # measured: other losses from step 2 on
+        raise ParallelError(
+            f"precision.compile = true: torch 2.13 gets gradients wrong when {where.size} ranks share layers "
+            f"by parallel.tensor = {tensor}; parallel.tensor = {where.size}, fsdp and ddp can be compiled"
+        )
+    mesh = init_device_mesh(
+        where.device.type, (where.size // tensor, tensor), mesh_dim_names=("data", "tensor")
+    )
+    if settings.parallel.strategy == "tensor":
+        cut_layers(model, settings, mesh["tensor"])
+    if settings.parallel.strategy == "fsdp" or mesh["data"].size() > 1:
+        fully_shard_blocks(model, settings, mesh["data"])
+    return Whole(model, model, settings, where.device)
+
+
+def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
+    """Shards each repeated layer by itself, then the rest: one layer at a time is whole in memory."""
+    dtype = precision.DTYPES.get(settings.precision.dtype)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for block in registry.blocks(model, settings.model.name):
+        if settings.precision.compile:  # without what brings the parts together, at which a graph would break
+            block.forward = torch.compile(block.forward)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def cut_layers(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
+    """Megatron-style tensor parallelism (Shoeybi et al., 2019) of the Llama decoder, in place.
+
+    Raises ParallelError when the heads do not divide.
+    """
+    decoder = decoder_of(model, settings)
+    heads = min(decoder.config.num_attention_heads, decoder.config.num_key_value_heads)
+    if heads % mesh.size():
+        raise ParallelError(
+            f"parallel.tensor = {mesh.size()} does not divide {heads} heads; these do: {divisors(heads)}"
+        )
+    within_layer = {
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(),
+    }
+    for layer in registry.blocks(model, settings.model.name):
+        parallelize_module(layer, mesh, within_layer)
+    ends = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    parallelize_module(decoder, mesh, ends)
+
+
+def decoder_of(model: nn.Module, settings: config.Config) -> Any:
+    """The LlamaForCausalLM inside a `gpt`; raises ParallelError for any other model."""
+    if settings.model.name != "gpt" or not isinstance(model, definitions.Logits):
+        raise ParallelError(
+            f"parallel.strategy = {settings.parallel.strategy!r}: can spread the model 'gpt' only, "
+            f"not {settings.model.name!r}; ddp and fsdp take every model"
+        )
+    return model.network

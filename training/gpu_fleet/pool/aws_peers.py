@@ -1,0 +1,71 @@
+"""Which machines of a pool train together: the members in service of this machine's Auto Scaling group."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+from gpu_fleet.errors import LaunchError
+from gpu_fleet.pool.identity import Identity, Machine
+from gpu_fleet.pool.members import in_order, members_in_service
+
+STATES_PER_CALL = 50  # of DescribeAutoScalingInstances
+
+
+def aws_peers(identity: Identity, machine: Machine) -> list[str]:
+    """Private addresses of this machine's group, itself among them, lowest first.
+
+    One address when it belongs to no group. Raises LaunchError while members are still on their way in, when
+    this machine is on its way out, and when the calls are refused. It asks what an instance may ask:
+    ec2:DescribeInstances and autoscaling:DescribeAutoScalingInstances.
+    """
+    with _explained(machine):
+        own = _memberships(identity, [machine.instance_id])
+        if not own:
+            return [machine.address]
+        addresses = _addresses(identity, own[0]["AutoScalingGroupName"])
+        members = _memberships(identity, [*addresses])
+        return in_order([addresses[instance_id] for instance_id in members_in_service(members, machine)])
+
+
+def _memberships(identity: Identity, instance_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Group and lifecycle state of each instance that is in a group."""
+    client = boto3.client("autoscaling", region_name=identity.region)
+    found = []
+    for start in range(0, len(instance_ids), STATES_PER_CALL):
+        part = list(instance_ids[start : start + STATES_PER_CALL])
+        found += client.describe_auto_scaling_instances(InstanceIds=part)["AutoScalingInstances"]
+    return found
+
+
+def _addresses(identity: Identity, group: str) -> dict[str, str]:
+    """Private addresses of the running instances of the pool in `group`, by instance id."""
+    wanted = {
+        "instance-state-name": "running",
+        "tag:aws:autoscaling:groupName": group,
+        "tag:gpu-fleet:stack": identity.stack,
+        "tag:gpu-fleet:pool": identity.pool,
+    }
+    filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
+    ec2 = boto3.client("ec2", region_name=identity.region)
+    pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
+    reservations = [reservation for page in pages for reservation in page["Reservations"]]
+    return {
+        instance["InstanceId"]: instance["PrivateIpAddress"]
+        for reservation in reservations
+        for instance in reservation["Instances"]
+    }
+
+
+@contextmanager
+def _explained(machine: Machine) -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        answer = error.response.get("Error", {})
+        text = f"{answer.get('Code', 'error')}: {answer.get('Message', error)}"
+        raise LaunchError(f"peers of {machine.instance_id} cannot be found: {text}") from error
+    except BotoCoreError as error:
+        raise LaunchError(f"peers of {machine.instance_id} cannot be found: {error}") from error

@@ -1,0 +1,54 @@
+"""Number formats: autocast, the gradient scaler, clipping."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from gpu_fleet import config
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_matrix_format(settings: config.Precision) -> None:
+    """Lets matrix products round to TF32 when asked; fp32 keeps them whole."""
+    chosen = "tf32" if settings.dtype == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = chosen
+    torch.backends.cudnn.conv.fp32_precision = chosen  # type: ignore[attr-defined]  # torch 2.9 and later, not in its hints
+
+
+def autocast(settings: config.Precision, device: torch.device) -> AbstractContextManager[None]:
+    """The context of a forward pass."""
+    dtype = DTYPES.get(settings.dtype)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def scaler(settings: config.Precision, device: torch.device) -> torch.amp.GradScaler:
+    """Scales the loss for fp16, whose gradients would underflow; does nothing for the other formats."""
+    return torch.amp.GradScaler(device.type, enabled=settings.dtype == "fp16")
+
+
+def clip(model: nn.Module, limit: float, others: dist.ProcessGroup | None = None) -> Tensor:
+    """The norm of all gradients () float32, which are scaled down to `limit` when above it; 0 never clips.
+
+    `others` are the ranks that hold the other layers of the model.
+    """
+    kinds: dict[object, list[Tensor]] = {}  # by device mesh
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            kinds.setdefault(mesh, []).append(parameter)
+    squared = torch.zeros((), device=next(model.parameters()).device)
+    for parameters in kinds.values():  # torch's fused norms take tensors of one mesh only, or plain ones
+        norm = torch.nn.utils.get_total_norm([cast("Tensor", p.grad) for p in parameters])
+        squared += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
+    if others is not None:
+        dist.all_reduce(squared, group=others)
+    total = squared.sqrt()
+    if limit > 0:
+        for parameters in kinds.values():
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
+    return total

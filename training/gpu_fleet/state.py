@@ -1,0 +1,154 @@
+"""Everything that makes the next step what it is: saved, restored, and condensed into one hash."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel
+
+from gpu_fleet import config
+from gpu_fleet.errors import CheckpointError
+from gpu_fleet.metrics.flops import Utilisation
+from gpu_fleet.optimization import load_moments
+from gpu_fleet.parallel.spread import Spread
+from gpu_fleet.parallel.world import World
+
+
+@dataclass
+class State:
+    """One run between two steps."""
+
+    model: nn.Module  # the parameters of this rank, by the names they have in the whole model
+    spread: Spread  # how the steps use them
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    average: AveragedModel | None
+    utilisation: Utilisation | None  # of the peak; measured, not saved
+    step: int = 0  # optimizer steps done
+    position: int = 0  # samples consumed by all ranks since the first step
+
+    @property
+    def averaged(self) -> AveragedModel | None:
+        """The average when it has taken in any weights; before, it is what the model was at its start."""
+        return self.average if self.average is not None and int(self.average.n_averaged) else None
+
+
+def capture(state: State, settings: config.Config, samples: int, where: World) -> dict[str, Any]:
+    """What every strategy saves as it is: the position, and what each rank has of its own; called by all."""
+    return {
+        "scaler": state.scaler.state_dict(),
+        "rng": where.gather(capture_rng()),
+        "carried": where.gather_on_first(state.spread.carried()) if settings.parallel.powersgd_rank else [],
+        "step": state.step,
+        "position": state.position,
+        "stream": {"samples": samples, "seed": settings.run.seed},
+    }
+
+
+def capture_tensors(state: State) -> dict[str, Any]:
+    """The tensors of a model that this rank holds whole; they change with the next update, and not before."""
+    return {
+        "model": _with_own_buffers(state.model),
+        "optimizer": state.optimizer.state_dict(),
+        "average": {} if state.average is None else _with_own_buffers(state.average),
+    }
+
+
+def _with_own_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Its parameters, and copies of its buffers, which batch norm changes in every forward pass."""
+    buffers = {name for name, _ in module.named_buffers()}
+    return {name: value.clone() if name in buffers else value for name, value in module.state_dict().items()}
+
+
+def apply(state: State, saved: dict[str, Any], settings: config.Config, samples: int, where: World) -> None:
+    """Puts position and generators back; raises CheckpointError when they are of other samples."""
+    stream = {"samples": samples, "seed": settings.run.seed}
+    if saved["stream"] != stream:
+        raise CheckpointError(
+            f"the checkpoint's samples were {saved['stream']}, this run's are {stream}; use the same "
+            "data and run.seed, or another run.directory and checkpoint.uri"
+        )
+    if saved["scaler"]:  # of another number format than fp16 there is none: the scale begins anew
+        state.scaler.load_state_dict(saved["scaler"])
+    state.step, state.position = saved["step"], saved["position"]
+    state.spread.take_up(saved.get("carried", []))  # a checkpoint of an older trainer has none
+    if where.rank < len(saved["rng"]):
+        restore_rng(saved["rng"][where.rank])
+    else:
+        seed_rng(settings.run.seed, where.rank, state.step)
+
+
+def apply_tensors(state: State, saved: dict[str, Any]) -> None:
+    """Puts captured tensors back; raises CheckpointError when they are of a model of another shape."""
+    try:
+        state.model.load_state_dict(saved["model"])
+        load_moments(state.optimizer, saved["optimizer"])
+        if state.average is not None:
+            state.average.load_state_dict(saved["average"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the checkpoint does not fit the configuration: {error}") from error
+
+
+def apply_weights(state: State, weights: dict[str, Tensor]) -> None:
+    """Begins with these weights; raises CheckpointError when they are of a model of another shape."""
+    try:
+        state.model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights do not fit model.options: {error}") from error
+
+
+def capture_rng() -> dict[str, Tensor]:
+    """The generators that dropout draws from; data order and augmentation need none."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_rng(states: dict[str, Tensor]) -> None:
+    """Puts the generators of this rank back."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def seed_rng(seed: int, rank: int, step: int) -> None:
+    """Starts the generators of a rank that has no saved ones, apart from those of the other ranks."""
+    digest = hashlib.sha256(f"{seed}/{rank}/{step}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "big"))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded, on the CPU; called by all ranks alike."""
+    gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return gathered.detach().cpu().contiguous()
+
+
+def whole_weights(model: nn.Module, where: World, by_depth: bool) -> dict[str, Tensor]:
+    """All parameters and buffers on the CPU, each with memory of its own; called by all ranks.
+
+    `by_depth` says that the ranks hold different layers, which are then brought together.
+    """
+    mine = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
+    parts = where.gather(mine) if by_depth else [mine]
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+def parameters_sha256(model: nn.Module, where: World) -> str:
+    """Hex SHA-256 over names and bytes of all parameters and buffers, in name order, wherever they lie.
+
+    The same for one set of weights however it is spread; called by all ranks.
+    """
+    mine = {name: _bytes_sha256(whole(tensor)) for name, tensor in model.state_dict().items()}
+    everything: dict[str, str] = {}
+    for part in reversed(where.gather(mine)):  # the buffers of rank 0 are those that count
+        everything.update(part)
+    lines = "".join(f"{name} {everything[name]}\n" for name in sorted(everything))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _bytes_sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,0 +1,211 @@
+"""Why a run has to stop: a signal, a notice of the cloud, the stop file. A thread looks, nobody waits."""
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from enum import IntEnum
+from http.client import HTTPException
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from gpu_fleet import instance
+
+log = logging.getLogger(__name__)
+
+AWS_METADATA = "http://169.254.169.254"
+ALICLOUD_METADATA = "http://100.100.100.200"
+TIMEOUT_S = 1.0  # of one question to the metadata service, which is on the same host
+TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
+SAME_SIGNAL_S = 1.0  # torchrun and the terminal may both deliver one key press
+
+
+class Reason(IntEnum):
+    """What the ranks agree on by taking the largest; 0 goes on."""
+
+    NONE = 0
+    SAVE = 1  # no stop: a checkpoint is due by time
+    STOP_FILE = 2
+    REBALANCE = 3
+    SPOT_NOTICE = 4
+    SIGINT = 5
+    SIGTERM = 6
+
+    @property
+    def label(self) -> str:
+        """As result.json spells it."""
+        return self.name.lower().replace("_", "-")
+
+
+Notice = tuple[Reason, str]  # the reason and, for people, its detail
+Source = Callable[[], Notice | None]
+
+
+class Interruption:
+    """Holds the first reason to stop that this process has seen. Use it as a context around the run."""
+
+    def __init__(
+        self, sources: list[Source], poll_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sources = sources
+        self._poll_s = poll_s
+        self._clock = clock
+        self._notice: Notice = (Reason.NONE, "")
+        self._signalled_at: float | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="interruption", daemon=True)
+
+    @property
+    def reason(self) -> Reason:
+        return self._notice[0]
+
+    @property
+    def detail(self) -> str:
+        return self._notice[1]
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._on_signal)
+        if self._sources:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        now = self._clock()
+        if self._signalled_at is not None and now - self._signalled_at >= SAME_SIGNAL_S:
+            signal.signal(number, signal.SIG_DFL)  # the second signal: whoever sent it will not wait
+            os.kill(os.getpid(), number)
+            return
+        if self._signalled_at is None:
+            self._signalled_at = now
+            self._note((Reason[signal.Signals(number).name], f"signal {signal.Signals(number).name}"))
+
+    def _watch(self) -> None:
+        while not self._closed.is_set():
+            self.look()
+            self._closed.wait(self._poll_s)
+
+    def look(self) -> None:
+        """Asks every source once."""
+        for source in self._sources:
+            notice = source()
+            if notice is not None:
+                self._note(notice)
+
+    def _note(self, notice: Notice) -> None:
+        if self._notice[0] is Reason.NONE:
+            self._notice = notice
+            log.warning("event=interruption reason=%s detail=%r", notice[0].label, notice[1])
+
+
+def sources(*, rebalance: bool = False) -> list[Source]:
+    """What this instance can be asked: the stop file always, a metadata service where there is one."""
+    asked: list[Source] = [lambda: stop_file(instance.run_directory() / "stop")]
+    cloud = instance.table().get("cloud")
+    aws, alicloud = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"
+    if cloud == "aws" or aws in os.environ:
+        asked.append(AwsNotice(os.environ.get(aws, AWS_METADATA), rebalance=rebalance))
+    if cloud == "alicloud" or alicloud in os.environ:
+        asked.append(AlicloudNotice(os.environ.get(alicloud, ALICLOUD_METADATA)))
+    return asked
+
+
+def stop_file(path: Path) -> Notice | None:
+    """The stop file that the idle reaper or a person writes; its line is the detail."""
+    try:
+        return Reason.STOP_FILE, path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Reason.STOP_FILE, f"{path} is there but cannot be read: {error.strerror}"
+
+
+class AwsNotice:
+    """Spot interruptions and, where asked for, rebalance recommendations by IMDSv2.
+
+    A recommendation stands for as long as the instance lives: one that was there before the run ends no run.
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
+    """
+
+    def __init__(self, base_url: str, *, rebalance: bool = False) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._token = ""
+        self._rebalance = rebalance
+        self._standing: str | None = None  # the recommendation at the first look; empty: none stood
+
+    def __call__(self) -> Notice | None:
+        action = self._read("spot/instance-action")
+        if action is not None:
+            return Reason.SPOT_NOTICE, f"spot {_field(action, 'action')} at {_field(action, 'time')}"
+        return self._recommendation() if self._rebalance else None
+
+    def _recommendation(self) -> Notice | None:
+        advice = self._read("events/recommendations/rebalance") or ""
+        if self._standing is None:
+            self._standing = advice
+        if advice in ("", self._standing):
+            return None
+        return Reason.REBALANCE, f"rebalance recommended at {_field(advice, 'noticeTime')}"
+
+    def _read(self, path: str) -> str | None:
+        url = f"{self._base_url}/latest/meta-data/{path}"
+        answer = ask(url, {"X-aws-ec2-metadata-token": self._token}) if self._token else (401, "")
+        if answer[0] == 401:  # noqa: PLR2004 - HTTP: the token is missing or has run out
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
+            status, self._token = ask(f"{self._base_url}/latest/api/token", ttl, method="PUT")
+            if status != 200:  # noqa: PLR2004 - HTTP
+                self._token = ""
+                return None
+            answer = ask(url, {"X-aws-ec2-metadata-token": self._token})
+        return answer[1] if answer[0] == 200 else None  # noqa: PLR2004 - HTTP
+
+
+def _field(text: str, name: str) -> str:
+    """One field of a JSON object for people; a notice counts however it is worded."""
+    try:
+        return str(json.loads(text)[name])
+    except (ValueError, KeyError, TypeError):
+        return repr(text)
+
+
+class AlicloudNotice:
+    """Release of a preemptible instance, five minutes ahead.
+
+    https://www.alibabacloud.com/help/en/ecs/user-guide/query-the-interruption-events-of-preemptible-instances
+    """
+
+    def __init__(self, base_url: str) -> None:
+        self._url = f"{base_url.rstrip('/')}/latest/meta-data/instance/spot/termination-time"
+
+    def __call__(self) -> Notice | None:
+        status, text = ask(self._url, {})
+        return (Reason.SPOT_NOTICE, f"spot release at {text}") if status == 200 else None  # noqa: PLR2004 - HTTP
+
+
+def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
+    """Status and body of one question; status 0 when nobody answers, which is no reason to stop."""
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http to the own host
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+    except (OSError, ValueError, HTTPException) as error:
+        log.debug("event=metadata-silent url=%s error=%r", url, str(error))
+        return 0, ""

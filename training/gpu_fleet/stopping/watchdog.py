@@ -1,0 +1,110 @@
+"""The watchdog: a rank that no longer moves says where it hangs, and ends, so that torchrun can start anew.
+
+A collective that waits for a lost rank hangs in C++, where neither an exception nor a signal handler of
+Python gets through; so a thread looks, writes down the stacks of all threads, and ends the process.
+"""
+
+import faulthandler
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: another try may go well
+LOOKS_PER_LIMIT = 20
+SOONER = (
+    0.8  # of the timeout of a collective: a collective that fails first would name neither step nor place
+)
+log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Ends this process when `beat` was not called for `limit_s` seconds. A context around the run."""
+
+    def __init__(
+        self,
+        rank: int,
+        limit_s: float,
+        directory: Path,
+        step: Callable[[], int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[int], None] = os._exit,
+    ) -> None:
+        """`step` tells how many steps are done; the stacks go to `directory`/stacks-rank-N.txt.
+
+        `end` takes the exit status and does not return.
+        """
+        self._rank, self._limit_s, self._directory = rank, limit_s, directory
+        self._clock, self._end = clock, end
+        self._step = step
+        self._beaten_at = clock()
+        self._watched = threading.get_ident()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+
+    def beat(self) -> None:
+        """The run moves. Call it from the thread that created the watchdog."""
+        self._beaten_at = self._clock()
+
+    def rest(self) -> None:
+        """What follows may take its time, such as the last save; until the next beat nobody looks."""
+        self._beaten_at = math.inf
+
+    def look(self) -> None:
+        """Ends the process when the last beat is too long ago."""
+        silent_s = self._clock() - self._beaten_at
+        if silent_s < self._limit_s:
+            return
+        file = self._directory / f"stacks-rank-{self._rank}.txt"
+        log.critical(
+            "event=stalled rank=%d step=%d silent_s=%.1f limit_s=%.1f at=%r stacks=%s",
+            self._rank,
+            self._step(),
+            silent_s,
+            self._limit_s,
+            self._place(),
+            file,
+        )
+        _dump_stacks(file)
+        self._end(EXIT_STATUS)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._limit_s / LOOKS_PER_LIMIT):
+            self.look()
+
+    def _place(self) -> str:
+        """Where the watched thread is: its innermost line in this room."""
+        frame = sys._current_frames().get(self._watched)
+        here = str(Path(__file__).parents[1])
+        while frame is not None and not frame.f_code.co_filename.startswith(here):
+            frame = frame.f_back
+        if frame is None:
+            return "outside of the trainer"
+        code = frame.f_code
+        return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
+
+
+def _dump_stacks(file: Path) -> None:
+    """Writes the stacks of all threads; a full disk must not keep a hanging process alive."""
+    try:
+        with file.open("w", encoding="utf-8") as out:
+            faulthandler.dump_traceback(out, all_threads=True)
+    except OSError as error:
+        log.error("event=no-stacks file=%s error=%r", file, str(error))
+        faulthandler.dump_traceback(all_threads=True)
