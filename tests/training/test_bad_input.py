@@ -13,7 +13,7 @@ from PIL import Image
 from gpu_fleet import config, train
 from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.images import decode
-from tests.gpu_fleet.commands import command, tried_alone
+from tests.training.commands import command, tried_alone
 from tests.training.examples import Change, changed, few_digits, resnet_table, section, without_pictures
 
 

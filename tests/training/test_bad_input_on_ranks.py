@@ -13,7 +13,7 @@ from moto.core import set_initial_no_auth_action_count
 from gpu_fleet import config, loop
 from gpu_fleet.errors import ParallelError
 from gpu_fleet.parallel.world import world
-from tests.gpu_fleet.commands import command, tried, tried_alone
+from tests.training.commands import command, tried, tried_alone
 from tests.training.examples import (
     Change,
     changed,

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_fleet import errors, exit_codes, outcome
 from gpu_fleet.errors import TrainingError
-from tests.gpu_fleet.commands import tried, tried_alone
+from tests.training.commands import tried, tried_alone
 from tests.training.examples import changed, gpt_table
 
 ROOT = Path(__file__).parents[2]

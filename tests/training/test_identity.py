@@ -14,7 +14,7 @@ from gpu_fleet import config, identity
 from gpu_fleet.checkpoint import local, manager
 from gpu_fleet.data.dataset import describe, open_split
 from gpu_fleet.errors import CheckpointError, IdentityError
-from tests.gpu_fleet.commands import tried_alone
+from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table, train_on, train_rank, write_tokens
 from tests.training.programs import started
 
