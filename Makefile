@@ -1,34 +1,32 @@
-# Every target sets up .venv by itself, from PyPI alone, when it is missing or older than the requirements.
+# Every target sets up .venv by itself when it is missing or older than the locks, which hold each package by hash.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 FLEET := $(VENV)/bin/gpu-fleet
 STACK ?= local
-REQUIREMENTS := $(wildcard requirements.txt training/requirements.txt image/reaper/requirements.txt tests/requirements.txt)
+LOCKS := requirements.lock torch-pypi.lock torch-cpu.lock
 READY := $(VENV)/.ready
 POLICY := $(VENV)/policy/.ready
 # The benches that are proofs: each fails when what it looks for is found.
 PROOFS := reaper reaper_alicloud image first_boot
-# of this file, also where a link leads to it
-CHECKOUT := $(dir $(realpath $(lastword $(MAKEFILE_LIST))))
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test test-image image-lock lint format bench prove policy up preview preflight check cost refresh clean
+.PHONY: help rehearse test test-image lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(READY): $(REQUIREMENTS) pyproject.toml
-	@echo "setting up $(VENV)"
+$(READY): $(LOCKS) pyproject.toml .ci/environment.py
+	@echo "setting up $(VENV): some 450 MB, a minute or two; with an NVIDIA GPU 3 GB"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11")'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=-r %) --editable $(CHECKOUT)
+	@$(PY) .ci/environment.py install
 	@touch $@
 
-$(POLICY): stacks/crossguard/requirements.txt $(READY)
+$(POLICY): stacks/crossguard/requirements.lock $(READY)
 	@echo "setting up $(VENV)/policy"
 	@$(PY) -m venv $(VENV)/policy
-	@$(VENV)/policy/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(VENV)/policy/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
 	@touch $@
 
 rehearse: $(READY) ## Run the main job on this machine: stack, trainer with a spot notice, reaper
@@ -48,6 +46,9 @@ lint: $(READY) ## Format and lint with ruff, type-check with mypy --strict
 format: $(READY) ## Let ruff rewrite what it can
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
+
+lock: $(READY) ## Resolve requirements*.txt anew into the locks, which hold every package by hash
+	@$(PY) .ci/environment.py lock
 
 image-lock: $(READY) ## Hold the image's lockfile against what lies here
 	@$(FLEET) image lock

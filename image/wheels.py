@@ -1,6 +1,7 @@
 """The wheels of trainer, agent and gate: ``python -m image.wheels`` resolves and locks them by hash.
 
-One list a base, each made with the Python of that base: markers and tags are those of whoever resolves.
+One list a base, with one wheel a package: that which the base's own Python would choose. uv resolves for any
+base on any machine and downloads no wheel; versions are those of the development environment's locks.
 """
 
 import hashlib
@@ -8,9 +9,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from image.errors import ImageError, LockError, RequirementError
@@ -19,6 +24,11 @@ PROJECT = Path(__file__).resolve().parents[1]
 LOCKFILE = PROJECT / "image" / "versions.toml"
 LOCAL = "debian-12"
 PYTHONS = {LOCAL: (3, 11), "ubuntu-24.04": (3, 12)}
+# The newest glibc that a base's wheels may ask for, as manylinux_2_N.
+GLIBC = {LOCAL: 36, "ubuntu-24.04": 39}
+OLDEST_GLIBC = 5
+CONSTRAINTS = ("requirements.lock", "torch-pypi.lock")
+CPU_TORCH = "torch-cpu.lock"
 REQUIREMENTS = ("training/requirements.txt", "image/reaper/requirements.txt")
 HEADER = (
     "# Every wheel of the image's virtual environment; `python -m image.wheels` writes this from\n"
@@ -90,37 +100,92 @@ def fetch(folder: Path, listing: Path = LIST) -> None:
     )
 
 
-def base_of(version: tuple[int, int]) -> str:
-    """The base whose Python this is.
-
-    Raises:
-        RequirementError: none has it.
-    """
-    found = [base for base, python in PYTHONS.items() if python == version]
-    if not found:
-        known = ", ".join(f"{'.'.join(map(str, python))} of {base}" for base, python in PYTHONS.items())
-        raise RequirementError(f"Python {'.'.join(map(str, version))}: wheels are made for one; use {known}")
-    return found[0]
-
-
 def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> str:
     """Resolve the requirements, write the list and its SHA-256 into the lockfile; returns that hash.
 
     Raises:
-        LockError: pip's words when there is no solution.
-        RequirementError: this Python is not the base's.
+        LockError: uv's words when there is no solution, or a package has no wheel for the base.
     """
     listing = listing or list_of(base)
-    _require_python(base)
-    with tempfile.TemporaryDirectory() as folder:
-        options = [word for file in requirement_files() for word in ("--requirement", str(file))]
-        _pip(*options, into=Path(folder))
-        text = HEADER + TORCH[base] + "".join(sorted(_line(wheel) for wheel in Path(folder).glob("*.whl")))
+    packages = resolve(base)
+    lines = [f"{one['name']}=={one['version']} --hash=sha256:{best(one, tags(base))}\n" for one in packages]
+    if base == LOCAL:
+        lines = [line for line in lines if line.split("==")[0] not in pins(_text("torch-pypi.lock"))]
+        lines.append(cpu_torch(_text(CPU_TORCH), PYTHONS[base]))
+    text = HEADER + TORCH[base] + "".join(sorted(lines))
     listing.parent.mkdir(exist_ok=True)
     listing.write_text(text, encoding="utf-8")
     found = hashlib.sha256(text.encode()).hexdigest()
     lockfile.write_text(with_hash(lockfile.read_text(encoding="utf-8"), base, found), encoding="utf-8")
     return found
+
+
+def resolve(base: str) -> Sequence[Mapping[str, Any]]:
+    """What the requirements come to on a base: the ``packages`` of a pylock.toml (PEP 751).
+
+    Raises:
+        LockError: as for ``lock``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "pylock.toml"
+        command = [
+            *(str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--no-config"),
+            *("--format", "pylock.toml", "--only-binary", ":all:", "--output-file", str(output)),
+            *("--python-version", ".".join(map(str, PYTHONS[base]))),
+            *("--python-platform", f"x86_64-manylinux_2_{GLIBC[base]}"),
+            *(word for name in CONSTRAINTS for word in ("--constraint", str(PROJECT / name))),
+            *map(str, requirement_files()),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise LockError(f"uv pip compile failed: {' '.join(done.stderr.split())[-600:]}")
+        content: Sequence[Mapping[str, Any]] = tomllib.loads(output.read_text(encoding="utf-8"))["packages"]
+    return content
+
+
+def tags(base: str) -> list[Tag]:
+    """What a base's Python can install, the best first."""
+    python = PYTHONS[base]
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC[base], OLDEST_GLIBC - 1, -1)]
+    platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
+    interpreter = f"cp{''.join(map(str, python))}"
+    return [*cpython_tags(python, platforms=platforms), *compatible_tags(python, interpreter, platforms)]
+
+
+def best(package: Mapping[str, Any], wanted: Sequence[Tag]) -> str:
+    """SHA-256 of the wheel of a package that an installer would choose.
+
+    Raises:
+        LockError: it has none.
+    """
+    rank = {tag: place for place, tag in enumerate(wanted)}
+    fitting = [
+        (min(rank[tag] for tag in own & rank.keys()), wheel["hashes"]["sha256"])
+        for wheel in package.get("wheels", ())
+        if (own := parse_wheel_filename(unquote(wheel["url"].rsplit("/", 1)[-1]))[3]) & rank.keys()
+    ]
+    if not fitting:
+        raise LockError(f"{package['name']}=={package['version']}: no wheel for this base")
+    return str(min(fitting)[1])
+
+
+def cpu_torch(text: str, python: tuple[int, int]) -> str:
+    """The line of torch's CPU build for a Python.
+
+    Raises:
+        LockError: the lock of the CPU build has none.
+    """
+    marker = re.escape(f"python_version == '{'.'.join(map(str, python))}'")
+    found = re.search(
+        rf"^(torch==\S+) ; {marker}[^\n]*\\\n\s+(--hash=sha256:[0-9a-f]{{64}})", text, re.MULTILINE
+    )
+    if found is None:
+        raise LockError(f"{CPU_TORCH}: no torch for Python {'.'.join(map(str, python))}")
+    return f"{found[1]} {found[2]}\n"
+
+
+def _text(name: str) -> str:
+    return (PROJECT / name).read_text(encoding="utf-8")
 
 
 def with_hash(lockfile: str, base: str, found: str) -> str:
@@ -149,13 +214,8 @@ def sha256(wheel: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _line(wheel: Path) -> str:
-    name, version, _, _ = parse_wheel_filename(wheel.name)
-    return f"{name}=={version} --hash=sha256:{sha256(wheel)}\n"
-
-
 def _require_python(base: str) -> None:
-    if base_of(sys.version_info[:2]) != base:
+    if sys.version_info[:2] != PYTHONS[base]:
         wanted, have = (".".join(map(str, version)) for version in (PYTHONS[base], sys.version_info[:2]))
         raise RequirementError(f"Python {have}: {base} has {wanted}, and wheels are made for one")
 
@@ -179,14 +239,14 @@ def _pip(*options: str, into: Path) -> None:
 
 
 def main() -> int:
-    """Lock the wheels of the base whose Python runs this; exit status 1 and one line when that cannot be."""
-    try:
-        base = base_of(sys.version_info[:2])
-        found = lock(base)
-    except ImageError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write(f"{list_of(base)}: sha256 {found}, written to {LOCKFILE.name}\n")
+    """Lock the wheels of every base; exit status 1 and one line when that cannot be."""
+    for base in PYTHONS:
+        try:
+            found = lock(base)
+        except ImageError as error:
+            sys.stderr.write(f"error: {base}: {error}\n")
+            return 1
+        sys.stdout.write(f"{list_of(base)}: sha256 {found}, written to {LOCKFILE.name}\n")
     return 0
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from image import disk, oci, sbom, wheels
-from image.errors import BakeError, LockError, RequirementError
+from image.errors import BakeError, LockError
 
 
 def test_a_root_without_a_kernel_makes_no_disk(tmp_path):
@@ -52,7 +52,8 @@ def test_the_clouds_torch_brings_cuda_and_the_local_one_does_not():
 def test_wheels_that_are_all_there_are_not_asked_for(tmp_path, monkeypatch):
     (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"content")
     listing = tmp_path / "list.txt"
-    listing.write_text(wheels._line(tmp_path / "a-1-py3-none-any.whl"))
+    digest = wheels.sha256(tmp_path / "a-1-py3-none-any.whl")
+    listing.write_text(f"a==1 --hash=sha256:{digest}\n")
     monkeypatch.setattr(wheels, "_require_python", lambda base: None)
     monkeypatch.setattr(wheels, "_pip", lambda *options, into: pytest.fail("asked pip"))
 
@@ -78,17 +79,43 @@ def test_the_hash_of_a_list_goes_into_its_own_table():
     assert wheels.with_hash(text, "debian-12", "3") == text.replace('"2"', '"3"')
 
 
-def test_each_base_has_the_list_of_its_own_python():
-    assert wheels.base_of((3, 11)) == "debian-12"
-    assert wheels.base_of((3, 12)) == "ubuntu-24.04"
-    assert wheels.list_of("ubuntu-24.04").name == "ubuntu-24.04.txt"
+@pytest.mark.parametrize(("base", "tag"), [("debian-12", "cp311"), ("ubuntu-24.04", "cp312")])
+def test_each_base_takes_the_wheel_that_its_own_python_would_choose(base, tag):
+    files = [
+        *(
+            "a-1-py3-none-any.whl",
+            "a-1-cp311-abi3-manylinux_2_28_x86_64.whl",
+            "a-1-cp312-cp312-win_amd64.whl",
+        ),
+        *("a-1-cp311-cp311-manylinux_2_17_x86_64.whl", "a-1-cp312-cp312-manylinux_2_17_x86_64.whl"),
+        *("a-1-cp311-cp311-manylinux_2_40_x86_64.whl", "a-1-cp312-cp312-manylinux_2_40_x86_64.whl"),
+    ]
+    package = {
+        "name": "a",
+        "version": "1",
+        "wheels": [{"url": f"https://x/{name}", "hashes": {"sha256": name}} for name in files],
+    }
+
+    assert wheels.best(package, wheels.tags(base)) == f"a-1-{tag}-{tag}-manylinux_2_17_x86_64.whl"
 
 
-def test_a_python_of_no_base_is_refused():
-    with pytest.raises(
-        RequirementError, match=r"Python 3\.13: .* 3\.11 of debian-12, 3\.12 of ubuntu-24\.04"
-    ):
-        wheels.base_of((3, 13))
+def test_a_package_without_a_wheel_for_a_base_is_refused():
+    package = {
+        "name": "a",
+        "version": "1",
+        "wheels": [{"url": "https://x/a-1-cp39-cp39-win32.whl", "hashes": {}}],
+    }
+
+    with pytest.raises(LockError, match="a==1: no wheel for this base"):
+        wheels.best(package, wheels.tags("debian-12"))
+
+
+def test_the_cpu_build_of_torch_is_that_of_the_python():
+    text = (wheels.PROJECT / wheels.CPU_TORCH).read_text()
+
+    assert wheels.cpu_torch(text, (3, 11)) in wheels.list_of("debian-12").read_text()
+    with pytest.raises(LockError, match=r"no torch for Python 3\.10"):
+        wheels.cpu_torch(text, (3, 10))
 
 
 def test_the_same_packages_give_the_same_bill_of_materials():

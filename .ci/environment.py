@@ -1,0 +1,120 @@
+"""The development environment, every package held by hash: `environment.py install`, `environment.py lock`.
+
+`make` calls both with the Python of `.venv`. torch is apart: a machine without an NVIDIA GPU gets the CPU
+build, a tenth of the CUDA one, from the PyTorch project's index, or from where pip is told to look; PyPI has
+none. Modules are compiled when they are first imported: to do it all at once took half of the set-up's time.
+"""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+LOCK, TORCH_PYPI, TORCH_CPU = "requirements.lock", "torch-pypi.lock", "torch-cpu.lock"
+# Which environment each lock is for, and what it is made from.
+REQUIREMENTS = {
+    LOCK: (
+        "requirements.txt",
+        "training/requirements.txt",
+        "image/reaper/requirements.txt",
+        "tests/requirements.txt",
+    ),
+    "stacks/crossguard/requirements.lock": ("stacks/crossguard/requirements.txt",),
+}
+OLDEST_PYTHON = "3.11"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PROBE_S = 5
+DRIVER = Path("/proc/driver/nvidia/version")
+# What torch alone brings, where it brings CUDA.
+CUDA = re.compile(r"(torch|triton|cuda-[a-z0-9-]+|nvidia-(?!ml-py)[a-z0-9-]+)==")
+
+Source = tuple[str, tuple[str, ...]]  # in words, and pip's options
+CPU_BUILD: Source = ("the CPU build, from download.pytorch.org", ("--index-url", CPU_INDEX, "-r", TORCH_CPU))
+CPU_ELSEWHERE: Source = ("the CPU build, from where pip's configuration looks", ("-r", TORCH_CPU))
+FROM_PYPI: Source = ("PyPI's build, on Linux with 2.5 GB of CUDA", ("-r", TORCH_PYPI))
+
+
+def torch_sources(system: str, machine: str, gpu: bool, reachable: Callable[[], bool]) -> list[Source]:
+    """Where torch may come from, in the order to try. PyPI's build knows no CUDA on macOS and Windows."""
+    if gpu or (system, machine) != ("Linux", "x86_64"):
+        return [FROM_PYPI]
+    return [CPU_BUILD, FROM_PYPI] if reachable() else [CPU_ELSEWHERE, FROM_PYPI]
+
+
+def index_answers() -> bool:
+    """Whether the PyTorch project's index is to be reached; one try of five seconds."""
+    try:
+        with urllib.request.urlopen(f"{CPU_INDEX}/", timeout=PROBE_S):  # noqa: S310 - https above
+            return True
+    except OSError:
+        say(f"{CPU_INDEX} cannot be reached")
+        return False
+
+
+def say(text: str) -> None:
+    """One line to who set the environment up."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def pip(*options: str, quiet: bool = False) -> bool:
+    """Whether pip could install it."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--no-compile"]
+    return subprocess.run([*command, *options], cwd=TOP, check=False, capture_output=quiet).returncode == 0
+
+
+def install() -> int:
+    """Bring this Python's environment to what the locks say."""
+    if not pip("--require-hashes", "-r", LOCK):
+        return 1
+    for words, options in torch_sources(
+        platform.system(), platform.machine(), DRIVER.exists(), index_answers
+    ):
+        if pip("--require-hashes", *options, quiet=options != FROM_PYPI[1]):
+            say(f"torch: {words}")
+            return 0 if pip("--no-build-isolation", "--editable", ".") else 1
+    return 1
+
+
+def lock() -> int:
+    """Resolve the requirements anew, for every platform and Python, and the wheels of each image.
+
+    Versions that still fit stay.
+    """
+    uv = Path(sys.executable).with_name("uv")
+    for target, sources in REQUIREMENTS.items():
+        command = [uv, "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON]
+        command += [
+            "--generate-hashes",
+            "--annotation-style",
+            "line",
+            "--custom-compile-command",
+            "make lock",
+        ]
+        subprocess.run([*command, "--output-file", target, *sources], cwd=TOP, check=True, env=_environment())
+    split(TOP / LOCK, TOP / TORCH_PYPI)
+    return subprocess.run([sys.executable, "-m", "image.wheels"], cwd=TOP, check=False).returncode
+
+
+def split(listing: Path, torch: Path) -> None:
+    """Move torch, and what it alone brings, out of a lock into one of its own."""
+    head, *blocks = re.split(r"^(?=[a-z0-9])", listing.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    listing.write_text(head + "".join(block for block in blocks if not CUDA.match(block)), encoding="utf-8")
+    torch.write_text(head + "".join(block for block in blocks if CUDA.match(block)), encoding="utf-8")
+
+
+def _environment() -> dict[str, str]:
+    """PyPI alone, whatever the machine's own configuration says."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | {
+        "UV_NO_CONFIG": "1"
+    }
+
+
+if __name__ == "__main__":
+    sys.exit({"install": install, "lock": lock}[sys.argv[1]]())

@@ -1,0 +1,163 @@
+"""The development environment: each version written once, current locks, torch without CUDA where it can."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from image.wheels import CPU_TORCH, PYTHONS, list_of, pins
+
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("environment", ROOT / ".ci" / "environment.py")
+environment = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(environment)
+REQUIREMENTS = sorted(path for paths in environment.REQUIREMENTS.values() for path in paths)
+LOCKED = pins((ROOT / environment.LOCK).read_text()) | pins((ROOT / environment.TORCH_PYPI).read_text())
+
+
+def names(path: str) -> list[str]:
+    lines = (line for line in (ROOT / path).read_text().splitlines() if line and line[0] not in "#-")
+    return [re.split(r"[=\[]", line)[0] for line in lines]
+
+
+def test_every_requirements_file_is_locked():
+    found = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("*/**/requirements.txt")
+        if ".venv" not in path.parts
+    }
+
+    assert {*found, "requirements.txt"} == {path for path in REQUIREMENTS if "build/" not in path}
+
+
+def test_each_version_is_written_once():
+    written = [name for path in REQUIREMENTS for name in pins((ROOT / path).read_text())]
+    bare = {name.lower() for path in REQUIREMENTS for name in names(path)}
+
+    assert len(written) == len(set(written))
+    assert bare == set(written)
+
+
+@pytest.mark.parametrize("lock", environment.REQUIREMENTS)
+def test_the_locks_are_of_the_requirements(lock):
+    """Run `make lock` after a change of requirements.txt."""
+    have = pins((ROOT / lock).read_text()) | LOCKED
+    wanted = {
+        name: version
+        for path in environment.REQUIREMENTS[lock]
+        for name, version in pins((ROOT / path).read_text()).items()
+    }
+
+    assert {name: have.get(name) for name in wanted} == wanted
+
+
+def test_torch_is_of_one_version_whoever_builds_it():
+    versions = set(re.findall(r"^torch==(\S+)", (ROOT / CPU_TORCH).read_text(), re.MULTILINE))
+
+    assert versions == {f"{LOCKED['torch']}+cpu"}
+
+
+@pytest.mark.parametrize("base", PYTHONS)
+def test_an_image_carries_the_versions_that_are_tested_here(base):
+    carried = {
+        name: version.removesuffix("+cpu") for name, version in pins(list_of(base).read_text()).items()
+    }
+
+    # a lock for all Pythons may have several versions of a package
+    text = "".join((ROOT / lock).read_text() for lock in (environment.LOCK, environment.TORCH_PYPI))
+    assert [name for name, version in carried.items() if f"\n{name}=={version} " not in text] == []
+
+
+@pytest.mark.parametrize("lock", [*environment.REQUIREMENTS, environment.TORCH_PYPI, environment.TORCH_CPU])
+def test_every_package_of_a_lock_has_a_hash(lock):
+    blocks = re.split(r"^(?=[a-z0-9])", (ROOT / lock).read_text(), flags=re.MULTILINE)[1:]
+
+    assert blocks
+    assert [block for block in blocks if "--hash=sha256:" not in block] == []
+
+
+def test_torch_and_cuda_are_in_a_lock_of_their_own(tmp_path):
+    whole, torch = tmp_path / "whole", tmp_path / "torch"
+    whole.write_text(
+        "# head\nnumpy==1 \\\n    --hash=a\nnvidia-cublas==1\nnvidia-ml-py==2\ntorch==3 \\\n    --hash=b\n"
+    )
+
+    environment.split(whole, torch)
+
+    assert whole.read_text() == "# head\nnumpy==1 \\\n    --hash=a\nnvidia-ml-py==2\n"
+    assert torch.read_text() == "# head\nnvidia-cublas==1\ntorch==3 \\\n    --hash=b\n"
+
+
+def never() -> bool:
+    raise AssertionError("asked the network")
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu", "reachable", "first"),
+    [
+        (("Linux", "x86_64"), False, lambda: True, environment.CPU_BUILD),
+        (("Linux", "x86_64"), False, lambda: False, environment.CPU_ELSEWHERE),
+        (("Linux", "x86_64"), True, never, environment.FROM_PYPI),
+        (("Darwin", "arm64"), False, never, environment.FROM_PYPI),
+    ],
+)
+def test_torch_brings_cuda_only_where_there_is_a_gpu_or_no_other_build(machine, gpu, reachable, first):
+    sources = environment.torch_sources(*machine, gpu, reachable)
+
+    assert sources[0] == first
+    assert sources[-1] == environment.FROM_PYPI
+
+
+def test_an_index_that_cannot_be_reached_is_named_and_asked_once(monkeypatch, capsys):
+    asked = []
+
+    def refuse(url, timeout):
+        asked.append(timeout)
+        raise OSError("no route")
+
+    monkeypatch.setattr(environment.urllib.request, "urlopen", refuse)
+
+    assert not environment.index_answers()
+    assert asked == [environment.PROBE_S]
+    assert "https://download.pytorch.org/whl/cpu cannot be reached" in capsys.readouterr().out
+
+
+def test_set_up_goes_on_with_the_next_source_of_torch(monkeypatch, capsys):
+    ran = []
+
+    def pip(*options, quiet=False):
+        ran.append(options)
+        return environment.TORCH_CPU not in options
+
+    monkeypatch.setattr(environment, "pip", pip)
+    monkeypatch.setattr(
+        environment, "torch_sources", lambda *_: [environment.CPU_ELSEWHERE, environment.FROM_PYPI]
+    )
+
+    assert environment.install() == 0
+    assert [options[-1] for options in ran] == [
+        environment.LOCK,
+        environment.TORCH_CPU,
+        environment.TORCH_PYPI,
+        ".",
+    ]
+    assert all("--require-hashes" in options for options in ran[:3])
+    assert "torch: PyPI's build" in capsys.readouterr().out
+
+
+def test_the_hooks_use_the_tools_of_the_environment():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+
+    assert {hooks_of["repo"] for hooks_of in hooks} == {"local"}
+    assert all(hook["entry"].startswith(".venv/bin/") for hooks_of in hooks for hook in hooks_of["hooks"])
+
+
+def test_the_workflow_runs_what_a_laptop_runs_and_takes_actions_by_commit():
+    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["ci"]
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    actions = [step["uses"] for step in job["steps"] if "uses" in step]
+
+    assert runs == [".ci/run"]
+    assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", action) for action in actions)
