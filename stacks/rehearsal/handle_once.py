@@ -1,13 +1,14 @@
 """What Lambda does: import the handler of an unpacked archive and call it once.
 
 Run by path, in a fresh interpreter with ``-I -S``, which sees no package that is installed here:
-``handle_once.py FOLDER EVENT RUNTIME``, where RUNTIME holds the packages that Lambda brings. The last line
-of its output is the answer.
+``handle_once.py FOLDER EVENT RUNTIME [TIME]``, where RUNTIME holds the packages that Lambda brings, and TIME is
+what its clock shows instead of the present. The last line of its output is the answer.
 """
 
 import importlib
 import json
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 REMAINING_MS = 300_000
@@ -24,13 +25,18 @@ class Context:
         return REMAINING_MS
 
 
-def main(folder: str, event: str, runtime: str) -> None:
+def main(folder: str, event: str, runtime: str, time: str = "") -> None:
     """Call the handler; its answer is printed after what it logs."""
     sys.path[:] = [folder, *sys.path, runtime]
     handler = importlib.import_module("image.reaper.sweep.handler")
     if not Path(str(handler.__file__)).is_relative_to(folder):
         raise SystemExit(f"the handler came from {handler.__file__}, not from {folder}")
-    answer = handler.handle(json.loads(event), Context())
+    if time:
+        now = datetime.fromisoformat(time)
+        ends_at = now + timedelta(milliseconds=REMAINING_MS)
+        answer = handler.run(json.loads(event), ends_at, f"lambda {Context.aws_request_id}", now)
+    else:
+        answer = handler.handle(json.loads(event), Context())
     sys.stdout.write(json.dumps(answer) + "\n")
 
 

@@ -126,9 +126,9 @@ def _through_the_hours(
         ]
     )
     untouched = machines.pictures(clients, stack)
-    dry = sweeps.by_command(function, moments.mark, dry_run=True)
+    dry = sweeps.by_command(function, moments.mark)
     touched = sum(untouched[one] != picture for one, picture in machines.pictures(clients, stack).items())
-    marking = sweeps.by_command(function, moments.mark, dry_run=False)
+    marking = sweeps.by_function(function, moments.mark)
     for player in players:
         player.mirror_tags(clients)
     live([(one, moments.mark, moments.end) for one in players if one.part.share in (0.0, 1.0)])

@@ -44,29 +44,33 @@ def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
     return Function(folder, function.inputs["environment"]["variables"], runtime)
 
 
-def by_command(function: Function, now: datetime, *, dry_run: bool) -> Report:
-    """``gpu-fleet sweep`` with the function's own policy, as of a given time; gives its report.
+def by_command(function: Function, now: datetime) -> Report:
+    """``gpu-fleet sweep --dry-run`` with the function's own policy, as of a given time; gives its report.
 
     Raises:
         ChildError: when it fails in part or altogether.
     """
-    stem = function.folder.parent / f"sweep-{'dry' if dry_run else 'real'}"
+    stem = function.folder.parent / "sweep-dry"
     report, log = stem.with_suffix(".json"), stem.with_suffix(".log")
     command = [
         *(sys.executable, "-m", "image.reaper", "sweep"),
         *("--policy", str(function.folder / "policy.json"), "--now", now.isoformat()),
         *("--report", str(report)),
-        "--dry-run" if dry_run else "--live",
+        "--dry-run",
     ]
     processes.run(command, log, {**function.environment, "PYTHONPATH": str(ROOT)})
     content: Report = json.loads(report.read_text())
     return content
 
 
-def by_function(function: Function) -> Report:
-    """The function's handler as of now, in an interpreter that sees Lambda's packages and no others of ours.
+def by_function(function: Function, now: datetime | None = None) -> Report:
+    """The function's handler, in an interpreter that sees Lambda's packages and no others of ours.
 
     Gives its answer with each verdict.
+
+    Args:
+        function: the sweep's.
+        now: what its clock shows; by default the present.
 
     Raises:
         ChildError: when the handler raises.
@@ -75,6 +79,7 @@ def by_function(function: Function) -> Report:
     command = [
         *(sys.executable, "-I", "-S", str(HANDLE_ONCE)),
         *(str(function.folder), "{}", str(function.runtime)),
+        *([now.isoformat()] if now else []),
     ]
     processes.run(command, log, function.environment)
     *events, answer = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]

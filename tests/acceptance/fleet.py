@@ -322,7 +322,7 @@ class Fleet:
             return
         self.swept_at = now
         self._beat(self._running())
-        self.sweeps.append(sweeps.by_command(self.function, now, dry_run=False))
+        self.sweeps.append(sweeps.by_function(self.function, now))
 
     def _tags(self, box: Box) -> set[str]:
         own = [{"Name": "resource-id", "Values": [box.id]}]

@@ -85,6 +85,19 @@ def client(service: str) -> Any:
     return boto3.client(service, region_name=REGION)
 
 
+def set_clock(monkeypatch: Any, now: datetime) -> None:
+    """Let ``gpu-fleet sweep`` see this time; a live one takes no other than the present."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return now.astimezone(tz)
+
+    monkeypatch.setattr("image.reaper.sweep.command.datetime", Clock)
+    # moto's answers carry the present
+    monkeypatch.setattr("image.reaper.calls.Calls._note_time", lambda *_: None)
+
+
 class MotoFleet:
     """Makes what a stack would have made: a bucket, a topic with a listening queue, machines, groups."""
 

@@ -19,6 +19,7 @@ from tests.reaper.moto_fleet import (
     budget_json,
     client,
     pool_policy,
+    set_clock,
     write_policy,
 )
 
@@ -93,9 +94,10 @@ def test_a_sweep_meters_and_freezes_and_a_person_unfreezes(fleet, run):
     ]
 
 
-def test_status_shows_what_is_spent(fleet, run):
+def test_status_shows_what_is_spent(fleet, run, monkeypatch):
     fleet.start()
-    run("sweep", "--live", "--now", NOW.isoformat())
+    set_clock(monkeypatch, NOW)
+    run("sweep", "--live")
 
     shown = run("status", "--now", (NOW + timedelta(hours=1)).isoformat())
 

@@ -51,6 +51,8 @@ def test_a_sweep_publishes_that_it_ran(fleet):
     ("event", "message"),
     [
         ({"dry_rum": True}, r"'dry_rum' is unknown; allowed: dry_run, override_breaker \(nearest: dry_run\)"),
+        ({"now": "2027-01-01T00:00:00Z"}, "'now' is unknown; allowed: dry_run, override_breaker"),
+        ({"as_of": "2027-01-01T00:00:00Z"}, "'as_of' is unknown; allowed: dry_run, override_breaker"),
         ({"dry_run": "yes"}, "dry_run = 'yes'; allowed: true or false"),
         (None, "event = None; allowed: an object"),
     ],

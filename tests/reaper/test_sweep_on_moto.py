@@ -9,7 +9,7 @@ from moto import mock_aws
 
 from image.console.cli import main
 from image.reaper.model import TAG_IDLE_SINCE, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, TAG_REAP_AFTER
-from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
+from tests.reaper.moto_fleet import BUCKET, NOW, MotoFleet, client, set_clock, write_policy
 
 AFTER_GRACE = NOW + timedelta(minutes=31)
 
@@ -28,12 +28,13 @@ def fleet(monkeypatch):
 
 
 @pytest.fixture
-def sweep(tmp_path):
+def sweep(tmp_path, monkeypatch):
     """Runs ``gpu-fleet sweep``; returns its exit code and report."""
 
     def run(now: datetime, *flags: str, **policy) -> tuple[Result, dict]:
         path, report = write_policy(tmp_path / "policy.json", **policy), tmp_path / "report.json"
-        arguments = ["sweep", "--policy", str(path), "--now", now.isoformat(), "--report", str(report)]
+        set_clock(monkeypatch, now)
+        arguments = ["sweep", "--policy", str(path), "--report", str(report)]
         arguments += [] if "--dry-run" in flags else ["--live"]
         result = CliRunner().invoke(main, [*arguments, *flags], catch_exceptions=False)
         return result, json.loads(report.read_text())
@@ -152,13 +153,28 @@ def test_what_people_write_into_tags_is_shown_as_they_wrote_it(fleet, tmp_path, 
     assert text in result.output
 
 
-def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(fleet, tmp_path):
+def test_a_report_that_cannot_be_written_is_one_message_after_what_was_done(fleet, tmp_path, monkeypatch):
     fleet.start()
     path, gone = write_policy(tmp_path / "policy.json"), tmp_path / "gone/report.json"
-    arguments = ["sweep", "--policy", str(path), "--now", NOW.isoformat(), "--live", "--report", str(gone)]
+    set_clock(monkeypatch, NOW)
+    arguments = ["sweep", "--policy", str(path), "--live", "--report", str(gone)]
 
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
 
     assert result.exit_code == 1
     assert "1 machines, 0 marked, 0 ended" in result.output
     assert f"error: --report {gone}: No such file or directory" in result.output
+
+
+@pytest.mark.parametrize("shift", [timedelta(days=30), timedelta(0), timedelta(days=-1)])
+def test_a_live_sweep_takes_no_time_but_the_present_and_does_nothing(fleet, tmp_path, shift):
+    (idle,) = fleet.start()
+    fleet.heartbeats([idle], idle_hours=2.5)
+    path, now = write_policy(tmp_path / "policy.json"), (NOW + shift).isoformat()
+
+    result = CliRunner().invoke(main, ["sweep", "--policy", str(path), "--live", "--now", now])
+
+    assert result.exit_code != 0
+    assert "--now with --live; allowed: --now with --dry-run only" in result.output
+    assert TAG_REAP_AFTER not in fleet.tags(idle)
+    assert client("s3").list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0

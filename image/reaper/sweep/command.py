@@ -49,6 +49,11 @@ def sweep(
 
     Exit code 1 when anything failed or the mass-idle breaker tripped.
     """
+    if now is not None and not dry_run:
+        raise ConfigurationError(
+            "--now with --live; allowed: --now with --dry-run only, because a live sweep at another time "
+            "would move the meter, freeze pools and terminate instances as of that time"
+        )
     meant = subject(asked)
     found = meant.policy
     options = Options(
