@@ -69,6 +69,9 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
     "Platform teams": {
         "new": Row("stacks.new.command:new", "Write a stack file from questions or flags."),
         "check": Row("stacks.preflight.check:check", "Check a stack file; needs no cloud."),
+        "schema": Row(
+            "stacks.settings.reference:command", "The stack file's keys, as a JSON Schema for editors."
+        ),
         "cost": Row("stacks.cost.command:cost", "What a stack costs an hour and a month."),
         "advise": Row("stacks.advise.__main__:main", "What a training run needs, and what to rent."),
         "catalog": CATALOG,

@@ -12,6 +12,7 @@ from stacks.catalog import Cloud, InstanceType
 from stacks.cost.estimate import estimate
 from stacks.errors import Problem, SettingsError
 from stacks.settings import Stack, reader, yaml_text
+from stacks.settings.reference import MODELINE
 
 DLAMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 CURRENCY = {Cloud.AWS: "USD", Cloud.ALICLOUD: "CNY"}
@@ -97,7 +98,8 @@ def text_of(answers: Answers) -> str:
     key = f"\n    kms_instance_id: {_scalar(answers.kms_instance_id)}" if answers.kms_instance_id else ""
     slots = _flow({zone: number for number, zone in enumerate(answers.zones)})
     return f"""\
-# Stack {_scalar(answers.name)}, made by `gpu-fleet new`. stacks/settings/schema.py documents every key.
+{MODELINE}
+# Stack {_scalar(answers.name)}, made by `gpu-fleet new`. docs/settings.md says what each key means.
 config:
   pulumi:disable-default-providers: ["*"]
   gpu-fleet:cloud: {answers.cloud}

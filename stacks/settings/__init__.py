@@ -24,7 +24,6 @@ from stacks.settings.schema import (
     Storage,
     Threshold,
     ThresholdKind,
-    matching,
 )
 
 __all__ = [
@@ -51,5 +50,4 @@ __all__ = [
     "Storage",
     "Threshold",
     "ThresholdKind",
-    "matching",
 ]

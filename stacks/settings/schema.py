@@ -4,52 +4,76 @@ Types, ranges and unknown keys are held by pydantic (see ``reader``); what must 
 held by ``rules``. Together they report every problem of a file at once.
 """
 
+import dataclasses
 import re
 from decimal import Decimal
 from enum import StrEnum
 from ipaddress import IPv4Network
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.dataclasses import dataclass
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from stacks.catalog import Cloud
 
 EXACT = ConfigDict(extra="forbid")
 
 
-def matching(pattern: str, allowed: str) -> AfterValidator:
-    """A check of text that says what is allowed in words rather than as a pattern."""
+@dataclasses.dataclass(frozen=True)
+class Matching:
+    """A check of text that says what is allowed in words; editors get the pattern.
 
-    def checked(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(allowed)
+    Attributes:
+        pattern: of the whole text.
+        allowed: what is said of other text.
+    """
+
+    pattern: str
+    allowed: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        any_script = self.pattern.replace(r"\w", r"\w\u0080-\uffff")  # an editor's \w is that of ASCII
+        return handler(schema) | {"pattern": f"^(?:{any_script})$"}
+
+    def checked(self, text: str) -> str:
+        """The text.
+
+        Raises:
+            ValueError: saying what is allowed.
+        """
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(self.allowed)
         return text
-
-    return AfterValidator(checked)
 
 
 PoolName = Annotated[
     str,
-    matching(r"[a-z][a-z0-9-]*[a-z0-9]", "must be lower case letters, digits and dashes, from a letter on"),
+    Matching(r"[a-z][a-z0-9-]*[a-z0-9]", "must be lower case letters, digits and dashes, from a letter on"),
 ]
 # What a tag's value may hold in IAM, Lambda and others, that refuse it after half of the stack is made:
 # docs.aws.amazon.com/IAM/latest/APIReference/API_Tag.html; Alibaba Cloud takes 128 characters.
 Owner = Annotated[
     str,
-    matching(r"[\w .:/=+@-]{0,128}", "must be up to 128 letters, digits, spaces and any of _ . : / = + - @"),
+    Matching(r"[\w .:/=+@-]{0,128}", "must be up to 128 letters, digits, spaces and any of _ . : / = + - @"),
 ]
-Address = Annotated[str, matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
+Address = Annotated[str, Matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
 BucketPattern = Annotated[
     str,
-    matching(
+    Matching(
         r"[a-z0-9.*-]{1,63}",
         "must be the name of an S3 bucket, lower case, with * for any letters, or * alone",
     ),
 ]
-Currency = Annotated[str, matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
-TimeOfDay = Annotated[str, matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
-Url = Annotated[str, matching(r"https?://\S+", "must be an http or https URL")]
+Currency = Annotated[str, Matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
+TimeOfDay = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
+Url = Annotated[str, Matching(r"https?://\S+", "must be an http or https URL")]
 # Pulumi.yaml must give a key a default before a stack may leave it out; the empty text is that default.
 OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
 # More than any account has of anything; beyond it the sums of the estimate outgrow their 28 digits.
@@ -248,6 +272,11 @@ class Size:
     """Machines of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``.
 
     A pool with a group for each zone may reach ``max`` in each of them; its worst month is counted so.
+
+    Attributes:
+        min: the group's lower limit.
+        desired: how many start with the pool; later the sweep and load decide.
+        max: the upper limit, of each group.
     """
 
     min: Count = 0
@@ -257,7 +286,11 @@ class Size:
 
 @dataclass(frozen=True, config=EXACT)
 class QuietHours:
-    """A daily span in the reaper's time zone during which nothing is taken away; may pass midnight."""
+    """A daily span in the reaper's time zone during which nothing is taken away; may pass midnight.
+
+    Attributes:
+        start, end: times of the day, ``"22:00"``; in quotes, or YAML may read a number.
+    """
 
     start: TimeOfDay
     end: TimeOfDay
@@ -364,7 +397,12 @@ class Pool:
 
 @dataclass(frozen=True, config=EXACT)
 class Threshold:
-    """A share of the budget that notifies when it is passed."""
+    """A share of the budget that notifies when it is passed.
+
+    Attributes:
+        percent: of ``budget.monthly``.
+        kind: of what is spent, or of the month's forecast.
+    """
 
     percent: Positive
     kind: ThresholdKind = ThresholdKind.ACTUAL
@@ -407,7 +445,12 @@ class Budget:
 
 @dataclass(frozen=True, config=EXACT)
 class Leftovers:
-    """Unattached volumes, unassociated addresses, long-stopped machines: listed, or removed if told so."""
+    """Unattached volumes, unassociated addresses, long-stopped machines: listed, or removed if told so.
+
+    Attributes:
+        older_than_days: younger ones are passed over.
+        remove: remove them, each only with a snapshot made since.
+    """
 
     older_than_days: Positive = 14
     remove: bool = False

@@ -10,6 +10,7 @@ from stacks import catalog
 from stacks.catalog import Cloud, regions
 from stacks.new import command, stack_file
 from stacks.settings import stack_files
+from stacks.settings.reference import MODELINE
 
 AWS = (
     *("--cloud", "aws", "--region", "us-east-1", "--account", "123456789012"),
@@ -141,7 +142,7 @@ def test_a_file_that_is_there_is_never_overwritten(folder):
 def test_print_writes_nothing(folder):
     done = run("research", *AWS, "--print")
 
-    assert done.output.startswith("# Stack research, made by `gpu-fleet new`.")
+    assert done.output.startswith(f"{MODELINE}\n# Stack research, made by `gpu-fleet new`.")
     assert list(folder.iterdir()) == []
 
 

@@ -1,0 +1,194 @@
+"""The stack file for editors and readers: a JSON Schema and a page of its keys, out of ``schema``'s classes.
+
+``gpu-fleet schema --write`` writes them; what must agree between keys is left to ``gpu-fleet check``.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import TypeAdapter
+
+from stacks import catalog, files
+from stacks.catalog import Cloud, regions
+from stacks.settings import namespaces, schema
+
+CHECKOUT = Path(__file__).parents[2]
+FILE, PAGE = CHECKOUT / "stacks/settings/stack.schema.json", CHECKOUT / "docs/settings.md"
+# The first line of a stack file, which lies in stacks/: https://github.com/redhat-developer/yaml-language-server
+MODELINE = "# yaml-language-server: $schema=settings/stack.schema.json"
+# What Pulumi itself keeps beside `config` (https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/).
+OF_PULUMI = ("secretsprovider", "encryptedkey", "encryptionsalt", "environment")
+ATTRIBUTE = re.compile(r"^    ([a-z_][a-z0-9_, ]*): (.*?)(?=^    \S|\Z)", re.MULTILINE | re.DOTALL)
+
+MOST_VALUES = 20  # of a cell
+WORDS = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "null": "null",
+}
+WORDS |= {"ipv4network": "network, such as 10.20.0.0/16"}
+
+Schema = dict[str, Any]
+
+
+def json_schema() -> Schema:
+    """The JSON Schema (draft 2020-12) of a whole stack file."""
+    stack = TypeAdapter(schema.Stack).json_schema()
+    definitions: Schema = stack.pop("$defs")
+    for name, definition in [*definitions.items(), ("Stack", stack)]:
+        _describe(definition, getattr(schema, name))
+    stack["properties"]["region"]["enum"] = sorted(
+        {one for cloud in Cloud for one in regions.of_cloud(cloud)}
+    )
+    definitions["Pool"]["properties"]["types"]["items"]["enum"] = sorted(one.name for one in catalog.load())
+    prefix = namespaces.PREFIX
+    config = {
+        "type": "object",
+        "properties": {f"{prefix}{key}": stack["properties"][key] for key in namespaces.KEYS},
+        "patternProperties": {"^pulumi:": {}},
+        "additionalProperties": False,
+        "required": [f"{prefix}{key}" for key in stack["required"] if key in namespaces.KEYS],
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A stack of gpu-fleet",
+        "description": "What must agree between keys is said by `gpu-fleet check STACK`.",
+        "type": "object",
+        "properties": {"config": config, **{key: {} for key in OF_PULUMI}},
+        "additionalProperties": False,
+        "required": ["config"],
+        "$defs": definitions,
+    }
+
+
+def _describe(definition: Schema, kind: type) -> None:
+    """Put a class's docstring where an editor shows it: its text at the whole, each attribute at its key."""
+    text, _, attributes = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
+    definition["description"] = _flat(text)
+    definition.pop("title", None)
+    said = {
+        name: _flat(meaning) for names, meaning in ATTRIBUTE.findall(attributes) for name in names.split(", ")
+    }
+    for name, entry in definition.get("properties", {}).items():
+        entry.pop("title", None)
+        if name in said:
+            entry["description"] = said[name]
+        if isinstance(entry.get("default"), dict):
+            del entry["default"]  # of a section: that of each of its keys
+        for holder in (entry, entry.get("additionalProperties", {})):
+            _no_quoted_numbers(holder)
+
+
+def _no_quoted_numbers(entry: Schema) -> None:
+    """A decimal may be text to pydantic; in a stack file it is a number."""
+    options = entry.get("anyOf", [])
+    if any(one.get("type") == "number" for one in options):
+        kept = [one for one in options if one.get("type") != "string"]
+        entry.pop("anyOf")
+        entry |= kept[0] if len(kept) == 1 else {"anyOf": kept}
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.replace("``", "`").split())
+
+
+def markdown() -> str:
+    """The reference of all keys, one table a section."""
+    whole = json_schema()
+    config, definitions = whole["properties"]["config"], whole["$defs"]
+    lines = [
+        "# Settings of a stack",
+        "",
+        "Made from `stacks/settings/schema.py` by `gpu-fleet schema --write`; a test holds it. Editors read",
+        "`stacks/settings/stack.schema.json`, which the first line of a stack file names. What must agree",
+        "between keys is said by `gpu-fleet check STACK`.",
+        "",
+        "## The keys of `config:`",
+        "",
+        *_table(config["properties"], config["required"], definitions),
+    ]
+    for name, definition in definitions.items():
+        lines += ["", f"## {name}", "", definition["description"], ""]
+        if "enum" in definition:
+            lines += [f"One of {_values(definition['enum'])}."]
+        else:
+            lines += _table(definition["properties"], definition.get("required", ()), definitions)
+    return "\n".join(lines) + "\n"
+
+
+def _table(properties: Mapping[str, Schema], required: list[str], definitions: Schema) -> Iterator[str]:
+    yield "| Key | Value | Default | Meaning |"
+    yield "|---|---|---|---|"
+    for key, entry in properties.items():
+        default = "required" if key in required else _default(entry)
+        section = definitions.get(_named(entry) or _named(entry.get("items", {})), {})
+        meaning = entry.get("description") or section.get("description", "")
+        meaning = meaning[:1].upper() + meaning[1:]
+        cells = (f"`{key}`", _value(entry), default, meaning)
+        yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def _default(entry: Schema) -> str:
+    if "default" not in entry:
+        return ""
+    return f"`{json.dumps(entry['default'])}`"
+
+
+def _named(entry: Schema) -> str:
+    return str(entry.get("$ref", "")).rpartition("/")[2]
+
+
+def _value(entry: Schema) -> str:
+    """A type with its range, in words."""
+    if name := _named(entry):
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in entry:
+        return " or ".join(dict.fromkeys(_value(one) for one in entry["anyOf"]))
+    if entry.get("type") == "array":
+        return f"list of {_value(entry['items'])}"
+    if entry.get("type") == "object":
+        return f"name: {_value(entry['additionalProperties'])}"
+    if "enum" in entry:
+        many = len(entry["enum"]) > MOST_VALUES
+        return f"text, such as `{entry['enum'][0]}`" if many else _values(entry["enum"])
+    return WORDS.get(str(entry.get("format")), WORDS[str(entry["type"])]) + _range(entry)
+
+
+def _range(entry: Schema) -> str:
+    low = entry.get("minimum", entry.get("exclusiveMinimum"))
+    high = entry.get("maximum")
+    above = "over " if "exclusiveMinimum" in entry else ""
+    if low is None or high is None:
+        return ""
+    return f", {above}{_plain(low)} to {_plain(high)}"
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.4f}".rstrip("0").rstrip(".")
+
+
+def _values(values: list[object]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+@click.command("schema", epilog="\b\nExample:\n  gpu-fleet schema")
+@click.option("--write", is_flag=True, help="Write it, and docs/settings.md, into the checkout.")
+def command(write: bool) -> None:
+    """Print the JSON Schema of a stack file, by which editors complete and check.
+
+    A stack file names it in its first line.
+    """
+    text = json.dumps(json_schema(), indent=1) + "\n"
+    if not write:
+        click.echo(text, nl=False)
+        return
+    for path, content in ((FILE, text), (PAGE, markdown())):
+        files.replace(path, content)
+        click.echo(f"written: {path.relative_to(CHECKOUT)}")
