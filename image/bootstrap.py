@@ -15,6 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+# the payload has the project's modules beside this file, for a Python that knows none of them
+sys.path.append(str(Path(__file__).resolve().parent / "python"))
+
+from image.instance.files import replace_text
+
 # An instance that has just booted may get its way out minutes later; what still fails after these will not
 # heal.
 WAITS_S = (30, 120, 600)
@@ -167,9 +172,7 @@ def write(place: Place, report: Report) -> None:
 def _put(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.parent.parent / f".{file.name}.{os.getpid()}"  # nobody but root writes there
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(file)
+        replace_text(file, text)
     except OSError as error:
         print(f"event=bootstrap-report-failed reason={str(error)!r}", flush=True)  # noqa: T201 - the journal
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from image.reaper.alicloud import oss
-from image.reaper.alicloud.credentials import Credentials
-from image.reaper.errors import ReaperError
-from image.reaper.metadata import Metadata
+from image.instance import oss
+from image.instance.alicloud_credentials import Credentials
+from image.instance.errors import InstanceError
+from image.instance.metadata import Metadata
 from image.wheel_store import Fetch, fetch_all, index_key, listing
 
 # What the user data says of the payload: cloud, region and bucket are those of the wheels too.
@@ -42,7 +42,7 @@ def main() -> int:
         text = listing(lists, base)
         where += f", {index_key(text)}"
         count = fetch_all(text, folder, _fetcher(payload))
-    except (ReaperError, BotoCoreError, ClientError, OSError, ValueError) as error:
+    except (InstanceError, BotoCoreError, ClientError, OSError, ValueError) as error:
         advice = "`gpu-fleet image wheels STACK` puts them there"
         sys.stderr.write(f"error: the trainer's wheels ({where}): {error}; {advice}\n")
         return 1

@@ -5,19 +5,17 @@ import tempfile
 from pathlib import Path
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, content: str | bytes) -> None:
     """Write a file so that whoever reads it meanwhile sees the old content or the new, never a part.
 
     Raises:
         OSError: it could not be written; the old content stays.
     """
     path = path.resolve()  # a link stays a link
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as target:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as target:
         part = Path(target.name)
         try:
-            target.write(text)
+            target.write(content.encode() if isinstance(content, str) else content)
             target.flush()
             os.fsync(target.fileno())
             part.chmod(path.stat().st_mode if path.exists() else 0o644)

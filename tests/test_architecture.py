@@ -54,6 +54,8 @@ def test_there_is_something_to_hold():
         ("stacks", ("tests", "gpu_fleet")),
         ("training/gpu_fleet", ("tests", "stacks", "image")),
         ("image", ("tests", "stacks", "gpu_fleet")),
+        ("image/instance", ("image.reaper", "image.readiness", "image.console")),
+        ("image/readiness", ("image.reaper", "image.console")),
         ("stacks/aws", ("stacks.alicloud", "pulumi_alicloud", "stacks.rehearsal")),
         ("stacks/alicloud", ("stacks.aws", "pulumi_aws", "stacks.rehearsal")),
     ],

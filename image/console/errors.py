@@ -14,7 +14,7 @@ BASES = frozenset(
     {
         "image.console.errors.ConsoleError",
         "image.errors.ImageError",
-        "image.reaper.errors.ReaperError",
+        "image.instance.errors.InstanceError",
         "stacks.errors.StacksError",
         "gpu_fleet.errors.TrainingError",
     }

@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,26 +10,25 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
 
+from image.instance import instance_file, paths
+from image.instance.errors import CloudError, InstanceFileError
 from image.instance.files import replace_text
-from image.readiness.checks import Finding, expected_of, judge
+from image.instance.metadata import Metadata
+from image.readiness.checks import Finding, judge
 from image.readiness.probes import look
-from image.reaper import paths
-from image.reaper.errors import ReaperError
-from image.reaper.metadata import Metadata
 
 LOG = logging.getLogger("image.readiness")
 
 
 def main() -> int:
-    """Exit status 0 when the machine may be used, 1 when it may not."""
+    """Exit status 0 when the instance may be used, 1 when it may not."""
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     try:
-        instance_file = tomllib.loads(paths.instance_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        LOG.error("event=not-ready reason=%r", f"{paths.instance_file()}: {error}")
+        instance = instance_file.load(paths.instance_file())
+    except InstanceFileError as error:
+        LOG.error("event=not-ready reason=%r", str(error))
         return 1
-    metadata = Metadata(str(instance_file.get("cloud", "aws")))
-    findings = judge(expected_of(instance_file, _ask(metadata, "instance-type")), look(pynvml))
+    findings = judge(instance.expected_of(_type_of(Metadata(instance.cloud))), look(pynvml))
     try:
         ready = write_report(findings, paths.ready_file(), datetime.now(UTC))
     except OSError as error:
@@ -60,11 +58,11 @@ def write_report(findings: Sequence[Finding], file: Path, now: datetime) -> bool
     return ready
 
 
-def _ask(metadata: Metadata, path: str) -> str | None:
+def _type_of(metadata: Metadata) -> str | None:
     try:
-        return metadata.get(path)
-    except ReaperError as error:
-        LOG.warning("event=metadata-silent path=%s reason=%r", path, str(error))
+        return metadata.instance_type()
+    except CloudError as error:
+        LOG.warning("event=metadata-silent reason=%r", str(error))
         return None
 
 

@@ -1,8 +1,10 @@
 """What a sound machine looks like: pure functions of what was expected and what was seen."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from image.instance.instance_file import Expected
 
 # Errors after which a GPU needs a reset or a replacement, by NVIDIA's catalogue (docs.nvidia.com/deploy/
 # xid-errors): double-bit ECC, halted microcontroller, failed row remapping, NVLink, fallen off the bus,
@@ -13,23 +15,6 @@ XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 SMALLEST_MEMORY_SHARE = 0.9
 # Copies inside one GPU; one that is this much slower than the fastest beside it throttles or has a fault.
 SMALLEST_BANDWIDTH_SHARE = 0.8
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the stack's catalogue says of this machine's type.
-
-    Attributes:
-        gpus: how many.
-        gpu_memory_gib: of each.
-        efa_interfaces: Elastic Fabric Adapters.
-        erdma_interfaces: elastic RDMA interfaces.
-    """
-
-    gpus: int = 0
-    gpu_memory_gib: float = 0
-    efa_interfaces: int = 0
-    erdma_interfaces: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,18 +148,6 @@ CHECKS: tuple[Callable[[Expected, Seen], Finding], ...] = (
 def judge(expected: Expected, seen: Seen) -> tuple[Finding, ...]:
     """Every check, in the order a person would ask."""
     return tuple(check(expected, seen) for check in CHECKS)
-
-
-def expected_of(instance_file: Mapping[str, object], instance_type: str | None) -> Expected:
-    """What ``instance.toml`` expects of a type; of an unknown one the least that any type of the pool has."""
-    tables = instance_file.get("expected", {})
-    if not isinstance(tables, dict) or not tables:
-        return Expected()
-    keys = Expected.__dataclass_fields__
-    known = {name: {key: table.get(key, 0) for key in keys} for name, table in tables.items()}
-    if instance_type in known:
-        return Expected(**known[instance_type])
-    return Expected(**{key: min(table[key] for table in known.values()) for key in keys})
 
 
 def _told(problems: Iterable[str], otherwise: str) -> str:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from image.reaper.errors import ReaperError
-from image.reaper.metadata import Metadata
+from image.instance.errors import InstanceError
+from image.instance.metadata import Metadata
 
 LOG = logging.getLogger("image.readiness")
 
@@ -61,7 +61,7 @@ def main() -> int:
             LOG.error("event=scratch-disk-left serial=%s reason=%r", serial, why)
             return 1
         use(disk, SCRATCH)
-    except (ReaperError, subprocess.CalledProcessError, OSError, ValueError) as error:
+    except (InstanceError, subprocess.CalledProcessError, OSError, ValueError) as error:
         LOG.error("event=scratch-disk-left reason=%r", str(error))
         return 1
     return 0
@@ -71,7 +71,7 @@ def serial_of(metadata: Metadata, name: str) -> str | None:
     """The serial number of this machine's cloud disk of a name; None when it has none.
 
     Raises:
-        ReaperError: the metadata service does not answer.
+        InstanceError: the metadata service does not answer.
     """
     listed = (metadata.get("disks/") or "").split()
     for serial in (entry.rstrip("/") for entry in listed):

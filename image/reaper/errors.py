@@ -1,35 +1,27 @@
-"""Everything this room raises on purpose."""
+"""Everything this room raises on purpose; the first four come from the room that agent and gate share."""
 
-import difflib
-from collections.abc import Iterable
+from image.instance.errors import CloudError, ConfigurationError, InstanceError, InstanceFileError, nearest
+
+__all__ = [
+    "AnswerError",
+    "CloudError",
+    "ConfigurationError",
+    "DeadlineError",
+    "InstanceFileError",
+    "LeaseError",
+    "PolicyError",
+    "ReaperError",
+    "SensorError",
+    "nearest",
+]
 
 
-class ReaperError(Exception):
-    """Base: one message for a person, shown without a traceback."""
+class ReaperError(InstanceError):
+    """Base of the reaper's own."""
 
 
 class PolicyError(ReaperError):
     """The policy file is wrong; the message lists every problem found."""
-
-
-class InstanceFileError(ReaperError):
-    """``instance.toml`` is missing or wrong."""
-
-
-class ConfigurationError(ReaperError):
-    """An environment variable, flag or event is missing or wrong."""
-
-
-class CloudError(ReaperError):
-    """A call to the cloud failed for good.
-
-    Attributes:
-        code: the cloud's error code.
-    """
-
-    def __init__(self, message: str, code: str = "") -> None:
-        self.code = code
-        super().__init__(message)
 
 
 class AnswerError(ReaperError):
@@ -58,14 +50,3 @@ class LeaseError(ReaperError):
 
 class SensorError(ReaperError):
     """A sensor could not be read; the message names why."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a typo: ``(nearest: idle_after_hours)``, or nothing.
-
-    Args:
-        word: what was written.
-        known: what may be written.
-    """
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (nearest: {close[0]})" if close else ""

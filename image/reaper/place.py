@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from image.reaper import instance_file, paths
+from image.instance import instance_file, paths
 from image.reaper import policy as policies
 from image.reaper.calls import DENIED, Calls
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError

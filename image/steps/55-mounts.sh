@@ -8,7 +8,7 @@ set -euo pipefail
 lay etc/systemd/system/home-file-system.service etc/systemd/system/home-tunnel.service \
     etc/systemd/system/bucket@.service \
     usr/libexec/gpu-fleet/mount-home usr/libexec/gpu-fleet/mount-bucket \
-    usr/libexec/gpu-fleet/oss-credentials usr/share/gpu-fleet/oss-profile
+    usr/share/gpu-fleet/oss-profile
 systemctl enable home-file-system.service
 # version 4 of NFS needs no port mapper, and nobody else shall find one
 systemctl mask --quiet rpcbind.service rpcbind.socket

@@ -1,7 +1,6 @@
 """The payload of a cloud's instances as a file: assembled from the checkout once, kept by its content."""
 
 import hashlib
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from image import payload, wheel_store
 from image.errors import ImageError
 from stacks.catalog import Cloud
 from stacks.errors import StacksError
+from stacks.files import replace
 from stacks.settings import ImageMode, Stack
 
 FOLDER = payload.PROJECT / "build" / "payload"
@@ -58,10 +58,7 @@ def built(cloud: Cloud) -> Payload:
         path = FOLDER / f"{cloud}-{payload.digest(files)}.tar.gz"
         if not path.is_file():
             FOLDER.mkdir(parents=True, exist_ok=True)
-            # in one move: another process may make the same
-            part = path.with_name(f".{path.name}.{os.getpid()}")
-            part.write_bytes(payload.compressed(files))
-            part.replace(path)
+            replace(path, payload.compressed(files))  # in one move: another process may make the same
         with path.open("rb") as file:
             return Payload(path, hashlib.file_digest(file, "sha256").hexdigest())
     except (ImageError, OSError) as error:

@@ -17,7 +17,7 @@ from stacks.errors import StacksError
 from stacks.settings import Market, Pool, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = "image.reaper"
+PACKAGE = "image"
 ENTRY = "image.reaper.sweep.handler"
 HANDLER = f"{ENTRY}.handle"
 POLICY_FILE = "policy.json"
@@ -58,11 +58,11 @@ def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
     """Paths of the modules the entry needs, with those they need, sorted; found by their imports.
 
     Args:
-        entry: a dotted name inside ``image.reaper``.
+        entry: a dotted name inside ``image``.
         cloud: whose modules go in as well; the entry finds them by its policy. Empty for those of none.
     """
     found = {"image/__init__.py", "image/reaper/__init__.py"}
-    waiting = [entry, f"{PACKAGE}.{cloud}.connect"]
+    waiting = [entry, f"image.reaper.{cloud}.connect"]
     while waiting:
         path = waiting.pop().replace(".", "/") + ".py"
         if path not in found and (ROOT / path).is_file():
@@ -72,13 +72,13 @@ def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
 
 
 def _imports(source: str) -> list[str]:
-    """Every name in ``image.reaper`` that a module imports, modules and their contents alike."""
+    """Every name in ``image`` that a module imports, modules and their contents alike."""
     names = []
     for node in ast.parse(source).body:  # imports stand at the top: ruff's PLC0415 holds that
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
             names += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names if alias.name.startswith(PACKAGE)]
+            names += [alias.name for alias in node.names if alias.name.startswith(f"{PACKAGE}.")]
     return names
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
+from stacks import files
+
 Figures = dict[str, dict[str, Any]]
 
 
@@ -73,6 +75,4 @@ def write(path: Path, stack: str, figures: Figures, seconds: float) -> None:
     """Write the figures as JSON: act -> figure -> value, beside ``stack`` and ``seconds``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"stack": stack, **figures, "seconds": round(seconds, 2)}
-    staged = path.with_suffix(".tmp")
-    staged.write_text(json.dumps(content, indent=2, default=float) + "\n")
-    staged.replace(path)
+    files.replace(path, json.dumps(content, indent=2, default=float) + "\n")

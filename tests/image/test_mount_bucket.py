@@ -10,7 +10,9 @@ import pytest
 
 from tests.reaper.metadata_server import metadata_server
 
-PROGRAMS = Path(__file__).parents[2] / "image" / "rootfs" / "usr" / "libexec" / "gpu-fleet"
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "image" / "rootfs" / "usr" / "libexec" / "gpu-fleet"
+CREDENTIALS = "image.instance.alicloud_credentials"
 PROFILE = PROGRAMS.parents[1] / "share" / "gpu-fleet" / "oss-profile"
 
 
@@ -94,14 +96,15 @@ def test_on_alibaba_cloud_rclone_is_told_who_knows_the_role(mounted):
     called = mounted("alicloud")
 
     assert called.startswith("/usr/share/gpu-fleet/oss-profile mount :s3,provider=Alibaba,env_auth=true,")
-    assert f"credential_process = /{PROGRAMS.relative_to(PROGRAMS.parents[2])}/oss-credentials\n" in (
+    assert f"credential_process = /usr/bin/python3 -I /opt/gpu-fleet/bin/run {CREDENTIALS}\n" in (
         PROFILE.read_text()
     )
 
 
 def credentials(base):
     return subprocess.run(
-        [sys.executable, PROGRAMS / "oss-credentials"],
+        [sys.executable, "-m", CREDENTIALS],
+        cwd=ROOT,
         env={"GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": base},
         capture_output=True,
         text=True,
@@ -134,5 +137,5 @@ def test_a_machine_without_a_role_is_one_line():
         done = credentials(service.base)
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: no keys of this machine's role from http://127.0.0.1:")
+    assert done.stderr.startswith("error: no keys of this instance's role: ")
     assert len(done.stderr.splitlines()) == 1

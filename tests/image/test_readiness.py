@@ -11,17 +11,16 @@ import pynvml
 import pytest
 import torch
 
+from image.instance.instance_file import Expected
+from image.instance.metadata import SERVICES
 from image.readiness import __main__ as gate
 from image.readiness import checks, copies, probes
-from image.readiness.checks import Expected, Finding, Gpu, Seen
+from image.readiness.checks import Finding, Gpu, Seen
+from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.metadata_server import metadata_server
 
 EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
 SOUND = Seen(gpus=(Gpu("0", 39.4, 0, 0, 1300.0), Gpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4)
-INSTANCE_FILE = {
-    "cloud": "aws",
-    "region": "us-east-1",
-    "expected": {"big": {"gpus": 8, "gpu_memory_gib": 40}, "small": {"gpus": 1, "gpu_memory_gib": 24}},
-}
 
 
 def failed(seen, expected=EXPECTED):
@@ -85,13 +84,24 @@ def test_an_error_of_a_program_is_not_the_machines_fault():
     assert failed(replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n")) == {}
 
 
-def test_the_expectation_is_that_of_the_machines_type():
-    assert checks.expected_of(INSTANCE_FILE, "big").gpus == 8
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_the_gate_expects_what_the_instances_own_type_has(cloud, tmp_path, monkeypatch):
+    """The two clouds keep the type under different paths of their metadata."""
+    (tmp_path / "instance.toml").write_text(
+        MACHINE_FILE.replace('"aws"', f'"{cloud}"') + '[expected."big"]\ngpus = 8\n'
+    )
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    path = {"aws": "instance-type", "alicloud": "instance/instance-type"}[cloud]
 
+    with metadata_server(cloud) as service:
+        service.says(path, "big")
+        monkeypatch.setenv(SERVICES[cloud][0], service.base)
+        status = gate.main()
 
-def test_of_an_unknown_type_the_least_is_expected():
-    assert checks.expected_of(INSTANCE_FILE, "huge") == Expected(gpus=1, gpu_memory_gib=24)
-    assert checks.expected_of({}, "big") == Expected()
+    report = json.loads((tmp_path / "ready.json").read_text())
+    assert status == 1
+    assert report["checks"]["gpu_count"]["detail"].startswith("0 of 8 GPUs")
 
 
 def test_rdma_devices_are_counted_by_their_driver(tmp_path):
@@ -236,7 +246,7 @@ def test_a_missing_instance_file_is_one_line(tmp_path, monkeypatch, caplog):
 
 
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, caplog):
-    (tmp_path / "instance.toml").write_text('cloud = "aws"\n')
+    (tmp_path / "instance.toml").write_text(MACHINE_FILE)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path / "missing"))
     monkeypatch.setattr(gate.Metadata, "get", lambda *_: None)

@@ -23,7 +23,7 @@ ENABLED = (
     "prometheus-node-exporter",
 )
 MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
-PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "oss-credentials", "scratch")
+PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "scratch")
 UNITS = (
     *(f"{name}.service" for name in ENABLED[:6]),
     *("home-tunnel.service", "trainer@.service", "bucket@.service", "mig@.service"),

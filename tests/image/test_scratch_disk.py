@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from image.instance.metadata import Metadata
 from image.readiness import scratch_disk
 from image.readiness.scratch_disk import Disk, disk_of, refusal, serial_of
-from image.reaper.metadata import Metadata
 from stacks.alicloud import launch
 from tests.reaper.metadata_server import metadata_server
 

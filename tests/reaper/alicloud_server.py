@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from image.reaper.alicloud.credentials import Credentials
+from image.instance.alicloud_credentials import Credentials
 from image.reaper.alicloud.session import PRODUCTS, Clients, Product
 
 SECRET = "made-up"

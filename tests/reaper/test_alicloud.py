@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 from botocore.awsrequest import AWSResponse
 
+from image.instance.alicloud_credentials import Credentials
+from image.instance.oss import bucket_client
 from image.reaper.alicloud import connect as alicloud_connect
 from image.reaper.alicloud.answers import TAG_STOPPED_AT, instance_of
-from image.reaper.alicloud.credentials import Credentials
 from image.reaper.alicloud.leftovers import Leftovers
 from image.reaper.alicloud.machines import Machines
 from image.reaper.alicloud.metrics import Heartbeats
-from image.reaper.alicloud.oss import OssStore, bucket_client
+from image.reaper.alicloud.oss import OssStore
 from image.reaper.alicloud.session import ATTEMPTS, flat, host_inside, host_of
 from image.reaper.alicloud.spot import spot_prices
 from image.reaper.aws import connect as aws_connect

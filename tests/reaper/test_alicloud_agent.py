@@ -7,17 +7,17 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper import instance_file
+from image.instance import instance_file
+from image.instance.alicloud_credentials import Credentials
+from image.instance.instance_file import load
+from image.instance.metadata import Metadata
 from image.reaper.agent.notices import Notice
 from image.reaper.agent.publish import Publisher, heartbeat
 from image.reaper.alicloud import agent as alicloud_agent
 from image.reaper.alicloud.agent import CloudMonitor, Notices
-from image.reaper.alicloud.credentials import Credentials
 from image.reaper.alicloud.lifecycle import Hook
 from image.reaper.aws import agent as aws_agent
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.instance_file import load
-from image.reaper.metadata import Metadata
 from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, serving

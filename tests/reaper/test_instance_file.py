@@ -2,8 +2,8 @@
 
 import pytest
 
-from image.reaper.errors import InstanceFileError
-from image.reaper.instance_file import load
+from image.instance.errors import InstanceFileError
+from image.instance.instance_file import Expected, load
 from tests.reaper.machine_file import MACHINE_FILE
 
 
@@ -28,14 +28,22 @@ def test_a_file_of_the_stack_is_read(tmp_path):
 
     assert (machine.stack, machine.pool, machine.region) == ("aws-dev", "dev", "us-east-1")
     assert (machine.idle_after_hours, machine.grace_minutes) == (24.0, 60)
-    assert machine.gpus_expected("g5.48xlarge") == 8
+    assert machine.expected_of("g5.48xlarge") == Expected(gpus=8)
 
 
-def test_of_an_unknown_type_the_fewest_gpus_are_expected(tmp_path):
+@pytest.mark.parametrize("instance_type", [None, "p9.huge"])
+def test_of_an_unknown_type_the_least_of_each_is_expected(tmp_path, instance_type):
     path = tmp_path / "instance.toml"
-    path.write_text(MACHINE_FILE + '[expected."g5.48xlarge"]\ngpus = 8\n')
+    path.write_text(MACHINE_FILE + '[expected."g5.48xlarge"]\ngpus = 8\nefa_interfaces = 1\n')
 
-    assert load(path).gpus_expected(None) == 1
+    assert load(path).expected_of(instance_type) == Expected(gpus=1)
+
+
+def test_of_a_pool_without_types_nothing_is_expected(tmp_path):
+    path = tmp_path / "instance.toml"
+    path.write_text(MACHINE_FILE.partition("[expected")[0])
+
+    assert load(path).expected_of("g5.xlarge") == Expected()
 
 
 @pytest.mark.parametrize(
@@ -46,6 +54,11 @@ def test_of_an_unknown_type_the_fewest_gpus_are_expected(tmp_path):
         ('cloud = "aws"', 'cloud = "awz"', "cloud = 'awz'; allowed: aws, alicloud (nearest: aws)"),
         ("after_hours = 24.0", "after_hours = -1", "idle.after_hours = -1; allowed: a number of at least 0"),
         ("gpus = 1", 'gpus = "1"', "expected.g5.xlarge.gpus = '1'; allowed: a whole number"),
+        (
+            "efa_interfaces = 0",
+            'efa_interfaces = "0"',
+            "expected.g5.xlarge.efa_interfaces = '0'; allowed: a number",
+        ),
         ("[idle]", "[idel]", "idle.after_hours = None; allowed: a number of at least 0"),
     ],
 )

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from image.instance.metadata import Metadata
 from image.reaper.errors import CloudError
-from image.reaper.metadata import Metadata
 from tests.reaper.metadata_server import metadata_server
 
 

@@ -247,6 +247,8 @@ def test_the_modules_of_the_bundle_are_found_by_their_imports():
     assert "image/reaper/sweep/decide.py" in sweep_archive.modules()
     assert sweep_archive.modules("image.reaper.errors") == (
         "image/__init__.py",
+        "image/instance/__init__.py",
+        "image/instance/errors.py",
         "image/reaper/__init__.py",
         "image/reaper/errors.py",
     )

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Protocol
 
+from image.instance.instance_file import InstanceFile
+from image.instance.metadata import Metadata
 from image.reaper.agent.drain import Holds
 from image.reaper.agent.notices import Notices
-from image.reaper.instance_file import Machine
-from image.reaper.metadata import Metadata
 
 
 class AgentCloud(Protocol):
@@ -30,7 +30,7 @@ class AgentCloud(Protocol):
         """Word that the machine goes."""
 
 
-def connect(machine: Machine, metadata: Metadata | None) -> AgentCloud:
+def connect(machine: InstanceFile, metadata: Metadata | None) -> AgentCloud:
     """The cloud that the machine is in; nothing of the other one is loaded."""
     made: AgentCloud = importlib.import_module(f"image.reaper.{machine.cloud}.agent").AgentCloud(
         machine, metadata

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-from image.reaper import instance_file, paths
+from image.instance import instance_file, paths
+from image.instance.instance_file import InstanceFile
+from image.instance.metadata import Metadata
 from image.reaper.agent import activity_file, gate_report, keep_folder
 from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.clock import Clock
@@ -23,14 +25,11 @@ from image.reaper.agent.sensors.own_use import OwnUse
 from image.reaper.agent.sensors.process_table import trainers
 from image.reaper.agent.sensors.process_tree import TreeCounters
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.instance_file import Machine
-from image.reaper.metadata import Metadata
 from image.reaper.metrics import HEARTBEAT
 from image.reaper.options import IsoTime
 
 LISTEN_EVERY_S = 5.0
 LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
-TYPE_PATHS = {"aws": "instance-type", "alicloud": "instance/instance-type"}  # below /latest/meta-data/
 # No housekeeping runs in one process tree: any CPU time or data beyond a timer's is its work.
 TREE_LIMITS = Limits(cpu_cores=0.02, disk_bytes_per_s=16 * 1024)
 
@@ -97,7 +96,7 @@ def run(options: Options) -> None:
     instance_id = options.instance_id or instance_id_of(metadata)
     LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, machine.pool, options.watch)
     tree = TreeCounters(options.watch_pid) if options.watch_pid else None
-    type_name = metadata.get(TYPE_PATHS[machine.cloud]) if metadata and not tree else None
+    type_name = metadata.instance_type() if metadata and not tree else None
     cloud = agent_cloud.connect(machine, metadata)
     publisher = Publisher(cloud.metrics(), machine.metric_namespace, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
@@ -112,7 +111,7 @@ def run(options: Options) -> None:
         clock,
         watched_tree(tree, clock.real_s)
         if tree
-        else whole_machine(machine.gpus_expected(type_name), own, clock.real_s),
+        else whole_machine(machine.expected_of(type_name).gpus, own, clock.real_s),
         reporter(machine, instance_id, options.watch, publisher, going),
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
         TREE_LIMITS if tree else Limits(),
@@ -136,7 +135,7 @@ def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: 
         LOG.info("event=stopped-by-signal")
 
 
-def loaded_machine() -> Machine:
+def loaded_machine() -> InstanceFile:
     """What the stack says of this machine, with the run folder made.
 
     Raises:
@@ -176,7 +175,7 @@ def instance_id_of(metadata: Metadata | None) -> str:
 
 
 def reporter(
-    machine: Machine, instance_id: str, watch: str, publisher: Publisher, going: Going | None
+    machine: InstanceFile, instance_id: str, watch: str, publisher: Publisher, going: Going | None
 ) -> Callable[[Judgement], None]:
     """What happens with each judgement: the file for people, the heartbeat for the sweep."""
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from image.reaper import paths
+from image.instance import paths
+from image.instance.instance_file import InstanceFile
 from image.reaper.agent import keep_folder
 from image.reaper.agent.cloud import AgentCloud
 from image.reaper.agent.drain import Drain, Holds, Steps
@@ -17,7 +18,6 @@ from image.reaper.agent.keep_folder import Saved
 from image.reaper.agent.notices import Notice, Notices
 from image.reaper.agent.sensors.own_use import OwnUse
 from image.reaper.errors import CloudError
-from image.reaper.instance_file import Machine
 
 LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Answers:
 class Target:
     """The machine itself: what the stack says of it, and its id."""
 
-    machine: Machine
+    machine: InstanceFile
     instance_id: str
 
 

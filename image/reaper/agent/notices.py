@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from image.instance.metadata import Metadata
 from image.reaper.errors import CloudError
-from image.reaper.metadata import Metadata
 from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.times import parse_time
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from image.instance import oss
+from image.instance.alicloud_credentials import KEY_ID, Credentials
+from image.instance.instance_file import InstanceFile
+from image.instance.metadata import Metadata
 from image.reaper.agent import notices
 from image.reaper.agent.notices import Notice
-from image.reaper.alicloud import oss
-from image.reaper.alicloud.credentials import KEY_ID, Credentials
 from image.reaper.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
 from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, NO_GROUP, datum, metric_name
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import batches
 from image.reaper.errors import AnswerError, CloudError
-from image.reaper.instance_file import Machine
-from image.reaper.metadata import Metadata
 from image.reaper.metrics import DIMENSION_INSTANCE
 from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.times import parse_time
@@ -39,7 +39,7 @@ class AgentCloud:
         metadata: its metadata service; None in a rehearsal with keys in the environment.
     """
 
-    def __init__(self, machine: Machine, metadata: Metadata | None) -> None:
+    def __init__(self, machine: InstanceFile, metadata: Metadata | None) -> None:
         self._machine = machine
         self._credentials = Credentials(os.environ, None if os.environ.get(KEY_ID) else metadata)
         self._clients = clients(machine.region, self._credentials, os.environ.get(ENDPOINT, ""), inside=True)

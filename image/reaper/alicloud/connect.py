@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from image.reaper.alicloud import oss
-from image.reaper.alicloud.credentials import KEY_ID, Credentials
+from image.instance import oss
+from image.instance.alicloud_credentials import KEY_ID, Credentials
+from image.instance.metadata import Metadata
 from image.reaper.alicloud.leftovers import Leftovers
 from image.reaper.alicloud.machines import Machines
 from image.reaper.alicloud.metrics import Heartbeats
 from image.reaper.alicloud.notify import Alarm
+from image.reaper.alicloud.oss import OssStore
 from image.reaper.alicloud.session import ENDPOINT, Clients, clients
 from image.reaper.alicloud.spot import spot_prices
 from image.reaper.calls import Calls
-from image.reaper.metadata import Metadata
 from image.reaper.policy import Policy
 from image.reaper.sweep.cloud import Cloud
 from image.reaper.sweep.environment import LEDGER_URI
@@ -40,7 +41,7 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
     store = None
     if ledger:
         s3 = own.s3 or oss.bucket_client(policy.region, credentials(environ))
-        store = oss.OssStore(s3, calls, ledger)
+        store = OssStore(s3, calls, ledger)
     return Cloud(
         calls=calls,
         machines=Machines(own, calls, policy.stack),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from image.reaper.alicloud.credentials import Credentials, Keys
+from image.instance.alicloud_credentials import Credentials, Keys
 from image.reaper.errors import AnswerError
 
 # The SDK's signer with RSA keys alone needs `cryptography`: compiled for each platform, 9 MB of memory. Keys

@@ -7,10 +7,10 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
+from image.instance.instance_file import InstanceFile
+from image.instance.metadata import Metadata
 from image.reaper.agent import notices
 from image.reaper.aws.lifecycle import Hook
-from image.reaper.instance_file import Machine
-from image.reaper.metadata import Metadata
 
 
 class AgentCloud:
@@ -21,7 +21,7 @@ class AgentCloud:
         metadata: its metadata service; boto3 asks it by itself.
     """
 
-    def __init__(self, machine: Machine, metadata: Metadata | None) -> None:
+    def __init__(self, machine: InstanceFile, metadata: Metadata | None) -> None:
         del metadata
         self._machine = machine
 

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from image.reaper import instance_file, paths
+from image.instance import instance_file, paths
+from image.instance.metadata import Metadata
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError
-from image.reaper.metadata import Metadata
 from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_STACK, Instance
 from image.reaper.options import where_options
 from image.reaper.place import REGION_VARIABLES, Asked, cloud_of_environment, place_of, region_of_environment

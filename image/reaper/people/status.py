@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from image.reaper import paths
+from image.instance import paths
 from image.reaper.agent import activity_file
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import ENDS, Decision, Verdict

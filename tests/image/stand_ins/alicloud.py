@@ -20,7 +20,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import boto3
 
-from image.reaper.alicloud import oss, session
+from image.instance import oss
+from image.reaper.alicloud import session
 from image.reaper.alicloud.connect import ACCOUNT_ID
 from image.reaper.alicloud.metrics import metric_name
 from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY

@@ -1,12 +1,12 @@
-"""``instance.toml``: what the stack tells a machine about itself."""
+"""``instance.toml``: what the stack tells an instance about itself."""
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from image.reaper.errors import InstanceFileError, nearest
+from image.instance.errors import InstanceFileError, nearest
 
 CLOUDS = ("aws", "alicloud")
 TEXTS = (
@@ -22,23 +22,40 @@ TEXTS = (
 
 
 @dataclass(frozen=True)
-class Machine:
-    """This machine, as far as the reaper's agent needs to know.
+class Expected:
+    """What the catalog says of an instance type.
+
+    Attributes:
+        gpus: how many.
+        gpu_memory_gib: of each.
+        efa_interfaces: Elastic Fabric Adapters.
+        erdma_interfaces: elastic RDMA interfaces.
+    """
+
+    gpus: int = 0
+    gpu_memory_gib: float = 0
+    efa_interfaces: int = 0
+    erdma_interfaces: int = 0
+
+
+@dataclass(frozen=True)
+class InstanceFile:
+    """This instance, as far as agent, gate and commands need to know it.
 
     Attributes:
         cloud: ``aws`` or ``alicloud``.
         region: its region.
         stack: its stack.
         pool: its pool.
-        data_uri: bucket for what is saved before the machine goes, ``s3://BUCKET``.
+        data_uri: bucket for what is saved before the instance is terminated, ``s3://BUCKET``.
         metric_namespace: where its heartbeats go.
         lifecycle_hook: of the pool's scaling group; empty without one.
         home_file_system: DNS name of the shared home, or empty.
         monitor_group: CloudMonitor's application group for metrics of the pool; empty for none, and in files
             older than the key.
         idle_after_hours: idle time before the mark.
-        grace_minutes: from the mark to the end.
-        expected_gpus: instance type -> GPUs it must have.
+        grace_minutes: from the mark to the termination.
+        expected: instance type -> what it must have.
     """
 
     cloud: str
@@ -51,16 +68,21 @@ class Machine:
     home_file_system: str
     idle_after_hours: float
     grace_minutes: float
-    expected_gpus: Mapping[str, int]
+    expected: Mapping[str, Expected]
     monitor_group: str = ""
 
-    def gpus_expected(self, instance_type: str | None) -> int:
-        """GPUs that must be seen; for an unknown type the fewest of any type of the pool."""
-        fewest = min(self.expected_gpus.values(), default=0)
-        return self.expected_gpus.get(instance_type or "", fewest)
+    def expected_of(self, instance_type: str | None) -> Expected:
+        """What an instance of a type must have; of an unknown type the least of any type of the pool."""
+        if instance_type in self.expected or not self.expected:
+            return self.expected.get(instance_type or "", Expected())
+        known = [asdict(each) for each in self.expected.values()]
+        return Expected(**{key: min(table[key] for table in known) for key in known[0]})
 
 
-def load(path: Path) -> Machine:
+EXPECTED_KEYS = tuple(field.name for field in fields(Expected))
+
+
+def load(path: Path) -> InstanceFile:
     """Read and check the file.
 
     Raises:
@@ -75,11 +97,14 @@ def load(path: Path) -> Machine:
     problems = list(_problems(raw))
     if problems:
         raise InstanceFileError("\n".join(f"instance file {path}: {problem}" for problem in problems))
-    return Machine(
+    return InstanceFile(
         **{key: raw[key] for key in TEXTS},
         idle_after_hours=float(raw["idle"]["after_hours"]),
         grace_minutes=float(raw["idle"]["grace_minutes"]),
-        expected_gpus={name: table["gpus"] for name, table in raw.get("expected", {}).items()},
+        expected={
+            name: Expected(**{key: table.get(key, 0) for key in EXPECTED_KEYS})
+            for name, table in raw.get("expected", {}).items()
+        },
         monitor_group=raw.get("monitor_group", ""),
     )
 
@@ -108,11 +133,17 @@ def _idle_problems(idle: object) -> list[str]:
 def _expected_problems(expected: object) -> list[str]:
     if not isinstance(expected, dict):
         return [f"expected = {expected!r}; allowed: one table for each instance type"]
-    gpus = {name: table.get("gpus") if isinstance(table, dict) else None for name, table in expected.items()}
-    wrong = {
-        name: value for name, value in gpus.items() if not isinstance(value, int) or isinstance(value, bool)
-    }
-    return [f"expected.{name}.gpus = {value!r}; allowed: a whole number" for name, value in wrong.items()]
+    wrong: list[str] = []
+    for name, table in expected.items():
+        values = table if isinstance(table, dict) else {}
+        if not isinstance(values.get("gpus"), int) or isinstance(values["gpus"], bool):
+            wrong.append(f"expected.{name}.gpus = {values.get('gpus')!r}; allowed: a whole number")
+        wrong += [
+            f"expected.{name}.{key} = {values[key]!r}; allowed: a number"
+            for key in EXPECTED_KEYS
+            if key != "gpus" and not _is_number(values.get(key, 0))
+        ]
+    return wrong
 
 
 def _is_number(value: object) -> bool:

@@ -9,7 +9,7 @@ import os
 import urllib.error
 import urllib.request
 
-from image.reaper.errors import CloudError
+from image.instance.errors import CloudError
 
 TIMEOUT_S = 2.0
 TOKEN_TTL_S = 21_600  # the longest both clouds allow
@@ -24,6 +24,8 @@ SERVICES = {
         "X-aliyun-ecs-metadata-token",
     ),
 }
+# below /latest/meta-data/
+TYPE_PATHS = {"aws": "instance-type", "alicloud": "instance/instance-type"}
 
 
 class Metadata:
@@ -35,6 +37,7 @@ class Metadata:
 
     def __init__(self, cloud: str) -> None:
         variable, default, self._header = SERVICES[cloud]
+        self._type_path = TYPE_PATHS[cloud]
         self._base = os.environ.get(variable, default).rstrip("/")
         self._token = ""
 
@@ -61,6 +64,10 @@ class Metadata:
             if error.code == HTTP_NOT_FOUND:
                 return None
             raise CloudError(f"metadata {path}: HTTP {error.code}") from error
+
+    def instance_type(self) -> str | None:
+        """The instance's type; None and errors as for ``get``."""
+        return self.get(self._type_path)
 
     def answers_without_token(self) -> bool:
         """Whether anybody may ask who can send a plain request, say through a proxy; raises CloudError."""

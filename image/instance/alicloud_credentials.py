@@ -1,0 +1,111 @@
+"""Alibaba Cloud's keys: of a user or a function from the environment, of an instance from its role.
+
+``run image.instance.alicloud_credentials`` prints those of the role as the AWS SDK asks a
+credential_process for them, again and again: rclone reads OSS with that SDK, which knows only roles of AWS.
+https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
+https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from image.instance.errors import CloudError, ConfigurationError, InstanceError
+from image.instance.metadata import Metadata
+
+KEY_ID, SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
+TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"  # noqa: S105 - a name
+ROLES = "ram/security-credentials/"
+RENEW_BEFORE = timedelta(minutes=10)  # the service has new ones half an hour before the old ones end
+
+
+@dataclass(frozen=True)
+class Keys:
+    """An access key, of a role with its token."""
+
+    key_id: str
+    secret: str = field(repr=False)
+    token: str = field(default="", repr=False)
+
+
+class Credentials:
+    """The keys that count now.
+
+    Args:
+        environ: where a function and a user have theirs.
+        metadata: of this instance; None elsewhere.
+        now: the time.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] = os.environ,
+        metadata: Metadata | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._environ = environ
+        self._metadata = metadata
+        self._now = now
+        self._of_role: tuple[Keys, datetime] | None = None
+
+    def current(self) -> Keys:
+        """The keys of the environment, else of this instance's role.
+
+        Raises:
+            ConfigurationError: there are none.
+            CloudError: the metadata service does not answer.
+        """
+        key_id, secret = self._environ.get(KEY_ID), self._environ.get(SECRET)
+        if key_id and secret:
+            return Keys(key_id, secret, self._environ.get(TOKEN, ""))
+        if self._metadata is None:
+            raise ConfigurationError(
+                f"{KEY_ID} and {SECRET} are missing, and this is no instance with a role"
+            )
+        if self._of_role is None or self._now() >= self._of_role[1] - RENEW_BEFORE:
+            self._of_role = of_role(self._metadata)
+        return self._of_role[0]
+
+
+def of_role(metadata: Metadata) -> tuple[Keys, datetime]:
+    """The keys of the instance's RAM role, and when they expire, in UTC.
+
+    Raises:
+        ConfigurationError: the instance has no role.
+        CloudError: the metadata service does not answer, or its answer cannot be read.
+    """
+    role = (metadata.get(ROLES) or "").split("\n")[0].strip()
+    text = metadata.get(ROLES + role) if role else None
+    if text is None:
+        raise ConfigurationError("this instance has no RAM role, and the environment has no access key")
+    try:
+        answer = json.loads(text)
+        keys = Keys(answer["AccessKeyId"], answer["AccessKeySecret"], answer["SecurityToken"])
+        return keys, datetime.fromisoformat(answer["Expiration"]).astimezone(UTC)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CloudError(f"metadata {ROLES}{role} cannot be read: {error!r}") from error
+
+
+def main() -> int:
+    """Exit status 1, and one line, when the instance has no role or the metadata service does not answer."""
+    try:
+        keys, expiration = of_role(Metadata("alicloud"))
+    except InstanceError as error:
+        sys.stderr.write(f"error: no keys of this instance's role: {error}\n")
+        return 1
+    content = {
+        "Version": 1,
+        "AccessKeyId": keys.key_id,
+        "SecretAccessKey": keys.secret,
+        "SessionToken": keys.token,
+        "Expiration": expiration.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    sys.stdout.write(json.dumps(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

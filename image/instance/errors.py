@@ -1,0 +1,39 @@
+"""What every program on an instance raises on purpose: one message for a user, shown without a traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InstanceError(Exception):
+    """Base of the errors of this room, of the gate and of the reaper."""
+
+
+class ConfigurationError(InstanceError):
+    """An environment variable, flag or event is missing or wrong."""
+
+
+class InstanceFileError(InstanceError):
+    """``instance.toml`` is missing or wrong."""
+
+
+class CloudError(InstanceError):
+    """The metadata service did not answer, or a call to the cloud failed for good.
+
+    Attributes:
+        code: the cloud's error code.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(message)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a typo: ``(nearest: idle_after_hours)``, or nothing.
+
+    Args:
+        word: what was written.
+        known: what may be written.
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (nearest: {close[0]})" if close else ""
