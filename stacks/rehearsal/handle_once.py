@@ -1,8 +1,8 @@
 """What Lambda does: import the handler of an unpacked archive and call it once.
 
 Run by path, in a fresh interpreter with ``-I -S``, which sees no package that is installed here:
-``handle_once.py FOLDER EVENT RUNTIME [TIME]``, where RUNTIME holds the packages that Lambda brings, and TIME is
-what its clock shows instead of the present. The last line of its output is the answer.
+``handle_once.py FOLDER EVENT RUNTIME [TIME]``, where RUNTIME holds the packages that Lambda brings, and TIME
+is what its clock shows instead of the present. The last line of its output is the answer.
 """
 
 import importlib
