@@ -3,21 +3,21 @@
 from datetime import UTC, datetime, timedelta
 
 from image.reaper.agent.judge import Judgement, Memory, State
-from image.reaper.agent.sample import Gpu, People, Rates, Sample
+from image.reaper.agent.sensors.reading import Gpu, People, ProcessUse, Rates, Reading
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR_AGO = NOON - timedelta(hours=1)
 
 
 def sample(rates=Rates(), gpus=(), people=None, failures=(), at=NOON):  # noqa: B008 - frozen
-    return Sample(at, rates, tuple(gpus), people, tuple(failures))
+    return Reading(at, rates, tuple(gpus), people, tuple(failures))
 
 
 def minute(*samples):
     """Twelve samples, 5 s apart, the last at noon; the given ones last, quiet ones before."""
     padded = [sample()] * (12 - len(samples)) + list(samples)
     return [
-        Sample(NOON - timedelta(seconds=5 * (11 - index)), s.rates, s.gpus, s.people, s.failures)
+        Reading(NOON - timedelta(seconds=5 * (11 - index)), s.rates, s.gpus, s.people, s.failures)
         for index, s in enumerate(padded)
     ]
 
@@ -26,8 +26,12 @@ def gpu(name="0", *, utilisation=0.0, power_w=60.0, limit_w=700.0, pids=(), used
     return Gpu(name, utilisation, used_gib, total_gib, power_w, limit_w, tuple(pids))
 
 
-def people(sessions=(), watched=(), working=()):
-    return People(tuple(sessions), tuple(watched), tuple(working))
+def people(sessions=(), watched=(), processes=(), unknown=()):
+    return People(tuple(sessions), tuple(watched), tuple(processes), unknown=tuple(unknown))
+
+
+def use(kind="gpu", who="python (8, eve)", age_s=3600.0, **values):
+    return ProcessUse(kind, who, age_s, **values)
 
 
 def judgement(state=State.IDLE, idle_s=600.0, **values):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from image.reaper.agent.judge import Memory, State
 from image.reaper.agent.loop import Agent, next_multiple
-from image.reaper.agent.sample import Rates
-from image.reaper.agent.sensors.machine import Counters, RateSensor
+from image.reaper.agent.sensors.counters import Counters, RateSensor
+from image.reaper.agent.sensors.reading import Rates
 from tests.reaper.samples import NOON, sample
 
 BUSY, RESTING = Rates(cpu_cores=1.0), Rates()
@@ -42,9 +42,9 @@ class Looking:
         self._rates_at = rates_at
         self.looks = []
 
-    def __call__(self, at, *, with_people):
-        self.looks.append((at, with_people))
-        return sample(self._rates_at(at), at=at)
+    def sample(self, now, *, everything):
+        self.looks.append((now, everything))
+        return sample(self._rates_at(now), at=now)
 
 
 def judged(clock, look=None, minutes=3, **options):
@@ -65,7 +65,7 @@ def test_it_looks_every_five_seconds_and_at_the_process_table_once_a_minute():
     judged(FakeClock(), look, minutes=2)
 
     assert len(look.looks) == 1 + 1 + 24
-    assert sum(with_people for _, with_people in look.looks) == 1 + 1 + 2
+    assert sum(everything for _, everything in look.looks) == 1 + 1 + 2
 
 
 def test_idle_time_counts_from_the_start():

@@ -3,7 +3,7 @@
 import pynvml
 import pytest
 
-from image.reaper.agent.gpu import GpuSensor
+from image.reaper.agent.sensors.gpu import GpuSensor
 from image.reaper.errors import SensorError
 from tests.reaper.fake_nvml import ERROR_CODES, FakeNvml
 

@@ -18,7 +18,7 @@ READ = """
 import json, time, pynvml
 from dataclasses import asdict
 from image.reaper.errors import SensorError
-from image.reaper.agent.gpu import GpuSensor
+from image.reaper.agent.sensors.gpu import GpuSensor
 try:
     print(json.dumps([asdict(gpu) for gpu in GpuSensor(pynvml, 2, time.monotonic).read()]))
 except SensorError as error:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.agent.judge import Limits, Memory, State, judge
-from image.reaper.agent.sample import Rates, Session
-from tests.reaper.samples import HOUR_AGO, NOON, gpu, minute, people, sample
+from image.reaper.agent.sensors.reading import Rates, Session
+from tests.reaper.samples import HOUR_AGO, NOON, gpu, minute, people, sample, use
 
 LIMITS = Limits()
 
@@ -29,7 +29,9 @@ def test_a_minute_at_rest_is_idle_and_the_idle_time_goes_on():
 @pytest.mark.parametrize(
     ("busy", "reason"),
     [
-        (Rates(cpu_cores=0.2 * 12), "cpu: 0.20 cores"),
+        (Rates(cpu_cores=0.15 * 12), "cpu: 0.15 cores"),  # 9 CPU seconds a minute
+        (Rates(disk_bytes_per_s=12 * 200 * 1024), "disk: 0.2 MiB/s"),
+        (Rates(network_bytes_per_s=12 * 100_000), "network: 0.1 MiB/s"),
         (Rates(disk_bytes_per_s=12 * 2**20), "disk: 1.0 MiB/s"),
         (Rates(network_bytes_per_s=12 * 2**20), "network: 1.0 MiB/s"),
     ],
@@ -47,6 +49,34 @@ def test_what_daemons_need_is_no_activity():
     daemons = Rates(cpu_cores=0.05, disk_bytes_per_s=20_000, network_bytes_per_s=5_000)
 
     assert judged(*[sample(daemons)] * 12).state is State.IDLE
+
+
+def test_half_of_two_limits_is_as_much_as_the_whole_of_one():
+    half = Rates(cpu_cores=0.05, network_bytes_per_s=32 * 1024)
+
+    outcome = judged(*[sample(half)] * 12)
+
+    assert outcome.reasons == ("cpu: 0.05 cores and network: 0.0 MiB/s, together",)
+
+
+@pytest.mark.parametrize(
+    "waiting", [use(), use("kernel"), use("ssh", bytes_per_s=100.0)], ids=["gpu", "notebook", "editor"]
+)
+def test_a_process_that_only_waits_is_no_activity(waiting):
+    assert judged(*[sample(people=people(processes=[waiting]))] * 12).state is State.IDLE
+
+
+def test_a_rank_whose_peers_nobody_knows_is_unknown():
+    outcome = judged(sample(people=people(processes=[use(ranks=16)])))
+
+    assert outcome.state is State.UNKNOWN
+    assert "is one of 16 ranks" in outcome.unknown[0]
+
+
+def test_what_a_notebook_s_server_does_not_tell_is_unknown():
+    outcome = judged(sample(people=people(unknown=["jupyter server of bob (7): its API answers 403"])))
+
+    assert outcome.state is State.UNKNOWN
 
 
 def test_one_gpu_kernel_in_one_sample_is_activity():
@@ -72,8 +102,15 @@ def test_the_fullest_gpu_is_told():
     ("seen", "reason"),
     [
         (people(watched=["rsync (7, bob)"]), "process: rsync (7, bob)"),
-        (people(working=["python (8, eve)"]), "process: python (8, eve)"),
-        (people([Session("ssh", "bob without a terminal (9)")]), "session: ssh bob without a terminal (9)"),
+        (people(processes=[use(cpu_cores=0.02)]), "process: python (8, eve)"),
+        (people(processes=[use("kernel", bytes_per_s=16 * 1024)]), "process: python (8, eve)"),
+        (
+            people(processes=[use(ranks=16, peers=2)]),
+            "process: python (8, eve) waits for its peers, 16 ranks in all",
+        ),
+        (people(processes=[use("ssh", "bob (9)", bytes_per_s=512.0)]), "session: ssh bob (9)"),
+        (people(processes=[use("ssh", "bob (9)", age_s=59.0)]), "session: ssh bob (9) logged in"),
+        (people([Session("jupyter", "kernel 1 of bob, busy")]), "session: jupyter kernel 1 of bob, busy"),
         (people([Session("terminal", "eve on pts/0", 59.0)]), "session: terminal eve on pts/0"),
     ],
 )

@@ -1,6 +1,7 @@
 """Sensors against this very machine: real processes, real files, and counters that a test moves."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -12,19 +13,18 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from image.reaper.agent.sample import Rates
-from image.reaper.agent.sensors.look import Look
-from image.reaper.agent.sensors.machine import Counters, MachineCounters, RateSensor
-from image.reaper.agent.sensors.own_use import OwnUse
-from image.reaper.agent.sensors.process_table import ProcessTable
-from image.reaper.agent.sensors.process_tree import TreeCounters
+from image.reaper.agent.sensors.counters import Counters, MachineCounters, OwnUse, RateSensor, TreeCounters
+from image.reaper.agent.sensors.look import Sensors
+from image.reaper.agent.sensors.processes import ProcessTable
+from image.reaper.agent.sensors.reading import Rates
 from image.reaper.errors import ConfigurationError, SensorError
 from tests.reaper.samples import NOON
 
 
 @contextmanager
 def running(*command, **options):
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, **options) as process:
+    pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
+    with subprocess.Popen(command, **(pipes | options)) as process:
         try:
             yield process
         finally:
@@ -219,8 +219,8 @@ def test_a_process_that_never_was_is_refused():
         TreeCounters(process.pid)
 
 
-def table(pids=(), devices="/dev"):
-    return ProcessTable(lambda: frozenset(pids), time.monotonic, Path(devices))
+def table(pids=(), root="/"):
+    return ProcessTable(lambda: frozenset(pids), time.monotonic, lambda *_told: ([], []), root=Path(root))
 
 
 def test_a_copy_that_runs_is_seen_by_its_name(tmp_path):
@@ -232,55 +232,114 @@ def test_a_copy_that_runs_is_seen_by_its_name(tmp_path):
     assert any(f"({process.pid}," in name for name in seen.watched)
 
 
-def test_a_gpu_process_that_computes_is_working():
+def use_of(people, pid):
+    (use,) = [one for one in people.processes if f"({pid}," in one.who]
+    return use
+
+
+def test_a_gpu_process_that_computes_gets_on():
     with running(*python("print(1, flush=True)\nwhile True: pass")) as process:
         process.stdout.readline()
         look = table([process.pid])
         look.read()
         burn_cpu(0.3)
 
-        assert any(f"({process.pid}," in name for name in look.read().working)
+        assert use_of(look.read(), process.pid).gets_on
 
 
-def test_a_gpu_process_that_only_holds_memory_is_not_working():
+def test_a_gpu_process_that_only_holds_memory_does_not():
     with running(*python(WAITING)) as process:
         process.stdout.readline()
         look = table([process.pid])
         look.read()
         burn_cpu(0.1)
 
-        assert look.read().working == ()
+        assert not use_of(look.read(), process.pid).gets_on
 
 
 def test_a_gpu_process_is_judged_from_the_second_look_on():
-    assert table([os.getpid()]).read().working == ()
+    assert not use_of(table([os.getpid()]).read(), os.getpid()).gets_on
 
 
-def test_a_terminal_counts_from_its_last_input(tmp_path, monkeypatch):
-    (tmp_path / "pts").mkdir()
-    (tmp_path / "pts/7").touch()
-    an_hour_ago = time.time() - 3600
-    os.utime(tmp_path / "pts/7", (an_hour_ago, time.time()))
-    user = SimpleNamespace(name="bob", terminal="pts/7")
-    monkeypatch.setattr(psutil, "users", lambda: [user])
+def test_a_look_in_between_does_not_hide_what_was_done_before_it():
+    with running(*python("print(1, flush=True)\nwhile True: pass")) as process:
+        process.stdout.readline()
+        look = table([process.pid])
+        look.read()
+        burn_cpu(0.3)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
-    (session,) = [seen for seen in table(devices=tmp_path).read().sessions if seen.kind == "terminal"]
+        assert use_of(look.read(keep=True), process.pid).gets_on
+        assert use_of(look.read(), process.pid).gets_on
+        assert not use_of(look.read(), process.pid).gets_on
 
-    assert session.who == "bob on pts/7"
-    assert session.unused_s == pytest.approx(3600, abs=60)
+
+def test_a_rank_that_waits_for_a_peer_elsewhere_is_told_from_one_that_stands_alone(monkeypatch):
+    with running(*python(WAITING), env={"WORLD_SIZE": "16", "RANK": "3"}) as process:
+        process.stdout.readline()
+        alone = use_of(table([process.pid]).read(), process.pid)
+        connection = SimpleNamespace(status="ESTABLISHED", laddr=("10.0.0.4", 5), raddr=("10.0.0.9", 29500))
+        monkeypatch.setattr(psutil.Process, "net_connections", lambda *_told: [connection])
+        waiting = use_of(table([process.pid]).read(), process.pid)
+
+    assert (alone.ranks, alone.peers) == (16, 0)
+    assert (waiting.ranks, waiting.peers) == (16, 1)
 
 
-def test_a_login_record_without_its_terminal_is_passed_over(tmp_path, monkeypatch):
-    user = SimpleNamespace(name="bob", terminal="pts/7")
-    monkeypatch.setattr(psutil, "users", lambda: [user])
+@contextmanager
+def terminal():
+    """(the end to type at, the terminal's place), with a shell that reads from it."""
+    master, slave = pty.openpty()
+    place = os.ttyname(slave)
+    with running("cat", stdin=slave):
+        os.close(slave)
+        yield master, place
+    os.close(master)
 
-    assert [s for s in table(devices=tmp_path).read().sessions if s.kind == "terminal"] == []
+
+def unused_s(place):
+    (found,) = [one for one in table().read().sessions if one.who.endswith(place.removeprefix("/dev/"))]
+    return found.unused_s
+
+
+def test_a_terminal_counts_from_its_last_input():
+    with terminal() as (keyboard, place):
+        an_hour_ago = time.time() - 3600
+        os.utime(place, (an_hour_ago, time.time()))
+        before = unused_s(place)
+        os.write(keyboard, b"x\n")
+        os.read(keyboard, 16)  # its echo: by then it is read
+        time.sleep(0.05)
+
+        assert before == pytest.approx(3600 - 8, abs=5)
+        assert unused_s(place) == 0
+
+
+def test_what_a_terminal_shows_is_no_input():
+    with terminal() as (_, place):
+        an_hour_ago = time.time() - 3600
+        Path(place).write_text("Sun Nov 22 00:00:00\n")
+        os.utime(place, (an_hour_ago, time.time()))
+        Path(place).write_text("Sun Nov 22 00:00:01\n")
+
+        assert unused_s(place) > 3500
+
+
+def test_a_process_that_began_lately_is_told_if_it_is_a_user_s():
+    nobody, person = 65534, 1234
+    with running("sleep", "600", user=person) as own, running("sleep", "601", user=0) as root:
+        started = {one.pid: one for one in table().read().started}
+
+    assert nobody > person
+    assert started[own.pid].age_s < 60
+    assert root.pid not in started
 
 
 class Broken:
     """A sensor that fails."""
 
-    def read(self):
+    def read(self, *, keep=False):
         raise SensorError("NVML_ERROR_GPU_IS_LOST")
 
 
@@ -290,19 +349,42 @@ class Resting:
     def __init__(self, value):
         self.value = value
 
-    def read(self):
+    def read(self, *, keep=False):
         return self.value
 
 
-def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
-    sample = Look(Resting(Rates(1.0)), Broken(), Broken())(NOON, with_people=True)
+class RestingGpus:
+    def read(self):
+        return ()
 
-    assert sample.rates == Rates(1.0)
-    assert sample.failures == ("gpu: NVML_ERROR_GPU_IS_LOST", "processes: NVML_ERROR_GPU_IS_LOST")
+
+def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
+    reading = Sensors(Resting(Rates(1.0)), BrokenGpus(), Broken()).look(NOON)
+
+    assert reading.rates == Rates(1.0)
+    assert reading.failures == ("gpu: NVML_ERROR_GPU_IS_LOST", "processes: NVML_ERROR_GPU_IS_LOST")
+
+
+class BrokenGpus:
+    def read(self):
+        raise SensorError("NVML_ERROR_GPU_IS_LOST")
 
 
 def test_the_process_table_is_read_only_when_asked_for():
-    assert Look(Resting(Rates()), Resting(()), Broken())(NOON, with_people=False).failures == ()
+    sensors = Sensors(Resting(Rates()), RestingGpus(), Broken())
+
+    assert sensors.sample(NOON, everything=False).failures == ()
+
+
+def test_a_look_in_between_leaves_the_rates_of_the_next_sample_alone():
+    steps = [(0.0, Counters(0, 0, 0)), (4.0, Counters(4, 0, 0)), (5.0, Counters(5, 0, 0))]
+    sensor = counted(steps)
+
+    sensor.read()
+    between = sensor.read(keep=True)
+
+    assert between.cpu_cores == 1.0
+    assert sensor.read().cpu_cores == 1.0
 
 
 def test_a_stopped_process_is_idle():

@@ -214,7 +214,11 @@ def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
     names = set(archive_files(bundle(examples.stack())))
 
     assert {"policy.json", "image/reaper/sweep/handler.py", "image/reaper/sweep/decide.py"} <= names
-    assert not names & {"image/reaper/agent/loop.py", "image/console/cli.py", "image/reaper/agent/gpu.py"}
+    assert not names & {
+        "image/reaper/agent/loop.py",
+        "image/console/cli.py",
+        "image/reaper/agent/sensors/gpu.py",
+    }
 
 
 def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(prod, tmp_path):

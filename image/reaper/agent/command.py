@@ -20,10 +20,9 @@ from image.reaper.agent.going import SAVE_AGAIN_AFTER, Going, Target, answers
 from image.reaper.agent.judge import Judgement, Limits
 from image.reaper.agent.loop import Agent, stop_on_terminate
 from image.reaper.agent.publish import Publisher, heartbeat
+from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
 from image.reaper.agent.sensors.look import watched_tree, whole_machine
-from image.reaper.agent.sensors.own_use import OwnUse
-from image.reaper.agent.sensors.process_table import trainers
-from image.reaper.agent.sensors.process_tree import TreeCounters
+from image.reaper.agent.sensors.processes import trainers
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.metrics import HEARTBEAT
 from image.reaper.options import IsoTime
@@ -114,7 +113,7 @@ def run(options: Options) -> None:
         else whole_machine(machine.expected_of(type_name).gpus, own, clock.real_s),
         reporter(machine, instance_id, options.watch, publisher, going),
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
-        TREE_LIMITS if tree else Limits(),
+        (lambda: TREE_LIMITS) if tree else Limits,
     )
     watch_until_ended(agent, going, clock, options)
     publisher.flush()

@@ -16,7 +16,7 @@ from image.reaper.agent.cloud import AgentCloud
 from image.reaper.agent.drain import Drain, Holds, Steps
 from image.reaper.agent.keep_folder import Saved
 from image.reaper.agent.notices import Notice, Notices
-from image.reaper.agent.sensors.own_use import OwnUse
+from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.errors import CloudError
 
 LOG = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""From a minute of samples to a judgement: active, idle, or not known. Pure."""
+"""From a minute of readings to a judgement: active, idle, or not known. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from statistics import fmean
 
-from image.reaper.agent.sample import Gpu, People, Rates, Sample
+from image.reaper.agent.sensors.reading import Gpu, People, Rates, Reading
 from image.reaper.metrics import HEARTBEAT
 
 
@@ -24,10 +24,11 @@ class Limits:
     """From where on a reading counts as activity.
 
     An idle Linux with its agents (Session Manager, CloudWatch, DCGM) needs 1 to 5 % of a core and writes logs
-    at some KiB/s; every limit lies well above that and well below the smallest job.
+    at some KiB/s; every limit lies well above that and well below the smallest job. Half of one and half of
+    another are as much as the whole of one.
 
     Attributes:
-        cpu_cores: mean of a minute.
+        cpu_cores: mean of a minute; 6 CPU seconds in it.
         disk_bytes_per_s: mean of a minute.
         network_bytes_per_s: mean of a minute.
         gpu_percent: utilisation in any one sample; NVML gives whole percents, and an idle GPU gives 0.
@@ -38,9 +39,9 @@ class Limits:
         hung_after: how long that must last.
     """
 
-    cpu_cores: float = 0.2
-    disk_bytes_per_s: float = 256 * 1024
-    network_bytes_per_s: float = 128 * 1024
+    cpu_cores: float = 0.1
+    disk_bytes_per_s: float = 100 * 1024
+    network_bytes_per_s: float = 64 * 1024
     gpu_percent: float = 1.0
     power_share: float = 0.3
     hung_percent: float = 99.0
@@ -91,7 +92,9 @@ class Judgement:
         return max(0.0, (self.at - self.memory.last_active_at).total_seconds())
 
 
-def judge(samples: Sequence[Sample], at: datetime, memory: Memory, limits: Limits | None = None) -> Judgement:
+def judge(
+    samples: Sequence[Reading], at: datetime, memory: Memory, limits: Limits | None = None
+) -> Judgement:
     """Judge one minute.
 
     A minute with a failed sensor may have been active, so it moves ``last_active_at`` as activity does. A GPU
@@ -104,8 +107,8 @@ def judge(samples: Sequence[Sample], at: datetime, memory: Memory, limits: Limit
         limits: what counts as activity.
     """
     limits = limits or Limits()
-    reasons = _unique(_reasons(samples, limits))
-    unknown = _unique(_unknowns(samples, limits))
+    reasons = activity(samples, limits)
+    unknown = unknowns(samples, limits)
     hung_since = _hung_since(samples, at, dict(memory.hung_since), limits)
     hung = tuple(name for name, since in hung_since if at - since >= limits.hung_after)
     last_active_at = at if reasons or unknown else max(memory.last_active_at, *_last_uses(samples, at))
@@ -129,7 +132,26 @@ def _state(reasons: Sequence[str], unknown: Sequence[str], hung: Sequence[str]) 
     return State.UNKNOWN if unknown else State.IDLE
 
 
-def _reasons(samples: Sequence[Sample], limits: Limits) -> Iterator[str]:
+def activity(samples: Sequence[Reading], limits: Limits) -> tuple[str, ...]:
+    """What was active in some readings, for people; nothing where none was."""
+    return _unique(_reasons(samples, limits))
+
+
+def unknowns(samples: Sequence[Reading], limits: Limits) -> tuple[str, ...]:
+    """What keeps some readings from being known to be idle; no reading at all does too."""
+    return _unique(_unknowns(samples, limits))
+
+
+def load(rates: Rates, limits: Limits) -> float:
+    """How much of what counts as activity these rates are; 1 is activity."""
+    return (
+        rates.cpu_cores / limits.cpu_cores
+        + rates.disk_bytes_per_s / limits.disk_bytes_per_s
+        + rates.network_bytes_per_s / limits.network_bytes_per_s
+    )
+
+
+def _reasons(samples: Sequence[Reading], limits: Limits) -> Iterator[str]:
     rates = [sample.rates for sample in samples if sample.rates is not None]
     if rates:
         yield from _rate_reasons(_mean(rates), limits)
@@ -141,12 +163,17 @@ def _reasons(samples: Sequence[Sample], limits: Limits) -> Iterator[str]:
 
 
 def _rate_reasons(rates: Rates, limits: Limits) -> Iterator[str]:
-    if rates.cpu_cores >= limits.cpu_cores:
-        yield f"cpu: {rates.cpu_cores:.2f} cores"
-    if rates.disk_bytes_per_s >= limits.disk_bytes_per_s:
-        yield f"disk: {rates.disk_bytes_per_s / 2**20:.1f} MiB/s"
-    if rates.network_bytes_per_s >= limits.network_bytes_per_s:
-        yield f"network: {rates.network_bytes_per_s / 2**20:.1f} MiB/s"
+    told = {
+        f"cpu: {rates.cpu_cores:.2f} cores": rates.cpu_cores / limits.cpu_cores,
+        f"disk: {rates.disk_bytes_per_s / 2**20:.1f} MiB/s": rates.disk_bytes_per_s / limits.disk_bytes_per_s,
+        f"network: {rates.network_bytes_per_s / 2**20:.1f} MiB/s": (
+            rates.network_bytes_per_s / limits.network_bytes_per_s
+        ),
+    }
+    alone = [text for text, share in told.items() if share >= 1]
+    yield from alone
+    if not alone and load(rates, limits) >= 1:
+        yield " and ".join(text for text, share in told.items() if share > 0) + ", together"
 
 
 def _gpu_reasons(gpu: Gpu, limits: Limits) -> Iterator[str]:
@@ -159,17 +186,35 @@ def _gpu_reasons(gpu: Gpu, limits: Limits) -> Iterator[str]:
 
 
 def _people_reasons(people: People) -> Iterator[str]:
-    yield from (f"process: {name}" for name in (*people.watched, *people.working))
+    yield from (f"process: {name}" for name in people.watched)
+    for use in people.processes:
+        kind = "session: ssh" if use.kind == "ssh" else "process:"
+        if use.gets_on:
+            yield f"{kind} {use.who}"
+        elif use.kind == "ssh" and use.age_s < HEARTBEAT.total_seconds():
+            yield f"{kind} {use.who} logged in"
+        elif use.peers:
+            yield f"{kind} {use.who} waits for its peers, {use.ranks} ranks in all"
     recent = [session for session in people.sessions if session.unused_s < HEARTBEAT.total_seconds()]
     yield from (f"session: {session.kind} {session.who}" for session in recent)
 
 
-def _unknowns(samples: Sequence[Sample], limits: Limits) -> Iterator[str]:
+def _unknowns(samples: Sequence[Reading], limits: Limits) -> Iterator[str]:
     if not samples:
         yield "agent: no sample in this minute"
     for sample in samples:
         yield from sample.failures
+        yield from _unknown_people(sample.people or People())
         yield from (f"gpu {gpu.name}: {why}" for gpu in sample.gpus if (why := _not_known_idle(gpu, limits)))
+
+
+def _unknown_people(people: People) -> Iterator[str]:
+    yield from people.unknown
+    lonely = [use for use in people.processes if use.ranks > 1 and not use.peers and not use.gets_on]
+    yield from (
+        f"process: {use.who} is one of {use.ranks} ranks, holds a GPU, and is connected to no other"
+        for use in lonely
+    )
 
 
 def _not_known_idle(gpu: Gpu, limits: Limits) -> str:
@@ -192,7 +237,7 @@ def _power_share(gpu: Gpu) -> float | None:
 
 
 def _hung_since(
-    samples: Sequence[Sample], at: datetime, before: dict[str, datetime], limits: Limits
+    samples: Sequence[Reading], at: datetime, before: dict[str, datetime], limits: Limits
 ) -> tuple[tuple[str, datetime], ...]:
     by_name: dict[str, list[Gpu]] = {}
     for sample in samples:
@@ -212,7 +257,7 @@ def _spins(gpu: Gpu, limits: Limits) -> bool:
     return busy and share is not None and share < limits.hung_power_share
 
 
-def _last_uses(samples: Sequence[Sample], at: datetime) -> Iterator[datetime]:
+def _last_uses(samples: Sequence[Reading], at: datetime) -> Iterator[datetime]:
     """When sessions were last used, and the beginning of time."""
     yield datetime.min.replace(tzinfo=UTC)
     for sample in samples:
@@ -220,11 +265,11 @@ def _last_uses(samples: Sequence[Sample], at: datetime) -> Iterator[datetime]:
             yield min(at, sample.at - timedelta(seconds=session.unused_s))
 
 
-def _active_fraction(samples: Sequence[Sample], limits: Limits) -> float:
-    return fmean(any(_reasons([sample], limits)) for sample in samples) if samples else 0.0
+def _active_fraction(samples: Sequence[Reading], limits: Limits) -> float:
+    return fmean(bool(activity([sample], limits)) for sample in samples) if samples else 0.0
 
 
-def _memory_used_percent(samples: Sequence[Sample]) -> float | None:
+def _memory_used_percent(samples: Sequence[Reading]) -> float | None:
     gpus = [gpu for sample in samples for gpu in sample.gpus if gpu.memory_total_gib > 0]
     return max((100.0 * gpu.memory_used_gib / gpu.memory_total_gib for gpu in gpus), default=None)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from image.reaper.agent.clock import Clock
 from image.reaper.agent.judge import Judgement, Limits, Memory, State, judge
-from image.reaper.agent.sample import Sample
+from image.reaper.agent.sensors.reading import Reading
 from image.reaper.metrics import HEARTBEAT
 
 SAMPLE_EVERY = timedelta(seconds=5)
@@ -20,10 +20,10 @@ GAP_BRIDGED = timedelta(minutes=1)
 LOG = logging.getLogger(__name__)
 
 
-class Looks(Protocol):
-    """What the agent looks with."""
+class Samples(Protocol):
+    """What the agent looks with (``sensors.look.Sensors``)."""
 
-    def __call__(self, at: datetime, *, with_people: bool) -> Sample:
+    def sample(self, now: datetime, *, everything: bool) -> Reading:
         """Look once."""
 
 
@@ -32,32 +32,32 @@ class Agent:
 
     Args:
         clock: the agent's time.
-        look: reads the sensors.
+        sensors: what it looks with.
         report: takes each minute's judgement.
         memory: what is known from before the start.
-        limits: what counts as activity.
+        limits: what counts as activity, asked anew each minute.
     """
 
     def __init__(
         self,
         clock: Clock,
-        look: Looks,
+        sensors: Samples,
         report: Callable[[Judgement], None],
         memory: Memory | None = None,
-        limits: Limits | None = None,
+        limits: Callable[[], Limits] = Limits,
     ) -> None:
         self._clock = clock
-        self._look = look
+        self._sensors = sensors
         self._report = report
         self._next_at = next_multiple(clock.start, SAMPLE_EVERY)
         self._memory = memory or Memory(clock.start)
-        self._limits = limits or Limits()
-        self._samples: list[Sample] = []
+        self._limits = limits
+        self._samples: list[Reading] = []
         self._state: State | None = None
 
     def run(self, until: datetime | None = None) -> None:
         """Look, judge and report until a moment, or for ever."""
-        self._look(self._clock.now(), with_people=True)  # rates need a first look to compare with
+        self._sensors.sample(self._clock.now(), everything=True)  # rates need a first look to compare with
         while until is None or self._next_at <= until:
             self._clock.wait_until(self._next_at)
             now = self._clock.now()
@@ -73,8 +73,8 @@ class Agent:
 
     def _take(self, now: datetime) -> None:
         """One look, which stands for every sample that is due by now."""
-        with_people = next_multiple(self._next_at, HEARTBEAT) <= now
-        sample = self._look(now, with_people=with_people)
+        everything = next_multiple(self._next_at, HEARTBEAT) <= now
+        sample = self._sensors.sample(now, everything=everything)
         while self._next_at <= now:
             self._samples.append(replace(sample, at=self._next_at))
             if self._next_at == next_multiple(self._next_at, HEARTBEAT):
@@ -82,7 +82,7 @@ class Agent:
             self._next_at += SAMPLE_EVERY
 
     def _judge(self, at: datetime) -> None:
-        judgement = judge(self._samples, at, self._memory, self._limits)
+        judgement = judge(self._samples, at, self._memory, self._limits())
         self._memory = judgement.memory
         self._samples.clear()
         if judgement.state is not self._state:

@@ -1,4 +1,5 @@
-"""What the agent looks at: use of the machine or of one process tree, and the process table.
+"""What the agent looks at, in the plain values of ``reading.py``; ``look.py`` reads every sensor.
 
-A sensor is a class with one ``read`` that returns plain values of ``sample.py`` or raises ``SensorError``.
+In: the kernel's counters and process table, terminals, NVML, Jupyter's API, a command of the stack's. Out: a
+``Reading``, which ``judge.py`` judges. A sensor that fails raises ``SensorError``: unknown, never idle.
 """

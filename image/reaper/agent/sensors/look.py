@@ -1,68 +1,122 @@
 """One look at everything, with every sensor that failed named."""
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, TypeVar
 
 import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
 
-from image.reaper.agent.gpu import GpuSensor
-from image.reaper.agent.sample import Gpu, People, Rates, Sample
-from image.reaper.agent.sensors.machine import MachineCounters, RateSensor
-from image.reaper.agent.sensors.own_use import OwnUse
-from image.reaper.agent.sensors.process_table import ProcessTable
-from image.reaper.agent.sensors.process_tree import TreeCounters
+from image.reaper.agent.sensors.busy_command import BusyCommand
+from image.reaper.agent.sensors.counters import MachineCounters, OwnUse, RateSensor, TreeCounters
+from image.reaper.agent.sensors.gpu import GpuSensor
+from image.reaper.agent.sensors.jupyter import kernel_sessions
+from image.reaper.agent.sensors.processes import ProcessTable
+from image.reaper.agent.sensors.reading import Gpu, People, Rates, Reading
 from image.reaper.errors import SensorError
 
-Reading = TypeVar("Reading", covariant=True)  # noqa: PLC0105 - a plain word reads better than Reading_co
+Read = TypeVar("Read", covariant=True)  # noqa: PLC0105 - a plain word reads better than Read_co
 Value = TypeVar("Value")
 
 
-class Sensor(Protocol[Reading]):
-    """Something that can be read and may fail."""
+class Comparing(Protocol[Read]):
+    """A sensor that compares with the read before."""
 
-    def read(self) -> Reading:
-        """Look once.
-
-        Raises:
-            SensorError: naming what could not be read.
-        """
+    def read(self, *, keep: bool = False) -> Read:
+        """Look once; ``keep``: the next read compares with what this one did. Raises SensorError."""
 
 
-class Look:
-    """Reads the sensors.
+class Gpus(Protocol):
+    """The sensor of the GPUs."""
+
+    def read(self) -> tuple[Gpu, ...]:
+        """Look once. Raises SensorError."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the stack asks for beyond the sensors' own lists (``idle`` of the pool).
+
+    Attributes:
+        watch: names of programs that are work while they run.
+        command: says whether the instance is busy; None for none.
+        problem: why this is not known, or an empty text.
+    """
+
+    watch: frozenset[str] = frozenset()
+    command: BusyCommand | None = None
+    problem: str = ""
+
+
+class Sensors:
+    """Reads the sensors, from any thread.
 
     Args:
         rates: CPU, disk and network.
         gpus: the GPUs.
-        people: the process table; None where only one process tree is watched.
+        people: process table, terminals and notebooks; None where only one process tree is watched.
+        asked: what the stack asks for at the moment.
     """
 
     def __init__(
-        self, rates: Sensor[Rates], gpus: Sensor[tuple[Gpu, ...]], people: Sensor[People] | None
+        self,
+        rates: Comparing[Rates],
+        gpus: Gpus,
+        people: Comparing[People] | None,
+        asked: Callable[[], Asked] = Asked,
     ) -> None:
         self._rates = rates
         self._gpus = gpus
         self._people = people
+        self._asked = asked
+        self._lock = threading.Lock()
 
-    def __call__(self, at: datetime, *, with_people: bool) -> Sample:
-        """Look once.
+    def look(self, now: datetime) -> Reading:
+        """Look at everything at this moment, without a trace: the next sample compares with the one before.
 
         Args:
-            at: the agent's time.
-            with_people: read the process table as well: it is worth one look a minute, not twelve.
+            now: the agent's time.
         """
+        return self._read(now, everything=True, keep=True)
+
+    def sample(self, now: datetime, *, everything: bool) -> Reading:
+        """One sample of the agent's minute, whose rates are means since the sample before.
+
+        Args:
+            now: the agent's time.
+            everything: also process table, terminals and notebooks, which one look a minute is enough for.
+        """
+        return self._read(now, everything=everything, keep=False)
+
+    def _read(self, now: datetime, *, everything: bool, keep: bool) -> Reading:
         failures: list[str] = []
-        return Sample(
-            at=at,
-            rates=_read("machine", self._rates.read, failures),
-            gpus=_read("gpu", self._gpus.read, failures) or (),
-            people=_read("processes", self._people.read, failures) if self._people and with_people else None,
-            failures=tuple(failures),
-        )
+        with self._lock:
+            reading = Reading(
+                at=now,
+                rates=_tried("machine", lambda: self._rates.read(keep=keep), failures),
+                gpus=_tried("gpu", self._gpus.read, failures) or (),
+            )
+            if everything and self._people is not None:
+                people = self._people
+                found = _tried("processes", lambda: people.read(keep=keep), failures)
+                busy = _tried("command", self._command, failures)
+                reading = replace(reading, people=_with(found or People(), busy))
+        return replace(reading, failures=tuple(failures))
+
+    def _command(self) -> str:
+        """Its name where it says that the instance is busy."""
+        asked = self._asked()
+        if asked.problem:
+            raise SensorError(asked.problem)
+        return asked.command.command[0] if asked.command and asked.command.is_busy() else ""
 
 
-def _read(name: str, read: Callable[[], Value], failures: list[str]) -> Value | None:
+def _with(people: People, busy: str | None) -> People:
+    return replace(people, watched=(*people.watched, f"{busy} says busy")) if busy else people
+
+
+def _tried(name: str, read: Callable[[], Value], failures: list[str]) -> Value | None:
     try:
         return read()
     except SensorError as error:
@@ -70,18 +124,22 @@ def _read(name: str, read: Callable[[], Value], failures: list[str]) -> Value | 
         return None
 
 
-def whole_machine(gpus_expected: int, own: OwnUse, real_s: Callable[[], float]) -> Look:
-    """Sensors for everything on this machine.
+def whole_machine(
+    gpus_expected: int, own: OwnUse, real_s: Callable[[], float], asked: Callable[[], Asked] = Asked
+) -> Sensors:
+    """Sensors for everything on this instance.
 
     Args:
-        gpus_expected: fewer make the machine unknown.
+        gpus_expected: fewer make the instance unknown.
         own: what the agent uses.
         real_s: real seconds, monotonic.
+        asked: what the stack asks for at the moment.
     """
     gpus = GpuSensor(pynvml, gpus_expected, real_s)
-    return Look(RateSensor(MachineCounters(own), real_s), gpus, ProcessTable(lambda: gpus.pids, real_s))
+    people = ProcessTable(lambda: gpus.pids, real_s, kernel_sessions, lambda: asked().watch)
+    return Sensors(RateSensor(MachineCounters(own), real_s), gpus, people, asked)
 
 
-def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Look:
+def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Sensors:
     """Sensors for one process tree: its CPU time and data, and the GPUs it is on where there are any."""
-    return Look(RateSensor(tree, real_s), GpuSensor(pynvml, 0, real_s, tree.pids), None)
+    return Sensors(RateSensor(tree, real_s), GpuSensor(pynvml, 0, real_s, tree.pids), None)

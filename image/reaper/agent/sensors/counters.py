@@ -1,14 +1,19 @@
-"""Use of the whole machine: CPU, disks and network, as rates between two looks at the kernel's counters."""
+"""Use of CPU, disks and network as rates between two looks: of the instance, or of one process tree.
 
-from collections.abc import Callable, Iterable
+What the agent itself uses is no sign of anybody's work. It needs next to nothing, except while it copies
+what users keep before a marked instance is terminated: were that taken for use, the mark would be taken away
+again, day after day.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from image.reaper.agent.sample import Rates
-from image.reaper.agent.sensors.own_use import OwnUse
-from image.reaper.errors import SensorError
+from image.reaper.agent.sensors.reading import Rates
+from image.reaper.errors import ConfigurationError, SensorError
 
 # Other block devices (md, dm, loop, zram) only pass on what these count, or never leave memory.
 PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
@@ -54,8 +59,11 @@ class RateSensor:
         self._before: Counters | None = None
         self._before_s = 0.0
 
-    def read(self) -> Rates:
+    def read(self, *, keep: bool = False) -> Rates:
         """Rates since the read before; the first read has nothing to compare with and gives zeros.
+
+        Args:
+            keep: the next read compares with what this one did.
 
         Raises:
             SensorError: naming what could not be read.
@@ -67,10 +75,45 @@ class RateSensor:
             counters = self._count()
         except (OSError, psutil.Error, ValueError, NotImplementedError) as error:
             raise SensorError(f"counters of CPU, disk and network: {error}") from error
+        rates = self._rates
         if self._before is not None:
-            self._rates = rates_between(self._before, counters, now_s - self._before_s)
-        self._before, self._before_s = counters, now_s
-        return self._rates
+            rates = rates_between(self._before, counters, now_s - self._before_s)
+        if not keep or self._before is None:
+            self._rates, self._before, self._before_s = rates, counters, now_s
+        return rates
+
+
+class OwnUse:
+    """Counts the agent's CPU time and disk bytes; of the network it knows only when it copies."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._copies = 0
+        self._copied = False
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Around a copy; another thread may ask meanwhile."""
+        self._copies += 1
+        self._copied = True
+        try:
+            yield
+        finally:
+            self._copies -= 1
+
+    def copied_since_asked(self) -> bool:
+        """Whether a copy ran at any time since this was last asked."""
+        copied, self._copied = self._copied, self._copies > 0
+        return copied
+
+    def cpu_s(self) -> float:
+        """CPU time since the agent's start, with that of what it started (``wall``, ``idle.command``)."""
+        return sum(self._process.cpu_times()[:4])
+
+    def disk_bytes(self) -> float:
+        """Bytes that the agent made disks read and write."""
+        moved = self._process.io_counters()
+        return moved.read_bytes + moved.write_bytes
 
 
 class MachineCounters:
@@ -132,3 +175,46 @@ def _network_bytes() -> float:
 
 def _sum_of_files(paths: Iterable[Path]) -> float:
     return sum(int(path.read_text(encoding="ascii")) for path in paths)
+
+
+class TreeCounters:
+    """Reads the counters of a process tree.
+
+    Args:
+        pid: root of the tree.
+
+    Raises:
+        ConfigurationError: when there is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._root = psutil.Process(pid)
+        except psutil.NoSuchProcess as error:
+            raise ConfigurationError(f"--watch-pid {pid}: there is no such process") from error
+
+    def pids(self) -> frozenset[int]:
+        """Live processes of the tree; none once the root has ended."""
+        try:
+            return frozenset({self._root.pid, *(child.pid for child in self._root.children(recursive=True))})
+        except psutil.NoSuchProcess:
+            return frozenset()
+
+    def __call__(self) -> Counters:
+        """One look. A tree that has ended counts nothing, which is idle.
+
+        ``disk_bytes`` is what the processes read and wrote through system calls, so that files on a network
+        file system and in the page cache count as well. Time of children that ended is in their parent's.
+        """
+        cpu_s = moved_bytes = 0.0
+        for pid in self.pids():
+            try:
+                process = psutil.Process(pid)
+                cpu_s += sum(process.cpu_times()[:4])  # own and waited-for children's, user and system
+                moved = process.io_counters()
+                moved_bytes += moved.read_chars + moved.write_chars
+            except (
+                psutil.NoSuchProcess
+            ):  # ended between the list and the look: the next look has it in its parent
+                continue
+        return Counters(cpu_s, moved_bytes, 0.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from image.reaper.agent.sample import Gpu
+from image.reaper.agent.sensors.reading import Gpu
 from image.reaper.errors import SensorError
 
 GIB = 2**30

@@ -1,0 +1,403 @@
+"""The process table: which programs are work, which get on, who is logged in, and when they last typed.
+
+A terminal counts at its last input: when a program reads it, the kernel sets its access time, to eight
+seconds (``tty_update_time`` in drivers/tty/tty_io.c). That holds for every pseudo terminal: of ssh, tmux,
+JupyterLab, a code tunnel, and of a container, whose terminals are found through its processes.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path, PurePath
+from pwd import getpwuid
+
+import psutil
+
+from image.reaper.agent.sensors.reading import People, ProcessUse, Session, Started
+from image.reaper.errors import SensorError
+
+LAUNCHERS = frozenset(
+    {
+        *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "horovodrun", "colossalai", "composer"),
+        # Open MPI 4 and 5 with their daemons on the other nodes, MPICH and Intel MPI with theirs, Slurm's
+        *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prun", "prted"),
+        *("mpiexec.hydra", "hydra_pmi_proxy", "srun"),
+    }
+)
+LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
+BUILDERS = frozenset({"docker", "docker-buildx", "podman", "buildah", "buildctl", "nerdctl"})
+BUILD_WORDS = frozenset({"build", "buildx", "bake", "bud"})
+FIRST_WORDS = 4  # `docker --context x buildx build`: global flags may stand before the word
+# A worker of Ray calls itself after what it runs; these run nothing (seen of Ray 2.5x, and its source,
+# python/ray/_private/workers and ray_constants.py).
+RAY_AT_REST = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+RAY_COMMANDS = frozenset({"job", "submit", "exec"})
+# What makes a process a rank of several: torch, Open MPI, MPICH and Slurm.
+WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+# OpenSSH names its process "sshd: bob@pts/3" or "sshd: bob@notty"; from 9.8 on "sshd-session: ...".
+SSH_WITHOUT_TERMINAL = re.compile(r"sshd(?:-session)?: (?P<user>[^@\s]+)@notty")
+SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems Manager agent)
+# Of any language's kernel; jupyter_client names the file so.
+CONNECTION_FILE = re.compile(r"(?:.*/)?kernel-(?P<id>[\w-]+)\.json")
+CONTAINERS = re.compile(r"docker|libpod|kubepods|containerd|crio")
+FIRST_PERSON = 1000  # the first user id of people (login.defs, UID_MIN)
+STARTED_LATELY_S = 900.0
+TTY_STEP_S = 8.0
+PSEUDO_TERMINALS, CONSOLES, FIRST_SERIAL = 136, 4, 64  # majors, and a minor (admin-guide/devices.txt)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of the process table.
+
+    Attributes:
+        pid: its id.
+        command: its arguments, the program first.
+        parent: id of its parent.
+        terminal: device number of its terminal; 0 without one.
+        cpu_s: CPU time, with that of children it waited for.
+        began_s: when it began, in seconds after the boot.
+        uid: whose it is.
+    """
+
+    pid: int
+    command: tuple[str, ...]
+    parent: int = 0
+    terminal: int = 0
+    cpu_s: float = 0.0
+    began_s: float = 0.0
+    uid: int = 0
+
+    @property
+    def name(self) -> str:
+        """The program, without its folder; of one that named itself, the whole title's first word."""
+        return PurePath(self.command[0]).name if self.command else ""
+
+    @property
+    def user(self) -> str:
+        """The login name, or the number of a user that has none."""
+        return user_name(self.uid)
+
+    @property
+    def shown(self) -> str:
+        """For people: name, id and whose it is."""
+        return f"{self.name} ({self.pid}, {self.user})"
+
+
+def user_name(uid: int) -> str:
+    """The login name of a user id."""
+    try:
+        return getpwuid(uid).pw_name
+    except KeyError:  # of a container
+        return str(uid)
+
+
+def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> bool:
+    """Whether a command is work while it runs: a launcher, a copy, an image build, a task of Ray.
+
+    Args:
+        command: the arguments, the program first.
+        words: program names that the stack adds (``idle.watch``).
+    """
+    names = _names(command)
+    if not names:
+        return False
+    return (
+        bool(words.intersection(names))
+        or is_launcher(command)
+        or (names[0] == "rsync" and "--daemon" not in command)
+        or (names[0].startswith("ray::") and not command[0].startswith(RAY_AT_REST))
+        or ("ray" in names and bool(RAY_COMMANDS.intersection(command[1:3])))
+        # "slurmstepd: [12.0]" is a step of a job; the other, "slurmstepd infinity", only holds the cgroup
+        or names[0] == "slurmstepd:"
+        or (names[0] in BUILDERS and bool(BUILD_WORDS.intersection(command[1 : 1 + FIRST_WORDS])))
+    )
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """Whether a command starts the ranks of a job."""
+    modules = (after for word, after in pairwise(command[:6]) if word == "-m")
+    return bool(LAUNCHERS.intersection(_names(command))) or any(
+        module.startswith(LAUNCHER_MODULES) for module in modules
+    )
+
+
+def _names(command: Sequence[str]) -> list[str]:
+    """The program's name, and the next word's: `python3 /opt/venv/bin/torchrun ...` is torchrun too.
+
+    Of a process that gave itself a title, all of it lies in the first word.
+    """
+    words = command[0].split(" ")[:1] if command and command[0].startswith("slurmstepd") else command[:2]
+    return [PurePath(word).name for word in words if not word.startswith("-")]
+
+
+def kernel_id(command: Sequence[str]) -> str | None:
+    """The id of a notebook's kernel, or None for any other command."""
+    return next((found["id"] for word in command if (found := CONNECTION_FILE.fullmatch(word))), None)
+
+
+@dataclass(frozen=True)
+class _Used:
+    """What a process had used at a moment: CPU time, and bytes through system calls."""
+
+    at_s: float
+    began_s: float
+    cpu_s: float
+    moved_bytes: float
+
+
+class ProcessTable:
+    """Reads the process table.
+
+    Args:
+        gpu_pids: processes on a GPU, as NVML told last.
+        real_s: real seconds, monotonic.
+        kernels: when kernels last ran something, by Jupyter's word: (sessions, what could not be told).
+        words: program names that the stack adds.
+        root: where /proc and /dev are.
+    """
+
+    def __init__(
+        self,
+        gpu_pids: Callable[[], frozenset[int]],
+        real_s: Callable[[], float],
+        kernels: Callable[[Sequence[Process], Mapping[int, Process]], tuple[list[Session], list[str]]],
+        words: Callable[[], frozenset[str]] = frozenset,
+        root: Path = Path("/"),
+    ) -> None:
+        self._gpu_pids = gpu_pids
+        self._real_s = real_s
+        self._kernels = kernels
+        self._words = words
+        self._root = root
+        self._before: dict[int, _Used] = {}
+        self._world: dict[tuple[int, float], int] = {}
+        self._people: dict[tuple[int, float], bool] = {}
+
+    def read(self, *, keep: bool = False) -> People:
+        """One look.
+
+        Args:
+            keep: the next look compares with what this one did.
+
+        Raises:
+            SensorError: the table cannot be read.
+        """
+        try:
+            table = {process.pid: process for process in processes(self._root)}
+        except OSError as error:
+            raise SensorError(f"process table: {error}") from error
+        kernels = [process for process in table.values() if kernel_id(process.command)]
+        uses = self._uses(table.values(), kernels, keep=keep)
+        notebooks, unknown = self._kernels(kernels, table)
+        open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
+        started = self._started(table.values())
+        watched = [one for one in table.values() if is_watched(one.command, self._words())]
+        users = [one.user for one in open_sessions] + [one.user for one in uses]
+        users += [one.user for one in started] + [one.user for one in watched]
+        return People(
+            sessions=tuple(open_sessions),
+            watched=tuple(one.shown for one in watched),
+            processes=tuple(uses),
+            started=tuple(started),
+            unknown=tuple(unknown),
+            users=tuple(sorted(set(users) - {""})),
+        )
+
+    def _terminals(self, table: Iterable[Process]) -> Iterator[Session]:
+        """Every terminal, at its last input."""
+        paths = dict.fromkeys((self._root / "dev/pts").glob("[0-9]*"))
+        for process in table:
+            if (path := terminal_path(process, self._root)) is not None:
+                paths[path] = None
+        seen = set[tuple[int, int]]()
+        for path in paths:
+            try:
+                found = path.stat()
+            except (FileNotFoundError, NotADirectoryError, ProcessLookupError):  # it was closed meanwhile
+                continue
+            except OSError as error:
+                raise SensorError(f"terminal {path}: {error.strerror}") from error
+            if (found.st_dev, found.st_ino) not in seen:
+                seen.add((found.st_dev, found.st_ino))
+                unused_s = max(0.0, time.time() - found.st_atime - TTY_STEP_S)
+                user = user_name(found.st_uid)
+                yield Session("terminal", f"{user} on {path.parent.name}/{path.name}", unused_s, user)
+
+    def _uses(self, table: Iterable[Process], kernels: Sequence[Process], *, keep: bool) -> list[ProcessUse]:
+        """What GPU processes, kernels and connections without a terminal used since the look before."""
+        gpu_pids, kernel_pids = self._gpu_pids(), {kernel.pid for kernel in kernels}
+        now: dict[int, _Used] = {}
+        found = []
+        for process in table:
+            ssh = SSH_WITHOUT_TERMINAL.match(process.command[0])
+            kind = "gpu" if process.pid in gpu_pids else "kernel" if process.pid in kernel_pids else "ssh"
+            if kind == "ssh" and ssh is None:
+                continue
+            used = self._used(process)
+            if used is None:
+                continue
+            now[process.pid] = used
+            who = f"{ssh['user']} without a terminal ({process.pid})" if ssh else process.shown
+            found.append(self._use(kind, who, process, used))
+        if not keep:
+            self._before = now
+        return found
+
+    def _used(self, process: Process) -> _Used | None:
+        """None for one that ended meanwhile; raises SensorError."""
+        try:
+            moved = (self._root / f"proc/{process.pid}/io").read_text(encoding="ascii").split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except OSError as error:
+            raise SensorError(f"process {process.pid}: {error.strerror}") from error
+        return _Used(self._real_s(), process.began_s, process.cpu_s, float(moved[1]) + float(moved[3]))
+
+    def _use(self, kind: str, who: str, process: Process, used: _Used) -> ProcessUse:
+        before = self._before.get(process.pid)
+        over_s = used.at_s - before.at_s if before and before.began_s == used.began_s else 0.0
+        cpu_cores = max(0.0, used.cpu_s - before.cpu_s) / over_s if before and over_s > 0 else 0.0
+        bytes_per_s = (
+            max(0.0, used.moved_bytes - before.moved_bytes) / over_s if before and over_s > 0 else 0.0
+        )
+        age_s = max(0.0, _uptime_s() - process.began_s)
+        use = ProcessUse(kind, who, age_s, cpu_cores, bytes_per_s, user=process.user)
+        ranks = self._ranks(process) if kind == "gpu" else 1
+        if ranks == 1 or use.gets_on:
+            return use
+        return replace(use, ranks=ranks, peers=_peers(process))
+
+    def _ranks(self, process: Process) -> int:
+        """Ranks of the job that a process is one of; 1 for any other."""
+        key = (process.pid, process.began_s)
+        if key not in self._world:
+            self._world = {kept: size for kept, size in self._world.items() if kept[0] in self._gpu_pids()}
+            try:
+                told = psutil.Process(process.pid).environ()
+            except psutil.NoSuchProcess:
+                return 1
+            except psutil.Error as error:
+                raise SensorError(f"environment of process {process.pid}: {error}") from error
+            sizes = [told[name] for name in WORLD_SIZES if told.get(name, "").isdecimal()]
+            self._world[key] = max(map(int, sizes), default=1)
+        return self._world[key]
+
+    def _started(self, table: Iterable[Process]) -> list[Started]:
+        uptime_s = _uptime_s()
+        young = [one for one in table if uptime_s - one.began_s < STARTED_LATELY_S]
+        known, self._people = self._people, {}
+        for one in young:
+            key = (one.pid, one.began_s)
+            self._people[key] = known[key] if key in known else self._is_of_a_person(one)
+        return [
+            Started(one.pid, one.name, one.user, uptime_s - one.began_s)
+            for one in young
+            if self._people[one.pid, one.began_s]
+        ]
+
+    def _is_of_a_person(self, process: Process) -> bool:
+        if process.uid >= FIRST_PERSON or process.terminal:
+            return True
+        try:
+            group = (self._root / f"proc/{process.pid}/cgroup").read_text(encoding="utf-8")
+        except OSError:  # it ended meanwhile
+            return False
+        return CONTAINERS.search(group) is not None
+
+
+def _peers(process: Process) -> int:
+    """Connections of a rank to other instances.
+
+    A rank that waits for its peers holds its GPU at rest: in a barrier of the store, or polling for one that
+    is not there yet. A connection lasts as long as both of them live.
+    """
+    try:
+        connections = psutil.Process(process.pid).net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return 0
+    except psutil.Error as error:
+        raise SensorError(f"connections of process {process.pid}: {error}") from error
+    alive = [one for one in connections if one.status in (psutil.CONN_ESTABLISHED, psutil.CONN_SYN_SENT)]
+    return sum(bool(one.raddr) and one.raddr[0] != one.laddr[0] for one in alive)
+
+
+def processes(root: Path = Path("/")) -> Iterator[Process]:
+    """Every process but the kernel's own threads.
+
+    Read here and not by psutil, which takes three files and an object for what two reads give.
+
+    Raises:
+        OSError: /proc cannot be read.
+    """
+    tick = os.sysconf("SC_CLK_TCK")
+    for entry in os.scandir(root / "proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            command = _words(Path(entry.path, "cmdline").read_bytes())
+            if not command:  # a thread of the kernel
+                continue
+            # proc_pid_stat(5): the second field may hold spaces and brackets; counted from the third
+            fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+            uid = entry.stat().st_uid
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+        yield Process(
+            int(entry.name),
+            command,
+            parent=int(fields[1]),
+            terminal=int(fields[4]),
+            cpu_s=sum(map(int, fields[11:15])) / tick,
+            began_s=int(fields[19]) / tick,
+            uid=uid,
+        )
+
+
+def _words(line: bytes) -> tuple[str, ...]:
+    return tuple(line.rstrip(b"\0").decode(errors="replace").split("\0")) if line.strip(b"\0") else ()
+
+
+def terminal_path(process: Process, root: Path = Path("/")) -> Path | None:
+    """Where a process' terminal lies as the process sees it, which in a container is not where we do."""
+    number = process.terminal
+    major, minor = number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00  # MKDEV as the kernel packs it
+    if major == PSEUDO_TERMINALS:
+        return root / f"proc/{process.pid}/root/dev/pts/{minor}"
+    if major == CONSOLES:
+        name = f"tty{minor}" if minor < FIRST_SERIAL else f"ttyS{minor - FIRST_SERIAL}"
+        return root / "dev" / name
+    return None
+
+
+def _managed_sessions(table: Iterable[Process]) -> Iterator[Session]:
+    """Sessions of Session Manager, in use while they are open: unused ones it closes itself (20 minutes)."""
+    for process in table:
+        if process.name == SESSION_MANAGER:
+            session = process.command[1] if len(process.command) > 1 else str(process.pid)
+            yield Session("session-manager", session, user=process.user)
+
+
+def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
+    """Training processes that run now, for people.
+
+    Args:
+        among: in a rehearsal, the processes that are watched; None for all.
+    """
+    chosen = among() if among is not None else None
+    return [
+        one.shown for one in processes() if is_trainer(one.command) and (chosen is None or one.pid in chosen)
+    ]
+
+
+def is_trainer(command: Sequence[str]) -> bool:
+    """Whether a command trains: a launcher, or this project's own trainer."""
+    own = any(word == "-m" and after == "gpu_fleet" for word, after in pairwise(command))
+    return own or is_launcher(command)
+
+
+def _uptime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

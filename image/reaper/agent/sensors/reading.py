@@ -1,0 +1,159 @@
+"""What one look at an instance gives: plain values, no judgement."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Use of the instance, or of the watched process tree, as a mean since the look before.
+
+    Attributes:
+        cpu_cores: CPU time over real time; 2.0 is two busy cores.
+        disk_bytes_per_s: read and written.
+        network_bytes_per_s: received and sent, loopback left out.
+    """
+
+    cpu_cores: float = 0.0
+    disk_bytes_per_s: float = 0.0
+    network_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        name: index and UUID, for messages.
+        utilisation_percent: share of NVML's last sampling period (1/6 to 1 s) with a kernel running; None
+            where the GPU does not tell (MIG).
+        memory_used_gib: in use.
+        memory_total_gib: fitted.
+        power_w: mean power since the look before where the energy counter is there, else at this moment; None
+            where the GPU tells neither.
+        power_limit_w: enforced limit; None where unknown.
+        pids: processes with a compute context on it or on one of its MIG instances.
+    """
+
+    name: str
+    utilisation_percent: float | None
+    memory_used_gib: float
+    memory_total_gib: float
+    power_w: float | None
+    power_limit_w: float | None
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Session:
+    """Somebody is logged in.
+
+    Attributes:
+        kind: ``terminal``, ``session-manager`` or ``jupyter``.
+        who: user and terminal or kernel, for people.
+        unused_s: real seconds since the last input, or since a kernel last ran something; 0 for one that is
+            in use while it is open.
+        user: the login name.
+    """
+
+    kind: str
+    who: str
+    unused_s: float = 0.0
+    user: str = ""
+
+
+# A Python process that only waits (an open notebook with a CUDA context) needs under 0.5 % of a core.
+PROCESS_CPU_CORES = 0.02
+PROCESS_BYTES_PER_S = 16 * 1024
+# An editor's remote connection at rest sends a keep-alive of some 80 bytes every 5 s each way
+# (microsoft/vscode, src/vs/base/parts/ipc/common/ipc.net.ts, ProtocolConstants.KeepAliveSendTime).
+SSH_BYTES_PER_S = 512
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """A process whose presence alone is no activity, and what it used since the look before.
+
+    Attributes:
+        kind: ``gpu``, ``kernel`` (of a notebook) or ``ssh`` (a connection without a terminal).
+        who: name, id and user, for people.
+        age_s: real seconds since it began.
+        cpu_cores: CPU time over real time.
+        bytes_per_s: moved through system calls.
+        ranks: of the distributed job that it is one rank of; 1 where it gets on, or is no rank.
+        peers: connections of such a rank to other instances.
+        user: the login name.
+    """
+
+    kind: str
+    who: str
+    age_s: float
+    cpu_cores: float = 0.0
+    bytes_per_s: float = 0.0
+    ranks: int = 1
+    peers: int = 0
+    user: str = ""
+
+    @property
+    def gets_on(self) -> bool:
+        """Whether it did more than wait."""
+        if self.kind == "ssh":
+            return self.bytes_per_s >= SSH_BYTES_PER_S
+        return self.cpu_cores >= PROCESS_CPU_CORES or self.bytes_per_s >= PROCESS_BYTES_PER_S
+
+
+@dataclass(frozen=True)
+class Started:
+    """A user's process that began lately.
+
+    Attributes:
+        pid: its id.
+        name: the program.
+        user: whose it is.
+        age_s: real seconds since it began.
+    """
+
+    pid: int
+    name: str
+    user: str
+    age_s: float
+
+
+@dataclass(frozen=True)
+class People:
+    """What process table, terminals and notebooks say.
+
+    Attributes:
+        sessions: logged-in users.
+        watched: programs that are work while they run: ``name (pid, user)``.
+        processes: programs that are work while they get on.
+        started: users' processes that began within the last quarter of an hour.
+        unknown: what could not be told of one of them.
+        users: login names of everybody seen.
+    """
+
+    sessions: tuple[Session, ...] = ()
+    watched: tuple[str, ...] = ()
+    processes: tuple[ProcessUse, ...] = ()
+    started: tuple[Started, ...] = ()
+    unknown: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at everything.
+
+    Attributes:
+        at: when, on the agent's clock.
+        rates: use of CPU, disk and network; None when those could not be read.
+        gpus: every GPU that could be read.
+        people: who and what is there; None where that was not looked at, or could not be.
+        failures: ``sensor: why`` for each sensor that failed.
+    """
+
+    at: datetime
+    rates: Rates | None
+    gpus: tuple[Gpu, ...] = ()
+    people: People | None = None
+    failures: tuple[str, ...] = ()

