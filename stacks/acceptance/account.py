@@ -100,6 +100,22 @@ class Call:
     doc: str
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A setting of a scaling group, as it was asked for and as the cloud has it.
+
+    Attributes:
+        group: the group's id.
+        setting: in the cloud's word.
+        asked, found: its values.
+    """
+
+    group: str
+    setting: str
+    asked: object
+    found: object
+
+
 class Account(Protocol):
     """A cloud account, seen through one stack; every method raises ``RefusedError``.
 
@@ -118,6 +134,12 @@ class Account(Protocol):
 
     def instances(self) -> Sequence[Instance]:
         """Every instance that carries the stack's tag, ended ones as long as the cloud tells of them."""
+
+    def kept(self, groups: Mapping[str, Sequence[str]]) -> Sequence[Kept]:
+        """What each pool's groups have of what the program asked; pool -> its groups."""
+
+    def raise_empty(self, groups: Mapping[str, Sequence[str]]) -> Sequence[str]:
+        """Ask for an instance where a group was made for none and grows by request; gives those groups."""
 
     def why_none(self, group: str) -> str:
         """What the scaling group said of its last launch; empty where it said nothing."""

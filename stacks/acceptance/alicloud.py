@@ -16,13 +16,13 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from stacks import naming
-from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Left, Said
+from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Kept, Left, Said
 from stacks.acceptance.clock import Clock
 from stacks.acceptance.errors import NotReachableError, RefusedError
 from stacks.calls import buckets, oss
-from stacks.calls.alicloud import VERSIONS, Alicloud, listed
+from stacks.calls.alicloud import VERSIONS, Alicloud, expects_a_number, listed
 from stacks.errors import CannotCheckError
-from stacks.settings import Stack
+from stacks.settings import Market, Pool, Stack
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,12 @@ ACTIONS = {
         "TagResources",
         "UntagResources",
     ),
-    "ess": ("DescribeScalingActivities",),
+    "ess": (
+        "DescribeScalingActivities",
+        "DescribeScalingConfigurations",
+        "DescribeScalingGroups",
+        "ScaleWithAdjustment",
+    ),
     "kms": ("DescribeKey", "ScheduleKeyDeletion"),
     "sts": ("GetCallerIdentity",),
     "tag": ("ListTagResources",),
@@ -113,6 +118,39 @@ class AlicloudAccount:
         gone = {key: _ended(one) for key, one in self._known.items() if key not in there}
         self._known |= there | gone
         return list(self._known.values())
+
+    def kept(self, groups: Mapping[str, Sequence[str]]) -> list[Kept]:
+        """What no schema tells: what Auto Scaling makes of a 0, of an option alone, of an inactive group."""
+        found: list[Kept] = []
+        for pool in self._stack.pools:
+            for group in groups[pool.name]:
+                answer = self._ask("ess.DescribeScalingGroups", **{"ScalingGroupIds.1": group})
+                found += _kept(pool, group, listed(answer, "ScalingGroups")[0])
+                if pool.erdma:
+                    found.append(self._interface(group))
+        return found
+
+    def _interface(self, group: str) -> Kept:
+        """The eRDMA interface that the second pass of ``gpu-fleet up`` gave the configuration."""
+        answer = self._ask("ess.DescribeScalingConfigurations", ScalingGroupId=group)
+        modes = {
+            one.get("NetworkInterfaceTrafficMode")
+            for configuration in listed(answer, "ScalingConfigurations")
+            for one in listed(configuration, "NetworkInterfaces")
+        }
+        return Kept(group, "NetworkInterfaceTrafficMode", ["HighPerformance"], sorted(map(str, modes)))
+
+    def raise_empty(self, groups: Mapping[str, Sequence[str]]) -> list[str]:
+        """A group made with 0 expects no number, so ``ScaleWithAdjustment`` is what raises it."""
+        made_empty = [groups[pool.name][0] for pool in self._stack.pools if pool.size.desired == 0]
+        for group in made_empty:
+            self._ask(
+                "ess.ScaleWithAdjustment",
+                ScalingGroupId=group,
+                AdjustmentType="QuantityChangeInCapacity",
+                AdjustmentValue="1",
+            )
+        return made_empty
 
     def why_none(self, group: str) -> str:
         """The message of the group's newest activity; groups go by their id."""
@@ -362,6 +400,20 @@ class AlicloudAccount:
             raise RefusedError(f"{operation}: {' '.join(str(error).split())}") from error
         self.calls.append(Call(at, name, _request_id(answer), "", doc))
         return answer
+
+
+def _kept(pool: Pool, group: str, raw: Mapping[str, Any]) -> Iterator[Kept]:
+    """Every setting of a group that only an account can tell; the API's words (DescribeScalingGroups)."""
+    options = raw.get("CapacityOptions") or {}
+    yield Kept(group, "LifecycleState", "Active", raw.get("LifecycleState"))
+    yield Kept(group, "EnableDesiredCapacity", pool.size.desired > 0, expects_a_number(raw))
+    if pool.market is Market.SPOT:
+        replaced = bool(options.get("SpotAutoReplaceOnDemand"))
+        yield Kept(group, "SpotAutoReplaceOnDemand", False, replaced)
+        yield Kept(group, "SpotInstanceRemedy", True, raw.get("SpotInstanceRemedy"))
+    else:
+        suspended = raw.get("SuspendedProcesses") or []
+        yield Kept(group, "HealthCheck suspended", True, "HealthCheck" in suspended)
 
 
 def _request_id(answer: Mapping[str, Any]) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from stacks import naming
-from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Left, Said
+from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Kept, Left, Said
 from stacks.acceptance.clock import Clock
 from stacks.acceptance.errors import NotReachableError, RefusedError
 from stacks.calls import buckets
 from stacks.calls.aws import Clients, clients_in
 from stacks.errors import CannotCheckError
-from stacks.settings import Stack
+from stacks.settings import Market, Stack
 
 LOG = logging.getLogger(__name__)
 
@@ -31,6 +31,9 @@ def _doc(guide: str, operation: str, folder: str = "APIReference") -> str:
 CALLS = {
     "autoscaling.describe_scaling_activities": (
         "https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeScalingActivities.html"
+    ),
+    "autoscaling.describe_auto_scaling_groups": (
+        "https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DescribeAutoScalingGroups.html"
     ),
     "budgets.describe_budget": _doc("aws-cost-management", "budgets_DescribeBudget"),
     "cloudwatch.describe_alarms": _doc("AmazonCloudWatch", "DescribeAlarms"),
@@ -117,6 +120,18 @@ class AwsAccount:
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
         pages = self._pages("ec2.describe_instances", "Reservations", Filters=own)
         return [_instance(one) for reservation in pages for one in reservation["Instances"]]
+
+    def kept(self, groups: Mapping[str, Sequence[str]]) -> list[Kept]:
+        """Whether machines on demand are launched protected, in groups that never rebalance."""
+        names = [
+            one for pool in self._stack.pools if pool.market is not Market.SPOT for one in groups[pool.name]
+        ]
+        answer = self._ask("autoscaling.describe_auto_scaling_groups", AutoScalingGroupNames=names)
+        return [kept for raw in answer["AutoScalingGroups"] for kept in _kept(raw)]
+
+    def raise_empty(self, groups: Mapping[str, Sequence[str]]) -> list[str]:  # noqa: ARG002 - the other cloud's
+        """None: every group has a desired capacity of its own."""
+        return []
 
     def why_none(self, group: str) -> str:
         """The status message of the group's newest activity."""
@@ -485,6 +500,12 @@ class AwsAccount:
         if service not in self._clients:
             self._clients[service] = self._make(service)
         return self._clients[service]
+
+
+def _kept(raw: Mapping[str, Any]) -> Iterator[Kept]:
+    name, suspended = raw["AutoScalingGroupName"], [one["ProcessName"] for one in raw["SuspendedProcesses"]]
+    yield Kept(name, "NewInstancesProtectedFromScaleIn", True, raw["NewInstancesProtectedFromScaleIn"])
+    yield Kept(name, "AZRebalance suspended", True, "AZRebalance" in suspended)
 
 
 def _request_id(answer: Mapping[str, Any]) -> str:

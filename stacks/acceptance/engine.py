@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stacks.acceptance.errors import AcceptanceError, EngineError
-from stacks.guard.pulumi_command import CLI_ADVICE
+from stacks.guard.pulumi_command import CLI_ADVICE, POLICY_PYTHON
 
-# The product's own way down: through the drain, data given up by name, the key last.
+# The product's own way up: every pass that the provider needs, each guarded as for people; and its own way
+# down: through the drain, data given up by name, the key last.
+UP = (sys.executable, "-m", "image.console", "up")
 DESTROY = (sys.executable, "-m", "image.console", "destroy")
+# pulumi.com/docs/iac/cli/commands/pulumi_up
+ASK_NOTHING = ("--", "--yes", "--skip-preview", "--non-interactive", "--color=never")
 ALL_OF_IT = (
     *("--yes", "--delete-data", "all", "--terminate-stopped"),
     *("--ignore-holds", "the acceptance run is over"),
@@ -63,10 +67,9 @@ class PulumiCli:
         return self._captured("version").strip()
 
     def up(self, timeout_s: float) -> None:
-        """``pulumi up``, with the stack made where it is missing."""
-        self._run(["stack", "select", "--create", self._stack], timeout_s)
-        # pulumi.com/docs/iac/cli/commands/pulumi_up
-        self._run(["up", "--yes", "--skip-preview", "--stack", self._stack], timeout_s)
+        """``gpu-fleet up``, with the policy pack where that is set up."""
+        policy = [] if POLICY_PYTHON.exists() else ["--no-policy"]
+        self._logged([*UP, self._stack, *policy, *ASK_NOTHING], timeout_s)
 
     def outputs(self) -> dict[str, Any]:
         """``pulumi stack output --json``."""

@@ -64,8 +64,11 @@ def _of_pool(pool: str, launch_minutes: int) -> tuple[Step, ...]:
 
 STEPS: tuple[Step, ...] = (
     _minutes("preflight", 5, "the account has room for the stack"),
-    _minutes("up", 45, "`pulumi up` stands the stack up in this account", "preflight"),
+    _minutes(
+        "up", 45, "`gpu-fleet up` stands the stack up in this account, in every pass it takes", "preflight"
+    ),
     _minutes("watchers", 5, "alarms, budget and schedule exist", "up"),
+    _minutes("groups", 5, "scaling groups have what was asked; one made for none is raised by request", "up"),
     *_of_pool(IDLE_POOL, 15),
     _minutes(
         "keep",

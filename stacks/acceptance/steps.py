@@ -49,6 +49,7 @@ def actions(look: Callable[[Any], Any] = preflight_look) -> dict[str, Action]:
         "preflight": lambda run: _preflight(run, look),
         "up": _up,
         "watchers": _watchers,
+        "groups": _groups,
         **{f"{pool}: launch": _of_pool(_launch, pool) for pool in (IDLE_POOL, SPOT_POOL)},
         **{f"{pool}: heartbeat": _of_pool(_heartbeat, pool) for pool in (IDLE_POOL, SPOT_POOL)},
         **{f"{pool}: gate": _of_pool(_gate, pool) for pool in (IDLE_POOL, SPOT_POOL)},
@@ -111,6 +112,26 @@ def _watchers(run: Run) -> Outcome:
     return Outcome(expected, observed, {kind: list(names) for kind, names in found.items()})
 
 
+def _group_ids(run: Run) -> Mapping[str, list[str]]:
+    outputs = _outputs(run)
+    return cast("Mapping[str, list[str]]", outputs.get("group_ids", outputs["group_names"]))
+
+
+def _groups(run: Run) -> Outcome:
+    """What was asked, and what the cloud made of it; every difference is in the failure."""
+    groups = _group_ids(run)
+    raised = list(run.account.raise_empty(groups))
+    kept = run.account.kept(groups)
+    wrong = [
+        f"{one.group}: {one.setting} {one.found}, asked {one.asked}" for one in kept if one.asked != one.found
+    ]
+    if wrong:
+        raise StepError("; ".join(wrong))
+    facts = {f"{one.group} {one.setting}": str(one.found) for one in kept}
+    observed = f"{len(kept)} settings as asked; raised by request: {', '.join(raised) or 'none'}"
+    return Outcome("each setting as it was asked for", observed, facts | {"raised": raised})
+
+
 def _launch(run: Run, pool: str) -> Outcome:
     """Wait for an instance of the pool that runs; what the group said goes into the failure."""
     gone = run.memory.setdefault("gone", [])
@@ -132,8 +153,7 @@ def _launch(run: Run, pool: str) -> Outcome:
 
 
 def _why_none(run: Run, pool: str) -> str:
-    outputs = _outputs(run)
-    groups = outputs.get("group_ids", outputs["group_names"])[pool]
+    groups = _group_ids(run)[pool]
     try:
         return "; ".join(run.account.why_none(str(group)) or "nothing" for group in groups)
     except RefusedError as error:

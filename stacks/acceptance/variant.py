@@ -23,6 +23,9 @@ IDLE_AFTER_HOURS = 0.5
 GRACE_MINUTES = 10
 SWEEP_EVERY_MINUTES = 5
 LEAST_VOLUME_GIB = 100
+# A pool of Alibaba Cloud that is made for none expects no number and grows by request: only an account can
+# tell whether it does.
+DESIRED = {Cloud.AWS: 1, Cloud.ALICLOUD: 0}
 SCRATCH_GIB = {Cloud.AWS: 0, Cloud.ALICLOUD: 100}  # types of Alibaba Cloud have no local disks
 # Names of prices.toml that the variant pays for, so that a stack file's assumptions of them hold for it too.
 ASSUMED = ("disk", "nat_gateway", "public_address", "nat_traffic", "bucket", "log")
@@ -101,7 +104,12 @@ def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decima
 
 
 def pools(stack: Stack, kind: InstanceType) -> list[dict[str, Any]]:
-    """One instance on demand that is swept when idle; one on spot, in a group of fixed size."""
+    """One instance on demand that is swept when idle; one on spot, in a group of fixed size.
+
+    The first has eRDMA where the stack has it and the type can: it comes up in three passes.
+    """
+    erdma = kind.erdma_interfaces > 0 and any(pool.erdma for pool in stack.pools)
+    size = {"min": 0, "desired": DESIRED[stack.cloud], "max": 1}
     both = {
         "types": [kind.name],
         "volume_gib": max(LEAST_VOLUME_GIB, stack.image.size_gib),
@@ -115,7 +123,8 @@ def pools(stack: Stack, kind: InstanceType) -> list[dict[str, Any]]:
     }
     return [
         both
-        | {"name": IDLE_POOL, "size": {"min": 0, "desired": 1, "max": 1}, "scaling": False, "idle": idle},
+        | {"name": IDLE_POOL, "size": size, "scaling": False, "idle": idle}
+        | ({"erdma": True} if erdma else {}),
         both
         | {
             "name": SPOT_POOL,

@@ -124,6 +124,11 @@ def listed(answer: dict[str, Any], *keys: str) -> list[dict[str, Any]]:
     return list(found or ())
 
 
+def expects_a_number(group: Mapping[str, Any]) -> bool:
+    """Whether a group of DescribeScalingGroups keeps to an expected number of instances."""
+    return bool(group.get("EnableDesiredCapacity", group.get("DesiredCapacity") is not None))
+
+
 def _said(permission: str, error: ServerException) -> str:
     """The cloud's words, or the permission that is missing."""
     code = str(error.error_code)

@@ -78,7 +78,7 @@ class Deployment:
         if stages:
             environ[first_pass.VARIABLE] = json.dumps(stages)
         asked = [self.executable, command, "--stack", self.stack.name, *more, *self.arguments]
-        return subprocess.run(asked, cwd=self.root, env=environ, check=False).returncode
+        return _to_its_end(asked, self.root, environ)
 
     def output(self, name: str) -> Any:
         """One output of the deployed stack.
@@ -93,6 +93,22 @@ class Deployment:
         if done.returncode:
             raise PlanError(f"the stack has no output {name}: {done.stderr.strip()}")
         return json.loads(done.stdout)
+
+
+def _to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str]) -> int:
+    """Run the CLI until it ends by itself; gives its exit code.
+
+    A Ctrl-C reaches it too: it finishes what is under way, and writes its state. ``subprocess.run`` would
+    kill it a quarter of a second later, and leave operations that nobody knows the end of.
+    """
+    process = subprocess.Popen(command, cwd=root, env=environ)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            click.echo(
+                "waiting for Pulumi to finish what is under way; Ctrl-C again ends it at once", err=True
+            )
 
 
 def uploads(step: Step) -> bool:

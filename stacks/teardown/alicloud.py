@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from stacks.calls import buckets, oss
-from stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud, listed
+from stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud, expects_a_number, listed
 from stacks.errors import CannotCheckError
 from stacks.settings import Stack
 from stacks.teardown import state
@@ -206,7 +206,7 @@ class AlicloudStack:
             "DescribeScalingGroups",
             **{"RegionId": self._stack.region, "ScalingGroupIds.1": group.id},
         )["ScalingGroups"]
-        expected = {} if found.get("DesiredCapacity") is None else {"DesiredCapacity": "0"}
+        expected = {"DesiredCapacity": "0"} if expects_a_number(found) else {}
         self._cloud.ask(
             "ess",
             "ModifyScalingGroup",

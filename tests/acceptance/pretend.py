@@ -18,6 +18,7 @@ from stacks.acceptance.account import (
     TAG_REAP_AFTER,
     Call,
     Instance,
+    Kept,
     Left,
     Said,
 )
@@ -110,6 +111,7 @@ class PretendCloud:
     torn_down: int = 0
     fis_role: bool = False
     pools: tuple[str, ...] = ("people", "spot")
+    made_empty: tuple[str, ...] = ()
     ledger: dict[str, bytes] = field(default_factory=dict)
 
     # the engine
@@ -123,8 +125,12 @@ class PretendCloud:
         if "up" in self.broken:
             raise EngineError("pulumi up: exit code 255; VpcLimitExceeded")
         for pool in self.pools:
-            if f"no capacity {pool}" not in self.broken:
-                self._launch(pool)
+            if pool not in self.made_empty:
+                self._start_if_room(pool)
+
+    def _start_if_room(self, pool: str) -> None:
+        if f"no capacity {pool}" not in self.broken:
+            self._launch(pool)
 
     def _launch(self, pool: str) -> None:
         name = f"i-{len(self.boxes):017x}"
@@ -171,6 +177,13 @@ class PretendCloud:
         self._called("instances")
         self._live()
         return [box.instance for box in self.boxes.values()]
+
+    def kept(self, groups: dict[str, list[str]]) -> list[Kept]:
+        found = "Inactive" if "group" in self.broken else "Active"
+        return [Kept(one, "LifecycleState", "Active", found) for ids in groups.values() for one in ids]
+
+    def raise_empty(self, groups: dict[str, list[str]]) -> list[str]:
+        return []
 
     def why_none(self, group: str) -> str:
         return f"{group}: InsufficientInstanceCapacity"

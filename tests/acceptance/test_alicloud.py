@@ -11,7 +11,8 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from image.reaper.alicloud.session import PRODUCTS as REAPERS
-from stacks.acceptance import alicloud, plan
+from stacks import catalog
+from stacks.acceptance import alicloud, plan, variant
 from stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount
 from stacks.acceptance.command import World, accept
 from stacks.acceptance.errors import NotReachableError, RefusedError
@@ -19,6 +20,7 @@ from stacks.calls.alicloud import VERSIONS, Alicloud
 from stacks.settings import stack_files
 from tests.acceptance.pretend import BUCKETS, PretendClock, PretendCloud, room
 from tests.reaper.alicloud_server import ENVIRON, serving
+from tests.stacks.alicloud_examples import pool, stack
 
 ACCOUNT = "1234567890123456"
 TYPE = "ecs.gn7i-c8g1.2xlarge"
@@ -36,6 +38,8 @@ class Rpc:
         self.cloud = cloud
         self.commands: dict[str, str] = {}
         self.assistant = "true"
+        self.groups: dict[str, dict[str, object]] = {}
+        self.traffic = ["Standard"]
 
     def get_caller_identity(self, _):
         return {"AccountId": ACCOUNT}
@@ -103,6 +107,27 @@ class Rpc:
     def untag_resources(self, ask):
         self.cloud.untag(ask["ResourceId"][0], ask["TagKey"])
         return {}
+
+    def describe_scaling_groups(self, ask):
+        """https://www.alibabacloud.com/help/en/auto-scaling/developer-reference/api-describescalinggroups"""
+        (group,) = ask["ScalingGroupIds"]
+        own = {"SpotInstanceRemedy": True, "CapacityOptions": {}, "DesiredCapacity": 1}
+        if group == "group-people":
+            own = {
+                "SuspendedProcesses": ["HealthCheck"],
+                "EnableDesiredCapacity": False,
+                "DesiredCapacity": 0,
+            }
+        return {"ScalingGroups": [{"LifecycleState": "Active"} | own | self.groups.get(group, {})]}
+
+    def describe_scaling_configurations(self, _):
+        modes = [{"NetworkInterfaceTrafficMode": mode} for mode in self.traffic]
+        return {"ScalingConfigurations": [{"NetworkInterfaces": modes}]}
+
+    def scale_with_adjustment(self, ask):
+        assert (ask["AdjustmentType"], ask["AdjustmentValue"]) == ("QuantityChangeInCapacity", "1")
+        self.cloud._start_if_room(ask["ScalingGroupId"].removeprefix("group-"))
+        return {"ScalingActivityId": "asa-1"}
 
     def describe_scaling_activities(self, ask):
         return {"ScalingActivities": [{"StatusMessage": self.cloud.why_none(ask["ScalingGroupId"])}]}
@@ -184,7 +209,7 @@ class AlicloudCloud(PretendCloud):
 
 @pytest.fixture
 def cloud():
-    return AlicloudCloud(PretendClock(), interrupts_spot=False, kind=TYPE)
+    return AlicloudCloud(PretendClock(), interrupts_spot=False, kind=TYPE, made_empty=("people",))
 
 
 @pytest.fixture
@@ -242,6 +267,56 @@ def test_the_whole_run_passes_with_the_stop_file_and_leaves_nothing(play, cloud)
     assert not cloud.stands
 
 
+ODD = [
+    ("group-people", {"EnableDesiredCapacity": True}, "EnableDesiredCapacity True, asked False"),
+    ("group-people", {"SuspendedProcesses": []}, "HealthCheck suspended False, asked True"),
+    ("group-people", {"LifecycleState": "Inactive"}, "LifecycleState Inactive, asked Active"),
+    ("group-spot", {"SpotInstanceRemedy": False}, "SpotInstanceRemedy False, asked True"),
+    (
+        "group-spot",
+        {"CapacityOptions": {"SpotAutoReplaceOnDemand": True}},
+        "SpotAutoReplaceOnDemand True, asked False",
+    ),
+]
+
+
+@pytest.mark.parametrize(("group", "found", "words"), ODD, ids=[words for _, _, words in ODD])
+def test_what_auto_scaling_makes_of_a_request_is_held_against_it(play, account, group, found, words):
+    _, rpc = account
+    rpc.groups[group] = found
+
+    result, evidence = play()
+
+    (step,) = [step for step in evidence["steps"] if step["name"] == "groups"]
+    assert result.exit_code == 1
+    assert f"{group}: {words}" in step["observed"]
+    assert evidence["steps"][-1]["status"] == "ok", "torn down all the same"
+
+
+@pytest.mark.parametrize(("traffic", "kept"), [("HighPerformance", True), ("Standard", False)])
+def test_an_erdma_pool_is_held_to_its_interface(account, cloud, traffic, kept):
+    made, rpc = account
+    rpc.traffic = [traffic]
+    pools = [pool(name="people", types=["ecs.gn8v-8x.48xlarge"], erdma=True, size=NONE)]
+
+    found = made(stack(pools=pools), cloud.clock).kept({"people": ["group-people"]})
+
+    assert [one.asked == one.found for one in found if one.setting == "NetworkInterfaceTrafficMode"] == [kept]
+
+
+NONE = {"min": 0, "desired": 0, "max": 1}
+
+
+@pytest.mark.parametrize(("kind", "erdma"), [("ecs.gn8is.2xlarge", True), (TYPE, False)])
+def test_a_stack_with_erdma_has_it_proven_where_the_type_can(kind, erdma):
+    cluster = stack(pools=[pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True)])
+
+    people, spot = variant.pools(cluster, catalog.load().find(kind))
+
+    assert (people.get("erdma", False), spot.get("erdma", False)) == (erdma, False)
+    assert people["size"] == NONE
+
+
 def test_a_group_without_capacity_is_told_in_the_words_of_the_cloud(play, cloud):
     cloud.broken = {"no capacity spot"}
     result, evidence = play()
@@ -259,6 +334,7 @@ def test_every_call_of_the_run_has_a_request_id_and_a_page(play):
     assert {call["name"].split(".")[0] for call in calls} == {
         "cms",
         "ecs",
+        "ess",
         "kms",
         "oss",
         "sts",

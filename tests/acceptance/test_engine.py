@@ -1,5 +1,6 @@
 """The Pulumi CLI as the run drives it: a script stands for it and writes down what it was asked."""
 
+import json
 import signal
 import stat
 import subprocess
@@ -14,13 +15,16 @@ from stacks.acceptance.engine import PulumiCli
 from stacks.acceptance.errors import AcceptanceError, EngineError
 from stacks.teardown.command import destroy
 
+CHECKOUT = Path(__file__).parents[2]
 SCRIPT = """#!/bin/sh
+cd FOLDER
 echo "$@" >> told
 case "$1 $2" in
   version*) echo v3.260.0 ;;
-  "stack ls") echo '[{"name": "org/gpu-fleet/s"}]' ;;
+  "stack ls") echo '[{"name": "org/gpu-fleet/aws-dev"}]' ;;
   "stack output") echo '{"region": "us-east-1"}' ;;
-  "up --yes") BODY ;;
+  "preview --stack") echo '{"steps": []}' ;;
+  "up --stack") BODY ;;
 esac
 """
 
@@ -30,10 +34,10 @@ def cli(tmp_path, monkeypatch):
     def made(body: str = ":") -> PulumiCli:
         program = tmp_path / "bin" / "pulumi"
         program.parent.mkdir()
-        program.write_text(SCRIPT.replace("BODY", body))
+        program.write_text(SCRIPT.replace("BODY", body).replace("FOLDER", str(tmp_path)))
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-        return PulumiCli(tmp_path, "s", tmp_path / "logs" / "pulumi.log")
+        return PulumiCli(CHECKOUT, "aws-dev", tmp_path / "logs" / "pulumi.log")
 
     return made
 
@@ -42,13 +46,34 @@ def told(folder: Path) -> list[str]:
     return (folder / "told").read_text().splitlines()
 
 
-def test_up_selects_the_stack_and_asks_nothing(cli, tmp_path):
+def test_up_is_the_products_own_which_plans_first_and_asks_nothing(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "POLICY_PYTHON", tmp_path / "no-such-pack")
+
     cli().up(60)
 
-    assert told(tmp_path) == [
-        "stack select --create s --non-interactive --color never",
-        "up --yes --skip-preview --stack s --non-interactive --color never",
-    ]
+    select, _, plan, change = told(tmp_path)
+    assert select == "stack select --create aws-dev"
+    assert plan == "preview --stack aws-dev --json --non-interactive --color=never"
+    assert change == "up --stack aws-dev --yes --skip-preview --non-interactive --color=never"
+
+
+PLAN = """{"steps": [{"op": "create", "urn":
+"urn:pulumi:d::p::alicloud:ess/scalingConfiguration:ScalingConfiguration::gpu-fleet-alicloud-dev-cluster",
+"newState": {"inputs": {"networkInterfaces": [{"networkInterfaceTrafficMode": "HighPerformance"}]}}}]}"""
+
+
+def test_what_the_provider_cannot_create_in_one_go_comes_up_in_the_passes_of_up(cli, tmp_path, monkeypatch):
+    made = cli('echo "$GPU_FLEET_FIRST_PASS" >> passes')
+    program = tmp_path / "bin" / "pulumi"
+    program.write_text(program.read_text().replace('{"steps": []}', PLAN.replace("\n", " ")))
+    made._stack = "alicloud-dev"
+    monkeypatch.setattr(engine, "POLICY_PYTHON", tmp_path / "no-such-pack")
+
+    made.up(60)
+
+    name = "gpu-fleet-alicloud-dev-cluster"
+    stages = [json.loads(line or "{}") for line in (tmp_path / "passes").read_text().splitlines()]
+    assert stages == [{name: "made"}, {name: "joined"}, {}]
 
 
 def test_destroy_lifts_a_lock_goes_the_products_own_way_and_then_forgets_the_stack(
@@ -61,10 +86,10 @@ def test_destroy_lifts_a_lock_goes_the_products_own_way_and_then_forgets_the_sta
     made.forget()
 
     assert [line.partition(" --non")[0] for line in told(tmp_path) if not line.startswith("stack ls")] == [
-        "cancel --yes --stack s",
-        "stands-for gpu-fleet destroy s --yes --delete-data all --terminate-stopped "
+        "cancel --yes --stack aws-dev",
+        "stands-for gpu-fleet destroy aws-dev --yes --delete-data all --terminate-stopped "
         "--ignore-holds the acceptance run is over",
-        "stack rm --yes --preserve-config s",
+        "stack rm --yes --preserve-config aws-dev",
     ]
 
 
@@ -99,8 +124,8 @@ def test_a_failure_says_the_end_of_what_the_cli_said(cli):
 def test_an_up_that_takes_too_long_is_interrupted_as_by_ctrl_c(cli, tmp_path):
     made = cli("trap 'echo saved; exit 1' INT; while :; do sleep 0.05; done")
 
-    with pytest.raises(EngineError, match="not done after 0 s"):
-        made.up(0.3)
+    with pytest.raises(EngineError, match="not done after 5 s"):
+        made.up(5)
     assert "saved" in (tmp_path / "logs" / "pulumi.log").read_text()
 
 
@@ -115,7 +140,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from stacks.acceptance.engine import PulumiCli
-engine = PulumiCli(Path(sys.argv[1]), "s", Path(sys.argv[1]) / "log")
+engine = PulumiCli(Path.cwd(), "aws-dev", Path(sys.argv[1]) / "log")
 try:
     engine.up(60)
 except KeyboardInterrupt:
@@ -126,7 +151,7 @@ except KeyboardInterrupt:
 def test_ctrl_c_reaches_an_up_through_us_and_waits_for_its_state(cli, tmp_path):
     cli("trap 'echo saved; exit 1' INT; echo up > ready; while :; do sleep 0.05; done")
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
     )
     while not (tmp_path / "ready").exists():
         assert process.poll() is None

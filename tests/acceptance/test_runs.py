@@ -92,6 +92,7 @@ FAILURES = [
     ("quota", "preflight", "0 vCPU of 8 ask for more"),
     ("up", "up", "VpcLimitExceeded"),
     ("schedule", "watchers", "no schedules"),
+    ("group", "groups", "group-people: LifecycleState Inactive, asked Active"),
     ("no capacity spot", "spot: launch", "group-spot: InsufficientInstanceCapacity"),
     ("no capacity people", "people: launch", "group-people: InsufficientInstanceCapacity"),
     ("heartbeat", "people: heartbeat", "not seen within the step's time"),

@@ -26,6 +26,11 @@ KEY, BUCKET = "alicloud:kms/key:Key", "alicloud:oss/bucket:Bucket"
 GROUP, FILE_SYSTEM = "alicloud:ess/scalingGroup:ScalingGroup", "alicloud:nas/fileSystem:FileSystem"
 
 
+# API DescribeScalingGroups (2022-02-22): whether a group expects a number is a field of its own.
+EXPECTS = {"EnableDesiredCapacity": True, "DesiredCapacity": 1}
+EXPECTS_NONE = {"EnableDesiredCapacity": False, "DesiredCapacity": 0}
+
+
 @dataclass
 class World:
     """What the cloud remembers.
@@ -46,13 +51,14 @@ class World:
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
     snapshots: dict[str, str] = field(default_factory=dict)
     pending: dict[str, str] = field(default_factory=dict)
+    capacity: dict[str, Any] = field(default_factory=lambda: EXPECTS)
 
     def answers(self, account_id: str) -> dict[str, Any]:
         return {
             "GetCallerIdentity": {"AccountId": account_id},
             "DescribeInstances": self._instances,
             "DescribeScalingInstances": self._members,
-            "DescribeScalingGroups": {"ScalingGroups": [{"DesiredCapacity": 1}]},
+            "DescribeScalingGroups": lambda _: {"ScalingGroups": [self.capacity]},
             "SetInstancesProtection": self._unprotect,
             "ModifyScalingGroup": self._modify,
             "DeleteInstances": self._delete,
@@ -102,7 +108,8 @@ class World:
         return {}
 
     def _modify(self, asked):
-        assert (asked["MinSize"], asked["MaxSize"], asked["DesiredCapacity"]) == ("0", "0", "0")
+        expected = "0" if self.capacity["EnableDesiredCapacity"] else None
+        assert (asked["MinSize"], asked["MaxSize"], asked.get("DesiredCapacity")) == ("0", "0", expected)
         members = self.groups[asked["ScalingGroupId"]]
         for one in [one for one in members if one not in self.protected]:
             members.remove(one)
@@ -184,6 +191,16 @@ def test_protected_instances_leave_through_their_group(fleet):
     assert fleet.world.states == {}
     assert fleet.asked("DeleteInstances") == []
     assert [one["InstanceIds.1"] for one in fleet.asked("SetInstancesProtection")] == ["i-busy"]
+
+
+def test_a_group_that_expects_no_number_is_emptied_by_its_limit_alone(fleet):
+    """One that was made with 0 refuses to be given a number."""
+    fleet.world.capacity = EXPECTS_NONE
+
+    done = fleet.run("--yes")
+
+    assert done.exit_code == 0, done.output
+    assert fleet.world.states == {}
 
 
 def test_data_its_key_and_its_settings_stay_in_the_state(fleet):
