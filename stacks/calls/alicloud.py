@@ -27,8 +27,10 @@ VERSIONS = {
     "ess": ("2022-02-22", "ess"),
     "kms": ("2016-01-20", "kms"),
     "nas": ("2017-06-26", "nas"),
+    "privatelink": ("2020-04-15", "privatelink"),
     "quotas": ("2020-05-10", "quotas"),
     "ram": ("2015-05-01", "ram"),
+    "sls": ("2019-10-23", "log"),
     "sts": ("2015-04-01", "sts"),
     "tag": ("2018-08-28", "tag"),
     "vpc": ("2016-04-28", "vpc"),
@@ -36,7 +38,7 @@ VERSIONS = {
 # Product -> the first part of its host, where that is another: API reference of CloudMonitor, "Endpoints".
 HOSTS = {"cms": "metrics"}
 # One door for all regions of mainland China; every other product has one in each region.
-CENTRAL = {"quotas": "quotas.aliyuncs.com", "ram": "ram.aliyuncs.com"}
+CENTRAL = {"quotas": "quotas.aliyuncs.com", "ram": "ram.aliyuncs.com", "sls": "sls.aliyuncs.com"}
 # Regions that Auto Scaling serves from one place: www.alibabacloud.com/help/en/auto-scaling, "Endpoints".
 ESS_CENTRAL = frozenset(
     {

@@ -19,6 +19,10 @@ CHOSEN = "OSS_ENDPOINT"
 NO_BUCKET = "NoSuchBucket"
 # www.alibabacloud.com/help/doc-detail/31836.htm, "Important": HTTP 400, EC 0048-00000401
 FORBIDDEN = "PublicEndpointForbidden"
+# www.alibabacloud.com/help/en/oss/user-guide/http-403-error-code: not opened or shut; money is owed.
+UNUSABLE = ("UserDisable", "InDebt", "InDebtOverdue", "AbnormalBucketOwnerStatus")
+# The same page: of a bucket in another region.
+ELSEWHERE = "must be addressed using the specified endpoint"
 # Regions outside of mainland China, whose names begin alike.
 NOT_MAINLAND = ("cn-hongkong",)
 PROBE = "gpu-fleet/asks-whether-the-public-endpoint-answers"

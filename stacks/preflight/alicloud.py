@@ -1,6 +1,7 @@
 """Everything that is asked of Alibaba Cloud, in the order in which a person would."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from stacks.calls.alicloud import Alicloud
 from stacks.preflight.alicloud_owned import account, owned
@@ -12,7 +13,7 @@ from stacks.settings import Stack
 
 
 def look(
-    stack: Stack, cloud: Alicloud | None = None, reachable: Reachable | None = None
+    stack: Stack, cloud: Alicloud | None = None, reachable: Reachable | None = None, s3: Any = None
 ) -> Iterator[Finding]:
     """Every answer of Alibaba Cloud.
 
@@ -20,13 +21,14 @@ def look(
         stack: the settings.
         cloud: whom to ask; by default with the credentials of the environment.
         reachable: whether a host answers from here; by default by a connection.
+        s3: boto3's client for OSS; by default with the credentials of the environment.
 
     Raises:
         CannotCheckError: there are no credentials, or nobody answers.
     """
     asked = cloud or Alicloud(stack.region)
     yield account(stack, asked)
-    yield from services(stack, asked, reachable)
+    yield from services(stack, asked, reachable, s3)
     yield from quotas(stack, asked)
     yield from room(stack, asked)
     yield from owned(stack, asked)

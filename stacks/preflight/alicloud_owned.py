@@ -12,6 +12,12 @@ from stacks.settings import Stack
 
 # ImageOwnerAlias: www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeimages
 OURS, OFFICIAL = "self", "system"
+# www.alibabacloud.com/help/en/kms/key-management-service/product-overview/billing (2025-01-10) and
+# .../pay-as-you-go (2024-08-15): software key management, without tax. No list in CNY was found.
+KMS_PRICE = (
+    "bought by hand and in no estimate here, since stacks share it: 500 USD a month by subscription, or 4.50 "
+    "USD a day and 0.03 USD a day and key version (price list of 2025-01-10)"
+)
 BUILD = "start a build: see the output image_pipeline_id"
 
 
@@ -59,8 +65,7 @@ def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
     identifier = str(stack.storage.kms_instance_id)
     status = cloud.ask("kms", "GetKmsInstance", KmsInstanceId=identifier)["KmsInstance"]["Status"]
     if status == "Connected":
-        paid = "bought by hand and paid by subscription; its price is in no estimate here"
-        return Finding("KMS instance", Verdict.FINE, f"{identifier} is connected; {paid}")
+        return Finding("KMS instance", Verdict.FINE, f"{identifier} is connected; {KMS_PRICE}")
     says = f"{identifier} is {status}: it makes no key"
     return Finding("KMS instance", Verdict.PROBLEM, says, "enable it in the KMS console, or name another")
 

@@ -1,29 +1,27 @@
 """What an Alibaba Cloud account must have opened, once, before any stack comes up in it."""
 
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from stacks.calls.alicloud import Alicloud
+from stacks import naming
+from stacks.calls import oss
+from stacks.calls.alicloud import DENIALS, Alicloud, listed
+from stacks.errors import CannotCheckError
 from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Stack
 
-HTTPS = 443
-TIMEOUT_S = 5.0
-# Regions outside of mainland China, whose names begin alike.
-NOT_MAINLAND = ("cn-hongkong",)
-# No API of theirs tells whether they are open without opening them (terraform-provider-alicloud,
-# data_source_alicloud_oss_service.go and its likes call Open...Service).
-CONSOLES = {
-    "OSS": "https://oss.console.aliyun.com",
-    "NAS": "https://nasnext.console.aliyun.com",
-    "Simple Log Service": "https://sls.console.aliyun.com",
+# No call of theirs tells whether they are open without opening them: their references list no code of a read
+# for it, and the provider's data sources of the same name call Open...Service
+# (terraform-provider-alicloud, data_source_alicloud_fc_service.go, cms_service.go, nas_service.go).
+UNTOLD = {
     "Function Compute": "https://fcnext.console.aliyun.com",
     "CloudMonitor": "https://cloudmonitor.console.aliyun.com",
 }
-PRIVATELINK = ("PrivateLink", "https://vpc.console.aliyun.com/endpoint")
+NAS_CONSOLE = "https://nasnext.console.aliyun.com"
+OSS_CONSOLE = "https://oss.console.aliyun.com"
 
 Reachable = Callable[[str], bool]
 
@@ -36,11 +34,13 @@ class Role:
         name: as RAM knows it.
         why: what fails without it.
         remedy: what makes it.
+        by_itself: the service makes it at the first call of whoever may ``ram:CreateServiceLinkedRole``.
     """
 
     name: str
     why: str
     remedy: str
+    by_itself: bool = False
 
 
 def linked(service: str) -> str:
@@ -51,8 +51,10 @@ def linked(service: str) -> str:
 def roles(stack: Stack) -> tuple[Role, ...]:
     """The roles that a stack needs; pure.
 
-    Their names: www.alibabacloud.com/help/en/auto-scaling, "Service-linked role"; ecs, "Encrypt disks"; and
-    "Import custom images".
+    Their names: www.alibabacloud.com/help/en/auto-scaling, "Service-linked role"; ecs, "Encrypt disks" and
+    "Import custom images"; those of NAS: help.aliyun.com/zh/ram/developer-reference, below it
+    aliyunservicerolepolicyfornasextreme and ...fornasencryption. NAS makes its own: that is what its error
+    code SubAccount.NoEncryptionSLRPermission is about.
     """
     grant = "open https://ram.console.aliyun.com/role/authorize and grant"
     scaling, disks = "AliyunServiceRoleForAutoScaling", "AliyunECSDiskEncryptDefaultRole"
@@ -61,24 +63,53 @@ def roles(stack: Stack) -> tuple[Role, ...]:
         Role(scaling, "Auto Scaling makes no group", linked("ess.aliyuncs.com")),
         Role(disks, "no disk takes the stack's key", f"{grant} {disks} to ECS"),
     ]
+    if stack.storage.home:
+        needed += [
+            Role(
+                f"AliyunServiceRoleForNas{kind}",
+                why,
+                linked(f"{kind.lower()}.nas.aliyuncs.com"),
+                by_itself=True,
+            )
+            for kind, why in (
+                ("Extreme", "NAS mounts no home"),
+                ("Encryption", "no home takes the stack's key"),
+            )
+        ]
     if stack.image.disk is not None:
         needed.append(Role(imports, "ECS cannot read image.disk", f"{grant} {imports} to ECS"))
     return tuple(needed)
 
 
-def services(stack: Stack, cloud: Alicloud, reachable: Reachable | None = None) -> Iterator[Finding]:
+def services(
+    stack: Stack, cloud: Alicloud, reachable: Reachable | None = None, s3: Any = None
+) -> Iterator[Finding]:
     """Roles, services that were opened, and the way to OSS.
 
     Args:
         stack: the settings.
         cloud: whom to ask.
         reachable: whether a host answers from here; by default by a connection.
+        s3: boto3's client for OSS; by default with the credentials of the environment.
     """
     for role in roles(stack):
         yield guarded(f"role {role.name}", partial(_role, role, cloud))
     yield guarded("flow logs", partial(_flow_logs, stack, cloud))
+    yield guarded("KMS", partial(_kms, cloud))
+    yield guarded("Simple Log Service", partial(_logs, cloud))
+    if stack.network.interface_endpoints:
+        yield guarded("PrivateLink", partial(_privatelink, stack, cloud))
+    for kind in file_systems(stack):
+        yield guarded(f"NAS {kind}", partial(_nas, stack, cloud, kind))
     yield _to_open(stack)
-    yield _way_to_oss(stack, reachable or _connects)
+
+    def buckets() -> Any:
+        return s3 or oss.client(stack.region)
+
+    answers = reachable or oss.reachable
+    yield guarded("OSS", lambda: _oss_is_open(buckets()))
+    yield guarded("OSS from here", lambda: _way_to_oss(stack, answers, buckets))
+    yield guarded("name", lambda: _name(stack, buckets()))
 
 
 def _role(role: Role, cloud: Alicloud) -> Finding:
@@ -86,6 +117,9 @@ def _role(role: Role, cloud: Alicloud) -> Finding:
     subject = f"role {role.name}"
     if found:
         return Finding(subject, Verdict.FINE, "is there")
+    if role.by_itself:
+        says = f"is missing: {role.why}; the service makes it for whoever may ram:CreateServiceLinkedRole"
+        return Finding(subject, Verdict.NOTE, says, role.remedy)
     return Finding(subject, Verdict.PROBLEM, f"is missing: {role.why}", role.remedy)
 
 
@@ -100,39 +134,122 @@ def _flow_logs(stack: Stack, cloud: Alicloud) -> Finding:
     )
 
 
+def _kms(cloud: Alicloud) -> Finding:
+    """API DescribeAccountKmsStatus: Enabled, NotEnabled, InDebt, Suspended.
+
+    www.alibabacloud.com/help/en/kms/key-management-service/developer-reference/api-kms-2016-01-20-describeaccountkmsstatus
+    """
+    status = str(cloud.ask("kms", "DescribeAccountKmsStatus").get("AccountStatus"))
+    if status == "Enabled":
+        return Finding("KMS", Verdict.FINE, "is activated")
+    remedy = "aliyun kms OpenKmsService" if status == "NotEnabled" else "top up the account"
+    return Finding("KMS", Verdict.PROBLEM, f"is {status}: no key can be made or used", remedy)
+
+
+def _logs(cloud: Alicloud) -> Finding:
+    """API GetSlsService: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
+    told = cloud.ask("sls", "GetSlsService")
+    if told.get("Enabled") in (True, "true") or told.get("Status") == "Opened":
+        return Finding("Simple Log Service", Verdict.FINE, "is activated")
+    remedy = "aliyun sls OpenSlsService --endpoint sls.aliyuncs.com --version 2019-10-23 --force"
+    return Finding("Simple Log Service", Verdict.PROBLEM, "is not activated: no log store is made", remedy)
+
+
+def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
+    """API CheckProductOpen: it says true, or refuses."""
+    remedy = f"aliyun privatelink OpenPrivateLinkService --RegionId {stack.region}"
+    try:
+        told = cloud.ask("privatelink", "CheckProductOpen", RegionId=stack.region)
+    except CannotCheckError as error:
+        if not error.code or any(denial in error.code for denial in DENIALS):
+            raise
+        return Finding("PrivateLink", Verdict.PROBLEM, f"is not activated ({error.code})", remedy)
+    if told.get("Success") in (True, "true"):
+        return Finding("PrivateLink", Verdict.FINE, "is activated")
+    return Finding("PrivateLink", Verdict.PROBLEM, "is not activated", remedy)
+
+
+def file_systems(stack: Stack) -> tuple[str, ...]:
+    """The kinds of NAS that a stack makes; pure."""
+    return ("extreme",) * stack.storage.home + ("cpfs",) * bool(stack.storage.scratch_gib)
+
+
+def _nas(stack: Stack, cloud: Alicloud, kind: str) -> Finding:
+    """API DescribeZones of NAS: which zones sell a kind."""
+    subject, zone = f"NAS {kind}", stack.network.home_zone
+    answer = cloud.ask("nas", "DescribeZones", RegionId=stack.region, FileSystemType=kind)
+    sold = sorted(
+        str(one["ZoneId"])
+        for one in listed(answer, "Zones", "Zone")
+        if listed(one, "InstanceTypes", "InstanceType")
+    )
+    if zone in sold:
+        return Finding(subject, Verdict.FINE, f"{zone} sells it")
+    remedy = f"put one of {', '.join(sold)} first in network.zones" if sold else f"open NAS at {NAS_CONSOLE}"
+    return Finding(subject, Verdict.PROBLEM, f"{zone} does not sell it", remedy)
+
+
 def _to_open(stack: Stack) -> Finding:
-    wanted = dict(CONSOLES)
-    if stack.network.interface_endpoints:
-        wanted[PRIVATELINK[0]] = PRIVATELINK[1]
-    listed = ", ".join(f"{name} ({console})" for name, console in wanted.items())
+    wanted = UNTOLD | ({"NAS": NAS_CONSOLE} if file_systems(stack) else {})
+    named = ", ".join(f"{name} ({console})" for name, console in wanted.items())
     says = "no call tells whether these are activated without activating them; each is opened once an account"
-    return Finding("activation", Verdict.NOTE, says, f"open once in the console: {listed}")
+    return Finding("activation", Verdict.NOTE, says, f"open once in the console: {named}")
 
 
-def _way_to_oss(stack: Stack, reachable: Reachable) -> Finding:
+def _oss_is_open(s3: Any) -> Finding:
+    """API ListBuckets; its refusals: www.alibabacloud.com/help/en/oss/user-guide/http-403-error-code."""
+    try:
+        oss.ask(s3, "list_buckets")
+    except CannotCheckError as error:
+        if error.code not in oss.UNUSABLE:
+            raise
+        return Finding("OSS", Verdict.PROBLEM, str(error), f"open OSS, or pay what is owed, at {OSS_CONSOLE}")
+    return Finding("OSS", Verdict.FINE, "is activated")
+
+
+def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) -> Finding:
     """Accounts of late may not move objects of mainland China through the public endpoint.
 
-    www.alibabacloud.com/help/en/oss/user-guide/oss-domain-names. The stack uploads its payload there.
+    www.alibabacloud.com/help/doc-detail/31836.htm, "Important". The stack uploads its payload there.
     """
-    public, inner = f"oss-{stack.region}.aliyuncs.com", f"oss-{stack.region}-internal.aliyuncs.com"
+    public, inner = oss.public_host(stack.region), oss.inner_host(stack.region)
     if reachable(inner):
-        remedy = f"export OSS_ENDPOINT=https://{inner}"
+        remedy = f"export {oss.CHOSEN}=https://{inner}"
         return Finding("OSS from here", Verdict.FINE, f"the inner endpoint {inner} answers", remedy)
-    inside = (
-        f"run `gpu-fleet up` from an instance of region {stack.region} or from Cloud Shell, "
-        f"with OSS_ENDPOINT=https://{inner}"
-    )
+    inside = oss.way_inside(stack.region)
     if not reachable(public):
         return Finding("OSS from here", Verdict.PROBLEM, f"neither {public} nor {inner} answers", inside)
-    if stack.region.startswith("cn-") and stack.region not in NOT_MAINLAND:
-        says = f"{public} answers, but new accounts may not move objects of mainland China through it"
-        return Finding("OSS from here", Verdict.NOTE, says, f"if the upload is refused: {inside}")
-    return Finding("OSS from here", Verdict.FINE, f"{public} answers")
+    if not oss.restricted(stack.region):
+        return Finding("OSS from here", Verdict.FINE, f"{public} answers")
+    access = oss.public_access(buckets())
+    if access is oss.Access.ALLOWED:
+        return Finding("OSS from here", Verdict.FINE, f"{public} answers, and lets this account in")
+    if access is oss.Access.FORBIDDEN:
+        says = f"{public} refuses this account objects of mainland China: `gpu-fleet up` would stop"
+        return Finding("OSS from here", Verdict.PROBLEM, says, inside)
+    says = f"{public} answers; no bucket tells whether it refuses this account objects of mainland China"
+    remedy = f"{inside}; or, if the account had OSS before 2025-03-20, `export {oss.CHOSEN}=https://{public}`"
+    return Finding("OSS from here", Verdict.NOTE, says, remedy)
 
 
-def _connects(host: str) -> bool:
+def _name(stack: Stack, s3: Any) -> Finding:
+    """Whether a stack of this name is in another region: its buckets' and roles' names are of no region."""
+    bucket = naming.prefixed(stack.name, "records", stack.account_id)
+    region = _region_of(s3, bucket)
+    if region in (None, stack.region):
+        return Finding("name", Verdict.FINE, f"no stack {stack.name!r} in another region")
+    says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
+    return Finding("name", Verdict.PROBLEM, says, "name this stack otherwise")
+
+
+def _region_of(s3: Any, bucket: str) -> str | None:
+    """Where a bucket is, None for nowhere: API GetBucketLocation, say ``oss-cn-beijing``."""
     try:
-        with socket.create_connection((host, HTTPS), timeout=TIMEOUT_S):
-            return True
-    except OSError:
-        return False
+        found = oss.ask(s3, "get_bucket_location", Bucket=bucket)
+    except CannotCheckError as error:
+        if error.code == oss.NO_BUCKET:
+            return None
+        if oss.ELSEWHERE in str(error):
+            return "another region"
+        raise
+    return str(found.get("LocationConstraint") or "").removeprefix("oss-")

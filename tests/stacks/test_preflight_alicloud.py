@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from stacks.calls.alicloud import Alicloud
@@ -100,11 +101,54 @@ def advice(rate: str) -> dict[str, Any]:
     return {"AvailableSpotZones": {"AvailableSpotZone": [zone]}}
 
 
+OPEN, SHUT = "NoSuchKey", "PublicEndpointForbidden"
+ELSEWHERE = "The bucket you are attempting to access must be addressed using the specified endpoint."
+
+
+class Buckets:
+    """OSS as boto3 shows it: bucket -> its region, and what a read of nothing is answered with."""
+
+    def __init__(self, read=OPEN, refused="", **regions: str) -> None:
+        self._regions = {name.replace("_", "-"): region for name, region in regions.items()}
+        self._read, self._refused = read, refused
+
+    def list_buckets(self):
+        if self._refused:
+            raise refusal(self._refused, "ListBuckets")
+        return {"Buckets": [{"Name": name} for name in self._regions]}
+
+    def get_object(self, Bucket, Key):  # noqa: N803 - boto3's
+        raise refusal(self._read, "GetObject")
+
+    def get_bucket_location(self, Bucket):  # noqa: N803 - boto3's
+        if Bucket not in self._regions:
+            raise refusal("NoSuchBucket", "GetBucketLocation")
+        if self._regions[Bucket] == ELSEWHERE:
+            raise refusal("AccessDenied", "GetBucketLocation", ELSEWHERE)
+        return {"LocationConstraint": f"oss-{self._regions[Bucket]}"}
+
+
+def refusal(code, operation, message="no"):
+    return ClientError({"Error": {"Code": code, "Message": message}}, operation)
+
+
+def zones_of_nas(*zones: str) -> dict[str, Any]:
+    """API DescribeZones of NAS; a zone that sells nothing of the kind has no instance types."""
+    rows = [
+        {"ZoneId": zone, "InstanceTypes": {"InstanceType": [{"StorageType": "advance"}]}} for zone in zones
+    ]
+    return {"Zones": {"Zone": [*rows, {"ZoneId": "cn-shenzhen-x", "InstanceTypes": {"InstanceType": []}}]}}
+
+
 def account(**changes: Any) -> Account:
     """An account with room for anything, with some answers replaced."""
     answers: dict[str, Any] = {
         "GetRole": {"Role": {"RoleName": "a role"}},
         "GetFlowLogServiceStatus": {"Enabled": True},
+        "DescribeAccountKmsStatus": {"AccountStatus": "Enabled"},
+        "GetSlsService": {"Enabled": True, "Status": "Opened"},
+        "CheckProductOpen": {"Success": True},
+        "DescribeZones": zones_of_nas("cn-shenzhen-d", "cn-shenzhen-e"),
         "GetCallerIdentity": {"AccountId": ID, "Arn": f"acs:ram::{ID}:user/test"},
         "DescribeAccountAttributes": limits(10_000),
         "ListProductQuotas": center(20, 3),
@@ -117,9 +161,10 @@ def account(**changes: Any) -> Account:
     return Account(answers | changes)
 
 
-def look(settings: Stack, cloud: Account, reachable=lambda host: True) -> dict[str, Finding]:
+def look(settings: Stack, cloud: Account, reachable=lambda host: True, s3=None) -> dict[str, Finding]:
     with serving(cloud) as asked:
-        return {finding.subject: finding for finding in alicloud.look(settings, asked, reachable)}
+        found = alicloud.look(settings, asked, reachable, s3 or Buckets(ours="cn-shenzhen"))
+        return {finding.subject: finding for finding in found}
 
 
 def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed():
@@ -134,7 +179,11 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
         "role AliyunServiceRoleForAutoScaling",
         "role AliyunECSDiskEncryptDefaultRole",
         "flow logs",
+        "KMS",
+        "Simple Log Service",
+        "OSS",
         "OSS from here",
+        "name",
         "vCPUs for dev, postpaid",
         "elastic addresses",
         "VPCs",
@@ -397,23 +446,108 @@ INNER, PUBLIC = "oss-cn-shenzhen-internal.aliyuncs.com", "oss-cn-shenzhen.aliyun
 
 
 @pytest.mark.parametrize(
-    ("answering", "verdict", "says"),
+    ("answering", "s3", "verdict", "says"),
     [
-        ({INNER, PUBLIC}, Verdict.FINE, f"the inner endpoint {INNER} answers"),
-        ({PUBLIC}, Verdict.NOTE, f"{PUBLIC} answers, but new accounts may not move objects"),
-        (set(), Verdict.PROBLEM, f"neither {PUBLIC} nor {INNER} answers"),
+        ({INNER, PUBLIC}, Buckets(), Verdict.FINE, f"the inner endpoint {INNER} answers"),
+        ({PUBLIC}, Buckets(ours="cn-shenzhen"), Verdict.FINE, f"{PUBLIC} answers, and lets this account in"),
+        (
+            {PUBLIC},
+            Buckets(SHUT, ours="cn-shenzhen"),
+            Verdict.PROBLEM,
+            f"{PUBLIC} refuses this account objects",
+        ),
+        ({PUBLIC}, Buckets(), Verdict.NOTE, f"{PUBLIC} answers; no bucket tells"),
+        (set(), Buckets(), Verdict.PROBLEM, f"neither {PUBLIC} nor {INNER} answers"),
     ],
+    ids=["inside", "allowed", "shut", "unknown", "offline"],
 )
-def test_the_way_to_oss_is_told_before_anything_is_uploaded(answering, verdict, says):
-    told = look(stack(), account(), answering.__contains__)["OSS from here"]
+def test_the_way_to_oss_is_told_before_anything_is_uploaded(answering, s3, verdict, says):
+    told = look(stack(), account(), answering.__contains__, s3)["OSS from here"]
 
     assert told.verdict is verdict
     assert told.says.startswith(says)
-    assert "OSS_ENDPOINT=https://oss-cn-shenzhen-internal.aliyuncs.com" in told.remedy
+    if "lets this account in" not in says:
+        assert "OSS_ENDPOINT=https://oss-cn-shenzhen-internal.aliyuncs.com" in told.remedy
 
 
-def test_privatelink_is_named_where_the_stack_wants_it():
-    private = {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d"], "interface_endpoints": True}
+PRIVATE = {"cidr": "10.0.0.0/16", "zones": ["cn-shenzhen-d"], "interface_endpoints": True}
+HOME = {"kms_instance_id": "kst-szh0000000000000000", "home": True}
 
-    assert "PrivateLink" in look(stack(network=private), account())["activation"].remedy
-    assert "PrivateLink" not in look(stack(), account())["activation"].remedy
+
+@pytest.mark.parametrize(
+    ("subject", "answers", "remedy"),
+    [
+        ("KMS", {"DescribeAccountKmsStatus": {"AccountStatus": "NotEnabled"}}, "aliyun kms OpenKmsService"),
+        ("KMS", {"DescribeAccountKmsStatus": {"AccountStatus": "InDebt"}}, "top up the account"),
+        ("Simple Log Service", {"GetSlsService": {"Enabled": False}}, "aliyun sls OpenSlsService"),
+        (
+            "PrivateLink",
+            {"CheckProductOpen": Refusal("ProductNotOpen")},
+            "aliyun privatelink OpenPrivateLink",
+        ),
+        ("NAS extreme", {"DescribeZones": zones_of_nas()}, "open NAS at https://nasnext"),
+    ],
+)
+def test_a_service_that_nobody_opened_is_told_with_the_command_that_opens_it(subject, answers, remedy):
+    settings = stack(network=PRIVATE, storage=HOME)
+
+    assert look(settings, account())[subject].verdict is Verdict.FINE
+    told = look(settings, account(**answers))[subject]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.remedy.startswith(remedy)
+
+
+def test_oss_that_is_shut_is_a_problem_of_its_own():
+    told = look(stack(), account(), s3=Buckets(refused="UserDisable"))["OSS"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert "open OSS, or pay what is owed" in told.remedy
+
+
+def test_a_denied_question_about_privatelink_is_no_answer():
+    told = look(stack(network=PRIVATE), account(CheckProductOpen=Refusal()))["PrivateLink"]
+
+    assert told.verdict is Verdict.UNCHECKED
+
+
+def test_a_zone_that_sells_no_extreme_nas_is_told_with_those_that_do():
+    told = look(stack(storage=HOME), account(DescribeZones=zones_of_nas("cn-shenzhen-f")))["NAS extreme"]
+
+    assert told.verdict is Verdict.PROBLEM
+    assert told.says == "cn-shenzhen-d does not sell it"
+    assert told.remedy == "put one of cn-shenzhen-f first in network.zones"
+
+
+def test_roles_that_nas_makes_by_itself_are_worth_a_note():
+    name = "AliyunServiceRoleForNasEncryption"
+
+    told = look(stack(storage=HOME), account(GetRole=without_role(name)))[f"role {name}"]
+
+    assert told.verdict is Verdict.NOTE
+    assert told.remedy.endswith("CreateServiceLinkedRole --ServiceName encryption.nas.aliyuncs.com")
+
+
+@pytest.mark.parametrize(
+    ("region", "verdict"),
+    [("cn-shenzhen", Verdict.FINE), ("cn-beijing", Verdict.PROBLEM), (ELSEWHERE, Verdict.PROBLEM)],
+    ids=["here", "there", "refused from here"],
+)
+def test_the_name_of_a_stack_in_another_region_is_refused(region, verdict):
+    bucket = f"gpu_fleet_test_records_{ID}"
+
+    told = look(stack(), account(), s3=Buckets(**{bucket: region}))["name"]
+
+    assert told.verdict is verdict
+    assert (told.remedy == "name this stack otherwise") is (verdict is Verdict.PROBLEM)
+
+
+def test_what_no_call_tells_is_a_note_that_names_the_services():
+    told = look(stack(storage=HOME), account())["activation"]
+
+    assert [name in told.remedy for name in ("Function Compute", "CloudMonitor", "NAS")] == [True] * 3
+    assert not [name for name in ("OSS", "Simple Log", "PrivateLink", "KMS") if name in told.remedy]
+
+
+def test_the_price_of_the_kms_instance_is_named():
+    assert "500 USD a month" in look(stack(), account())["KMS instance"].says
