@@ -105,7 +105,27 @@ def resource_tree(
             children[one.parent if one.parent in branches else ""].append(one)
     root = rich_tree.Tree(label, highlight=False)
     _grow(root, "", "", children, marks, whole=whole)
+    if whole:
+        for line in _reasons(registrations, marks):
+            root.add(line)
     return root
+
+
+def _reasons(registrations: Sequence[Registration], marks: Marks) -> list[Text]:
+    """Why resources are only recorded, each reason once, with how many and of which types."""
+    types: dict[str, list[str]] = defaultdict(list)
+    for one in registrations:
+        if one.outcome is Outcome.RECORDED:
+            types[reason(one.type)].append(_short(one.type))
+    return [
+        Text.assemble(
+            (marks.recorded, "yellow"),
+            f" {len(same)} only recorded, {why}",
+            (f": {', '.join(sorted(set(same)))}" if len(set(same)) <= FOLD_ABOVE else "", "dim"),
+            no_wrap=True,
+        )
+        for why, same in types.items()
+    ]
 
 
 def _grow(
@@ -183,13 +203,14 @@ def _leaf_lines(leaves: Sequence[Registration], prefix: str, marks: Marks) -> li
 def _leaf_line(leaf: Registration, prefix: str, marks: Marks) -> Text:
     name = leaf.name.removeprefix(prefix).lstrip("-") or leaf.name
     line = _marked(leaf, marks).append(f" {_short(leaf.type)} ").append(name, "cyan")
-    return line.append(f"  {_told(leaf)}", "dim")
+    return line.append(f"  {leaf.id}", "dim") if leaf.outcome is Outcome.CREATED else line
 
 
 def _folded_line(same: Sequence[Registration], marks: Marks) -> Text:
     first = same[0]
     line = _marked(first, marks).append(f" {len(same)} x {_short(first.type)}")
-    return line.append(f"  {_told(first)} ... {_told(same[-1])}", "dim")
+    created = first.outcome is Outcome.CREATED
+    return line.append(f"  {first.id} ... {same[-1].id}", "dim") if created else line
 
 
 def _marked(leaf: Registration, marks: Marks) -> Text:
@@ -197,11 +218,6 @@ def _marked(leaf: Registration, marks: Marks) -> Text:
     if leaf.outcome is Outcome.CREATED:
         return line.append(marks.created, "green")
     return line.append(marks.recorded, "yellow")
-
-
-def _told(leaf: Registration) -> str:
-    """The id of what was created, the reason of what was not."""
-    return leaf.id if leaf.outcome is Outcome.CREATED else f"only recorded: {reason(leaf.type)}"
 
 
 def _short(type_token: str) -> str:

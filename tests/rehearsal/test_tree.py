@@ -35,8 +35,27 @@ def test_components_are_branches_and_resources_leaves():
     assert vpc == "    └── ● Vpc vpc  vpc-1"
 
 
-def test_what_is_only_recorded_says_why():
-    assert "○ PlacementGroup close  only recorded: moto has no CreatePlacementGroup" in shown(NETWORK, CLOSE)
+def test_why_something_is_only_recorded_is_said_at_the_end():
+    *_, leaf, why = shown(NETWORK, VPC, CLOSE).splitlines()
+
+    assert leaf.endswith("○ PlacementGroup close")
+    assert why == "└── ○ 1 only recorded, moto has no CreatePlacementGroup: PlacementGroup"
+
+
+def test_one_reason_is_said_once_however_many_have_it():
+    there = [
+        registered(f"alicloud:{kind}", f"one-{kind}-{number}", NETWORK.urn, Outcome.RECORDED)
+        for kind in ("vpc/switch:Switch", "oss/bucket:Bucket", "ram/role:Role", "kms/key:Key", "fc/v3:V3")
+        for number in range(FOLD_ABOVE + 1)
+    ]
+
+    lines = shown(NETWORK, CLOSE, *there).splitlines()
+
+    assert [line for line in lines if "AWS alone" in line] == [
+        "└── ○ 25 only recorded, moto answers for AWS alone"
+    ]
+    assert "│   └── ○ 5 x V3" in lines
+    assert "".join(lines).count("CreatePlacementGroup") == 1
 
 
 def test_a_branch_counts_what_is_below_its_branches():
