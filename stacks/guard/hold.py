@@ -36,10 +36,11 @@ class Loss:
 
 def losses(steps: Sequence[Step]) -> tuple[Loss, ...]:
     """Every resource with data, its key or its network that the plan would replace or delete."""
-    removed = {(step.type, step.name): step for step in steps if step.op in REMOVES and step.type in HOLDINGS}
+    removed = {(step.type, step.name): step for step in steps if step.op in REMOVES}
     return tuple(
         Loss(step, HOLDINGS[step.type], tuple(_reasons(step, list(removed.values()))))
         for step in removed.values()
+        if step.type in HOLDINGS
     )
 
 
@@ -70,12 +71,20 @@ def _reasons(step: Step, removed: Sequence[Step]) -> Iterator[str]:
     if not step.causes:
         yield "Pulumi names no property"
     for cause in step.causes:
-        leaders = [other.name for other in removed if other.type in FOLLOWS.get(cause, ())]
+        leaders = [_leader(other) for other in removed if other.type in FOLLOWS.get(cause, ())]
         if leaders:
             yield f"{cause} follows {' or '.join(leaders)}"
         else:
             setting = HOLDINGS[step.type].settings.get(cause, "this version of the program")
             yield f"{cause} {step.old.get(cause)!r} -> {step.new.get(cause)!r}, from {setting}"
+
+
+def _leader(step: Step) -> str:
+    """The resource that is followed; with why it is replaced, where it is no loss that is told by itself."""
+    if step.type in HOLDINGS:
+        return step.name
+    why = ", ".join(f"{one} {step.old.get(one)!r} -> {step.new.get(one)!r}" for one in step.causes)
+    return f"{step.name} ({why})" if why else step.name
 
 
 def _said(held: Sequence[Loss], steps: Sequence[Step]) -> Iterator[str]:

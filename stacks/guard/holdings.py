@@ -103,6 +103,7 @@ FOLLOWS = {
     "vpcId": ("aws:ec2/vpc:Vpc", "alicloud:vpc/network:Network"),
     "subnetId": ("aws:ec2/subnet:Subnet",),
     "subnetIds": ("aws:ec2/subnet:Subnet",),
+    "securityGroupIds": ("aws:ec2/securityGroup:SecurityGroup",),
     "vswitchId": ("alicloud:vpc/switch:Switch",),
     "kmsKeyId": ("aws:kms/key:Key", "alicloud:kms/key:Key"),
     "fileSystemId": ("aws:efs/fileSystem:FileSystem", "alicloud:nas/fileSystem:FileSystem"),

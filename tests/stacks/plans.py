@@ -53,7 +53,8 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _forces(token: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if SHRINKING.get(token) == key:
         return bool(new[key] < old[key])
-    return key in TABLE.get(token, {}).get("forces", ())
+    row = TABLE.get(token, {})
+    return key in row.get("forces", ()) or key in row.get("published", ())
 
 
 def _unknown(value: Any, replaced: set[str]) -> Any:

@@ -3,7 +3,10 @@
     python -m tests.stacks.replacement_table --alicloud CHECKOUT --aws CHECKOUT
 
 A checkout is a git directory or work tree of terraform-provider-alicloud or terraform-provider-aws, at the
-version that the installed SDK bridges. Types of a cloud whose checkout is not given keep their rows.
+version that the installed SDK bridges. Types of a cloud whose checkout is not given keep what was read.
+
+Rows of AWS have besides what AWS itself publishes as unchangeable: ``createOnlyProperties`` of its resource
+types, as the installed cfn-lint carries them. Without any checkout the script renews these alone.
 """
 
 import argparse
@@ -12,10 +15,15 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
+from pulumi._types import input_type_types  # the SDK's own reflection
+
+from tests.rehearsal.provider_schema import arguments_class
 
 TABLE = Path(__file__).with_name("replacement.toml")
 # Type -> the file that declares its schema.
@@ -36,6 +44,22 @@ FILES = {
     "aws:cloudwatch/logGroup:LogGroup": "internal/service/logs/group.go",
     "aws:ec2/vpc:Vpc": "internal/service/ec2/vpc_.go",
     "aws:ec2/subnet:Subnet": "internal/service/ec2/vpc_subnet.go",
+    "aws:ec2/securityGroup:SecurityGroup": "internal/service/ec2/vpc_security_group.go",
+}
+# Type -> what AWS calls it, and its properties that the provider calls otherwise.
+PUBLISHED = {
+    "aws:s3/bucket:Bucket": ("AWS::S3::Bucket", {"BucketName": "bucket", "BucketNamePrefix": "bucketPrefix"}),
+    "aws:kms/key:Key": ("AWS::KMS::Key", {}),
+    "aws:efs/fileSystem:FileSystem": ("AWS::EFS::FileSystem", {}),
+    "aws:efs/mountTarget:MountTarget": ("AWS::EFS::MountTarget", {}),
+    "aws:fsx/lustreFileSystem:LustreFileSystem": ("AWS::FSx::FileSystem", {}),
+    "aws:cloudwatch/logGroup:LogGroup": ("AWS::Logs::LogGroup", {"LogGroupName": "name"}),
+    "aws:ec2/vpc:Vpc": ("AWS::EC2::VPC", {}),
+    "aws:ec2/subnet:Subnet": ("AWS::EC2::Subnet", {}),
+    "aws:ec2/securityGroup:SecurityGroup": (
+        "AWS::EC2::SecurityGroup",
+        {"GroupName": "name", "GroupDescription": "description"},
+    ),
 }
 CONSTANTS = "names/attr_consts_gen.go"
 # In all of AWS since provider 6: where a resource is. Added by the provider, in no schema's text.
@@ -63,6 +87,22 @@ def forced(source: str, constants: Mapping[str, str]) -> list[str]:
         elif re.fullmatch(rf"{indent}\tForceNew: +true,", line) and current:
             found.append(re.sub(r"_(\w)", lambda letter: letter[1].upper(), current))
     return sorted(found)
+
+
+def published(token: str) -> list[str]:
+    """What AWS publishes as unchangeable of a type, in the SDK's names; only what the SDK takes."""
+    name, renamed = PUBLISHED[token]
+    schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", name).schema
+    paths = [path.removeprefix("/properties/") for path in schema.get("createOnlyProperties", ())]
+    known = {renamed.get(path, path[0].lower() + path[1:]) for path in paths if "/" not in path}
+    return sorted(known & input_names(token))
+
+
+def input_names(token: str) -> frozenset[str]:
+    """The inputs that the installed SDK takes of a type, in the engine's names."""
+    arguments = arguments_class(token)
+    assert arguments is not None, token
+    return frozenset(input_type_types(arguments))
 
 
 def _reader(checkout: Path) -> tuple[Callable[[str], str], str]:
@@ -102,6 +142,9 @@ def main() -> None:
         checkout = getattr(given, cloud)
         if checkout is not None:
             table |= rows(cloud, checkout)
+    for token in PUBLISHED:
+        row = {"published_by": f"cfn-lint {version('cfn-lint')}", "published": published(token)}
+        table[token] = table.get(token, {}) | row
     TABLE.write_text(tomli_w.dumps(dict(sorted(table.items()))))
 
 
