@@ -180,7 +180,7 @@ def test_a_picture_too_large_to_be_one_is_a_corrupt_sample() -> None:
     header[18:26] = struct.pack("<ii", 30_000, 30_000)
 
     with pytest.raises(CorruptSampleError, match="exceeds limit"):
-        decode(bytes(header), config.Data(path=""), training=False, chance=np.random.default_rng())
+        decode(bytes(header), config.Data(path="pictures"), training=False, chance=np.random.default_rng())
 
 
 def test_a_full_device_is_told_with_the_knobs_that_help() -> None:

@@ -30,7 +30,7 @@ def table(tokens: Path, tmp_path: Path) -> dict[str, Any]:
 def identity_of(table: dict[str, Any]) -> identity.Identity:
     settings = config.from_table(table, "test")
     description = describe(Path(settings.data.path))
-    return identity.of_run(settings, description, open_split(settings.data, description, "train"))
+    return identity.of_run(settings, description, open_split(settings.data, description, "train"), {})
 
 
 @pytest.mark.parametrize(

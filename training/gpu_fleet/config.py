@@ -5,15 +5,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from gpu_fleet.errors import ConfigError, suggestion
 
 LOCAL_ONLY = "none"  # checkpoint.uri on an instance of a fleet that is to upload nothing
+BUILT_IN_OPTIMIZERS = ("adamw", "sgd")
+
+
+def _an_optimizer(name: str) -> str:
+    if name not in BUILT_IN_OPTIMIZERS and ":" not in name:
+        raise PydanticCustomError(
+            "optimizer", "input should be 'adamw' or 'sgd', or FILE.py:NAME of your own"
+        )
+    return name
+
+
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+OptimizerName = Annotated[str, AfterValidator(_an_optimizer)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -45,7 +58,7 @@ class Run(Section):
 
 
 class Model(Section):
-    """A name of models.registry, its options, and optional weights from a local folder."""
+    """A name of models.registry or FILE.py:NAME, its options, and optional weights from a local folder."""
 
     name: str
     options: dict[str, Any] = {}
@@ -53,10 +66,14 @@ class Model(Section):
 
 
 class Data(Section):
-    """Where the samples are and how they are read."""
+    """Where the samples are and how they are read: a prepared folder, or a data set of one's own by name."""
 
-    path: str
+    path: str = ""
     kind: Literal["auto", "images", "shards", "tokens", "text"] = "auto"
+    name: str = ""  # FILE.py:NAME or package.module:NAME of an own data set, in place of `path`
+    options: dict[str, Any] = {}  # of `name`
+    collate: str = ""  # FILE.py:NAME of what makes a batch of samples; empty: torch's default_collate
+    columns: tuple[str, ...] = Field(default=(), strict=False)  # of a Hugging Face data set; none: all
     image_size: Count = 0  # pixels of a side after augmentation; 0: as stored
     augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
     sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"
@@ -64,11 +81,32 @@ class Data(Section):
     prefetch: Positive = 2  # batches read ahead, per worker and on the device
     corrupt_limit: Count = 10  # corrupt samples skipped by a rank before it stops
 
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        if bool(self.path) == bool(self.name):
+            raise ValueError(f"set one of path (now {self.path!r}) and name (now {self.name!r})")
+        return self
+
+
+class Loss(Section):
+    """An own loss; without one, cross-entropy, or the `loss` that a model gives for a batch of columns."""
+
+    name: str = ""
+    options: dict[str, Any] = {}
+
+
+class Metric(Section):
+    """Own metrics on the held-out data, of which the first counts; without, the one that suits the data."""
+
+    name: str = ""
+    options: dict[str, Any] = {}
+
 
 class Optimizer(Section):
     """How gradients become updates."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: OptimizerName = "adamw"
+    options: dict[str, Any] = {}  # of an own optimizer
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     momentum: Fraction = 0.9  # sgd only
@@ -169,6 +207,8 @@ class Config(Section):
     run: Run
     model: Model
     data: Data
+    loss: Loss = Loss()
+    metric: Metric = Metric()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     average: Average = Average()

@@ -34,6 +34,10 @@ class ModelError(TrainingError):
     """The model cannot be built from its options or its weights."""
 
 
+class OwnCodeError(TrainingError):
+    """A user's own model, data, loss, metric or optimizer has failed; the message names file and line."""
+
+
 class ParallelError(TrainingError):
     """The parallel sizes do not fit the processes or the model."""
 

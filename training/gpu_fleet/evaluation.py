@@ -19,13 +19,18 @@ class Score:
     """What one evaluation found."""
 
     name: str
-    value: float
+    value: float | None  # None where there are no held-out data
     loss: float  # nats per target
     targets: int  # how many counted
 
 
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy () in nats over the targets that count; outputs (..., classes), targets (...) int64."""
+    """Cross-entropy () in nats over the targets that count; outputs (..., classes), targets (...) int64.
+
+    Outputs () are the loss itself, of a model that knows its own.
+    """
+    if not outputs.ndim:
+        return outputs
     total = _summed_loss(outputs, targets)
     return total / (targets != IGNORED).sum().clamp(min=1)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import Dataset, Description
+from gpu_fleet.data.own import OwnData
 from gpu_fleet.errors import IdentityError, suggestion
 
 Identity = dict[str, str]  # key, as `section.key` -> its value as JSON
@@ -45,12 +46,15 @@ LENGTH = ("run.epochs", "run.steps")
 LOOKED_AT = 512  # samples that go into the fingerprint, evenly spaced: a second on a slow file system
 
 
-def of_run(settings: config.Config, description: Description, training: Dataset) -> Identity:
-    """The identity of a run on its training data."""
-    found = of_configuration(settings.model_dump(mode="json"))
+def of_run(
+    settings: config.Config, description: Description, training: Dataset | OwnData, code: Identity
+) -> Identity:
+    """The identity of a run on its training data, with what the user's own `code` adds to it."""
+    found = of_configuration(settings.model_dump(mode="json")) | code
     found["data.samples"] = json.dumps(len(training))
     found["data.description"] = json.dumps([description.kind, description.classes, description.vocabulary])
-    found["data.content"] = json.dumps(fingerprint(training))
+    looked_at = training.looked_at if isinstance(training, OwnData) else LOOKED_AT
+    found["data.content"] = json.dumps(fingerprint(training, looked_at))
     return found
 
 
@@ -71,10 +75,10 @@ def _flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{section}.{key}", json.dumps(value, sort_keys=True)
 
 
-def fingerprint(dataset: Dataset) -> str:
+def fingerprint(dataset: Dataset | OwnData, looked_at: int = LOOKED_AT) -> str:
     """Hex digits that tell one data set from another of equal length, without reading all of it."""
     digest = hashlib.sha256()
-    for index in sorted({int(place) for place in np.linspace(0, len(dataset) - 1, LOOKED_AT)}):
+    for index in sorted({int(place) for place in np.linspace(0, len(dataset) - 1, looked_at)}):
         part = dataset.fingerprint(index)
         digest.update(len(part).to_bytes(8) + part)
     return digest.hexdigest()[:16]

@@ -1,6 +1,7 @@
 """The training loop. Read it from top to bottom."""
 
 import logging
+import math
 from collections.abc import Iterator
 from itertools import islice
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from gpu_fleet import config, optimization, outcome, precision
 from gpu_fleet.data.loader import Batch, CorruptionCounter
+from gpu_fleet.data.own import OwnData
 from gpu_fleet.evaluation import Score, evaluate, mean_loss
 from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.models import registry
@@ -18,6 +20,7 @@ from gpu_fleet.state import State, parameters_sha256, whole_weights
 from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.stopping.stop import Stop
 from gpu_fleet.stopping.watchdog import SOONER, Watchdog
+from gpu_fleet.task import Task, evaluate_task
 
 MODEL_FOLDER = "model"
 log = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
     with opened(settings, where) as run:
         state = fresh_state(run)
         resumed_from_step = run.checkpoints.restore(state)
+        where.together(run.keep_code)
         limit_s, every_s = SOONER * settings.parallel.timeout_s, settings.interrupt.agree_every_s
         with Watchdog(where.rank, limit_s, run.directory, lambda: state.step) as watchdog:
             stop = Stop(where, interruption, every_s, run.checkpoints.due_by_time, watchdog.beat)
@@ -126,16 +130,8 @@ def measure(run: Run, state: State, stop: Stop) -> Score | None:
     run.where.share_buffers(state.model)
     if state.averaged is not None:
         run.settle_batch_norm(state.averaged)
-    score = evaluate(
-        run.evaluated(state),
-        dataset=run.held_out,
-        description=run.description,
-        settings=run.settings,
-        share=run.share,
-        where=run.where,
-        interrupted=stop.agreed,
-    )
-    if score is not None:
+    score, further = scored(run, state, stop)
+    if score is not None and score.value is not None:
         run.writer.write(
             {
                 "kind": "evaluation",
@@ -144,14 +140,45 @@ def measure(run: Run, state: State, stop: Stop) -> Score | None:
                 "metric_name": score.name,
                 "metric": score.value,
                 "loss": score.loss,
+                **further,
             }
         )
     return score
 
 
+def scored(run: Run, state: State, stop: Stop) -> tuple[Score | None, dict[str, float]]:
+    """The score, and all metrics of a user's own; no score when the ranks agreed to stop."""
+    if run.held_out is None:
+        return Score("", None, math.nan, 0), {}
+    if run.is_task:
+        found = evaluate_task(
+            run.evaluated(state),
+            reader=run.reader(run.held_out),
+            size=len(run.held_out),
+            settings=run.settings,
+            share=run.share,
+            where=run.where,
+            interrupted=stop.agreed,
+        )
+        return found or (None, {})
+    assert not isinstance(run.held_out, OwnData)
+    return evaluate(
+        run.evaluated(state),
+        dataset=run.held_out,
+        description=run.description,
+        settings=run.settings,
+        share=run.share,
+        where=run.where,
+        interrupted=stop.agreed,
+    ), {}
+
+
 def export(run: Run, state: State) -> None:
     """Writes the finished model into the run's folder, where model.weights of another run finds it."""
-    weights = whole_weights(run.evaluated(state).module, run.where, state.spread.other_layers is not None)
+    module = run.evaluated(state).module
+    weights = whole_weights(module, run.where, state.spread.other_layers is not None)
+    if isinstance(module, Task):
+        weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
     run.where.on_first(lambda: registry.save_weights(weights, run.directory / MODEL_FOLDER))
 
 

@@ -10,15 +10,26 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gpu_fleet import config
+from gpu_fleet.own import Own
 
 
-def build_optimizer(model: nn.Module, settings: config.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer; weight decay spares biases and norms (tensors of one dimension or none)."""
+def build_optimizer(
+    model: nn.Module, settings: config.Optimizer, own: Own | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer; weight decay spares biases and norms (tensors of one dimension or none).
+
+    An own one gets the same two groups and the learning rate. Raises OwnCodeError or ConfigError.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    if own is not None:
+        built = own([group for group in groups if group["params"]], lr=settings.learning_rate)
+        if not isinstance(built, torch.optim.Optimizer):
+            raise own.wrong(f"gave a {type(built).__name__}")
+        return built
     if settings.name == "sgd":
         momentum = settings.momentum
         return torch.optim.SGD(groups, settings.learning_rate, momentum=momentum, nesterov=momentum > 0)

@@ -1,6 +1,6 @@
 """One run, put together: data, model, optimizer, checkpoints and writers, checked before the first step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -12,12 +12,29 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from gpu_fleet import config, optimization, outcome, precision
-from gpu_fleet.checkpoint.manager import Checkpoints
+from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
 from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, open_split
-from gpu_fleet.data.loader import Batch, Reader, Share, batches, training_slices
+from gpu_fleet.data.loader import (
+    Batch,
+    PairedReader,
+    Reader,
+    ReadsBatches,
+    Share,
+    batches,
+    training_slices,
+)
 from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.data.own import (
+    ENDLESS,
+    OwnData,
+    OwnReader,
+    Stream,
+    is_hugging_face,
+    open_hugging_face,
+    open_own,
+)
 from gpu_fleet.data.prefetch import to_device
-from gpu_fleet.errors import ConfigError, ParallelError
+from gpu_fleet.errors import CheckpointError, ConfigError, ParallelError
 from gpu_fleet.evaluation import Evaluated
 from gpu_fleet.identity import of_run
 from gpu_fleet.metrics.flops import Utilisation, utilisation
@@ -26,11 +43,15 @@ from gpu_fleet.metrics.records import MetricsWriter
 from gpu_fleet.metrics.writers import Writers, open_writers
 from gpu_fleet.models import registry
 from gpu_fleet.models.definitions import Facts
+from gpu_fleet.models.registry import OWN_DATA
+from gpu_fleet.own import Own, Parts, archive, files, keep, parts
+from gpu_fleet.own import identity as identity_of
 from gpu_fleet.parallel.pipeline import cut
 from gpu_fleet.parallel.replicas import Replicas
 from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.parallel.world import World, check_sizes, ranks_per_replica
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
+from gpu_fleet.task import Task, try_out
 
 
 @dataclass(frozen=True)
@@ -40,8 +61,10 @@ class Run:
     settings: config.Config
     where: World
     description: Description
-    training: Dataset
-    held_out: Dataset
+    training: Dataset | OwnData
+    held_out: Dataset | OwnData | None
+    own: Parts
+    code: Mapping[str, bytes]  # the user's files
     share: Share
     checkpoints: Checkpoints
     writer: MetricsWriter
@@ -50,6 +73,34 @@ class Run:
     @property
     def directory(self) -> Path:
         return Path(self.settings.run.directory)
+
+    @property
+    def is_task(self) -> bool:
+        """Whether the model gives its own loss, for batches of any kind: see gpu_fleet.task."""
+        return isinstance(self.training, OwnData) or bool(self.own.loss or self.own.metric)
+
+    @property
+    def order(self) -> SampleOrder:
+        """Of the training samples."""
+        seed = self.settings.run.seed
+        if isinstance(self.training, Stream):
+            return SampleOrder(ENDLESS, seed, shuffle=False)
+        return SampleOrder(len(self.training), seed)
+
+    def reader(self, dataset: Dataset | OwnData) -> ReadsBatches:
+        """What reads whole batches of a data set."""
+        seed = self.settings.run.seed
+        if isinstance(dataset, OwnData):
+            return OwnReader(dataset, seed)
+        return PairedReader(Reader(dataset, seed)) if self.is_task else Reader(dataset, seed)
+
+    def keep_code(self) -> None:
+        """Lays the user's files into the run directory, once per machine; raises CheckpointError."""
+        try:
+            if self.where.local_rank == 0:
+                keep(self.code, self.directory)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
 
     def epoch(self, state: State) -> float:
         """Passes over the training data so far."""
@@ -74,14 +125,11 @@ class Run:
     def settle_batch_norm(self, average: AveragedModel) -> None:
         """Sets the batch-norm statistics of averaged weights: the mean of those that each rank finds."""
         if self.settings.average.batch_norm_batches:
-            order = SampleOrder(len(self.training), self.settings.run.seed)
             count = self.settings.average.batch_norm_batches
-            slices = islice(training_slices(order, self.share, position=0), count)
-            read = batches(
-                Reader(self.training, self.settings.run.seed), slices, self.settings.data, pinned=False
-            )
-            inputs = (batch.to(self.where.device).inputs for batch in read)
-            update_bn(inputs, average.module, self.where.device)
+            slices = islice(training_slices(self.order, self.share, position=0), count)
+            read = batches(self.reader(self.training), slices, self.settings.data, pinned=False)
+            # as lists of one, of which update_bn takes the first, whatever it is
+            update_bn(([batch.to(self.where.device).inputs] for batch in read), average.module)
             statistics = ("running_mean", "running_var")
             found = (value for name, value in average.module.named_buffers() if name.endswith(statistics))
             self.where.average(found)
@@ -89,11 +137,9 @@ class Run:
 
     def batches(self, state: State) -> Iterator[Batch]:
         """The micro-batches of this rank from the position of `state` on, on the device."""
-        order = SampleOrder(len(self.training), self.settings.run.seed)
-        slices = training_slices(order, self.share, state.position)
-        reader = Reader(self.training, self.settings.run.seed)
+        slices = training_slices(self.order, self.share, state.position)
         pinned = self.where.device.type == "cuda"
-        read = batches(reader, slices, self.settings.data, pinned)
+        read = batches(self.reader(self.training), slices, self.settings.data, pinned)
         return to_device(read, self.where.device, self.settings.data.prefetch)
 
 
@@ -101,16 +147,17 @@ class Run:
 def opened(settings: config.Config, where: World) -> Iterator[Run]:
     """Checks and opens everything a run needs; every fault is raised on every rank before the first step."""
     readers = where.together(lambda: check_sizes(settings, where.size))
-    description = where.together(lambda: describe(Path(settings.data.path)))
-    training = where.together(lambda: open_split(settings.data, description, "train"))
-    held_out = where.together(lambda: open_split(settings.data, description, "val"))
+    where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
+    own = where.together(lambda: parts(settings))
+    description, training, held_out = where.together(lambda: open_data(settings, own))
     where.together(lambda: check_parts(training, readers, settings.data.workers))
-    where.together(lambda: check_length(settings, len(training)))
+    where.together(lambda: check_length(settings, training))
     where.on_first(lambda: _make_directory(Path(settings.run.directory)))
     place = where.rank // ranks_per_replica(settings.parallel)
     share = Share(place, readers, settings.run.batch_size, settings.run.accumulation)
-    identity = where.on_first(lambda: of_run(settings, description, training))
-    checkpoints = Checkpoints(settings, where, len(training), identity)
+    code = files(Path(settings.run.directory)) if own.any else {}
+    identity = where.on_first(lambda: of_run(settings, description, training, identity_of(code)))
+    checkpoints = Checkpoints(settings, where, len(training), identity, archive(code) if code else b"")
     directory = Path(settings.run.directory)
     trace = where.together(lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads))
     writer = where.together(
@@ -122,10 +169,43 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
     )
     try:
         with trace:
-            yield Run(settings, where, description, training, held_out, share, checkpoints, writer, trace)
+            yield Run(
+                settings,
+                where,
+                description,
+                training,
+                held_out,
+                own,
+                code,
+                share,
+                checkpoints,
+                writer,
+                trace,
+            )
     finally:
         checkpoints.abandon()
         writer.close()
+
+
+def open_data(
+    settings: config.Config, own: Parts
+) -> tuple[Description, Dataset | OwnData, Dataset | OwnData | None]:
+    """What the data are, and their splits; an own data set may have no held-out one. Raises TrainingError."""
+    chosen = settings.data
+    root = Path(chosen.path)
+    if own.data is None and not is_hugging_face(root):
+        described = describe(root)
+        return described, open_split(chosen, described, "train"), open_split(chosen, described, "val")
+    if own.data is not None:
+        training, held_out = (open_own(own.data, split, own.collate) for split in ("train", "val"))
+    else:
+        training, held_out = (
+            open_hugging_face(root, split, chosen.columns, own.collate) for split in ("train", "val")
+        )
+    assert training is not None
+    if held_out is not None and len(held_out) == ENDLESS:
+        raise ConfigError(f"{held_out.label}: has no length; give it __len__, or return None for 'val'")
+    return Description(OWN_DATA, training.classes, training.vocabulary), training, held_out
 
 
 def all_steps(settings: config.Config, samples: int) -> int:
@@ -134,8 +214,15 @@ def all_steps(settings: config.Config, samples: int) -> int:
     return run.steps or -(-round(run.epochs * samples) // run.batch_size)
 
 
-def check_length(settings: config.Config, samples: int) -> None:
-    """Raises ConfigError for a batch that the data cannot fill, or a warm-up that never ends."""
+def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
+    """Raises ConfigError for a batch that the data cannot fill, or a warm-up or a run that never ends."""
+    samples = len(training)
+    if samples == ENDLESS and not settings.run.steps:
+        raise ConfigError(f"run.epochs = {settings.run.epochs}: the data have no length; set run.steps")
+    if isinstance(training, Stream) and settings.data.workers > 1:
+        raise ConfigError(
+            f"data.workers = {settings.data.workers}: an iterable is read by one process; set 0 or 1"
+        )
     run, steps, warmup = settings.run, all_steps(settings, samples), settings.schedule.warmup_steps
     if run.batch_size > samples:
         raise ConfigError(f"run.batch_size = {run.batch_size}: the training data have {samples} samples")
@@ -162,6 +249,8 @@ def fresh_state(run: Run) -> State:
     precision.set_matrix_format(settings.precision)
     seed_rng(settings.run.seed, rank=0, step=0)
     model = where.together(lambda: build_model(run)).to(where.device)
+    if run.own.any:
+        where.together(lambda: try_out(model, first_batch(run), f"model.name = {settings.model.name!r}"))
     if settings.precision.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
     average = optimization.build_average(model, settings.average)
@@ -173,7 +262,9 @@ def fresh_state(run: Run) -> State:
     return State(
         model=model,
         spread=spread,
-        optimizer=optimization.build_optimizer(model, settings.optimizer),
+        optimizer=where.together(
+            lambda: optimization.build_optimizer(model, settings.optimizer, run.own.optimizer)
+        ),
         scaler=precision.scaler(settings.precision, where.device),
         average=average,
         utilisation=used,
@@ -190,7 +281,7 @@ def rehearse(run: Run, state: State) -> None:
 
 def utilisation_of(run: Run, model: nn.Module) -> Utilisation | None:
     """What tells the part of the GPUs' peak that is reached; None where no peak is known, as on the CPU."""
-    if run.where.device.type != "cuda":
+    if run.where.device.type != "cuda" or run.is_task:  # whose batches cannot be cut to one sample
         return None
     inputs = first_batch(run).inputs[:1]
     name = torch.cuda.get_device_name(run.where.device)
@@ -199,23 +290,38 @@ def utilisation_of(run: Run, model: nn.Module) -> Utilisation | None:
 
 def first_batch(run: Run) -> Batch:
     """One micro-batch on the device, the same on every rank; raises DataError."""
-    first = SampleOrder(len(run.training), run.settings.run.seed).slice(0, run.share.micro_batch)
-    return Reader(run.training, run.settings.run.seed)[first].to(run.where.device)
+    first = run.order.slice(0, run.share.micro_batch)
+    return run.reader(run.training)[first].to(run.where.device)
 
 
 def build_model(run: Run) -> nn.Module:
     """The whole model on the CPU, as the configuration and the data have it; raises ModelError."""
     settings, description = run.settings, run.description
-    facts = Facts(len(description.classes), description.vocabulary, settings.data.sequence_length)
-    kind = description.kind if settings.data.kind == "auto" else settings.data.kind
     chosen = settings.model
-    model = registry.build(chosen.name, chosen.options, facts, kind, chosen.weights)
+    if run.own.model is not None:
+        model = own_model(run.own.model, chosen.weights)
+    else:
+        facts = Facts(len(description.classes), description.vocabulary, settings.data.sequence_length)
+        kind = description.kind if settings.data.kind == "auto" else settings.data.kind
+        model = registry.build(chosen.name, chosen.options, facts, kind, chosen.weights)
     if settings.precision.activation_checkpointing:
         registry.recompute_activations(model, chosen.name)
     if settings.parallel.sync_batch_norm:
         if run.where.size > 1 and run.where.device.type == "cpu":
             raise ParallelError("parallel.sync_batch_norm = true: torch does so between GPUs only, not CPUs")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # no hints
+    return Task(model, run.own.loss, run.own.metric) if run.is_task else model
+
+
+def own_model(build: Own, weights: str) -> nn.Module:
+    """A user's model; raises OwnCodeError, ConfigError or ModelError."""
+    model = build()
+    if not isinstance(model, nn.Module):
+        raise build.wrong(f"gave a {type(model).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise build.wrong("has no parameter that could be trained")
+    if weights:
+        registry.load_weights(model, Path(weights))
     return model
 
 

@@ -19,16 +19,19 @@ from gpu_fleet.errors import (
     ConfigError,
     FailedBeforeError,
     OutOfMemoryError,
+    OwnCodeError,
     PeerError,
     TrainingError,
 )
 from gpu_fleet.loop import train as train_model
 from gpu_fleet.metrics.profiling import parse_steps
+from gpu_fleet.own import description, place_of
 from gpu_fleet.parallel.world import world
 from gpu_fleet.stopping.interrupt import Interruption, sources
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
+INDEX_ON_GPU = "device-side assert triggered"
 PEER_GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -106,12 +109,14 @@ def run_rank(settings: config.Config) -> None:
         raise CheckpointError(
             f"{place}: {error.strerror}; free some space, or another run.directory"
         ) from error
-    except RuntimeError as error:  # torch raises nothing finer for most of these
+    except TrainingError:
+        raise
+    except Exception as error:  # torch raises nothing finer for most, users' code whatever it likes
         raise explained(error, settings) from error
 
 
-def explained(error: RuntimeError, settings: config.Config) -> Exception:
-    """What a user can do about an error of torch; the error itself where that is not known."""
+def explained(error: Exception, settings: config.Config) -> Exception:
+    """What a user can do about an error of torch or of their own code; the error itself where none knows."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or NO_ROOM in text:
         return no_room(error, settings)
@@ -119,6 +124,13 @@ def explained(error: RuntimeError, settings: config.Config) -> Exception:
         lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
         lost.shared = True  # whichever rank failed speaks for itself; of the others rank 0
         return lost
+    if INDEX_ON_GPU in text:
+        return OwnCodeError(
+            "an index on the GPU is beyond its table: a token id of the vocabulary, or a class of the model; "
+            f" CUDA_LAUNCH_BLOCKING=1 shows where: {text.splitlines()[0]}"
+        )
+    if place_of(error):
+        return OwnCodeError(description(error))
     return error
 
 

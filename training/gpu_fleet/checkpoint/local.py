@@ -100,7 +100,7 @@ class HashingFile:
         return FileRecord(self._size, self._hash.hexdigest())
 
 
-Writer = Callable[[IO[bytes]], None]  # writes one file of a checkpoint
+Writer = Callable[[IO[bytes]], object]  # writes one file of a checkpoint
 
 
 def folder_name(step: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from gpu_fleet import config, instance, outcome
+from gpu_fleet import config, instance, outcome, own
 from gpu_fleet import identity as identities
 from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.saver import STATE, Saver
@@ -51,6 +51,24 @@ def origin(settings: config.Config) -> config.Config | None:
     return settings.model_copy(update={"run": run, "checkpoint": saved})
 
 
+def fetch_code(settings: config.Config) -> None:
+    """Brings the user's files of the newest checkpoint into the run directory, where it has none yet.
+
+    So a run goes on where nothing but its configuration is. Raises CheckpointError.
+    """
+    folder = Path(settings.run.directory)
+    if (folder / own.FOLDER).exists() or not own.is_named(settings):
+        return
+    uri = location(settings)
+    store = Store(uri, settings.checkpoint.endpoint) if uri else None
+    for step in reversed(store.steps() if store else []):
+        assert store is not None
+        if (packed := store.read(step, own.ARCHIVE)) is not None:
+            own.unpack(packed, folder)
+            log.info("event=code-fetched step=%d uri=%s", step, uri)
+        return
+
+
 class Checkpoints:
     """Saves and restores one run. Opening it finds out, before the first step, whether it can be written."""
 
@@ -60,6 +78,8 @@ class Checkpoints:
         where: World,
         samples: int,
         identity: Identity,
+        code: bytes = b"",
+        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._where, self._samples, self._clock = settings, where, samples, clock
@@ -71,7 +91,7 @@ class Checkpoints:
         where.on_first(self._check_writable)
         if settings.parallel.strategy != "ddp":
             self._check_shared()
-        self._saver = Saver(self._root, self._store, settings.checkpoint.keep) if where.leads else None
+        self._saver = Saver(self._root, self._store, settings.checkpoint.keep, code) if where.leads else None
         self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
         self._written: Callable[[], object] | None = None  # waits for the parts of this rank
         self._saved_step: int | None = None

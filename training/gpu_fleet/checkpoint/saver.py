@@ -16,6 +16,7 @@ from torch import Tensor
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.store import Store
 from gpu_fleet.errors import CheckpointError
+from gpu_fleet.own import ARCHIVE
 
 STATE = "state.pt"
 STANDS_STILL_S = 30.0  # an upload that moves nothing for so long lets a newer one pass
@@ -120,8 +121,9 @@ class Job:
 class Saver:
     """Writes the checkpoints of one process; the training waits for no more than the copy."""
 
-    def __init__(self, root: Path, store: Store | None, keep: int) -> None:
-        self._root, self._store, self._keep = root, store, keep
+    def __init__(self, root: Path, store: Store | None, keep: int, code: bytes = b"") -> None:
+        """`code` is the archive of the user's files, which every checkpoint carries; empty for none."""
+        self._root, self._store, self._keep, self._code = root, store, keep, code
         self._snapshot = Snapshot()
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=1)
         self._uploads: queue.Queue[local.Manifest | None] = queue.Queue()
@@ -201,6 +203,8 @@ class Saver:
 
     def _commit(self, job: Job) -> local.Manifest:
         writers: dict[str, local.Writer] = {STATE: partial(torch.save, job.copied())}
+        if self._code:
+            writers[ARCHIVE] = lambda file: file.write(self._code)
         if job.written is None:
             return local.commit(self._root, job.manifest, writers)
         job.written()

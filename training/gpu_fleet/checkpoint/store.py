@@ -3,6 +3,7 @@
 The data goes up first and the manifest last, so that a manifest is the commit; taken away in the other order.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,23 @@ class Store:
                 self._client.download_file(self._bucket, self._key(name, file), str(folder / file))
         local.verify(folder)
         local.commit_stage(root, manifest)
+
+    def read(self, step: int, name: str) -> bytes | None:
+        """One small file of a committed checkpoint, verified; None where the checkpoint has none such."""
+        with self._explained(f"cannot give step {step}"):
+
+            def content(file: str) -> bytes:
+                key = self._key(local.folder_name(step), file)
+                body: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+                return body
+
+            record = local.Manifest.from_json(content(local.MANIFEST).decode()).files.get(name)
+            if record is None:
+                return None
+            found = content(name)
+        if hashlib.sha256(found).hexdigest() != record.sha256:
+            raise CheckpointError(f"{self.uri}: {name} of step {step} is not what its manifest says")
+        return found
 
     def prune(self, newest: int, keep: int) -> None:
         """Removes the superseded checkpoints and the unfinished uploads before them, manifests first."""

@@ -2,19 +2,20 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import CorruptSampleError, Dataset
 from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
-from gpu_fleet.errors import DataError
+from gpu_fleet.errors import DataError, OwnCodeError
 
 IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_index
 BLOCK = 4096  # positions whose order is found at once: 0.3 ms, where a few alone take 0.1 ms
@@ -25,17 +26,34 @@ log = logging.getLogger(__name__)
 class Batch:
     """One micro-batch of a rank."""
 
-    inputs: Tensor  # images (batch, 3, height, width) uint8; tokens (batch, sequence) int64
+    # images (batch, 3, height, width) uint8; tokens (batch, sequence) int64; of a user's own data any nest
+    inputs: Any
     targets: Tensor  # classes (batch,) or tokens (batch, sequence), int64; IGNORED where there is none
     corrupt: tuple[str, ...] = ()  # name and defect of samples that could not be read
     counted: int = 0  # targets that are not IGNORED: what the batch weighs in the loss of its step
 
     def to(self, device: torch.device) -> "Batch":
-        inputs, targets = (part.to(device, non_blocking=True) for part in (self.inputs, self.targets))
-        return replace(self, inputs=inputs, targets=targets)
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        if isinstance(self.inputs, Tensor):
+            return replace(self, inputs=change(self.inputs), targets=change(self.targets))
+        inputs = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, self.inputs)
+        return replace(self, inputs=inputs, targets=change(self.targets))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
+
+    def paired(self) -> "Batch":
+        """The same for a loss of one's own, which takes inputs and targets as one: it weighs by samples."""
+        count = len(self.targets)
+        pair = self.inputs, self.targets
+        return replace(self, inputs=pair, targets=self.targets.new_zeros(count), counted=count)
 
 
 @dataclass(frozen=True)
@@ -97,6 +115,16 @@ class Reader:
         return Batch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(stacked), corrupt, counted)
 
 
+class PairedReader:
+    """Reads the same batches for a loss of one's own."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __getitem__(self, part: Slice) -> Batch:
+        return self._reader[part].paired()
+
+
 def training_slices(order: SampleOrder, share: Share, position: int) -> Iterator[Slice]:
     """The micro-batches of a rank from `position` (samples consumed by all ranks) on, without end."""
     width = share.micro_batch
@@ -127,7 +155,15 @@ def evaluation_slices(size: int, share: Share) -> Iterator[tuple[Slice, int]]:
         yield order.slice(mine, width), max(0, min(width, size - mine))
 
 
-def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinned: bool) -> Iterator[Batch]:
+class ReadsBatches(Protocol):
+    """A Reader, or what reads a user's own data."""
+
+    def __getitem__(self, part: Slice) -> Batch: ...
+
+
+def batches(
+    reader: ReadsBatches, slices: Iterator[Slice], settings: config.Data, pinned: bool
+) -> Iterator[Batch]:
     """Reads the slices in order, ahead of time when there are reader processes."""
     workers: dict[str, Any] = {}
     if settings.workers:
@@ -151,8 +187,9 @@ def batches(reader: Reader, slices: Iterator[Slice], settings: config.Data, pinn
 def _read(loader: Iterable[Batch]) -> Iterator[Batch]:
     try:
         yield from loader
-    except DataError as error:  # around that of a reader process torch puts where it was raised
-        raise DataError(str(error).strip().rpartition(f"{DataError.__name__}: ")[2]) from error
+    except (DataError, OwnCodeError) as error:  # around that of a reader process torch puts its traceback
+        kind = type(error)
+        raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from error
 
 
 def _leave_process_group(_worker: int) -> None:

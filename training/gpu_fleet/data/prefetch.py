@@ -31,6 +31,6 @@ def _copied_ahead(batches: Iterator[Batch], device: torch.device, ahead: int) ->
 def _received(batch: Batch, copied: torch.cuda.Event) -> Batch:
     stream = torch.cuda.current_stream()
     stream.wait_event(copied)
-    for tensor in (batch.inputs, batch.targets):
+    for tensor in batch.tensors:
         tensor.record_stream(stream)  # the memory must not be given to the side stream again too early
     return batch

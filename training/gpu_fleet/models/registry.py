@@ -28,6 +28,7 @@ class Entry:
 
 
 PICTURES = ("images", "shards")
+OWN_DATA = "own"  # the kind of a user's own data set, which any model may take
 REGISTRY = {
     "resnet_small": Entry(PICTURES, "Block", resnet_small),
     "resnet50": Entry(PICTURES, "ResNetBottleNeckLayer", resnet50),
@@ -42,7 +43,7 @@ def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weig
     if name not in REGISTRY:
         raise ModelError(f"model.name = {name!r}: unknown{suggestion(name, REGISTRY)}")
     entry = REGISTRY[name]
-    if data_kind not in entry.data:
+    if data_kind not in (*entry.data, OWN_DATA):
         raise ModelError(f"model.name = {name!r}: takes {' or '.join(entry.data)}, the data is {data_kind}")
     known = [key for key in inspect.signature(entry.build).parameters if key != "facts"]
     for key in options:
@@ -67,8 +68,16 @@ def _input_facts(name: str, facts: Facts) -> Facts:
 
 
 def blocks(model: nn.Module, name: str) -> list[nn.Module]:
-    """The repeated layers of a built model, in order."""
-    return [module for module in model.modules() if type(module).__name__ == REGISTRY[name].block]
+    """The repeated layers of a built model, in order.
+
+    Of a user's own model those that lie in lists (nn.ModuleList, nn.Sequential), several of one class.
+    """
+    if name in REGISTRY:
+        return [module for module in model.modules() if type(module).__name__ == REGISTRY[name].block]
+    containers = (nn.ModuleList, nn.Sequential)
+    lists = [list(module) for module in model.modules() if isinstance(module, containers)]
+    alike = [layers for layers in lists if len({type(layer) for layer in layers}) == 1 < len(layers)]
+    return [layer for layers in alike for layer in layers if not isinstance(layer, containers)]
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:

@@ -1,0 +1,190 @@
+"""A user's own model, data, loss, metric and optimizer by name: exact, and part of what the run is."""
+
+import json
+import os
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.data.own import ENDLESS, OwnReader, Stream
+from tests.training.commands import tried_alone
+from tests.training.examples import changed, train_on, train_rank
+from tests.training.programs import ROOT
+from tests.training.ranks import run_ranks
+
+EXAMPLES = ROOT / "training/examples"
+OWN = ("own_model", "own_regression", "own_stream")
+LONGEST = 40  # lines of an example
+
+
+def example(name: str, directory: Path, digits: Path, steps: int = 6) -> dict[str, Any]:
+    """An example's configuration for so many steps of a test."""
+    table = tomllib.loads((EXAMPLES / f"{name}.toml").read_text())
+    table["run"] = {**table["run"], "directory": str(directory), "epochs": 0.0, "steps": steps}
+    if "path" in table["data"]:
+        table["data"]["path"] = str(digits)
+    exact = {"interrupt": {"agree_every_s": 0.0}, "checkpoint": {"every_steps": 0, "every_s": 0.0}}
+    return changed(table, metrics={"progress": False}, **exact)
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+def test_an_example_is_short(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", OWN)
+def test_an_example_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
+    name: str, workers: int, digits: Path, tmp_path: Path
+) -> None:
+    straight = train_on(2, example(name, tmp_path / "straight", digits))
+    table = changed(example(name, tmp_path / "stopped", digits), data={"workers": workers})
+
+    stopped = train_on(2, table, stop_at=3)
+    resumed = train_on(2, table)
+
+    assert (stopped["outcome"], stopped["step"], resumed["resumed_from_step"]) == ("stopped", 3, 3)
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"] != stopped["parameters_sha256"]
+    assert resumed["metric"] == straight["metric"]
+
+
+def test_own_metrics_are_written_and_the_first_is_the_score(digits: Path, tmp_path: Path) -> None:
+    result = train_on(1, example("own_regression", tmp_path, digits))
+
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert result["metric_name"] == "mean absolute error"
+    assert records[-1]["mean absolute error"] == result["metric"] > 0
+
+
+def test_held_out_samples_count_once_on_any_number_of_ranks(digits: Path, tmp_path: Path) -> None:
+    """500 samples in batches of 32 leave a batch of 20 and ranks without any."""
+    scores = []
+    for ranks in (1, 2):
+        table = example("own_regression", tmp_path / str(ranks), digits, steps=1)
+        table["data"]["options"] = {"size": 500}
+        table["optimizer"]["learning_rate"] = 1e-12
+        scores.append(train_on(ranks, table)["metric"])
+
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+
+
+def test_the_finished_model_has_the_names_of_the_users_own(digits: Path, tmp_path: Path) -> None:
+    train_on(1, example("own_regression", tmp_path, digits, steps=1))
+
+    assert set(load_file(tmp_path / "model/model.safetensors")) == {
+        "0.weight",
+        "0.bias",
+        "3.weight",
+        "3.bias",
+    }
+
+
+def test_an_averaged_model_of_ones_own_is_measured(digits: Path, tmp_path: Path) -> None:
+    average = {"name": "ema", "decay": 0.5, "batch_norm_batches": 1}
+
+    assert train_on(1, changed(example("own_regression", tmp_path, digits), average=average))["metric"] > 0
+
+
+def test_an_own_model_is_sharded_by_its_lists_of_layers(digits: Path, tmp_path: Path) -> None:
+    table = example("own_regression", tmp_path, digits)
+
+    assert train_on(2, changed(table, parallel={"strategy": "fsdp"}))["outcome"] == "finished"
+
+
+def with_own_file(table: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Path]:
+    """The example with its code in a folder of the test, from which it is to be started, and that file."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "my_code.py"
+    file.write_text((EXAMPLES / "own_regression.py").read_text())
+    return json.loads(json.dumps(table).replace("training/examples/own_regression.py", "my_code.py")), file
+
+
+def started_in(folder: Path, table: dict[str, Any], stop_at: int = 0) -> dict[str, Any]:
+    """Trains on one rank that is started in `folder`."""
+    return run_ranks(train_in, 1, folder, table, stop_at)[0]
+
+
+def train_in(folder: Path, table: dict[str, Any], stop_at: int) -> dict[str, Any]:
+    os.chdir(folder)
+    return train_rank(table, stop_at)
+
+
+def tried_in(folder: Path, table: dict[str, Any]) -> tuple[int, str]:
+    os.chdir(folder)
+    return tried_alone(table, folder)
+
+
+def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path: Path) -> None:
+    table, file = with_own_file(example("own_regression", tmp_path / "run", digits), tmp_path)
+    started_in(tmp_path, table, stop_at=2)
+    file.write_text(file.read_text().replace(".mean()", ".sum()"))
+
+    refused, said = run_ranks(tried_in, 1, tmp_path, table)[0]
+    allowed = started_in(tmp_path, changed(table, checkpoint={"allow": ["code.my_code.py"]}))
+
+    assert refused == 65
+    assert "code.my_code.py" in said
+    assert allowed["resumed_from_step"] == 2
+
+
+def test_the_code_travels_with_the_checkpoint(bucket: str, digits: Path, tmp_path: Path) -> None:
+    """Another machine has the configuration alone."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    table, file = with_own_file(example("own_regression", here / "run", digits), here)
+    straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))
+    uploaded = changed(table, checkpoint={"uri": f"s3://{bucket}/mine"})
+    started_in(here, uploaded, stop_at=2)
+    there.mkdir()
+
+    resumed = started_in(there, changed(uploaded, run={"directory": str(there / "run")}))
+
+    assert (there / "run/code/my_code.py").read_text() == file.read_text()
+    assert resumed["resumed_from_step"] == 2
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+    with zipfile.ZipFile(there / "run/checkpoints/step-6/code.zip") as packed:
+        assert packed.read("my_code.py") == file.read_bytes()
+
+
+class Counted:
+    """A stream of a known length, whose passes differ."""
+
+    def __init__(self) -> None:
+        self.passes: list[int] = []
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self.passes.append(epoch)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self):
+        return iter(torch.arange(5) + 10 * self._epoch)
+
+
+def test_a_stream_goes_on_at_a_position_without_reading_whole_passes() -> None:
+    samples = Counted()
+    reader = OwnReader(Stream(samples, "stream", torch.stack), seed=0)
+
+    batch = reader[SampleOrder(ENDLESS, seed=0, shuffle=False).slice(13, 4)]
+
+    assert batch.inputs.tolist() == [23, 24, 30, 31]
+    assert samples.passes == [2, 3]
+
+
+def test_what_a_sample_draws_leaves_the_generators_of_the_training_alone() -> None:
+    reader = OwnReader(Stream([torch.zeros(1)], "stream", torch.stack), seed=0)
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+
+    reader[SampleOrder(ENDLESS, seed=0, shuffle=False).slice(0, 2)]
+
+    assert torch.equal(torch.rand(1), expected)

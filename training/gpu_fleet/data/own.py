@@ -1,0 +1,250 @@
+"""A user's own data set: anything with `__len__` and `__getitem__`, an iterable, or a Hugging Face folder.
+
+Samples are whatever they are; `data.collate`, by default torch's default_collate, makes a batch of them: any
+nest of tensors, numbers and text. What a sample draws from the generators of torch, numpy and random is set
+by seed, epoch and index, so that no number of reader processes changes it.
+"""
+
+import hashlib
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import IterableDataset, default_collate
+
+from gpu_fleet.data.loader import Batch
+from gpu_fleet.data.order import Slice
+from gpu_fleet.errors import ConfigError, DataError, OwnCodeError
+from gpu_fleet.own import Own, told
+
+ENDLESS = 2**62  # samples of a stream that does not say how many it has
+LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))
+MARKS = ("dataset_dict.json", "state.json")  # what save_to_disk of Hugging Face's datasets writes
+SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
+Collate = Callable[[list[Any]], Any]
+
+
+class OwnData:
+    """One split of a user's data set, by index."""
+
+    parts = 0  # any number of processes may read it
+    ordered = False  # read in the order of gpu_fleet.data.order
+    looked_at = 16  # samples that tell it from another one; they may be slow to make
+
+    def __init__(self, samples: Any, label: str, collate: Collate) -> None:
+        self._samples, self.label, self.collate = samples, label, collate
+        self.classes = tuple(str(name) for name in getattr(samples, "classes", ()))
+        self.vocabulary = int(getattr(samples, "vocabulary", 0))
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def name(self, index: int) -> str:
+        return f"{self.label}, sample {index}"
+
+    def sample(self, index: int, chance: np.random.Generator) -> Any:
+        """Sample `index`, whatever it is; `chance` seeds what it draws. Raises OwnCodeError."""
+        seed_generators(chance)
+        with told(self.name(index)):
+            return self._samples[index]
+
+    def fingerprint(self, index: int) -> bytes:
+        """The content of a sample."""
+        with kept_generators():
+            return _content(self.sample(index, np.random.default_rng(index)))
+
+
+class Stream(OwnData):
+    """A user's iterable: one order, from its begin to its end, again and again.
+
+    Every rank reads all of it and takes its share. To go on at a position, what lies before is read and
+    dropped, but for whole passes of a stream that says how long it is.
+    """
+
+    ordered = True
+    looked_at = 1
+
+    def __init__(self, samples: Iterable[Any], label: str, collate: Collate) -> None:
+        super().__init__(samples, label, collate)
+        self._length = len(samples) if isinstance(samples, Sized) else ENDLESS
+        self._iterator: Iterator[Any] | None = None
+        self._next = 0  # the position of what the iterator gives next
+
+    def __len__(self) -> int:
+        return self._length
+
+    def sample(self, index: int, chance: np.random.Generator) -> Any:
+        """The sample at a position, counted over all passes; `chance` differs by rank, and is not used."""
+        del chance
+        with told(self.name(index)):
+            if self._iterator is None or index < self._next or index - self._next > self._length:
+                self._begin_pass(index // self._length)
+            while self._next < index:
+                self._take()
+            return self._take()
+
+    def _begin_pass(self, number: int) -> None:
+        if hasattr(self._samples, "set_epoch"):
+            self._samples.set_epoch(number)
+        self._iterator, self._next = iter(self._samples), number * self._length
+
+    def _take(self) -> Any:
+        seed_generators(np.random.default_rng(self._next))
+        for _ in range(2):
+            assert self._iterator is not None
+            found = list(islice(self._iterator, 1))
+            if found:
+                self._next += 1
+                return found[0]
+            position, passes = self._next, self._next // self._length + 1
+            if self._length != ENDLESS and position % self._length:
+                raise ValueError(
+                    f"it ends after {position % self._length} samples, its len() says {len(self)}"
+                )
+            self._begin_pass(passes if self._length == ENDLESS else position // self._length)
+            self._next = position
+        raise ValueError("it is empty")
+
+    def fingerprint(self, index: int) -> bytes:
+        """The content of the first two samples."""
+        del index
+        with kept_generators(), told(self.label):
+            return b"".join(_content(sample) for sample in islice(iter(self._samples), 2))
+
+
+class OwnReader:
+    """Reads whole batches of a user's data set; see data.loader.Reader."""
+
+    def __init__(self, data: OwnData, seed: int) -> None:
+        self._data, self._seed = data, seed
+
+    def __getitem__(self, part: Slice) -> Batch:
+        with kept_generators():
+            samples = []
+            for epoch, index in zip(part.epochs.tolist(), part.indices.tolist(), strict=True):
+                chance = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, epoch, index]))
+                samples.append(self._data.sample(index, chance))
+            return self._collated(samples)
+
+    def _collated(self, samples: list[Any]) -> Batch:
+        count = len(samples)
+        try:
+            batch = self._data.collate(samples)
+        except OwnCodeError:
+            raise
+        except Exception as error:  # of default_collate, about what users' samples are
+            text = str(error).partition("\n")[0]
+            raise DataError(
+                f"{self._data.label}: {count} samples make no batch: {text}; the first is "
+                f"{shape_of(samples[0])}, the last {shape_of(samples[-1])}; set data.collate = 'FILE.py:NAME'"
+            ) from error
+        for leaf in tree_flatten(batch)[0]:
+            if not isinstance(leaf, LEAVES):
+                raise DataError(
+                    f"{self._data.label}: a batch holds a {type(leaf).__name__}; tensors, numbers and text do"
+                )
+        return Batch(batch, torch.zeros(count, dtype=torch.int64), counted=count)
+
+
+def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:
+    """The split of a user's data set; None where it has none for "val". Raises ConfigError, OwnCodeError."""
+    samples, label = source(split), f"{source.key} = {source.name!r}"
+    if samples is None and split == "val":
+        return None
+    return adapted(samples, f"{label}, {split!r}", collate or default_collate, source)
+
+
+def adapted(samples: Any, label: str, collate: Collate, source: Own) -> OwnData:
+    """The data set behind its adapter; raises ConfigError for what is none, DataError for an empty one."""
+    by_index = hasattr(samples, "__getitem__") and not isinstance(samples, IterableDataset)
+    if not by_index and not isinstance(samples, Iterable):
+        raise source.wrong(f"gave a {type(samples).__name__}")
+    if isinstance(samples, Iterator):
+        raise source.wrong(f"gave a {type(samples).__name__}, which can be read once; give what makes it")
+    if by_index and not hasattr(samples, "__len__"):
+        raise source.wrong(f"gave a {type(samples).__name__} with __getitem__ and without __len__")
+    if hasattr(samples, "__len__") and len(samples) == 0:
+        raise DataError(f"{label}: holds no samples")
+    return (OwnData if by_index else Stream)(samples, label, collate)
+
+
+def is_hugging_face(root: Path) -> bool:
+    """Whether save_to_disk of Hugging Face's datasets wrote a folder."""
+    return any((root / mark).is_file() for mark in MARKS)
+
+
+def open_hugging_face(root: Path, split: str, columns: Sequence[str], collate: Own | None) -> OwnData | None:
+    """A split of such a folder: samples are dictionaries of the chosen columns; numbers become tensors.
+
+    Held-out is the first of validation, val and test. Raises DataError or ConfigError.
+    """
+    try:
+        from datasets import DatasetDict, load_from_disk  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"data.path = {str(root)!r}: pip install datasets, which reads such folders"
+        ) from error
+    try:
+        loaded = load_from_disk(str(root))
+    except Exception as error:  # the library raises what its files' readers do
+        raise DataError(f"data.path = {str(root)!r}: cannot be read: {error}") from error
+    splits = dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
+    found = next((splits[name] for name in SPLITS[split] if name in splits), None)
+    if found is None:
+        if split == "val":
+            return None
+        raise DataError(f"data.path = {str(root)!r}: has no split 'train', but {', '.join(splits)}")
+    for column in columns:
+        if column not in found.column_names:
+            raise ConfigError(
+                f"data.columns: {column!r} is no column of {root}; it has {', '.join(found.column_names)}"
+            )
+    chosen = found.select_columns(list(columns)) if columns else found
+    return OwnData(chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate)
+
+
+def seed_generators(chance: np.random.Generator) -> None:
+    """Sets the generators that a user's samples draw from; those of GPUs stay as they are."""
+    seed = int(chance.integers(2**63))
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Gives the generators back as they were: the training draws its dropout from the first."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def shape_of(sample: Any) -> str:
+    """A sample in a few words: the shapes of its tensors where they are."""
+    return str(
+        tree_map(lambda leaf: list(leaf.shape) if hasattr(leaf, "shape") else type(leaf).__name__, sample)
+    )
+
+
+def _content(sample: Any) -> bytes:
+    """Bytes that tell a sample from another."""
+    digest = hashlib.sha256()
+    for leaf in tree_flatten(sample)[0]:
+        if isinstance(leaf, torch.Tensor):
+            leaf = leaf.detach().cpu().numpy()  # noqa: PLW2901
+        try:
+            digest.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else pickle.dumps(leaf, protocol=4))
+        except (pickle.PicklingError, TypeError, AttributeError):  # an object of theirs: its kind will do
+            digest.update(type(leaf).__name__.encode())
+    return digest.digest()

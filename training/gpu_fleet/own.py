@@ -1,0 +1,285 @@
+"""A user's own code by name: "my_model.py:build" or "package.module:Class", checked before it is called.
+
+Names are looked up from the folder in which the run is started, then in `run.directory`/code, which holds a
+copy of every file that a run has used; each checkpoint carries the same files as code.zip.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import io
+import json
+import os
+import sys
+import sysconfig
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_fleet import config
+from gpu_fleet.errors import ConfigError, OwnCodeError, suggestion
+
+FOLDER = "code"  # in the run directory
+ARCHIVE = "code.zip"  # in a checkpoint
+TRACEBACK = "GPU_FLEET_TRACEBACK"
+# How each kind is called; the words of the errors and of the README.
+EXPECTED = {
+    "model.name": "NAME(**model.options) -> torch.nn.Module",
+    "data.name": 'NAME(split, **data.options) -> data set, or None; split is "train" or "val"',
+    "data.collate": "NAME(samples) -> batch; samples is a list",
+    "loss.name": "NAME(model, batch, **loss.options) -> Tensor (), the mean over the batch",
+    "metric.name": "NAME(model, batch, **metric.options) -> dict of Tensor (), each the mean over the batch",
+    "optimizer.name": "NAME(parameters, lr, **optimizer.options) -> torch.optim.Optimizer",
+}
+POSITIONAL = {"data.name": 1, "data.collate": 1, "loss.name": 2, "metric.name": 2, "optimizer.name": 1}
+INSTALLED = (
+    *sysconfig.get_paths().values(),
+    str(Path(__file__).parent),
+    str(Path(torch.__file__).parents[1]),
+)
+NOT_OF_USERS = {Path(place).resolve() for place in INSTALLED}
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
+
+
+@dataclass(frozen=True)
+class Own:
+    """One function or class of a user, with its options."""
+
+    key: str
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Calls it; raises OwnCodeError naming key, file and line where it fails."""
+        with told(f"{self.key} = {self.name!r}"):
+            return self.function(*arguments, **named, **self.options)
+
+    def wrong(self, problem: str) -> ConfigError:
+        """The error of a result that is not what was expected."""
+        return ConfigError(f"{self.key} = {self.name!r}: {problem}; expected: {EXPECTED[self.key]}")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of a run is a user's own; None where it is not."""
+
+    model: Own | None = None
+    data: Own | None = None
+    collate: Own | None = None
+    loss: Own | None = None
+    metric: Own | None = None
+    optimizer: Own | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a user's code in the run."""
+        return any(part is not None for part in vars(self).values())
+
+
+def parts(settings: config.Config) -> Parts:
+    """Loads all that a configuration names; raises ConfigError or OwnCodeError."""
+    directory = settings.run.directory
+
+    def part(key: str, name: str, options: Mapping[str, Any] | None = None) -> Own | None:
+        return load(key, name, options, directory) if name else None
+
+    model, optimizer = settings.model, settings.optimizer
+    return Parts(
+        model=part("model.name", model.name, model.options) if is_own(model.name) else None,
+        data=part("data.name", settings.data.name, settings.data.options),
+        collate=part("data.collate", settings.data.collate),
+        loss=part("loss.name", settings.loss.name, settings.loss.options),
+        metric=part("metric.name", settings.metric.name, settings.metric.options),
+        optimizer=part("optimizer.name", optimizer.name, optimizer.options)
+        if is_own(optimizer.name)
+        else None,
+    )
+
+
+def is_named(settings: config.Config) -> bool:
+    """Whether a configuration names any code of a user."""
+    named = (settings.model.name, settings.data.name, settings.data.collate, settings.loss.name)
+    return any(is_own(name) for name in (*named, settings.metric.name, settings.optimizer.name))
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is of a user's code and not of this trainer's."""
+    return ":" in name
+
+
+def load(key: str, name: str, options: Mapping[str, Any] | None = None, directory: str = "") -> Own:
+    """What `name` is, ready to be called as EXPECTED[key] says; raises ConfigError or OwnCodeError.
+
+    Args:
+        key: of the configuration, such as "model.name".
+        name: "FILE.py:NAME" or "package.module:NAME".
+        options: further arguments by name.
+        directory: the run's, whose folder `code` is looked into last.
+    """
+    place, _, attribute = name.partition(":")
+    if not place or not attribute:
+        raise ConfigError(f"{key} = {name!r}: write FILE.py:NAME or package.module:NAME")
+    with told(f"{key} = {name!r}"):
+        module = (
+            _of_file(key, name, Path(place), Path(directory) / FOLDER)
+            if place.endswith(".py")
+            else _of_package(key, name, place, Path(directory) / FOLDER)
+        )
+    function = getattr(module, attribute, None)
+    if function is None:
+        known = [other for other, value in vars(module).items() if callable(value) and other[0] != "_"]
+        raise ConfigError(f"{key} = {name!r}: {place} has no {attribute}{suggestion(attribute, known)}")
+    if not callable(function):
+        raise ConfigError(f"{key} = {name!r}: is a {type(function).__name__}, which cannot be called")
+    own = Own(key, name, function, options or {})
+    _check_signature(own)
+    return own
+
+
+def _of_file(key: str, name: str, file: Path, kept: Path) -> Any:
+    found = next((place for place in (file, kept / file) if place.is_file()), None)
+    if found is None:
+        raise ConfigError(f"{key} = {name!r}: {file} is no file below {Path.cwd()}")
+    found = found.resolve()
+    for module in list(sys.modules.values()):  # the same file for model and loss is one module
+        if getattr(module, "__file__", None) == str(found):
+            return module
+    _importable(found.parent)
+    title = found.stem if found.stem not in sys.modules else f"own_{found.stem}"
+    spec = importlib.util.spec_from_file_location(title, found)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[title]
+        raise
+    return module
+
+
+def _of_package(key: str, name: str, place: str, kept: Path) -> Any:
+    _importable(Path.cwd())
+    if kept.is_dir():
+        sys.path.append(str(kept.resolve()))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # a module that theirs needs
+        raise ConfigError(
+            f"{key} = {name!r}: there is no module {error.name}, neither below {Path.cwd()} nor installed"
+        ) from error
+
+
+def _importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _check_signature(own: Own) -> None:
+    """Raises ConfigError when the call of EXPECTED cannot be made."""
+    try:
+        signature = inspect.signature(own.function)
+    except (TypeError, ValueError):  # of some built-in functions nobody knows it
+        return
+    named = {"lr": 0.0} if own.key == "optimizer.name" else {}
+    try:
+        signature.bind(*[None] * POSITIONAL.get(own.key, 0), **named, **own.options)
+    except TypeError as error:
+        raise own.wrong(f"its signature is {signature}: {error}") from error
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Turns what a user's code raises into one message with file and line; a full device stays one.
+
+    Raises OwnCodeError. GPU_FLEET_TRACEBACK=1 shows where it came from.
+    """
+    try:
+        yield
+    except (OwnCodeError, ConfigError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise OwnCodeError(f"{what}: {description(error)}") from error
+
+
+def description(error: Exception) -> str:
+    """Kind and text of an error, and the innermost line of the user's code it came through."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    text = " ".join(str(error).split()) or "without a message"
+    where = place_of(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{Path(error.filename).name}:{error.lineno}"
+    return f"{type(error).__name__}: {text}{f' ({where})' if where else ''}"
+
+
+def place_of(error: BaseException) -> str:
+    """FILE:LINE in FUNCTION of the innermost frame in a user's code; empty where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [frame for frame in frames if is_of_user(frame.filename)]
+    return f"{Path(found[-1].filename).name}:{found[-1].lineno} in {found[-1].name}" if found else ""
+
+
+def is_of_user(file: str) -> bool:
+    """Whether a source file is neither installed nor of this trainer."""
+    return not file.startswith("<") and NOT_OF_USERS.isdisjoint(Path(file).resolve().parents)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """The sources of all imported modules of the user: path -> content.
+
+    Paths are from where the run was started, or from the folder `code` of its directory; a module from
+    elsewhere goes by its name.
+    """
+    roots = [(directory / FOLDER).resolve(), Path.cwd().resolve()]
+    found = {}
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__file__", None)
+        if name == "__main__" or not source or not source.endswith(".py") or not is_of_user(source):
+            continue
+        path = Path(source).resolve()
+        root = next((root for root in roots if path.is_relative_to(root)), None)
+        inner = "/__init__.py" if path.stem == "__init__" else ".py"
+        if path.is_file():
+            key = str(path.relative_to(root)) if root else name.replace(".", "/") + inner
+            found[key] = path.read_bytes()
+    return dict(sorted(found.items()))
+
+
+def identity(sources: Mapping[str, bytes]) -> dict[str, str]:
+    """What the user's code adds to the identity of a run: a key for each file, its hash as JSON."""
+    return {f"{FOLDER}.{name}": json.dumps(sha256(text).hexdigest()[:16]) for name, text in sources.items()}
+
+
+def archive(sources: Mapping[str, bytes]) -> bytes:
+    """The files as a zip archive, the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in sources.items():
+            packed.writestr(zipfile.ZipInfo(name, ZIP_EPOCH), content)
+    return buffer.getvalue()
+
+
+def unpack(packed: bytes, directory: Path) -> None:
+    """Lays the files of an archive into the folder `code` of a run directory; raises OSError."""
+    with zipfile.ZipFile(io.BytesIO(packed)) as opened:
+        opened.extractall(directory / FOLDER)
+
+
+def keep(sources: Mapping[str, bytes], directory: Path) -> None:
+    """Copies the files into the folder `code` of a run directory; raises OSError."""
+    for name, content in sources.items():
+        file = directory / FOLDER / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)

@@ -1,0 +1,139 @@
+"""A model together with what it is trained for, where that is a user's own: it gives its loss itself."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from gpu_fleet import config
+from gpu_fleet.data.loader import Batch, ReadsBatches, Share, batches, evaluation_slices
+from gpu_fleet.data.order import Slice
+from gpu_fleet.errors import ConfigError
+from gpu_fleet.evaluation import Evaluated, Score, mean_loss
+from gpu_fleet.own import Own, told
+from gpu_fleet.parallel.world import World
+from gpu_fleet.state import capture_rng, restore_rng
+
+LossOfBatch = Callable[[nn.Module, Any], Tensor]
+
+
+class Task(nn.Module):
+    """Takes a whole batch; gives the loss () in training, and the loss and the metrics (1 + n,) beside it."""
+
+    def __init__(self, model: nn.Module, loss: Own | None, metric: Own | None) -> None:
+        super().__init__()
+        self.model = model
+        self._loss: LossOfBatch = loss or given_loss
+        self._own_loss, self._metric = loss, metric
+        self.metric_names: tuple[str, ...] = ()
+
+    def forward(self, batch: Any) -> Tensor:
+        loss = self._loss(self.model, batch)
+        self._check(loss)
+        if self.training:
+            return loss
+        found = self._metric(self.model, batch) if self._metric is not None else {}
+        if not isinstance(found, Mapping):
+            assert self._metric is not None
+            raise self._metric.wrong(f"gave a {type(found).__name__}")
+        self.metric_names = tuple(found)
+        return torch.stack([torch.as_tensor(value).to(loss).detach() for value in (loss, *found.values())])
+
+    def _check(self, loss: object) -> None:
+        problem = ""
+        if not isinstance(loss, Tensor):
+            problem = f"gave a {type(loss).__name__}"
+        elif loss.ndim:
+            problem = f"gave a tensor of shape {list(loss.shape)}; its mean () is wanted"
+        elif torch.is_grad_enabled() and not loss.requires_grad:
+            problem = "its value does not depend on any parameter of the model; is there a detach or an item?"
+        if problem:
+            raise self._own_loss.wrong(problem) if self._own_loss else ConfigError(f"loss: {problem}")
+
+
+def given_loss(model: nn.Module, batch: Any) -> Tensor:
+    """The loss of a batch where no own one is set.
+
+    Columns by name go to the model, which gives its `loss`, as the models of transformers do. Of a pair the
+    first goes to the model, and the second are the classes. Raises ConfigError for other batches.
+    """
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if loss is None:
+            raise ConfigError(
+                f"loss.name: is needed: {type(model).__name__} gives no `loss` for {', '.join(batch)}"
+            )
+        return loss  # type: ignore[no-any-return]  # Task checks what it is
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:  # noqa: PLR2004 - a pair
+        inputs, targets = batch
+        if isinstance(targets, Tensor) and not targets.is_floating_point():
+            return mean_loss(model(inputs), targets)
+    raise ConfigError(
+        "loss.name: is needed for batches that are neither (inputs, classes) nor named columns; these are "
+        f"a {type(batch).__name__}"
+    )
+
+
+def try_out(model: nn.Module, batch: Batch, what: str) -> None:
+    """One forward pass before the first step, so that what does not fit is told at once; leaves no trace.
+
+    Raises OwnCodeError or ConfigError.
+    """
+    generators, before = capture_rng(), [buffer.clone() for buffer in model.buffers()]
+    model.train()
+    with told(what):
+        outputs = model(batch.inputs)
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(f"{what}: gives a {type(outputs).__name__}, not a Tensor; set loss.name")
+        loss = mean_loss(outputs, batch.targets)
+    if not torch.isfinite(loss):
+        raise ConfigError(f"{what}: the loss of the first batch is {loss.item()}, before any step")
+    for buffer, value in zip(model.buffers(), before, strict=True):
+        buffer.data.copy_(value)
+    restore_rng(generators)
+
+
+def evaluate_task(
+    model: Evaluated,
+    *,
+    reader: ReadsBatches,
+    size: int,
+    settings: config.Config,
+    share: Share,
+    where: World,
+    interrupted: Callable[[], bool],
+) -> tuple[Score, dict[str, float]] | None:
+    """Score and metrics over `size` held-out samples, by all ranks; None when `interrupted` said so."""
+    was_training = model.module.training
+    model.module.eval()
+    totals: Tensor | None = None
+    try:
+        with torch.no_grad():
+            slices = list(evaluation_slices(size, share))
+            read = batches(reader, _cut(slices), settings.data, pinned=False)
+            for batch, (_, counted) in zip(read, slices, strict=True):
+                if interrupted():
+                    return None
+                values = model.predict(batch.to(where.device).inputs)
+                assert values is not None
+                weighed = torch.cat([values.double() * counted, values.new_full((1,), counted).double()])
+                totals = weighed if totals is None else totals + weighed
+    finally:
+        model.module.train(was_training)
+    assert totals is not None
+    everyone: list[list[float]] = where.gather(totals.tolist())
+    *sums, samples = [sum(column) for column in zip(*everyone, strict=True)]
+    means = [value / max(1.0, samples) for value in sums]
+    names = ("loss", *cast("Task", model.module).metric_names)
+    found = dict(zip(names, means, strict=True))
+    name = names[1] if len(names) > 1 else "loss"
+    return Score(name, found[name], found["loss"], int(samples)), found
+
+
+def _cut(slices: list[tuple[Slice, int]]) -> Iterator[Slice]:
+    """Without the samples that count no more; a whole batch of them keeps the ranks in step."""
+    for part, counted in slices:
+        kept = counted or len(part.indices)
+        yield Slice(part.epochs[:kept], part.indices[:kept])
