@@ -1,6 +1,8 @@
 """A month of the ledger: what it saved, counted once, and the page that shows it."""
 
 import json
+import re
+import sys
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -340,3 +342,28 @@ def test_a_bucket_that_is_not_there_is_named(ledger, report):
 
     assert result.exit_code == 1
     assert "error: ledger s3://gone/reaper/: " in result.output
+
+
+def test_every_plot_of_the_page_is_as_large_as_the_others():
+    """A plot that is alone in its row must not grow to the row's width, as flex items do."""
+    text = page(summarise([end()], NOVEMBER, LATER), "aws-dev")
+    boxes = re.findall(r'<svg [^>]*viewBox="([^"]*)"', text)
+    plots, figure = (re.search(rf"  {name} {{ (.*) }}", text)[1] for name in (r"\.plots", "figure"))
+
+    assert len(boxes) == 3
+    assert len(set(boxes)) == 1
+    assert "display: grid" in plots
+    assert "auto-fill" in plots
+    assert figure == "margin: 0"
+
+
+def test_an_instance_without_a_package_for_plots_is_told_what_to_do(ledger, report, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "image.reaper.people.monthly_page")
+    monkeypatch.delattr("image.reaper.people.monthly_page")
+
+    result, output = report()
+
+    assert result.exit_code == 1
+    assert "drawn by matplotlib, which is not installed here" in result.output
+    assert not output.exists()

@@ -1,13 +1,12 @@
 """A month's summary as one HTML file with its plots inside, to be opened, mailed or printed."""
 
-import html
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
-from string import Template
 
 import matplotlib
+from jinja2 import Environment, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,19 +19,23 @@ LINE = "#1b4332"
 THOUSANDS = "{x:,.0f}"
 MOST_BARS = 12  # more cannot be read; the rest is summed up
 
-PAGE = Template("""<!doctype html>
+PAGE = Environment(
+    autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+).from_string(
+    """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
+<title>{{ title }}</title>
 <style>
   body { font: 16px/1.5 system-ui, sans-serif; color: #222 }
   body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem }
   h1 { font-size: 1.6rem; margin-bottom: 0 }
   .total { font-size: 2.4rem; font-weight: 600; margin: .5rem 0 }
   .note { color: #555; max-width: 45rem }
-  .plots { display: flex; flex-wrap: wrap; gap: 1rem }
-  figure { margin: 0; flex: 1 1 28rem }
+  /* columns of one width: the last plot of a row is as large as the others */
+  .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(28rem, 100%), 1fr)); gap: 1rem }
+  figure { margin: 0 }
   svg { width: 100%; height: auto }
   .scroll { overflow-x: auto }
   table { border-collapse: collapse; width: 100%; font-size: .9rem }
@@ -41,21 +44,38 @@ PAGE = Template("""<!doctype html>
   td.reason { white-space: normal; min-width: 16rem }
   .number { text-align: right }
 </style>
-<h1>$title</h1>
-<p class="total">$total saved</p>
-<p class="note">$note</p>
-<div class="plots">$plots</div>
+<h1>{{ title }}</h1>
+<p class="total">{{ total }} saved</p>
+<p class="note">{{ note }}</p>
+<div class="plots">
+{% for plot in plots %}
+<figure>{{ plot | safe }}{# matplotlib escapes its texts #}</figure>
+{% endfor %}
+</div>
 <h2>Every end</h2>
 <div class="scroll"><table>
-<thead><tr><th>when</th><th>machine</th><th>type</th><th>pool</th><th>owner</th><th>action</th>
+<thead><tr><th>when</th><th>instance</th><th>type</th><th>pool</th><th>owner</th><th>action</th>
 <th>was idle</th>
 <th class="number">saved</th><th>why</th></tr></thead>
 <tbody>
-$rows
+{% for texts, amount, reason in rows %}
+<tr>{% for text in texts %}<td>{{ text }}</td>{% endfor %}
+<td class="number">{{ amount }}</td><td class="reason">{{ reason }}</td></tr>
+{% endfor %}
 </tbody></table></div>
-$changes
+{% if changes %}
+<h2>Budget</h2>
+<table><thead><tr><th>when</th><th>what</th><th>pools</th><th>spent</th><th>by</th><th>why</th></tr></thead>
+<tbody>
+{% for one in changes %}
+<tr><td>{{ one.at.strftime("%Y-%m-%d %H:%M") }}</td><td>{{ one.action }}</td><td>{{ one.stage }}</td>
+<td>{{ "{:,.2f}".format(one.spent) }}</td><td>{{ one.by }}</td><td>{{ one.reason }}</td></tr>
+{% endfor %}
+</tbody></table>
+{% endif %}
 </html>
-""")
+"""
+)
 
 
 def page(summary: Summary, stack: str, changes: Sequence[Change] = ()) -> str:
@@ -70,13 +90,13 @@ def page(summary: Summary, stack: str, changes: Sequence[Change] = ()) -> str:
     if summary.savings:
         plots += [bar_plot("by pool", summary.by_pool, summary.currency)]
         plots += [bar_plot("by owner", summary.by_owner, summary.currency)]
-    return PAGE.substitute(
-        title=html.escape(f"GPU fleet {stack}: what {summary.month.name} saved"),
-        total=html.escape(_total(summary)) if summary.savings else "Nothing",
-        note=html.escape(_note(summary)),
-        plots="\n".join(f"<figure>{plot}</figure>" for plot in plots),
-        rows="\n".join(_rows(summary)),
-        changes=_changes(changes),
+    return PAGE.render(
+        title=f"GPU fleet {stack}: what {summary.month.name} saved",
+        total=_total(summary) if summary.savings else "Nothing",
+        note=_note(summary),
+        plots=plots,
+        rows=list(_rows(summary)),
+        changes=changes,
     )
 
 
@@ -84,21 +104,6 @@ def _total(summary: Summary) -> str:
     """What was saved: at least that, where a price was unknown."""
     at_least = "At least " if summary.unpriced else ""
     return f"{at_least}{summary.total:,.2f} {summary.currency}"
-
-
-def _changes(changes: Sequence[Change]) -> str:
-    """A table of freezes, or nothing."""
-    if not changes:
-        return ""
-    rows = [
-        (f"{one.at:%Y-%m-%d %H:%M}", one.action, one.stage, f"{one.spent:,.2f}", one.by, one.reason)
-        for one in changes
-    ]
-    cells = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
-    )
-    heads = "".join(f"<th>{text}</th>" for text in ("when", "what", "pools", "spent", "by", "why"))
-    return f"<h2>Budget</h2>\n<table><thead><tr>{heads}</tr></thead>\n<tbody>{cells}</tbody></table>"
 
 
 def _note(summary: Summary) -> str:
@@ -111,15 +116,14 @@ def _note(summary: Summary) -> str:
     return told
 
 
-def _rows(summary: Summary) -> Iterator[str]:
+def _rows(summary: Summary) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Of each end its first cells, the amount, and the reason."""
     for saving in summary.savings:
         end = saving.end
         idle = "" if end.idle_s is None else format_span(timedelta(seconds=end.idle_s))
         when = f"{end.at:%Y-%m-%d %H:%M}"
-        texts = (when, end.instance_id, end.instance_type, end.pool, end.owner, end.action, idle)
-        cells = "".join(f"<td>{html.escape(text)}</td>" for text in texts)
-        reason = f'<td class="reason">{html.escape(end.reason)}</td>'
-        yield f'<tr>{cells}<td class="number">{_amount(saving)}</td>{reason}</tr>'
+        cells = (when, end.instance_id, end.instance_type, end.pool, end.owner, end.action, idle)
+        yield cells, _amount(saving), end.reason
 
 
 def _amount(saving: Saving) -> str:

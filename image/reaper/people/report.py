@@ -8,7 +8,6 @@ import click
 from image.reaper.errors import ConfigurationError
 from image.reaper.money import daily, efficiency_page
 from image.reaper.options import stack_options
-from image.reaper.people import monthly_page
 from image.reaper.people.ledger_reading import Place, read_changes, read_ends
 from image.reaper.people.monthly import month_of, parse_month, summarise
 from image.reaper.place import Asked, Subject, subject
@@ -48,6 +47,13 @@ def report(
 
 def _month(meant: Subject, text: str | None) -> tuple[str, str, str]:
     """The page's usual name, the page, and the whole in one line."""
+    try:
+        from image.reaper.people import monthly_page  # noqa: PLC0415 - instances have no package for plots
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"a month's page is drawn by {error.name}, which is not installed here (no instance has it): run "
+            "this in a checkout with --stack NAME, or name a --day"
+        ) from error
     policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
     now = datetime.now(UTC)
     month = parse_month(text) if text else month_of(now)
