@@ -106,6 +106,16 @@ def _answers(url: str) -> bool:
         return False
 
 
+LINKED = [*READMES, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", sorted(set(LINKED)), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
 def test_every_room_has_a_readme():
     for room in ROOMS:
         assert ROOT / room / "README.md" in READMES
