@@ -1,4 +1,4 @@
-"""What a machine is made from: the recipe, the lists it reads, the Python that runs on it. One tarball.
+"""What an instance is made from: the recipe, the lists it reads, the Python that runs on it. One tarball.
 
 Its name is its hash, so that a bake on a cloud runs exactly what was baked here, and an instance that boots
 an image which is not ours exactly what its stack was made of.
@@ -7,9 +7,11 @@ an image which is not ours exactly what its stack was made of.
 import hashlib
 import io
 import re
+import subprocess
 import tarfile
 import tomllib
 import zlib
+from fnmatch import fnmatch
 from pathlib import Path
 
 from image import lock, vendored
@@ -18,12 +20,20 @@ from image.errors import PayloadError
 PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("provision.sh", "bootstrap.py", "lib.sh", "sbom.py")
 FOLDERS = ("steps", "rootfs", "wheels")
-# Modules of the project that run on the machine; the rest of image/ is for the builder.
+# Modules of the project that run on the instance; the rest of image/ is for the builder.
 PYTHON = ("training/gpu_fleet", "image/console", "image/instance", "image/reaper", "image/readiness")
 MODULES = ("image/__init__.py", "image/trainer_wheels.py", "image/wheel_store.py")
 DIGEST = "payload.sha256"
+# Where no git says what belongs to the project: nothing else of its folders leaves the computer. A test holds
+# every tracked file against them.
+PATTERNS = (
+    *("*.py", "*.sh", "*.toml", "*.txt", "README.md", "steps/ORDER"),
+    *("rootfs/etc/*", "rootfs/opt/gpu-fleet/bin/*", "rootfs/usr/libexec/gpu-fleet/*"),
+    *("rootfs/usr/local/bin/*", "rootfs/usr/share/*"),
+)
+NEVER = (".*", "*~", "*.env", "*.key", "*.pem", "*.orig", "*.swp")  # names, whatever the folder
 PROGRAMS = re.compile(r".*\.sh|rootfs/.*/(libexec|bin)/.*")
-# RFC 1952: deflate, no name, no time, no operating system: the content alone decides
+# RFC 1952: deflate, no name, no time, no operating system
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 Files = dict[str, bytes]
@@ -37,19 +47,20 @@ def assemble(project: Path = PROJECT, target: str = "qemu") -> Files:
         target: whose packages go along, see ``vendored.packages``.
 
     Raises:
-        PayloadError: a step that steps/ORDER names is missing, or one is there that it does not name.
+        PayloadError: a step that steps/ORDER names is missing, or one is there that it does not name; or git
+            does not say which files are the project's.
         LockError: the lockfile is wrong, or a wheel is not to be had.
     """
     image = project / "image"
     check_steps(image / "steps")
     files = {name: (image / name).read_bytes() for name in SCRIPTS}
     for folder in FOLDERS:
-        files |= _below(image / folder, folder)
+        files |= _below(project, f"image/{folder}", folder)
     files |= {f"python/{name}": (project / name).read_bytes() for name in MODULES}
     files |= {f"vendor/{name}": content for name, content in vendored.packages(target).items()}
     for folder in PYTHON:
-        files |= _below(project / folder, f"python/{folder.removeprefix('training/')}")
-    files |= _below(project / "training/examples", "examples")
+        files |= _below(project, folder, f"python/{folder.removeprefix('training/')}")
+    files |= _below(project, "training/examples", "examples")
     artefacts = lock.load(image / "versions.toml")
     for base in lock.BASES:
         files[f"versions/{base}.tsv"] = lock.tsv(artefacts, base).encode()
@@ -92,11 +103,46 @@ def packages_tsv(file: Path, base: str) -> str:
     return "".join(f"{group}\t{name}\n" for group, bases in groups.items() for name in bases.get(base, ()))
 
 
-def _below(folder: Path, prefix: str) -> Files:
-    if not folder.is_dir():
-        raise PayloadError(f"{folder}: missing; the image needs it")
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in paths}
+def _below(project: Path, folder: str, prefix: str) -> Files:
+    """The project's own files below a folder, under another prefix; what else lies there stays here."""
+    if not (project / folder).is_dir():
+        raise PayloadError(f"{project / folder}: missing; the image needs it")
+    names = (
+        _tracked(project, folder) if (project / ".git").exists() else _by_pattern(project / folder, prefix)
+    )
+    paths = {name: project / folder / name for name in names}
+    return {f"{prefix}/{name}": path.read_bytes() for name, path in sorted(paths.items()) if path.is_file()}
+
+
+def _tracked(project: Path, folder: str) -> list[str]:
+    """What git tracks below a folder, its index as the user left it: a new file counts once it is added."""
+    # root bakes in a user's checkout, which git else refuses to read; no program of its settings is started
+    trusting = ("-c", f"safe.directory={project.resolve()}", "-c", "core.fsmonitor=false")
+    command = ["git", "-C", str(project / folder), *trusting, "ls-files", "-z"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", b"") or str(error).encode()
+        raise PayloadError(f"{project}: git does not list its files: {reason.decode().strip()}") from error
+    return [name for name in done.stdout.decode().split("\0") if name]
+
+
+def _by_pattern(folder: Path, prefix: str) -> list[str]:
+    """The files of a folder that ``PATTERNS`` names."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return [name for name in names if is_own(f"{prefix}/{name}")]
+
+
+def is_own(name: str) -> bool:
+    """Whether a file is the project's by its name alone. Pure.
+
+    Args:
+        name: its path in the payload.
+    """
+    parts = name.split("/")
+    if any(fnmatch(part, pattern) for part in parts for pattern in NEVER):
+        return False
+    return any(fnmatch(name, pattern) or fnmatch(parts[-1], pattern) for pattern in PATTERNS)
 
 
 def digest(files: Files) -> str:
@@ -120,12 +166,14 @@ def tarball(files: Files) -> bytes:
     return buffer.getvalue()
 
 
-def compressed(files: Files) -> bytes:
-    """The tarball through gzip, with nothing in it but the content: no name, no time, no operating system."""
-    content = tarball(files)
+def compressed(tar: bytes) -> bytes:
+    """A tarball through gzip, without name, time or operating system.
+
+    Another build of zlib gives other bytes for the same tarball: name and check what it unpacks to.
+    """
     deflate = zlib.compressobj(level=6, wbits=-zlib.MAX_WBITS)
-    body = deflate.compress(content) + deflate.flush()
-    trailer = zlib.crc32(content).to_bytes(4, "little") + (len(content) % 2**32).to_bytes(4, "little")
+    body = deflate.compress(tar) + deflate.flush()
+    trailer = zlib.crc32(tar).to_bytes(4, "little") + (len(tar) % 2**32).to_bytes(4, "little")
     return GZIP_HEADER + body + trailer
 
 

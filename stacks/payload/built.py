@@ -25,7 +25,7 @@ class Payload:
 
     Attributes:
         path: where it lies here.
-        sha256: of its content, in hexadecimal.
+        sha256: of the tarball before it was compressed, in hexadecimal: the same wherever it is made.
     """
 
     path: Path
@@ -54,12 +54,12 @@ def built(cloud: Cloud) -> Payload:
         StacksError: the recipe is incomplete, or a wheel that goes along is not to be had.
     """
     try:
-        files = payload.assemble(target=str(cloud))
-        path = FOLDER / f"{cloud}-{payload.digest(files)}.tar.gz"
+        tar = payload.tarball(payload.assemble(target=str(cloud)))
+        sha256 = hashlib.sha256(tar).hexdigest()
+        path = FOLDER / f"{cloud}-{sha256}.tar.gz"
         if not path.is_file():
             FOLDER.mkdir(parents=True, exist_ok=True)
-            replace(path, payload.compressed(files))  # in one move: another process may make the same
-        with path.open("rb") as file:
-            return Payload(path, hashlib.file_digest(file, "sha256").hexdigest())
+            replace(path, payload.compressed(tar))  # in one move: another process may make the same
+        return Payload(path, sha256)
     except (ImageError, OSError) as error:
         raise StacksError(f"the payload of an instance cannot be made: {error}") from error

@@ -6,6 +6,7 @@ status: 0 done, 1 to be tried again, 2 of no use to try again, 3 the recipe's wo
 """
 
 import datetime
+import gzip
 import hashlib
 import hmac
 import http.client
@@ -19,6 +20,7 @@ import tarfile
 import urllib.error
 import urllib.parse
 import urllib.request
+import zlib
 from typing import Dict, Tuple
 
 OLDEST_PYTHON = (3, 11)
@@ -120,14 +122,15 @@ def signed(url: str, region: str, keys: Tuple[str, ...], now: datetime.datetime)
 
 
 def download(payload: Dict[str, str], keys: Tuple[str, ...], target: str) -> None:
-    """Stream the object into a file, and hold it against the hash of the user data."""
+    """Stream the object through gunzip into a file, and hold that against the hash of the user data."""
     url = address(payload)
     now = datetime.datetime.now(datetime.timezone.utc)
     request = urllib.request.Request(url, headers=signed(url, payload["region"], keys, now))
     found = hashlib.sha256()
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, open(target, "wb") as file:
-            for chunk in iter(lambda: answer.read(CHUNK_BYTES), b""):
+            tar = gzip.GzipFile(fileobj=answer)
+            for chunk in iter(lambda: tar.read(CHUNK_BYTES), b""):
                 found.update(chunk)
                 file.write(chunk)
     except urllib.error.HTTPError as error:
@@ -145,6 +148,8 @@ def download(payload: Dict[str, str], keys: Tuple[str, ...], target: str) -> Non
         ssl.SSLError,
     ) as error:
         raise BootError("no way to the bucket: %s: %s" % (url, getattr(error, "reason", error)))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BootError("%s: no whole gzip: %s" % (url, error))
     if found.hexdigest() != payload["sha256"]:
         raise BootError(
             "%s: sha256 is %s, the user data has %s" % (url, found.hexdigest(), payload["sha256"])
@@ -153,7 +158,7 @@ def download(payload: Dict[str, str], keys: Tuple[str, ...], target: str) -> Non
 
 def unpack(archive: str, folder: str) -> None:
     """Files below the folder and nothing else: no link, no device, no way out of it."""
-    with tarfile.open(archive, "r:gz") as opened:
+    with tarfile.open(archive, "r:") as opened:
         for member in opened:
             source = opened.extractfile(member) if member.isfile() else None
             if source is None or member.name.startswith("/") or ".." in member.name.split("/"):
@@ -167,7 +172,7 @@ def unpack(archive: str, folder: str) -> None:
 
 def bring(payload: Dict[str, str]) -> str:
     """Fetch and unpack; gives the payload's folder."""
-    archive, folder = os.path.join(HOME, "payload.tar.gz"), os.path.join(HOME, "payload")
+    archive, folder = os.path.join(HOME, "payload.tar"), os.path.join(HOME, "payload")
     try:
         os.makedirs(HOME, exist_ok=True)
         download(payload, role_keys(payload["cloud"]), archive)

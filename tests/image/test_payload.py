@@ -4,7 +4,9 @@ import ast
 import gzip
 import io
 import shutil
+import subprocess
 import tarfile
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 
 from image import lock, payload, vendored, wheels
 from image.errors import LockError, PayloadError
+from stacks.catalog import Cloud
+from stacks.payload import built
 
 names = st.text("abc/", min_size=1, max_size=6).filter(
     lambda name: not name.startswith("/") and "//" not in name
@@ -151,14 +155,83 @@ def test_a_wheel_in_the_cache_that_is_another_is_refused(tmp_path):
         vendored.wheels(tmp_path, listing)
 
 
-@given(trees)
-def test_what_is_compressed_is_the_tarball_and_says_no_time(tree):
-    packed = payload.compressed(tree)
+@given(st.binary(max_size=200))
+def test_what_is_compressed_is_the_tarball_and_says_no_time(tar):
+    packed = payload.compressed(tar)
 
-    assert gzip.decompress(packed) == payload.tarball(tree)
+    assert gzip.decompress(packed) == tar
     assert packed[4:8] == bytes(4)
 
 
 def test_a_payload_stays_small():
     """Each program run of the tests uploads it, and each first boot waits for it."""
-    assert len(payload.compressed(payload.assemble(target="alicloud"))) < 8_000_000
+    assert len(payload.compressed(payload.tarball(payload.assemble(target="alicloud")))) < 8_000_000
+
+
+def test_another_zlib_gives_other_bytes_and_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(built, "FOLDER", tmp_path)
+    ours = built.built.__wrapped__(Cloud.AWS)
+    before = ours.path.read_bytes()
+    ours.path.unlink()
+    monkeypatch.setattr(payload.zlib, "compressobj", partial(another_compressor, payload.zlib.compressobj))
+
+    theirs = built.built.__wrapped__(Cloud.AWS)
+
+    assert theirs.path.read_bytes() != before
+    assert theirs.object_key == ours.object_key
+
+
+def another_compressor(compressor, **options):
+    return compressor(**options | {"level": 1})
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A small project: two files that belong to it, and what else lies about in a folder."""
+    folder = tmp_path / "checkout" / "image" / "reaper"
+    folder.mkdir(parents=True)
+    for name in ("own.py", "README.md", ".env", "secret.key", "notes.odt", "draft.py"):
+        (folder / name).write_text(name)
+    return tmp_path / "checkout"
+
+
+def taken(checkout):
+    return set(payload._below(checkout, "image/reaper", "python/image/reaper"))
+
+
+def test_of_a_checkout_only_what_git_tracks_goes_along(checkout):
+    git = ["git", "-C", str(checkout)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "image/reaper/own.py", "image/reaper/README.md"], check=True)
+
+    assert taken(checkout) == {"python/image/reaper/own.py", "python/image/reaper/README.md"}
+
+
+def test_a_tracked_file_that_was_deleted_is_left_out(checkout):
+    git = ["git", "-C", str(checkout)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "image/reaper/own.py", "image/reaper/README.md"], check=True)
+    (checkout / "image/reaper/README.md").unlink()
+
+    assert taken(checkout) == {"python/image/reaper/own.py"}
+
+
+def test_a_checkout_that_git_cannot_read_is_refused(checkout):
+    (checkout / ".git").write_text("gitdir: /nowhere\n")
+
+    with pytest.raises(PayloadError, match="git does not list its files"):
+        taken(checkout)
+
+
+def test_without_git_only_known_kinds_of_files_go_along(checkout):
+    names = {name.rpartition("/")[2] for name in taken(checkout)}
+
+    assert names == {"own.py", "README.md", "draft.py"}
+
+
+def test_the_patterns_name_every_file_of_the_payload():
+    folders = ("steps/", "rootfs/", "wheels/", "python/", "examples/")
+    files = [name for name in payload.assemble() if name.startswith(folders)]
+
+    assert len(files) > 100
+    assert [name for name in files if not payload.is_own(name)] == []

@@ -1,5 +1,7 @@
 """From what a shipped stack registers to a heartbeat: user data, payload, recipe, units; nothing by hand."""
 
+import gzip
+import hashlib
 import json
 import shutil
 import tarfile
@@ -137,15 +139,21 @@ def test_without_the_bootstrap_in_the_user_data_the_chain_breaks(cloud, text, tm
         boot(cloud, yaml.safe_dump(config), tmp_path / "root")
 
 
-def offer(cloud, file: Path):
-    """Another payload in the stack's bucket; gives what the user data says of it."""
-    content = file.read_bytes()
+def put(cloud, content):
+    """Another payload in the stack's bucket; gives its key."""
     key = f"{built.PREFIX}/other.tar.gz"
     bucket = (
         f"gpu-fleet-aws-dev-records-{cloud.rehearsed.outputs['bucket_uris']['records'].rpartition('-')[2]}"
     )
     first_boots.boto3.client("s3", region_name="us-east-1").put_object(Bucket=bucket, Key=key, Body=content)
-    return {"key": key, "sha256": built.hashlib.sha256(content).hexdigest()}
+    return key
+
+
+def offer(cloud, file: Path):
+    """Another payload in the stack's bucket; gives what the user data says of it."""
+    content = file.read_bytes()
+    key = put(cloud, content)
+    return {"key": key, "sha256": hashlib.sha256(gzip.decompress(content)).hexdigest()}
 
 
 def failing(cloud, text, root, match):
@@ -171,6 +179,27 @@ def test_a_payload_of_another_hash_is_not_unpacked(cloud, text, tmp_path):
     assert not (tmp_path / "root/opt/gpu-fleet/payload").exists()
 
 
+def test_a_payload_that_another_zlib_compressed_is_unpacked(cloud, text, tmp_path):
+    tar = gzip.decompress(built.built("aws").path.read_bytes())
+    (tmp_path / "other.tar.gz").write_bytes(gzip.compress(tar, 1))
+    offered = offer(cloud, tmp_path / "other.tar.gz")
+
+    boot(cloud, changed(text, **offered), tmp_path / "root")
+
+    assert offered["sha256"] == built.built("aws").sha256
+    assert (tmp_path / "root/opt/gpu-fleet/lib/image/reaper").is_dir()
+
+
+@pytest.mark.parametrize("broken", [lambda whole: whole[:-100_000], lambda whole: b"no gzip at all"])
+def test_a_payload_that_is_cut_short_is_one_line(cloud, text, tmp_path, broken):
+    key = put(cloud, broken(built.built("aws").path.read_bytes()))
+
+    said = failing(cloud, changed(text, key=key), tmp_path / "root", "exit code 1")
+
+    assert "no whole gzip: " in said
+    assert not (tmp_path / "root/opt/gpu-fleet/payload").exists()
+
+
 def test_a_bucket_that_nothing_leads_to_is_one_line(cloud, text, tmp_path, monkeypatch):
     monkeypatch.setitem(cloud.environment, "AWS_ENDPOINT_URL", "http://127.0.0.1:9")
 
@@ -188,7 +217,7 @@ def test_an_instance_without_a_role_is_one_line(cloud, text, tmp_path, monkeypat
 def test_a_full_disk_is_one_line(cloud, text, tmp_path):
     home = tmp_path / "root/opt/gpu-fleet"
     home.mkdir(parents=True)
-    (home / "payload.tar.gz").symlink_to("/dev/full")
+    (home / "payload.tar").symlink_to("/dev/full")
 
     with pytest.raises(ChildError, match="exit code 1"):
         first_boot.boot(text, tmp_path / "root", cloud.environment, tmp_path / "boot.log")
