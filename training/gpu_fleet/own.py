@@ -217,10 +217,9 @@ def description(error: Exception) -> str:
     """Kind and text of an error, and the innermost line of the user's code it came through."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    text = " ".join(str(error).split()) or "without a message"
-    where = place_of(error)
+    text, where = " ".join(str(error).split()) or "without a message", place_of(error)
     if isinstance(error, SyntaxError) and error.filename:
-        where = f"{Path(error.filename).name}:{error.lineno}"
+        text, where = error.msg, f"{Path(error.filename).name}:{error.lineno}"
     return f"{type(error).__name__}: {text}{f' ({where})' if where else ''}"
 
 

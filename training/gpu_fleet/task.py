@@ -69,7 +69,10 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:  # noqa: PLR2004 - a pair
         inputs, targets = batch
         if isinstance(targets, Tensor) and not targets.is_floating_point():
-            return mean_loss(model(inputs), targets)
+            output = model(inputs)
+            if isinstance(output, Tensor):
+                return mean_loss(output, targets)
+            raise ConfigError(f"loss.name: is needed: {type(model).__name__} gives a {type(output).__name__}")
     raise ConfigError(
         "loss.name: is needed for batches that are neither (inputs, classes) nor named columns; these are "
         f"a {type(batch).__name__}"
