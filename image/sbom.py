@@ -1,4 +1,8 @@
-"""Writes the image's bill of materials (CycloneDX 1.5) and its manifest; runs inside it, on the stdlib."""
+"""Writes the image's bill of materials (CycloneDX 1.5) and its manifest; runs inside it, on the stdlib.
+
+Package URLs are canonical (https://github.com/package-url/purl-spec; a test reads them by its library). They
+have what scanners look packages up by: of Debian's the release, and the source package, which advisories name.
+"""
 
 import argparse
 import json
@@ -11,7 +15,9 @@ from urllib.parse import quote
 
 # Of the identifier's namespace: the same content gives the same serial number.
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "gpu-fleet.image")
-DPKG_FORMAT = "${Package}\t${Version}\t${Architecture}\t${db:Status-Status}\n"
+DPKG_FORMAT = (
+    "${Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
+)
 LIST_WHEELS = """
 from importlib.metadata import distributions
 for found in distributions():
@@ -21,22 +27,37 @@ for found in distributions():
 Component = dict[str, Any]
 
 
-def debian_components(listing: str, distribution: str) -> list[Component]:
-    """The installed packages of a ``dpkg-query`` listing in ``DPKG_FORMAT``."""
-    rows = (line.split("\t") for line in listing.splitlines())
-    return [
-        _component(
-            name, version, f"pkg:deb/{distribution}/{quote(name)}@{quote(version)}?arch={architecture}"
-        )
-        for name, version, architecture, status in rows
-        if status == "installed"
-    ]
+def debian_components(listing: str, base: str) -> list[Component]:
+    """The installed packages of a ``dpkg-query`` listing in ``DPKG_FORMAT``, on a base, say ``debian-12``."""
+    distribution = base.split("-", maxsplit=1)[0]
+    found = []
+    for name, version, architecture, source, source_version, status in map(_cells, listing.splitlines()):
+        if status != "installed":
+            continue
+        url = f"pkg:deb/{distribution}/{_quoted(name)}@{_quoted(version)}?arch={architecture}&distro={base}"
+        if (source, source_version) != (name, version):
+            upstream = source if source_version == version else f"{source}@{source_version}"
+            url += f"&upstream={_quoted(upstream)}"
+        found.append(_component(name, version, url))
+    return found
 
 
 def python_components(listing: str) -> list[Component]:
     """The packages of a virtual environment, from ``name<tab>version`` lines."""
-    rows = sorted({tuple(line.split("\t")) for line in listing.splitlines()})
-    return [_component(name, version, f"pkg:pypi/{name.lower()}@{quote(version)}") for name, version in rows]
+    rows = sorted({tuple(_cells(line)) for line in listing.splitlines()})
+    return [
+        _component(name, version, f"pkg:pypi/{_quoted(name.lower().replace('_', '-'))}@{_quoted(version)}")
+        for name, version in rows
+    ]
+
+
+def _cells(line: str) -> list[str]:
+    return line.split("\t")
+
+
+def _quoted(text: str) -> str:
+    """As a part of a package URL, whose canonical form leaves a colon, of an epoch say, as it is."""
+    return quote(text, safe=":")
 
 
 def _component(name: str, version: str, url: str) -> Component:
@@ -86,9 +107,7 @@ def main() -> None:
     parser.add_argument("--environment", type=Path, required=True, help="virtual environment")
     parser.add_argument("--folder", type=Path, required=True, help="where both files go")
     options = parser.parse_args()
-    components = debian_components(
-        _output("dpkg-query", "--show", "--showformat", DPKG_FORMAT), options.base.split("-")[0]
-    )
+    components = debian_components(_output("dpkg-query", "--show", "--showformat", DPKG_FORMAT), options.base)
     components += python_components(_output(str(options.environment / "bin" / "python"), "-c", LIST_WHEELS))
     properties = {
         "target": options.target,

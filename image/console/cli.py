@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
+from image.console import lazy
 from image.console.errors import is_meant
 from image.console.groups import TableGroup
 from image.console.stack_files import StackFiles
 from image.console.table import SECTIONS
 
 NAME = "gpu-fleet"
+CHECK = "stacks.preflight.check:check"
 FAILED = 1
 # What a shell reports of a process that Ctrl-C (SIGINT, 2) ended.
 INTERRUPTED = 128 + 2
@@ -90,10 +92,15 @@ def words(error: Exception) -> str:
     return f"a defect of gpu-fleet: {type(error).__name__}: {error}; {TRACEBACK}=1 shows where"
 
 
+def example() -> str:
+    """What to try first: of a checkout its stacks, on an instance the instance."""
+    return "gpu-fleet check aws-dev" if lazy.is_here(CHECK) else "gpu-fleet status"
+
+
 main = Console(
     NAME,
     {title: dict(rows) for title, rows in SECTIONS.items()},
     "Shared GPU fleets on AWS and Alibaba Cloud. COMMAND --help has an example of each command.",
-    "gpu-fleet check aws-dev",
+    example(),
 )
 main.context_settings = {"help_option_names": ["-h", "--help"], "obj": StackFiles()}

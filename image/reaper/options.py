@@ -36,25 +36,17 @@ class IsoTime(click.ParamType[datetime]):
 now_option: Decorator = click.option("--now", type=IsoTime(), help="As of this time instead of the present.")
 
 
-class StackName(click.ParamType[str]):
-    """The name of a stack; a shell completes it with the stack files of the checkout, if this is one."""
+class Known(click.ParamType[str]):
+    """A name that may be any; a shell completes it with those that are known here.
 
-    name = "stack"
+    Args:
+        name: what it names, in a message.
+        known: by the context of the command, the names.
+    """
 
-    def shell_complete(
-        self,
-        ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002 - click's signature
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        """The stacks whose names begin so."""
-        return [CompletionItem(name) for name in stack_names(ctx) if name.startswith(incomplete)]
-
-
-class PoolName(click.ParamType[str]):
-    """The name of a pool; a shell completes it with those of the stack that ``--stack`` names."""
-
-    name = "pool"
+    def __init__(self, name: str, known: Callable[[click.Context], list[str]]) -> None:
+        self.name = name
+        self._known = known
 
     def shell_complete(
         self,
@@ -62,19 +54,24 @@ class PoolName(click.ParamType[str]):
         param: click.Parameter,  # noqa: ARG002 - click's signature
         incomplete: str,
     ) -> list[CompletionItem]:
-        """The pools whose names begin so."""
-        stack = ctx.params.get("stack")
-        names = ctx.obj.pools(stack) if ctx.obj and stack else []
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        """The names that begin so."""
+        return [CompletionItem(name) for name in self._known(ctx) if name.startswith(incomplete)]
 
 
-def stack_names(context: click.Context) -> list[str]:
-    """The stacks that have a file here."""
+def _stacks(context: click.Context) -> list[str]:
+    """Those that have a file here, if this is a checkout."""
     return context.obj.names() if context.obj else []
 
 
+def _pools(context: click.Context) -> list[str]:
+    """Those of the stack that ``--stack`` names."""
+    stack = context.params.get("stack")
+    return context.obj.pools(stack) if context.obj and stack else []
+
+
+STACK_NAME, POOL_NAME = Known("stack", _stacks), Known("pool", _pools)
 WHERE: tuple[Decorator, ...] = (
-    click.option("--stack", metavar="NAME", type=StackName(), help="Of this stack, by its published policy."),
+    click.option("--stack", metavar="NAME", type=STACK_NAME, help="Of this stack, by its published policy."),
     click.option("--region", help="Its region; by default of its file, this instance, the environment."),
     click.option("--cloud", type=click.Choice(clouds.CLOUDS), help="Its cloud; by default likewise."),
     click.option("--account", "account_id", metavar="ID", help="Its account; by default yours."),

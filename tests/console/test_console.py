@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from image.console import groups, lazy
+from image.console import cli, groups, lazy
 from image.console.cli import FAILED, INTERRUPTED, main
 from image.console.table import SECTIONS, Row
 from tests.console.commands import COMMANDS, LEAVES
@@ -70,6 +70,13 @@ def _defines(decorator: ast.expr) -> bool:
 def _name(node: ast.expr) -> str:
     call = node.func if isinstance(node, ast.Call) else node
     return ast.unparse(call) if isinstance(call, ast.Attribute | ast.Name) else ""
+
+
+@pytest.mark.parametrize(("here", "shown"), [(True, "check"), (False, "status")])
+def test_the_example_of_the_whole_is_a_command_that_is_here(here, shown, monkeypatch):
+    monkeypatch.setattr(lazy, "is_here", lambda target: here or not target.startswith("stacks."))
+
+    assert cli.example().split()[1] == shown
 
 
 def test_every_command_of_the_rooms_is_reached():

@@ -4,6 +4,9 @@ import json
 import shutil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packageurl import PackageURL
 
 from image import disk, oci, sbom, wheels
 from image.errors import BakeError, LockError
@@ -119,18 +122,48 @@ def test_the_cpu_build_of_torch_is_that_of_the_python():
 
 
 def test_the_same_packages_give_the_same_bill_of_materials():
-    listing = "bash\t5.2-1\tamd64\tinstalled\nlibc6\t2.36+1\tamd64\tinstalled\nold\t1\tamd64\tconfig-files\n"
+    listing = (
+        "bash\t5.2-1\tamd64\tbash\t5.2-1\tinstalled\n"
+        "libc6\t2.36+1\tamd64\tglibc\t2.36+1\tinstalled\n"
+        "old\t1\tamd64\told\t1\tconfig-files\n"
+    )
     properties = {"payload_sha256": "0" * 64, "target": "qemu", "base": "debian-12"}
-    components = sbom.debian_components(listing, "debian") + sbom.python_components("torch\t2.13.0\n")
+    components = sbom.debian_components(listing, "debian-12") + sbom.python_components("torch\t2.13.0+cpu\n")
 
     bill = sbom.document(components, properties)
 
     assert bill == sbom.document(list(reversed(components)), properties)
     assert [component["purl"] for component in bill["components"]] == [
-        "pkg:deb/debian/bash@5.2-1?arch=amd64",
-        "pkg:deb/debian/libc6@2.36%2B1?arch=amd64",
-        "pkg:pypi/torch@2.13.0",
+        "pkg:deb/debian/bash@5.2-1?arch=amd64&distro=debian-12",
+        "pkg:deb/debian/libc6@2.36%2B1?arch=amd64&distro=debian-12&upstream=glibc",
+        "pkg:pypi/torch@2.13.0%2Bcpu",
     ]
+
+
+def test_a_package_url_is_read_back_by_the_library_of_its_specification():
+    listing = "libgcc-s1\t1:12.2.0-14+deb12u1~x\tamd64\tgcc-12\t12.2.0-14\tinstalled\n"
+    (package,) = sbom.debian_components(listing, "ubuntu-24.04")
+    (wheel,) = sbom.python_components("Typing_Extensions\t4.16.0\n")
+
+    read = PackageURL.from_string(package["purl"])
+
+    assert (read.type, read.namespace, read.name) == ("deb", "ubuntu", "libgcc-s1")
+    assert read.version == "1:12.2.0-14+deb12u1~x"
+    assert read.qualifiers == {"arch": "amd64", "distro": "ubuntu-24.04", "upstream": "gcc-12@12.2.0-14"}
+    assert wheel["purl"] == "pkg:pypi/typing-extensions@4.16.0"
+
+
+@given(
+    st.text("abcxyz0189.+-~:", min_size=1),
+    st.text("abcxyz0189.+-", min_size=1),
+    st.text("ab.-_ABC", min_size=1),
+)
+def test_every_package_url_is_in_its_canonical_form(version, name, wheel):
+    components = sbom.debian_components(f"{name}\t{version}\tall\tsource\t{version}1\tinstalled", "debian-12")
+    components += sbom.python_components(f"{wheel}\t{version}")
+
+    for component in components:
+        assert PackageURL.from_string(component["purl"]).to_string() == component["purl"]
 
 
 def test_the_container_is_the_same_for_the_same_files_and_holds_them(tmp_path):

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 import testinfra
+from packageurl import PackageURL
 
 from image import lock
 
@@ -178,7 +179,8 @@ def test_the_bill_of_materials_names_every_package(host):
 
     assert bill["bomFormat"] == "CycloneDX"
     assert named["deb"] == {name for (name,) in installed(host, "Package")}
-    assert named["pypi"] == {name.lower() for name in wheels}
+    assert named["pypi"] == {name.lower().replace("_", "-") for name in wheels}
+    assert [url for url in urls if PackageURL.from_string(url).to_string() != url] == []
 
 
 def test_the_image_finds_itself_in_order(inside):

@@ -13,7 +13,7 @@ import click
 from image.reaper.calls import Calls
 from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.model import Instance
-from image.reaper.options import PoolName, where_options
+from image.reaper.options import POOL_NAME, where_options
 from image.reaper.place import Asked, Place, place_of
 from image.reaper.sweep import cloud as clouds
 
@@ -105,7 +105,7 @@ def session(cloud: str, region: str, instance_id: str, forward: Forward | None) 
     "  gpu-fleet connect i-0123456789abcdef0 --stack aws-dev --forward 8888"
 )
 @click.argument("instance_id", metavar="[INSTANCE]", required=False)
-@click.option("--pool", type=PoolName(), metavar="NAME", help="One of this pool.")
+@click.option("--pool", type=POOL_NAME, metavar="NAME", help="One of this pool.")
 @click.option("--owner", help="One of this owner.")
 @click.option(
     "--forward", type=Port(), metavar="PORT[:LOCAL]", help="A port of the instance instead of a shell."

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
 from gpu_fleet.errors import ConfigError
 from gpu_fleet.metrics.records import Record
 
@@ -25,40 +27,25 @@ class Prometheus:
                 f"metrics.prometheus_file = {str(path)!r}: the textfile collector reads only *{SUFFIX}"
             )
         self._path, self._labels = path, dict(labels)
-        self._values: dict[str, float] = {}
+        self._registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
         self._replace()
 
     def write(self, record: Record) -> None:
-        for name, value in record.items():
+        for key, value in record.items():
             if isinstance(value, int | float):
-                self._values[f"{PREFIX}_{record['kind']}_{name}"] = float(value)
+                name = re.sub(r"[^a-zA-Z0-9_:]", "_", f"{PREFIX}_{record['kind']}_{key}")
+                self._gauge(name).labels(**self._labels).set(value)
         self._replace()
 
     def close(self) -> None:
         """The last values stay; their age is node_textfile_mtime_seconds."""
 
+    def _gauge(self, name: str) -> Gauge:
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(name, "newest value", tuple(self._labels), registry=self._registry)
+        return self._gauges[name]
+
     def _replace(self) -> None:
-        staged = self._path.with_name(f".{self._path.name}.tmp")  # no *.prom: never read half-written
-        staged.write_text(render(self._values, self._labels), encoding="utf-8")
-        staged.chmod(0o644)  # the exporter runs as another user
-        staged.replace(self._path)
-
-
-def render(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    """The text format: a TYPE line and a sample for each value."""
-    marks = ",".join(f'{name}="{_escape(text)}"' for name, text in sorted(labels.items()))
-    lines = []
-    for name, value in sorted(values.items()):
-        safe = re.sub(r"[^a-zA-Z0-9_:]", "_", name)
-        lines += [f"# TYPE {safe} gauge", f"{safe}{{{marks}}} {_number(value)}"]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    """As Go's ParseFloat reads it: NaN, +Inf and -Inf have names of their own."""
-    text = repr(value)
-    return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text, text)
+        write_to_textfile(str(self._path), self._registry)  # renamed into place, never read half-written
+        self._path.chmod(0o644)  # the exporter runs as another user
