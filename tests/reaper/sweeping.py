@@ -62,7 +62,7 @@ def connect_world(
     return cloud
 
 
-def promised(pool: PoolPolicy) -> Rules:
+def promised(pool: PoolPolicy, unseen: timedelta) -> Rules:
     """What the people of a pool were promised."""
     stopped_days = pool.terminate_stopped_after_days
     return Rules(
@@ -71,7 +71,7 @@ def promised(pool: PoolPolicy) -> Rules:
         min_uptime=timedelta(minutes=pool.min_uptime_minutes),
         lifetime=None if pool.max_lifetime_hours is None else timedelta(hours=pool.max_lifetime_hours),
         stopped_for=None if stopped_days is None else timedelta(days=stopped_days),
-        unseen=BLIND,
+        unseen=unseen,
     )
 
 
@@ -92,10 +92,23 @@ def alicloud_clients(world: World) -> Clients:
 
 
 def sweep_world(
-    world: World, checked: Policy, *, deadline_after: timedelta | None = None, **options: Any
+    world: World,
+    checked: Policy,
+    *,
+    deadline_after: timedelta | None = None,
+    unseen: timedelta = BLIND,
+    **options: Any,
 ) -> Result:
-    """Sweep a world once; errors as of ``sweep``."""
+    """Sweep a world once; errors as of ``sweep``.
+
+    Args:
+        world: that is swept.
+        checked: the policy.
+        deadline_after: the sweep is cut off then.
+        unseen: see ``Rules``.
+        options: of the sweep.
+    """
     read_only = options.get("dry_run", False)
-    world.rules = {name: promised(pool) for name, pool in checked.pools.items()}
+    world.rules = {name: promised(pool, unseen) for name, pool in checked.pools.items()}
     cloud = connect_world(world, checked, deadline_after=deadline_after, read_only=read_only)
     return sweep(cloud, checked, Options(clock=world.clock, holder=f"sweep {next(_holders)}", **options))

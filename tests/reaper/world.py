@@ -9,7 +9,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -44,6 +44,7 @@ class Machine:
     Attributes:
         line: what really happened; the oracle's evidence.
         seen_active_at: what its agent knows of that: since its start, or since the use that it saw.
+        clock_ahead: by how much its agent dates its heartbeats into the future.
         agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself) or ``blind`` (a sensor fails).
     """
 
@@ -65,6 +66,7 @@ class Machine:
         self.stopped_at: datetime | None = None
         self.beats_at: list[datetime] = []
         self.beats: list[float] = []
+        self.clock_ahead = timedelta(0)
         self.line = Timeline(boots=[clock()])
         self._unseen_use = False
         if unfit:
@@ -128,6 +130,8 @@ class Faults:
     denied: float = 0.0
     after_commit: float = 0.0
     partial: float = 0.0
+    kept: slice = field(default_factory=lambda: slice(None, None, 2))  # of a partial answer, newest first
+    rest: float = 0.5  # of the partial answers: those that say where the rest is
     duplicated: float = 0.0
     deaf: float = 0.0
     back_to_work: float = 0.0
@@ -255,7 +259,7 @@ class World:
             value = -1.0
         else:
             value = machine.beats[-1] if machine.beats else 0.0
-        machine.beats_at.append(self.now)
+        machine.beats_at.append(self.now + machine.clock_ahead)
         machine.beats.append(value)
 
     def restart_agent(self, machine: Machine) -> None:

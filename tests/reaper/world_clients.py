@@ -169,8 +169,7 @@ class _CloudWatch(_Client):
         if world.chance(world.faults.duplicated):
             results *= 2
         content = {"MetricDataResults": results}
-        # half of the partial answers never say where the rest is
-        if cut and world.chance(0.5):
+        if cut and world.chance(world.faults.rest):
             content["NextToken"] = "last"
         return world.answer("GetMetricData", content)
 
@@ -183,7 +182,7 @@ class _CloudWatch(_Client):
         else:
             points = self._minima(dimension["Value"], start, end, stat["Period"])
         if cut:
-            points = points[::2]
+            points = points[self._world.faults.kept]
         return {
             "Id": query["Id"],
             "Timestamps": [at for at, _ in points],

@@ -1,0 +1,219 @@
+"""Ways to break the reaper on purpose, one guard or one operator at a time.
+
+A mutant takes the place of a function's code, so that it works for whoever holds the function: a tuple of
+rules, a module that imported it. Functions are found by their names below ``image.reaper``, wherever they
+lie; one that is not there any more, or twice, is an error.
+"""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FunctionType, ModuleType
+
+import image.reaper
+
+NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+
+
+class TargetError(Exception):
+    """What a mutant is to break is not there: name its new place in the mutant."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way to break one function.
+
+    Attributes:
+        name: what is broken, for people; no two have the same.
+        function: what is broken.
+        code: what takes its place.
+    """
+
+    name: str
+    function: FunctionType
+    code: CodeType
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """The product is broken for as long as the block lasts."""
+        whole = self.function.__code__
+        self.function.__code__ = self.code
+        try:
+            yield
+        finally:
+            self.function.__code__ = whole
+
+
+@cache
+def modules() -> tuple[ModuleType, ...]:
+    """Every module of the reaper."""
+    names = [found.name for found in pkgutil.walk_packages(image.reaper.__path__, "image.reaper.")]
+    return tuple(importlib.import_module(name) for name in names if not name.endswith("__main__"))
+
+
+@cache
+def functions() -> dict[str, list[FunctionType]]:
+    """Name, or class and name, -> the functions of the reaper that are called so."""
+    found: dict[str, list[FunctionType]] = {}
+    for module in modules():
+        for function in functions_of(module):
+            found.setdefault(function.__qualname__, []).append(function)
+    return found
+
+
+def functions_of(module: ModuleType) -> list[FunctionType]:
+    """The functions and methods that a module defines, in the order of its lines."""
+    made = []
+    for holder in (module, *(one for one in vars(module).values() if inspect.isclass(one))):
+        if getattr(holder, "__module__", module.__name__) != module.__name__:
+            continue
+        for raw in vars(holder).values():
+            value = inspect.unwrap(raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw))
+            if isinstance(value, FunctionType) and value.__code__.co_filename == module.__file__:
+                made.append(value)
+    return sorted(set(made), key=lambda one: one.__code__.co_firstlineno)
+
+
+def target(name: str) -> FunctionType:
+    """The one function of a name, say ``_fresh`` or ``Lease.renew``; of one folder as ``aws:Machines.fleet``.
+
+    Raises:
+        TargetError: there is none, or more than one.
+    """
+    folder, _, qualname = name.rpartition(":")
+    found = [one for one in functions().get(qualname, []) if not folder or f".{folder}." in one.__module__]
+    if len(found) != 1:
+        raise TargetError(f"{name}: {len(found)} functions of this name in image/reaper; 1 is needed")
+    return found[0]
+
+
+def home(name: str) -> ModuleType:
+    """The module that a function is in; errors as of ``target``."""
+    return importlib.import_module(target(name).__module__)
+
+
+def gives(name: str, answer: str) -> Mutant:
+    """A function that gives the same answer always: a guard that never speaks up."""
+    function = target(name)
+    return Mutant(
+        f"{name} gives {answer}",
+        function,
+        _code(f"def {function.__name__}(*_, **__): return {answer}", function),
+    )
+
+
+def becomes(name: str, parameters: str, body: str) -> Mutant:
+    """A function with another body, in one expression."""
+    function = target(name)
+    return Mutant(
+        f"{name} gives {body}",
+        function,
+        _code(f"def {function.__name__}({parameters}): return {body}", function),
+    )
+
+
+def swaps(name: str, old: str, new: str) -> Mutant:
+    """One expression in a function's place of another.
+
+    Raises:
+        TargetError: the function has no such expression.
+    """
+    function = target(name)
+    wanted = ast.dump(ast.parse(old, mode="eval").body)
+    tree = _tree(function)
+    places = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and ast.dump(node) == wanted]
+    if not places:
+        raise TargetError(f"{name}: there is no {old} in it")
+    replaced = ast.parse(new, mode="eval").body
+
+    class Swap(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            return replaced if node is places[0] else super().visit(node)
+
+    return Mutant(f"{name}: {old} becomes {new}", function, _compiled(Swap().visit(tree), function))
+
+
+def negations(module: ModuleType) -> Iterator[Mutant]:
+    """Each comparison and each boolean operator of a module negated, one at a time."""
+    for function in functions_of(module):
+        seen: Counter[str] = Counter()
+        for index in range(_operators(_tree(function))):
+            tree = _tree(function)
+            before, after = _negate(tree, index)
+            change = f"{function.__qualname__}: {before} becomes {after}"
+            seen[change] += 1
+            name = change if seen[change] == 1 else f"{change} ({seen[change]})"
+            yield Mutant(name, function, _compiled(tree, function))
+
+
+def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
+    """Every operator: its node, and which one of a chain."""
+    return [
+        (node, index)
+        for node in ast.walk(tree)
+        for index in range(
+            len(node.ops)
+            if isinstance(node, ast.Compare)
+            else isinstance(node, ast.BoolOp)
+            or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+        )
+    ]
+
+
+def _operators(tree: ast.AST) -> int:
+    return len(_places(tree))
+
+
+def _negate(tree: ast.AST, index: int) -> tuple[str, str]:
+    """Negate one operator in place; gives its expression before and after."""
+    node, position = _places(tree)[index]
+    before = ast.unparse(node)
+    if isinstance(node, ast.Compare):
+        node.ops[position] = NEGATED[type(node.ops[position])]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, ast.UnaryOp):
+        # twice negated: the truth of what was negated
+        node.operand = ast.UnaryOp(ast.Not(), node.operand)
+    after = ast.unparse(ast.fix_missing_locations(node))
+    return before, after
+
+
+def _tree(function: FunctionType) -> ast.Module:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []
+    return tree
+
+
+def _compiled(tree: ast.AST, function: FunctionType) -> CodeType:
+    return _code(ast.unparse(ast.fix_missing_locations(tree)), function)
+
+
+def _code(source: str, function: FunctionType) -> CodeType:
+    """The code of the one function in a source."""
+    made = compile(source, f"<a mutant of {function.__qualname__}>", "exec")
+    known = [one for one in made.co_consts if isinstance(one, CodeType)]
+    code = next(one for one in known if one.co_name == function.__name__)
+    if code.co_freevars != function.__code__.co_freevars:
+        raise TargetError(f"{function.__qualname__} is a closure, which no mutant can take the place of")
+    return code

@@ -1,0 +1,607 @@
+"""Short plays in a world, one for each promise of the sweep; each tells in words what went wrong, or nothing.
+
+``test_mutants`` breaks one guard at a time and asks that a play sees it.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from image.reaper.errors import ReaperError
+from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
+from image.reaper.sweep.lease import KEY as LEASE_KEY
+from image.reaper.sweep.results import Result
+from tests.reaper.sweeping import policy, sweep_world
+from tests.reaper.world import STACK, Machine, World, refusal
+
+TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: "dev", "gpu-fleet:owner": "ada"}
+POOL = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
+CLOUDS = {"aws": {}, "alicloud": {"cloud": "alicloud", "region": "cn-wulanchabu"}}
+EVERY = 10  # minutes between two sweeps
+
+Play = Callable[["Stage"], list[str]]
+PLAYS: dict[str, Play] = {}
+
+
+def play(function: Play) -> Play:
+    """Put a play on the list."""
+    PLAYS[function.__name__] = function
+    return function
+
+
+def perform(name: str, cloud: str = "aws") -> list[str]:
+    """What goes wrong in a play."""
+    stage = Stage(cloud)
+    wrongs = PLAYS[name](stage)
+    return wrongs + stage.world.wrongs + stage.world.floors()
+
+
+class Stage:
+    """A world, and the policy that sweeps it.
+
+    Args:
+        cloud: ``aws`` or ``alicloud``.
+    """
+
+    def __init__(self, cloud: str) -> None:
+        self.cloud, self.world = cloud, World()
+        self.failures: list[Any] = []
+        self.terms()
+
+    def terms(self, top: dict[str, Any] | None = None, **pool: Any) -> None:
+        """Change the policy: a key of its top level, or of its pool."""
+        self.policy = policy(top=CLOUDS[self.cloud] | (top or {}), **(POOL | pool))
+
+    def start(self, count: int = 1, group: str | None = None, **more: Any) -> list[Machine]:
+        """Machines at work for five minutes."""
+        tags = TAGS | more.pop("tags", {})
+        made = [
+            self.world.join(group, tags, **more) if group else self.world.start(tags, **more)
+            for _ in range(count)
+        ]
+        self.world.pass_minutes(5)
+        return made
+
+    def forget(self, machines: list[Machine], minutes: int = 80) -> None:
+        """Their owners leave; time passes."""
+        for machine in machines:
+            machine.leave()
+        self.world.pass_minutes(minutes)
+
+    def marked(self, count: int = 1, group: str | None = None, *, due: bool = True) -> list[Machine]:
+        """Machines that nobody uses and whose owner was told; their grace is over, or has a minute left."""
+        made = self.start(count, group)
+        self.forget(made)
+        self.sweep(override_breaker=True)
+        self.world.pass_minutes(21 if due else 19)
+        return made
+
+    def sweep(self, **options: Any) -> Result | None:
+        """Sweep once; None where it says that it could not."""
+        with contextlib.suppress(ReaperError):
+            result = sweep_world(self.world, self.policy, unseen=timedelta(0), **options)
+            self.failures += result.done.failures
+            return result
+        return None
+
+    def sweep_for(self, minutes: int, **options: Any) -> None:
+        """Sweep on schedule."""
+        for _ in range(minutes // EVERY):
+            self.sweep(**options)
+            self.world.pass_minutes(EVERY)
+
+    @property
+    def ended(self) -> list[str]:
+        """Ids of what was ended."""
+        return [machine.id for _, machine, _ in self.world.ends]
+
+    def before_second_look(self, act: Callable[[], object]) -> None:
+        """Let something happen once the plan is made, a minute before the sweep looks again, or should."""
+
+        def once() -> None:
+            act()
+            self.world.pass_minutes(1)
+
+        self.world.on_call("DescribeInstances", once)
+        self.world.on_call("PutObject", once)  # the lease is renewed after the second look
+
+    def lease(self) -> str:
+        """The key under which a sweep finds the lease; of a store without conditions, the newest version."""
+        versions = sorted(key for key in self.world.objects if key.startswith(f"reaper/{LEASE_KEY}."))
+        return versions[0] if versions else f"reaper/{LEASE_KEY}"
+
+    def told(self) -> int:
+        """Notices that somebody heard."""
+        return sum(len(one.line.notices) for one in self.world.machines.values())
+
+
+def expect(holds: bool, wrong: str) -> list[str]:
+    """Nothing, or what went wrong."""
+    return [] if holds else [wrong]
+
+
+# what must happen
+
+
+@play
+def forgotten_instances_are_terminated(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=0)
+    made = stage.marked(1) + stage.marked(2, "pool")
+    stage.sweep_for(40)
+    records = [json.loads(body) for key, (body, _) in stage.world.objects.items() if "/ledger/" in key]
+    recorded = [one["instance_id"] for one in records if "instance_id" in one]
+    return [
+        *expect(sorted(stage.ended) == sorted(one.id for one in made), f"{len(stage.ended)} of 3 ended"),
+        *expect(sorted(recorded) == sorted(stage.ended), "not each end has one record"),
+        *expect(stage.world.groups["pool"]["desired"] == 0, "their group starts others in their place"),
+    ]
+
+
+@play
+def a_failed_boot_check_is_replaced_in_its_group(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=0)
+    (unfit,) = stage.start(1, "pool", unfit=True, busy=False)
+    stage.world.pass_minutes(30)
+    stage.sweep_for(60)
+    return expect(unfit.id in stage.ended, "it was not replaced") + expect(
+        stage.world.groups["pool"]["desired"] == 1, "its group wants fewer now"
+    )
+
+
+# what is at work
+
+
+@play
+def an_instance_works_for_hours(stage: Stage) -> list[str]:
+    stage.start()
+    stage.world.pass_minutes(300)
+    stage.sweep_for(60, override_breaker=True)
+    return expect(stage.told() == 0, "its owner was told that it is idle")
+
+
+@play
+def somebody_types_now_and_then(stage: Stage) -> list[str]:
+    (machine,) = stage.start()
+    machine.leave()
+    for _ in range(6):
+        machine.type()
+        stage.world.pass_minutes(1)
+        machine.leave()
+        stage.world.pass_minutes(40)
+        stage.sweep(override_breaker=True)
+    return expect(stage.told() == 0, "its owner was told that it is idle")
+
+
+@play
+def its_grace_is_not_over(stage: Stage) -> list[str]:
+    stage.marked(due=False)
+    stage.sweep()
+    return []
+
+
+@play
+def a_marked_instance_is_used_again(stage: Stage) -> list[str]:
+    (machine,) = stage.marked(due=False)
+    machine.busy = True
+    stage.world.pass_minutes(3)
+    stage.sweep()
+    return expect(not machine.tags.keys() & {"gpu-fleet:reap-after"}, "its mark stays")
+
+
+@play
+def it_is_used_while_no_sweep_runs(stage: Stage) -> list[str]:
+    """Idle for long enough again when the next sweep comes, with a mark of the idleness before."""
+    (machine,) = stage.marked(due=False)
+    machine.busy = True
+    stage.world.pass_minutes(5)
+    stage.forget([machine], 100)
+    stage.sweep_for(20)
+    return []
+
+
+@play
+def it_is_used_between_plan_and_second_look(stage: Stage) -> list[str]:
+    (machine,) = stage.marked()
+    stage.before_second_look(lambda: setattr(machine, "busy", True))
+    stage.sweep()
+    return []
+
+
+@play
+def it_is_used_while_the_cloud_is_slow(stage: Stage) -> list[str]:
+    """What was checked minutes ago may be at work."""
+    stage.world.group("pool", min_size=0)
+    (machine,) = stage.marked(1, "pool")
+
+    def use() -> None:
+        machine.busy = True
+        stage.world.pass_minutes(3)
+
+    stage.world.on_call("DetachInstances", use, number=1)
+    stage.sweep()
+    return expect(machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
+
+
+# what the agent cannot tell
+
+
+@play
+def the_agent_dies_as_a_job_begins(stage: Stage) -> list[str]:
+    (machine,) = stage.marked(due=False)
+    machine.agent, machine.busy = "dead", True
+    stage.world.pass_minutes(6)
+    stage.sweep()
+    return []
+
+
+@play
+def an_agent_whose_clock_is_ahead_dies_as_a_job_begins(stage: Stage) -> list[str]:
+    (machine,) = stage.start()
+    machine.clock_ahead = timedelta(minutes=10)
+    stage.forget([machine])
+    machine.agent, machine.busy = "dead", True
+    stage.world.pass_minutes(7)
+    stage.sweep(override_breaker=True)
+    return expect(stage.told() == 0, "somebody was told of an idleness that is over")
+
+
+@play
+def the_agent_hangs_as_a_job_begins(stage: Stage) -> list[str]:
+    (machine,) = stage.start()
+    stage.forget([machine])
+    machine.agent, machine.busy = "frozen", True
+    stage.world.pass_minutes(12)
+    stage.sweep(override_breaker=True)
+    return expect(stage.told() == 0, "somebody was told of an idleness that nobody saw")
+
+
+@play
+def a_sensor_fails_as_a_job_begins(stage: Stage) -> list[str]:
+    (machine,) = stage.marked(due=False)
+    machine.agent, machine.busy = "blind", True
+    stage.world.pass_minutes(2)
+    stage.sweep()
+    return []
+
+
+@play
+def the_agent_sleeps_through_a_job(stage: Stage) -> list[str]:
+    """It wakes up, and does not know that it slept."""
+    (machine,) = stage.marked(due=False)
+    machine.agent, machine.busy = "dead", True
+    stage.world.pass_minutes(20)
+    machine.leave()
+    stage.world.pass_minutes(1)
+    machine.agent = "alive"
+    stage.world.pass_minutes(5)
+    stage.sweep()
+    return []
+
+
+@play
+def the_newest_heartbeats_never_arrive(stage: Stage) -> list[str]:
+    stage.terms(coverage_percent=50, idle_after_hours=6)
+    (machine,) = stage.start()
+    stage.forget([machine], 8 * 60)
+    faults = stage.world.faults
+    faults.partial, faults.kept, faults.rest = 1.0, slice(3, None), 0.0
+    machine.busy = True
+    stage.world.pass_minutes(3)
+    stage.sweep(override_breaker=True)
+    # on Alibaba Cloud every answer names the page that follows
+    return expect(stage.told() == 0, "somebody was told of an idleness that is over")
+
+
+@play
+def most_heartbeats_never_arrive(stage: Stage) -> list[str]:
+    made = stage.start()
+    stage.forget(made)
+    stage.world.faults.partial = 1.0
+    stage.sweep(override_breaker=True)
+    # on Alibaba Cloud every answer names the page that follows
+    return expect(stage.cloud != "aws" or stage.told() == 0, "somebody was told of what nobody knows")
+
+
+# what people and administrators asked for
+
+
+@play
+def its_owner_keeps_it(stage: Stage) -> list[str]:
+    (machine,) = stage.marked()
+    machine.keep(stage.world.now + timedelta(hours=8))
+    stage.sweep_for(60)
+    return []
+
+
+@play
+def its_owner_keeps_it_in_words_that_nobody_can_read(stage: Stage) -> list[str]:
+    (machine,) = stage.marked()
+    machine.keep("tomorrow")
+    stage.sweep_for(60)
+    return []
+
+
+@play
+def its_owner_keeps_it_for_longer_than_is_allowed(stage: Stage) -> list[str]:
+    (machine,) = stage.marked()
+    machine.keep(stage.world.now + timedelta(days=30))
+    stage.sweep_for(60)
+    return []
+
+
+@play
+def its_owner_keeps_it_between_plan_and_second_look(stage: Stage) -> list[str]:
+    (machine,) = stage.marked()
+    stage.before_second_look(lambda: machine.keep(stage.world.now + timedelta(hours=8)))
+    stage.sweep()
+    return []
+
+
+@play
+def its_hold_is_over(stage: Stage) -> list[str]:
+    (machine,) = stage.start()
+    machine.keep(stage.world.now + timedelta(hours=1))
+    stage.forget([machine])
+    stage.sweep_for(60)
+    return expect(bool(stage.ended), "a hold that is over holds")
+
+
+@play
+def an_administrator_protects_it(stage: Stage) -> list[str]:
+    made = stage.start(tags={TAG_PROTECTED: "always"})
+    stage.forget(made)
+    stage.sweep_for(60, override_breaker=True)
+    return expect(stage.told() == 0, "somebody was told")
+
+
+@play
+def it_just_booted(stage: Stage) -> list[str]:
+    stage.terms(min_uptime_minutes=150)
+    made = stage.start()
+    stage.forget(made)
+    stage.sweep_for(60, override_breaker=True)
+    return expect(stage.told() == 0, "somebody was told")
+
+
+@play
+def the_owner_cannot_be_told(stage: Stage) -> list[str]:
+    made = stage.start()
+    stage.forget(made)
+    stage.world.faults.deaf = 1.0
+    stage.sweep_for(60, override_breaker=True)
+    return []
+
+
+@play
+def quiet_hours_are_kept(stage: Stage) -> list[str]:
+    stage.terms(quiet_hours=[{"start": "09:00", "end": "18:00"}])
+    made = stage.start()
+    stage.forget(made)
+    stage.sweep_for(60, override_breaker=True)
+    return expect(stage.told() == 0, "somebody was told in quiet hours")
+
+
+@play
+def a_spot_instance_is_not_stopped(stage: Stage) -> list[str]:
+    stage.terms(action="stop", instance_store_scratch=False)
+    made = stage.start(spot=True)
+    stage.forget(made)
+    stage.sweep_for(60, override_breaker=True)
+    return expect(not stage.ended, "it was stopped")
+
+
+@play
+def a_stopped_instance_gets_a_notice_of_its_own(stage: Stage) -> list[str]:
+    stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
+    (machine,) = stage.marked()
+    stage.sweep()
+    stage.world.pass_minutes(30 * 60)
+    stage.sweep_for(60)
+    return expect(machine.state == "terminated", "it was not terminated")
+
+
+@play
+def a_stopped_instance_is_started_again(stage: Stage) -> list[str]:
+    stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
+    (machine,) = stage.marked()
+    stage.sweep()
+    stage.world.pass_minutes(60)
+    stage.world.boot(machine)
+    stage.world.pass_minutes(60)
+    stage.sweep_for(60)
+    return expect(machine.state == "running", "it was stopped at work")
+
+
+# what the fleet's bounds are
+
+
+@play
+def the_pool_keeps_its_minimum(stage: Stage) -> list[str]:
+    stage.terms(min_size=2)
+    stage.marked(3)
+    stage.sweep_for(60, override_breaker=True)
+    return expect(len(stage.ended) == 1, f"{len(stage.ended)} of 3 ended, 2 must stay")
+
+
+@play
+def the_group_keeps_its_minimum(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=2)
+    stage.marked(3, "pool")
+    stage.sweep_for(60, override_breaker=True)
+    return expect(len(stage.ended) == 1, f"{len(stage.ended)} of 3 ended, 2 must stay") + expect(
+        not stage.failures, "the group had to refuse"
+    )
+
+
+@play
+def every_page_comes_twice(stage: Stage) -> list[str]:
+    stage.terms(min_size=1)
+    stage.world.faults.duplicated = 1.0
+    stage.marked(1)
+    stage.sweep_for(60, override_breaker=True)
+    return expect(stage.told() == 0, "the last of its pool was marked")
+
+
+@play
+def pages_are_short(stage: Stage) -> list[str]:
+    stage.world.page = 1
+    stage.marked(3)
+    stage.sweep_for(40, override_breaker=True)
+    return expect(len(stage.ended) == 3, f"{len(stage.ended)} of 3 ended")
+
+
+@play
+def too_many_are_due_at_once(stage: Stage) -> list[str]:
+    stage.terms(top={"max_actions": 2})
+    stage.marked(6)
+    stage.sweep(override_breaker=True)
+    return expect(len(stage.ended) == 2, f"{len(stage.ended)} ended in a sweep, 2 are allowed")
+
+
+@play
+def a_share_of_the_fleet_is_due_at_once(stage: Stage) -> list[str]:
+    stage.terms(top={"max_percent": 34})
+    stage.marked(6)
+    stage.sweep(override_breaker=True)
+    return expect(len(stage.ended) == 3, f"{len(stage.ended)} ended in a sweep, 3 are allowed")
+
+
+@play
+def most_of_the_fleet_falls_idle_at_once(stage: Stage) -> list[str]:
+    made = stage.start(8)
+    stage.forget(made)
+    result = stage.sweep()
+    return expect(stage.told() == 0, "they were marked") + expect(
+        result is not None and result.failed, "nobody is alarmed"
+    )
+
+
+@play
+def low_load_asks_for_one_at_a_time(stage: Stage) -> list[str]:
+    stage.terms(scale_in_alarm="low")
+    made = stage.start(4)
+    stage.world.pass_minutes(60)
+    stage.world.alarms = {"low"}
+    stage.forget(made, 40)
+    stage.sweep(override_breaker=True)
+    first = stage.told()
+    stage.sweep_for(20, override_breaker=True)
+    return expect(first == 1, f"{first} were marked at once") + expect(stage.told() <= 2, "too fast")
+
+
+@play
+def no_load_asks_and_it_is_not_old(stage: Stage) -> list[str]:
+    stage.terms(max_lifetime_hours=24)
+    made = stage.start(2)
+    stage.world.pass_minutes(60)
+    stage.forget(made, 45)
+    stage.sweep()
+    return expect(stage.told() == 0, "it was marked after less idle time than was promised")
+
+
+@play
+def it_is_past_its_lifetime_and_idle(stage: Stage) -> list[str]:
+    stage.terms(max_lifetime_hours=24)
+    (machine,) = stage.start()
+    stage.world.pass_minutes(24 * 60)
+    stage.forget([machine], 40)
+    stage.sweep()
+    return expect(stage.told() == 1, "nobody asks for it")
+
+
+@play
+def failed_boot_checks_are_not_replaced_for_ever(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=0)
+    stage.world.unfit_at_start = True
+    stage.start(6, "pool", busy=False)
+    stage.world.pass_minutes(60)
+    stage.sweep_for(180, override_breaker=True)
+    return expect(len(stage.ended) == 3, f"{len(stage.ended)} were replaced within a day, 3 are allowed")
+
+
+# how sweeps go about it
+
+
+@play
+def another_sweep_holds_the_lease(stage: Stage) -> list[str]:
+    stage.marked()
+    body = b'{"holder": "another", "expires": "2100-01-01T00:00:00+00:00"}'
+    lease = stage.lease()
+    stage.world.objects[lease] = (body, '"theirs"')
+    stage.sweep()
+    return expect(not stage.ended, "two sweeps at once")
+
+
+def _take(stage: Stage) -> None:
+    """Another sweep takes the lease."""
+    newest = stage.lease()
+    name, _, number = newest.rpartition(".")
+    # a store without conditions on a version keeps each state under a number, which falls
+    taken = f"{name}.{int(number) - 1:012d}" if number.isdecimal() else newest
+    stage.world.objects[taken] = (b'{"holder": "another"}', '"theirs"')
+
+
+@play
+def two_sweeps_take_the_lease_at_once(stage: Stage) -> list[str]:
+    stage.marked()
+    stage.world.on_call("PutObject", lambda: _take(stage), number=1)
+    stage.sweep()
+    return expect(not stage.ended, "two sweeps at once")
+
+
+@play
+def the_lease_is_lost_half_way(stage: Stage) -> list[str]:
+    stage.marked()
+
+    stage.world.on_call("DescribeInstances", lambda: _take(stage))
+    stage.sweep()
+    return expect(not stage.ended, "two sweeps at once")
+
+
+@play
+def a_record_cannot_be_written(stage: Stage) -> list[str]:
+    stage.marked()
+
+    def deny() -> None:
+        raise refusal("UnauthorizedOperation", "PutObject")
+
+    # the lease and its renewal come before
+    stage.world.on_call("PutObject", deny, number=3)
+    stage.sweep()
+    return expect(not stage.ended, "an end without a record")
+
+
+@play
+def the_sweeps_clock_is_wrong(stage: Stage) -> list[str]:
+    stage.marked(due=False)
+    stage.world.skew = timedelta(minutes=3)
+    stage.sweep()
+    return []
+
+
+@play
+def a_dry_run_changes_nothing(stage: Stage) -> list[str]:
+    made = stage.marked(2) + stage.start(1)
+    stage.forget(made)
+    before = (dict(stage.world.objects), len(stage.world.messages), [dict(one.tags) for one in made])
+    result = stage.sweep(dry_run=True)
+    after = (dict(stage.world.objects), len(stage.world.messages), [dict(one.tags) for one in made])
+    return [
+        *expect(result is not None, "a dry run fails"),
+        *expect(not stage.ended, "a dry run ends instances"),
+        *expect(before == after, "a dry run writes"),
+    ]
+
+
+@play
+def one_call_in_a_few_fails(stage: Stage) -> list[str]:
+    made = stage.start(6)
+    stage.forget(made)
+    stage.world.faults.throttled = stage.world.faults.after_commit = 0.2
+    stage.sweep_for(240, override_breaker=True)
+    stage.world.faults.throttled = stage.world.faults.after_commit = 0.0
+    stage.world.pass_minutes(20)
+    stage.sweep_for(60, override_breaker=True)
+    return expect(len(stage.ended) == 6, f"{len(stage.ended)} of 6 ended")

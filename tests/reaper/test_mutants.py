@@ -1,0 +1,183 @@
+"""Each guard of the reaper broken on purpose, one at a time: a play must see it.
+
+``python -m tests.bench.bench_reaper_mutants`` negates every operator of the sweep's decisions as well.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.reaper.mutants import Mutant, TargetError, becomes, gives, negations, swaps
+from tests.reaper.plays import CLOUDS, PLAYS, perform
+
+Maker = Callable[[], Mutant]
+BOTH = tuple(CLOUDS)
+
+# what is broken: how, the play that sees it, on which clouds
+NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
+    # on Alibaba Cloud the windows of a busy instance are not even read, which protects it once more
+    "work": (lambda: gives("_busy", "None"), "an_instance_works_for_hours", ("aws",)),
+    "typing": (lambda: gives("_busy", "None"), "somebody_types_now_and_then", ("aws",)),
+    "freshness": (lambda: gives("_fresh", "None"), "the_agent_dies_as_a_job_begins", BOTH),
+    "future timestamp": (
+        lambda: swaps("_fresh", "age < -NEWEST_HEARTBEAT", "False"),
+        "an_agent_whose_clock_is_ahead_dies_as_a_job_begins",
+        BOTH,
+    ),
+    "stale heartbeat": (lambda: gives("_consistent", "None"), "the_agent_hangs_as_a_job_begins", BOTH),
+    "failed sensor": (lambda: gives("_sensors", "None"), "a_sensor_fails_as_a_job_begins", BOTH),
+    "coverage": (lambda: gives("_coverage", "None"), "the_agent_sleeps_through_a_job", BOTH),
+    "partial data": (
+        lambda: swaps("_answered", "not case.activity.complete", "False"),
+        "the_newest_heartbeats_never_arrive",
+        ("aws",),
+    ),
+    "second look": (
+        lambda: becomes("_Sweep._look_again", "self, situation, chosen", "situation"),
+        "it_is_used_between_plan_and_second_look",
+        BOTH,
+    ),
+    "age of the second look": (
+        lambda: gives("_Batch._refuse_late", "None"),
+        "it_is_used_while_the_cloud_is_slow",
+        BOTH,
+    ),
+    "bound mark": (lambda: gives("Mark.tells_of", "True"), "it_is_used_while_no_sweep_runs", BOTH),
+    "grace": (
+        lambda: swaps("_next_step", "case.now < mark.reap_after", "False"),
+        "its_grace_is_not_over",
+        BOTH,
+    ),
+    "notice": (
+        lambda: becomes("Notifier.announce", "self, stack, decisions", "(list(decisions), [])"),
+        "the_owner_cannot_be_told",
+        BOTH,
+    ),
+    "hold": (lambda: gives("sweep:_hold", "None"), "its_owner_keeps_it", BOTH),
+    "hold at the second look": (
+        lambda: becomes("_Sweep._look_again", "self, situation, chosen", "situation"),
+        "its_owner_keeps_it_between_plan_and_second_look",
+        BOTH,
+    ),
+    "protection": (
+        lambda: swaps("_licence", "TAG_PROTECTED in tags", "False"),
+        "an_administrator_protects_it",
+        BOTH,
+    ),
+    "youth": (lambda: gives("_young", "None"), "it_just_booted", BOTH),
+    "quiet hours": (lambda: gives("is_quiet", "False"), "quiet_hours_are_kept", BOTH),
+    "stop of a spot instance": (
+        lambda: swaps("_end", "case.instance.spot or case.pool.instance_store_scratch", "False"),
+        "a_spot_instance_is_not_stopped",
+        ("aws",),
+    ),
+    "notice after a stop": (
+        lambda: swaps(
+            "stopped",
+            "mark.reap_after <= since or not mark.tells_of(since) or mark.idle_since < since",
+            "False",
+        ),
+        "a_stopped_instance_gets_a_notice_of_its_own",
+        BOTH,
+    ),
+    "pool's floor": (lambda: gives("_floors", "{}"), "the_pool_keeps_its_minimum", BOTH),
+    "group's floor": (lambda: gives("_spare_of", "100"), "the_group_keeps_its_minimum", BOTH),
+    "cap": (lambda: gives("action_limit", "1000"), "too_many_are_due_at_once", BOTH),
+    "cap by share": (
+        lambda: becomes("action_limit", "policy, machines", "policy.max_actions"),
+        "a_share_of_the_fleet_is_due_at_once",
+        BOTH,
+    ),
+    "breaker": (lambda: gives("_breaker", "False"), "most_of_the_fleet_falls_idle_at_once", BOTH),
+    "cooldown": (
+        lambda: swaps("_scale_in", "willing[:1]", "willing"),
+        "low_load_asks_for_one_at_a_time",
+        BOTH,
+    ),
+    "lifetime": (lambda: gives("past_lifetime", "True"), "no_load_asks_and_it_is_not_old", BOTH),
+    "replacements in a day": (
+        lambda: becomes("_few_replaced", "replaced, decisions", "tuple(decisions)"),
+        "failed_boot_checks_are_not_replaced_for_ever",
+        BOTH,
+    ),
+    "lease": (lambda: gives("Lease._refuse_if_held", "None"), "another_sweep_holds_the_lease", BOTH),
+    "lease's renewal": (lambda: gives("Lease.renew", "None"), "the_lease_is_lost_half_way", BOTH),
+    "condition of a write": (
+        lambda: becomes("Store.replace", "self, key, content, version", "self._put(key, content)['ETag']"),
+        "two_sweeps_take_the_lease_at_once",
+        ("aws",),
+    ),
+    "first of two writers": (
+        lambda: becomes("OssStore._claim", "self, key, content", "self._put(key, content) is not None"),
+        "two_sweeps_take_the_lease_at_once",
+        ("alicloud",),
+    ),
+    "member through its group": (
+        lambda: gives("Fleet.group_of", "None"),
+        "forgotten_instances_are_terminated",
+        BOTH,
+    ),
+    "smaller group on AWS": (
+        lambda: swaps("aws:Machines.detach", "not replaced", "False"),
+        "forgotten_instances_are_terminated",
+        ("aws",),
+    ),
+    "smaller group on Alibaba Cloud": (
+        lambda: swaps("alicloud:Machines.detach", "not replaced", "False"),
+        "forgotten_instances_are_terminated",
+        ("alicloud",),
+    ),
+    "duplicate pages on AWS": (
+        lambda: swaps("aws:Machines.fleet", "found.values()", "[*found.values()] * 2"),
+        "every_page_comes_twice",
+        ("aws",),
+    ),
+    "duplicate pages on Alibaba Cloud": (
+        lambda: swaps("alicloud:Machines._instances", "tuple(found.values())", "tuple(found.values()) * 2"),
+        "every_page_comes_twice",
+        ("alicloud",),
+    ),
+    "clock": (lambda: gives("_Sweep._check_clock", "None"), "the_sweeps_clock_is_wrong", ("aws",)),
+    "dry run": (lambda: swaps("sweep", "options.dry_run", "False"), "a_dry_run_changes_nothing", BOTH),
+}
+CASES = [(name, cloud) for name, (_, _, clouds) in NAMED.items() for cloud in clouds]
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize("name", PLAYS)
+def test_nothing_goes_wrong_in_a_play_while_every_guard_stands(name, cloud):
+    assert perform(name, cloud) == []
+
+
+@pytest.mark.parametrize(("name", "cloud"), CASES)
+def test_a_broken_guard_is_seen(name, cloud):
+    make, seen_in, _ = NAMED[name]
+
+    with make().alive():
+        wrongs = perform(seen_in, cloud)
+
+    assert wrongs != [], f"{seen_in} looks right without the guard"
+
+
+def test_the_product_is_whole_again_after_a_mutant():
+    with gives("_busy", "None").alive():
+        assert perform("an_instance_works_for_hours") != []
+
+    assert perform("an_instance_works_for_hours") == []
+
+
+def test_a_guard_that_went_elsewhere_is_named():
+    with pytest.raises(
+        TargetError, match="_no_such_rule: 0 functions of this name in image/reaper; 1 is needed"
+    ):
+        gives("_no_such_rule", "None")
+    with pytest.raises(TargetError, match=r"_fresh: there is no age < 0 in it"):
+        swaps("_fresh", "age < 0", "False")
+
+
+def test_every_operator_is_negated_once():
+    import image.reaper.sweep.requests as module  # noqa: PLC0415
+
+    names = [one.name for one in negations(module)]
+
+    assert len(names) == len(set(names))
