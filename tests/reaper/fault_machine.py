@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from image.reaper.errors import ReaperError
+from image.instance.errors import InstanceError
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
 from image.reaper.policy import Policy
 from image.reaper.sweep.assess import OLDEST_HEARTBEAT
@@ -201,7 +201,7 @@ class FaultMachine(RuleBasedStateMachine):
         allowed = timedelta(minutes=minutes) if minutes else None
         try:
             sweep_world(self.world, self.policy, deadline_after=allowed)
-        except ReaperError:
+        except InstanceError:
             # It says so and exits with an error; that it did no harm is what the invariants hold.
             return
 
@@ -229,7 +229,7 @@ class FaultMachine(RuleBasedStateMachine):
     def a_dry_run_changes_nothing(self):
         before = [(one.state, dict(one.tags)) for one in self.world.machines.values()]
         told, stored = len(self.world.messages), dict(self.world.objects)
-        with contextlib.suppress(ReaperError):  # as for a sweep: only what it left behind counts
+        with contextlib.suppress(InstanceError):  # as for a sweep: only what it left behind counts
             sweep_world(self.world, self.policy, dry_run=True)
         assert before == [(one.state, one.tags) for one in self.world.machines.values()]
         assert (told, stored) == (len(self.world.messages), self.world.objects)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from image.reaper.errors import ReaperError
+from image.instance.errors import InstanceError
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.results import Result
@@ -80,7 +80,7 @@ class Stage:
 
     def sweep(self, **options: Any) -> Result | None:
         """Sweep once; None where it says that it could not."""
-        with contextlib.suppress(ReaperError):
+        with contextlib.suppress(InstanceError):
             result = sweep_world(self.world, self.policy, unseen=timedelta(0), **options)
             self.failures += result.done.failures
             return result
