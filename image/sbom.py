@@ -1,7 +1,7 @@
 """Writes the image's bill of materials (CycloneDX 1.5) and its manifest; runs inside it, on the stdlib.
 
 Package URLs are canonical (https://github.com/package-url/purl-spec; a test reads them by its library). They
-have what scanners look packages up by: of Debian's the release, and the source package, which advisories name.
+have what scanners look packages up by: of Debian's the release, and the source package that advisories name.
 """
 
 import argparse

@@ -1,15 +1,19 @@
 """The machines in service of this machine's scaling group, on Alibaba Cloud."""
 
 import json
-import urllib.error
-import urllib.request
-import uuid
-from collections.abc import Iterator
-from datetime import UTC, datetime
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from aliyunsdkcore.acs_exception.exceptions import (  # type: ignore[import-untyped] # brings no types
+    ClientException,
+    ServerException,
+)
+from aliyunsdkcore.auth.credentials import StsTokenCredential  # type: ignore[import-untyped] # the same
+from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped] # the same
+from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped] # the same
+
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.alicloud_signature import Call, Credentials, signed_headers
 from gpu_fleet.pool.identity import Identity, Machine, Metadata
 from gpu_fleet.pool.members import in_order, members_in_service
 
@@ -17,7 +21,9 @@ from gpu_fleet.pool.members import in_order, members_in_service
 ENDPOINT = "https://ess-vpc.{region}.aliyuncs.com"
 VERSION = "2022-02-22"
 PAGE_SIZE = 50
-TIMEOUT_S = 20.0
+TIMEOUT_S = 20
+# The SDK logs every refusal with the text that was signed; what is raised says the rest.
+logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
 def alicloud_peers(identity: Identity, machine: Machine) -> list[str]:
@@ -26,20 +32,23 @@ def alicloud_peers(identity: Identity, machine: Machine) -> list[str]:
     One address when it belongs to no group. Raises LaunchError as its sister for AWS does. It asks what an
     instance may ask: ess:DescribeScalingInstances, with the credentials of its role.
     """
-    keys = Metadata("alicloud").role_keys()
-    credentials = Credentials(keys["AccessKeyId"], keys["AccessKeySecret"], keys["SecurityToken"])
-    own = list(_instances(identity, credentials, {"InstanceIds.1": machine.instance_id}))
+    client = _client(identity.region, Metadata("alicloud").role_keys())
+    own = list(_instances(identity, client, {"InstanceIds.1": machine.instance_id}))
     if not own:
         return [machine.address]
     group = {"ScalingGroupId": own[0]["ScalingGroupId"]}
-    members = {member["InstanceId"]: member for member in _instances(identity, credentials, group)}
+    members = {member["InstanceId"]: member for member in _instances(identity, client, group)}
     ready = members_in_service(list(members.values()), machine)
     return in_order([members[instance_id]["PrivateIpAddress"] for instance_id in ready])
 
 
-def _instances(
-    identity: Identity, credentials: Credentials, wanted: dict[str, str]
-) -> Iterator[dict[str, Any]]:
+def _client(region: str, keys: Mapping[str, str]) -> Any:
+    """The official SDK's client; it signs."""
+    credential = StsTokenCredential(keys["AccessKeyId"], keys["AccessKeySecret"], keys["SecurityToken"])
+    return AcsClient(region_id=region, credential=credential, connect_timeout=TIMEOUT_S, timeout=TIMEOUT_S)
+
+
+def _instances(identity: Identity, client: Any, wanted: dict[str, str]) -> Iterator[dict[str, Any]]:
     """All pages of DescribeScalingInstances.
 
     https://www.alibabacloud.com/help/en/auto-scaling/developer-reference/api-ess-2022-02-22-describescalinginstances
@@ -47,25 +56,23 @@ def _instances(
     seen, total, page = 0, 1, 1
     while seen < total:
         paging = {"PageNumber": str(page), "PageSize": str(PAGE_SIZE), "RegionId": identity.region}
-        answer = _call(identity.region, credentials, {**wanted, **paging})
+        answer = _call(identity.region, client, {**wanted, **paging})
         found = answer.get("ScalingInstances", [])
         yield from found
         seen, page = seen + len(found), page + 1
         total = answer["TotalCount"] if found else 0
 
 
-def _call(region: str, credentials: Credentials, parameters: dict[str, str]) -> dict[str, Any]:
-    base = ENDPOINT.format(region=region)
-    call = Call(base.partition("://")[2], "DescribeScalingInstances", VERSION, parameters)
-    date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    headers = {**signed_headers(call, credentials, date, uuid.uuid4().hex), "accept": "application/json"}
-    request = urllib.request.Request(f"{base}/?{call.query}", headers=headers)  # noqa: S310 - ENDPOINT is https
+def _call(region: str, client: Any, parameters: Mapping[str, str]) -> dict[str, Any]:
+    protocol, _, host = ENDPOINT.format(region=region).partition("://")
+    request = CommonRequest(product="Ess", version=VERSION, action_name="DescribeScalingInstances")
+    request.set_domain(host)
+    request.set_protocol_type(protocol)
+    for name, value in parameters.items():
+        request.add_query_param(name, value)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310 - as above
-            found = json.load(answer)
-            assert isinstance(found, dict)
-            return found
-    except urllib.error.HTTPError as error:
-        raise LaunchError(f"peers cannot be found: {call.host}: {error.read().decode()[:300]}") from error
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"peers cannot be found: {call.host}: {error}") from error
+        found = json.loads(client.do_action_with_exception(request))
+    except (ServerException, ClientException, ValueError) as error:
+        raise LaunchError(f"peers cannot be found: {host}: {error}") from error
+    assert isinstance(found, dict)
+    return found
