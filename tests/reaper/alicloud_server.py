@@ -1,7 +1,8 @@
 """A small HTTP server that speaks Alibaba Cloud's RPC protocol: signatures, parameters, errors.
 
 What an action does is told by an object with a method for each, say ``describe_instances(parameters)``; it
-gives the answer, or raises ``RefusedError``. The real SDK signs; a signature that does not fit is refused.
+gives the answer, or raises ``RefusedError``. The real SDK signs; a signature that does not fit is refused. So
+is a parameter that the action does not take, and an answer with a field that it does not have.
 """
 
 import base64
@@ -19,6 +20,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from image.instance.alicloud_credentials import Credentials
 from image.reaper.alicloud.session import PRODUCTS, Clients, Product
+from tests.reaper.alicloud_api import misfit
 
 SECRET = "made-up"
 ENVIRON = {"ALIBABA_CLOUD_ACCESS_KEY_ID": "made-up", "ALIBABA_CLOUD_ACCESS_KEY_SECRET": SECRET}
@@ -83,7 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
             act = getattr(self.server.actions, method, None)
             if act is None:
                 raise RefusedError("InvalidAction.NotFound", 404)
-            self._send(200, {"RequestId": "made-up", **act(nested(asked))})
+            answer = act(nested(asked))
+            if odd := misfit(action, asked, answer):
+                raise RefusedError(f"Undocumented: {odd}")
+            self._send(200, {"RequestId": "made-up", **answer})
         except RefusedError as refused:
             self._send(
                 refused.status, {"Code": refused.code, "Message": f"no: {action}", "RequestId": "made-up"}

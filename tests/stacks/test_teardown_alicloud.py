@@ -52,6 +52,7 @@ class World:
     snapshots: dict[str, str] = field(default_factory=dict)
     pending: dict[str, str] = field(default_factory=dict)
     capacity: dict[str, Any] = field(default_factory=lambda: EXPECTS)
+    guarded: bool = False
 
     def answers(self, account_id: str) -> dict[str, Any]:
         return {
@@ -74,6 +75,7 @@ class World:
             "DescribeDisks": {"Disks": {"Disk": []}},
             "DescribeKey": self._key,
             "ScheduleKeyDeletion": self._schedule,
+            "SetDeletionProtection": self._lift,
         }
 
     def _instances(self, asked):
@@ -125,11 +127,18 @@ class World:
         return {}
 
     def _key(self, asked):
-        return {
-            "KeyMetadata": {"KeyState": "PendingDeletion" if asked["KeyId"] in self.pending else "Enabled"}
-        }
+        state = "PendingDeletion" if asked["KeyId"] in self.pending else "Enabled"
+        guard = {"Arn": "acs:kms:key", "DeletionProtection": "Enabled" if self.guarded else "Disabled"}
+        return {"KeyMetadata": {"KeyState": state} | guard}
+
+    def _lift(self, asked):
+        assert asked["ProtectedResourceArn"] == "acs:kms:key"
+        self.guarded = asked["EnableDeletionProtection"] == "true"
+        return {}
 
     def _schedule(self, asked):
+        if self.guarded:  # API ScheduleKeyDeletion, error codes
+            return Refusal("Rejected.DeletionProtected", "deletion protection is on")
         self.pending[asked["KeyId"]] = asked["PendingWindowInDays"]
         return {}
 
@@ -227,6 +236,15 @@ def test_data_that_is_given_up_goes_after_the_fleet_and_the_key_after_the_data(f
     assert not {one.urn for one in fleet.of_type(BUCKET)} & excluded(second)
     assert key.urn in excluded(second)
     assert excluded(last) == set()
+
+
+def test_a_key_under_deletion_protection_is_let_go_all_the_same(fleet):
+    fleet.world.guarded = True
+
+    done = fleet.run("--yes", "--delete-data", "all")
+
+    assert done.exit_code == 0, done.output
+    assert list(fleet.world.pending.values()) == ["7"]
 
 
 def test_a_snapshot_under_the_key_keeps_the_key(fleet):
