@@ -8,7 +8,7 @@ from decimal import Decimal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from image.reaper.errors import ReaperError
+from image.instance.errors import InstanceError
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.sweep import Options, sweep
@@ -35,7 +35,7 @@ EVENTS = st.sampled_from(["start", "leave", "end", "faults", "sweep", "sweep", "
 
 def swept(world):
     """A sweep with all that follows it; what it raises is told to nobody here."""
-    with contextlib.suppress(ReaperError):
+    with contextlib.suppress(InstanceError):
         cloud = connect_world(world, POLICY)
         result = sweep(cloud, POLICY, Options(clock=world.clock, holder=f"at {world.now}"))
         conclude(cloud, POLICY, result)
