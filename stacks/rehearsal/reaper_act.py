@@ -39,7 +39,7 @@ class Reaped:
         changed_by_dry_run: machines that the dry sweep touched.
         saved_usd_per_month: what a month without the ended machines saves, at list price.
         kept_files_saved: files of ``/scratch/keep`` that reached the bucket before the end.
-        ledger_entries: records of the ends in the stack's bucket.
+        ledger_entries: confirmed ends in the ledger of the stack's bucket.
         read_calls, write_calls: of the sweep that ended them.
         seconds: of the whole act.
     """
@@ -101,7 +101,7 @@ def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehears
         changed_by_dry_run=touched,
         saved_usd_per_month=Decimal(ending["saved_usd_per_month"]),
         kept_files_saved=clients.count_objects(buckets["data"], f"/{KEPT_FILE}"),
-        ledger_entries=clients.count_objects(f"{buckets['records']}/reaper/ledger", ".json"),
+        ledger_entries=clients.count_objects(f"{buckets['records']}/reaper/ledger", ".ended.json"),
         read_calls=ending["calls"]["read"],
         write_calls=ending["calls"]["write"],
         seconds=time.perf_counter() - started,

@@ -197,8 +197,9 @@ class MotoFleet:
         return [json.loads(message["Body"]) for message in messages]
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Every record of the ledger."""
+        """Every record of an end in the ledger."""
         s3 = client("s3")
         listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/ledger/").get("Contents", [])
-        bodies = [s3.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed]
+        keys = [one["Key"] for one in listed if not one["Key"].endswith((".ended.json", ".failed.json"))]
+        bodies = [s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys]
         return [json.loads(body) for body in bodies]

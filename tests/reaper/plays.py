@@ -130,11 +130,13 @@ def forgotten_instances_are_terminated(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
     made = stage.marked(1) + stage.marked(2, "pool")
     stage.sweep_for(40)
-    records = [json.loads(body) for key, (body, _) in stage.world.objects.items() if "/ledger/" in key]
-    recorded = [one["instance_id"] for one in records if "instance_id" in one]
+    keys = [key for key in stage.world.objects if key.endswith("-terminate.json")]
+    recorded = [json.loads(stage.world.objects[key][0])["instance_id"] for key in keys]
+    confirmed = [key for key in keys if key.replace(".json", ".ended.json") in stage.world.objects]
     return [
         *expect(sorted(stage.ended) == sorted(one.id for one in made), f"{len(stage.ended)} of 3 ended"),
         *expect(sorted(recorded) == sorted(stage.ended), "not each end has one record"),
+        *expect(keys == confirmed, "not each record of an end is confirmed"),
         *expect(stage.world.groups["pool"]["desired"] == 0, "their group starts others in their place"),
     ]
 

@@ -3,14 +3,18 @@
 import json
 from datetime import timedelta
 
+import boto3
 import pytest
 
 from image.reaper.calls import bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
+from image.reaper.people.ledger_reading import Place, read_ends
+from image.reaper.people.monthly import month_of
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
+from tests.reaper.fake_aws import fake_aws
 from tests.reaper.sweeping import connect_world, sweep_world
-from tests.reaper.world import World, refusal
+from tests.reaper.world import EPOCH, World, refusal
 
 
 def marked_group(count: int) -> World:
@@ -83,6 +87,44 @@ def test_an_end_that_comes_about_in_a_later_sweep_is_noted_beside_its_failure():
 
     endings = sorted(key.partition("-terminate")[2] for key in world.objects if "/ledger/" in key)
     assert endings == [".ended.json", ".failed.json", ".json"]
+
+
+def saved(world):
+    """What ``gpu-fleet report`` says of the month, by the records that the sweep left in its bucket."""
+    with fake_aws():
+        s3 = boto3.client("s3", "us-east-1")
+        s3.create_bucket(Bucket="records")
+        for key, (body, _) in world.objects.items():
+            s3.put_object(Bucket="records", Key=key, Body=body)
+        place = Place.of("s3://records/reaper", s3)
+        return [end.instance_id for end in read_ends(place, month_of(EPOCH))]
+
+
+def test_an_end_saves_once_it_is_confirmed():
+    world = marked(1)
+
+    sweep_world(world, POLICY)
+
+    assert saved(world) == list(world.machines)
+
+
+def test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns():
+    world = marked(1)
+    (machine,) = world.machines.values()
+
+    def cut_off():
+        raise KeyboardInterrupt
+
+    world.on_call("TerminateInstances", cut_off, number=1)
+    with pytest.raises(KeyboardInterrupt):
+        sweep_world(world, POLICY)
+    machine.busy = True
+    world.pass_minutes(60)
+    sweep_world(world, POLICY)
+
+    assert [key for key in world.objects if key.endswith("-terminate.json")], "the intent is on record"
+    assert machine.state == "running"
+    assert saved(world) == []
 
 
 def test_a_machine_without_a_record_is_not_ended():

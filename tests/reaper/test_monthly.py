@@ -298,6 +298,14 @@ def test_an_end_that_came_about_in_a_later_try_saves_from_then_on(ledger, report
     assert "8.00 USD saved by 1 ends" in result.output
 
 
+def test_an_intent_that_nobody_confirmed_saves_nothing(ledger, report):
+    ledger("2020/11/30/i-1-x-terminate.json", old(30, 14) | {"schema_version": 2})
+
+    result, _ = report()
+
+    assert "0 - saved by 0 ends" in result.output
+
+
 def test_freezes_of_the_month_stand_on_its_page(s3, ledger, report, request):
     freeze = {
         "at": "2020-11-20T12:00:00+00:00",

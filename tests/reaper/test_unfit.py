@@ -217,7 +217,9 @@ def test_the_ledger_claims_no_saving_for_a_replacement(checked):
 
     sweep_for(world, checked, hours=3)
 
-    (record,) = [json.loads(body) for key, (body, _) in world.objects.items() if "/ledger/" in key]
+    (record,) = [
+        json.loads(body) for key, (body, _) in world.objects.items() if key.endswith("-terminate.json")
+    ]
     assert record["saved_per_month"] == "0"
 
 

@@ -13,7 +13,7 @@ from image.reaper.money.freezing import RECORDS
 from image.reaper.people.monthly import Month
 from image.reaper.people.records import Change, End, change_of, end_of
 from image.reaper.sweep.environment import LEDGER_URI
-from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX
+from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX, confirms
 from image.reaper.times import parse_time
 
 JSON = ".json"
@@ -79,7 +79,7 @@ class Place:
 def read_ends(place: Place, month: Month) -> Iterator[End]:
     """The ends recorded for a month and, since a key carries the mark's date, for the month before.
 
-    One that failed is left out, and one that came about in a later try counts from then.
+    Only those that are confirmed, from then on; of records before schema version 2 those that did not fail.
 
     Raises:
         CloudError: the ledger cannot be read, or a record is damaged.
@@ -91,10 +91,13 @@ def read_ends(place: Place, month: Month) -> Iterator[End]:
         failed = {key.removesuffix(FAILED) for key in keys if key.endswith(FAILED)}
         ended = {key.removesuffix(ENDED) for key in keys if key.endswith(ENDED)}
         records = [key.removesuffix(JSON) for key in keys if not key.endswith((FAILED, ENDED))]
-        chosen = [stem for stem in records if stem in ended or stem not in failed]
-        for stem in track(chosen, "reading the ledger", transient=True):
-            end = end_of(place.read(stem + JSON), stem + JSON)
-            yield replace(end, at=_time(place.read(stem + ENDED), stem)) if stem in ended else end
+        for stem in track(records, "reading the ledger", transient=True):
+            record = place.read(stem + JSON)
+            end = end_of(record, stem + JSON)
+            if stem in ended:
+                yield replace(end, at=_time(place.read(stem + ENDED), stem))
+            elif confirms(record, failed=stem in failed):
+                yield end
     except (BotoCoreError, ClientError) as error:
         raise CloudError(f"ledger {place}: {error}") from error
 

@@ -125,7 +125,7 @@ class _Batch:
 
     def end(self, decisions: Sequence[Decision], done: Done) -> None:
         """Record, detach, end; whatever fails at one step goes no further."""
-        recorded, tried_before = _record(self.tools, decisions, self.group, done)
+        recorded = _record(self.tools, decisions, self.group, done)
         ids = [decision.instance.id for decision in recorded]
         failures = bisect(ids, "detach", self._detach) if self.group is not None else []
         detached = _without(ids, failures)
@@ -140,7 +140,7 @@ class _Batch:
         done.ended += [
             Ended(one, self.group, ledger.key_of(one)) for one in recorded if one.instance.id in gone
         ]
-        _record_outcomes(self.tools, recorded, failures, gone & tried_before, done)
+        _record_outcomes(self.tools, recorded, failures, gone, done)
 
     def _without_ended(self, refused: list[Failure]) -> list[Failure]:
         """Only the machines that did not go: a cloud may answer with an error after it did what was asked."""
@@ -173,35 +173,32 @@ class _Batch:
             raise DeadlineError("checked too long ago; left to the next sweep")
 
 
-def _record(
-    tools: Tools, decisions: Sequence[Decision], group: str | None, done: Done
-) -> tuple[list[Decision], set[str]]:
-    """Those whose end is on record now, and the ids of those that an earlier sweep tried to end."""
-    recorded, tried_before = [], set()
+def _record(tools: Tools, decisions: Sequence[Decision], group: str | None, done: Done) -> list[Decision]:
+    """Those whose end is on record now, as meant."""
+    recorded = []
     for decision in decisions:
         record = ledger.record_of(decision, tools.policy, group, tools.clock())
         try:
-            new = ledger.write(tools.store, ledger.key_of(decision), record)
+            ledger.write(tools.store, ledger.key_of(decision), record)
         except (CloudError, DeadlineError) as error:
             done.failures.append(Failure(decision.instance.id, "record", str(error)))
         else:
             recorded.append(decision)
-            tried_before |= set() if new else {decision.instance.id}
-    return recorded, tried_before
+    return recorded
 
 
 def _record_outcomes(
-    tools: Tools, recorded: Sequence[Decision], failures: Sequence[Failure], retried: Set[str], done: Done
+    tools: Tools, recorded: Sequence[Decision], failures: Sequence[Failure], gone: Set[str], done: Done
 ) -> None:
-    """Beside the record: that its end failed, or that it came about although it had failed before."""
+    """Beside the record: that its end came about, or that it failed."""
     errors = {failure.instance_id: failure.error for failure in failures}
     for decision in recorded:
-        key, error = ledger.key_of(decision), errors.get(decision.instance.id)
+        key = ledger.key_of(decision)
         try:
-            if error is not None:
-                ledger.write_failure(tools.store, key, error, tools.clock())
-            elif decision.instance.id in retried:
-                ledger.write_success(tools.store, key, tools.clock())
+            if decision.instance.id in gone:
+                ledger.confirm(tools.store, key, tools.clock())
+            elif decision.instance.id in errors:
+                ledger.write_failure(tools.store, key, errors[decision.instance.id], tools.clock())
         except (CloudError, DeadlineError) as problem:
             done.failures.append(Failure(decision.instance.id, "record", str(problem)))
 

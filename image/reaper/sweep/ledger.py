@@ -1,9 +1,12 @@
 """What was taken away, and what that saves: one JSON object for each action, never overwritten.
 
 The record is written before the machine is touched, under a key made of the machine and of its mark: no end
-without a record, and a sweep that tries again after a failure finds its own record instead of adding one. A
-failed end gets a second object beside the first, named ``.failed.json``, and saves nothing; one that a later
-sweep brings about gets a third, named ``.ended.json``, and saves from then on.
+without a record, and a sweep that tries again after a failure finds its own record instead of adding one. It
+tells what is meant. What came about is told by a second object beside it: ``.ended.json`` once the cloud has
+confirmed the end, ``.failed.json`` where it failed. Only a confirmed end saves anything: a sweep that was cut
+off in between saves nothing, whatever the machine does afterwards.
+
+Records of schema version 1 were confirmed only where an earlier try had failed; see ``confirms``.
 """
 
 from collections.abc import Mapping
@@ -20,6 +23,7 @@ from image.reaper.times import format_time
 PREFIX = "ledger"
 LEFTOVERS_PREFIX = "leftovers"
 FAILED, ENDED = ".failed.json", ".ended.json"
+SCHEMA = 2  # of an end's record; from 2 on an end that came about has its confirmation beside it
 HOURS_PER_MONTH = 730  # 365 x 24 / 12, as the clouds' own price pages count
 
 
@@ -46,7 +50,7 @@ def record_of(decision: Decision, policy: Policy, group: str | None, now: dateti
     """The ledger's record of one end, with its evidence."""
     instance = decision.instance
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA,
         "at": format_time(now),
         "stack": policy.stack,
         "region": policy.region,
@@ -67,16 +71,13 @@ def record_of(decision: Decision, policy: Policy, group: str | None, now: dateti
     }
 
 
-def write(store: Store, key: str, record: Mapping[str, Any]) -> bool:
-    """Write a record once; one that is there already stays as it is.
-
-    Returns:
-        Whether it is new: an older one is of a sweep that failed, or was cut off.
+def write(store: Store, key: str, record: Mapping[str, Any]) -> None:
+    """Write a record once; one that is there already, of a sweep that failed or was cut off, stays as it is.
 
     Raises:
         CloudError: it could not be written.
     """
-    return store.create(f"{key}.json", dict(record)) is not None
+    store.create(f"{key}.json", dict(record))
 
 
 def write_failure(store: Store, key: str, error: str, now: datetime) -> None:
@@ -84,9 +85,21 @@ def write_failure(store: Store, key: str, error: str, now: datetime) -> None:
     store.create(key + FAILED, {"schema_version": 1, "at": format_time(now), "error": error})
 
 
-def write_success(store: Store, key: str, now: datetime) -> None:
-    """Note beside a record of an earlier try that its machine has ended now. Raises CloudError."""
+def confirm(store: Store, key: str, now: datetime) -> None:
+    """Note beside a record that its machine has ended. Raises CloudError."""
     store.create(key + ENDED, {"schema_version": 1, "at": format_time(now)})
+
+
+def confirms(record: Mapping[str, Any], *, failed: bool) -> bool:
+    """Whether a record without a confirmation beside it stands for an end; pure.
+
+    One of schema version 1 does unless its end failed: sweeps wrote none for an end that came about at once.
+
+    Args:
+        record: of the ledger.
+        failed: a failure is noted beside it.
+    """
+    return record.get("schema_version", 1) < SCHEMA and not failed
 
 
 def leftover_key(finding: Finding) -> str:
