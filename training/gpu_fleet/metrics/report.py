@@ -1,6 +1,5 @@
 """`report`: a run on one page: loss, throughput, memory and waiting, drawn from metrics.jsonl."""
 
-import html
 import io
 import json
 import statistics
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from jinja2 import Environment
 
 from gpu_fleet.errors import ConfigError
 from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
@@ -23,11 +23,22 @@ if TYPE_CHECKING:  # matplotlib takes a second to load, which only a report need
 Records = Sequence[Mapping[str, Any]]
 PICTURE, PAGE = "report.png", "report.html"
 DOTS_PER_INCH = 110
-STYLE = """
+TEMPLATE = Environment(autoescape=True).from_string("""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{{ name }}</title>
+<style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse } td { padding: .15rem 1.5rem .15rem 0; border-bottom: 1px solid #ddd }
 td:first-child { color: #666 } svg { width: 100%; height: auto }
-"""
+</style>
+<h1>{{ name }}</h1>
+<table>
+{% for key, value in lines.items() %}<tr><td>{{ key }}</td><td>{{ value }}</td></tr>
+{% endfor %}</table>
+{{ picture | safe }}{# matplotlib escapes its texts #}
+</html>
+""")
 
 
 @dataclass(frozen=True)
@@ -184,11 +195,5 @@ def _curve(records: Records, name: str) -> tuple[list[int], list[float]]:
 
 def render_page(name: str, lines: Mapping[str, str], vector: str) -> str:
     """One HTML file that needs no other."""
-    rows = "".join(
-        f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in lines.items()
-    )
     picture = vector[vector.index("<svg") :]  # without the XML declaration, which HTML does not want
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(name)}</title>'
-        f"<style>{STYLE}</style><h1>{html.escape(name)}</h1><table>{rows}</table>{picture}</html>\n"
-    )
+    return TEMPLATE.render(name=name, lines=lines, picture=picture)
