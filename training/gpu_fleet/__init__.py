@@ -1,1 +1,20 @@
-"""The trainer: exact, elastic, fast. Start it with `torchrun -m gpu_fleet train CONFIG.toml`."""
+"""The trainer: exact, elastic, fast. Start it with `torchrun -m gpu_fleet train CONFIG.toml`.
+
+`from gpu_fleet import Run` gives a loop of one's own exact resume, spot safety and upload.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu_fleet.library import Run
+
+__all__ = ["Run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch only for those who ask for what needs it."""
+    if name == "Run":
+        from gpu_fleet.library import Run  # noqa: PLC0415 - see above
+
+        return Run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ main = LazyGroup(
         "launch": "gpu_fleet.launch:launch",
         "prepare": "gpu_fleet.data.preparation.prepare:prepare",
         "report": "gpu_fleet.metrics.report:report",
+        "run": "gpu_fleet.any_command:run",
         "train": "gpu_fleet.train:train",
     },
 )

@@ -84,6 +84,10 @@ class PeerError(TrainingError):
     for_good = False
 
 
+class CommandError(TrainingError):
+    """The command of `run` cannot be started."""
+
+
 class LaunchError(TrainingError):
     """The peers of this instance cannot be found, or torchrun cannot be started."""
 

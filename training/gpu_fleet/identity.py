@@ -60,7 +60,7 @@ def of_run(
 
 def of_configuration(table: Mapping[str, Any]) -> Identity:
     """The part of the identity that a configuration, as a nested table, decides."""
-    flat = dict(_flattened(table))
+    flat = dict(flattened(table))
     bounded = flat.get("schedule.name") not in {json.dumps(name) for name in UNBOUNDED_SCHEDULES}
     return {
         key: value
@@ -69,10 +69,11 @@ def of_configuration(table: Mapping[str, Any]) -> Identity:
     }
 
 
-def _flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def flattened(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(`section.key`, value as JSON) of a nested table."""
     for section, keys in table.items():
         for key, value in keys.items():
-            yield f"{section}.{key}", json.dumps(value, sort_keys=True)
+            yield f"{section}.{key}", json.dumps(value, sort_keys=True, default=str)
 
 
 def fingerprint(dataset: Dataset | OwnData, looked_at: int = LOOKED_AT) -> str:
@@ -96,16 +97,26 @@ def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> 
     return [(key, saved[key], now[key]) for key in common if saved[key] != now[key] and key not in allowed]
 
 
-def check(saved: Identity, now: Identity, allowed: Iterable[str], step: int, where: str) -> None:
-    """Raises IdentityError with a table of what differs between a checkpoint and this run."""
+def check(
+    saved: Identity, now: Identity, allowed: Iterable[str], step: int, where: str, *, how: str = ""
+) -> None:
+    """Raises IdentityError with a table of what differs between a checkpoint and this run.
+
+    `how` says how the {keys} are allowed; empty: by the flags of `train`.
+    """
     found = differences(saved, now, allowed)
     if not found:
         return
     width = max(len(key) for key, _, _ in found)
     rows = "\n".join(f"  {key:{width}}  {before} -> {after}" for key, before, after in found)
+    begin = f"checkpoint of step {step} in {where} is of another run (saved -> now):\n{rows}\n"
+    if how:
+        quoted = ", ".join(repr(key) for key, _, _ in found)
+        raise IdentityError(
+            f"{begin}to go on all the same: {how.format(keys=quoted)}; to begin anew: another directory"
+        )
     flags = " ".join(f"--allow {key}" for key, _, _ in found)
     raise IdentityError(
-        f"checkpoint of step {step} in {where} is of another run (saved -> now):\n{rows}\n"
-        f"to go on with it all the same: {flags}\n"
+        f"{begin}to go on with it all the same: {flags}\n"
         "to begin a new run from its weights: --branch NAME; to begin anew: another run.directory"
     )

@@ -235,17 +235,22 @@ def is_of_user(file: str) -> bool:
     return not file.startswith("<") and NOT_OF_USERS.isdisjoint(Path(file).resolve().parents)
 
 
-def files(directory: Path) -> dict[str, bytes]:
+def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
     """The sources of all imported modules of the user: path -> content.
 
     Paths are from where the run was started, or from the folder `code` of its directory; a module from
-    elsewhere goes by its name.
+    elsewhere goes by its name. `with_main` says that the program itself is the user's.
     """
     roots = [(directory / FOLDER).resolve(), Path.cwd().resolve()]
     found = {}
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
-        if name == "__main__" or not source or not source.endswith(".py") or not is_of_user(source):
+        if (
+            (name == "__main__" and not with_main)
+            or not source
+            or not source.endswith(".py")
+            or not is_of_user(source)
+        ):
             continue
         path = Path(source).resolve()
         root = next((root for root in roots if path.is_relative_to(root)), None)

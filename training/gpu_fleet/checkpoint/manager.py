@@ -26,11 +26,15 @@ def location(settings: config.Config) -> str:
 
     checkpoint.uri as it stands, or the checkpoint_uri of the instance with owner and name of the run below.
     """
-    if settings.checkpoint.uri:
-        return "" if settings.checkpoint.uri == config.LOCAL_ONLY else settings.checkpoint.uri
+    return place_of_checkpoints(settings.checkpoint.uri, settings.run.owner, Path(settings.run.directory))
+
+
+def place_of_checkpoints(uri: str, owner: str, directory: Path) -> str:
+    """`location` of a run in `directory`; `uri` and `owner` may be empty."""
+    if uri:
+        return "" if uri == config.LOCAL_ONLY else uri
     shared = str(instance.table().get("checkpoint_uri", "")).rstrip("/")
-    owner = settings.run.owner or instance.account()
-    return f"{shared}/{owner}/{Path(settings.run.directory).name}" if shared else ""
+    return f"{shared}/{owner or instance.account()}/{directory.name}" if shared else ""
 
 
 def former_location(settings: config.Config) -> str:

@@ -83,6 +83,41 @@ class Store:
         local.verify(folder)
         local.commit_stage(root, manifest)
 
+    def put(self, name: str, content: bytes | Path) -> None:
+        """Writes one object below the prefix, from memory or a file; raises CheckpointError."""
+        with self._explained(f"cannot take {name}"):
+            if isinstance(content, Path):
+                self._client.upload_file(str(content), self._bucket, self._key(name))
+            else:
+                self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=content)
+
+    def get(self, name: str, file: Path | None = None) -> bytes | None:
+        """One object, into memory or into a file; None where there is none. Raises CheckpointError."""
+        with self._explained(f"cannot give {name}"):
+            try:
+                if file is None:
+                    answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name))
+                    content: bytes = answer["Body"].read()
+                    return content
+                self._client.download_file(self._bucket, self._key(name), str(file))
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") not in MISSING:
+                    raise
+                return None
+        return b""
+
+    def names(self, folder: str) -> list[str]:
+        """The names of all objects in a folder below the prefix; raises CheckpointError."""
+        root = self._key(folder, "")
+        with self._explained("cannot be listed"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
+            return [item["Key"].removeprefix(root) for page in pages for item in page.get("Contents", [])]
+
+    def delete(self, name: str) -> None:
+        """Removes one object; raises CheckpointError."""
+        with self._explained(f"cannot remove {name}"):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
+
     def read(self, step: int, name: str) -> bytes | None:
         """One small file of a committed checkpoint, verified; None where the checkpoint has none such."""
         with self._explained(f"cannot give step {step}"):

@@ -158,18 +158,18 @@ def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:
     samples, label = source(split), f"{source.key} = {source.name!r}"
     if samples is None and split == "val":
         return None
-    return adapted(samples, f"{label}, {split!r}", collate or default_collate, source)
+    return adapted(samples, f"{label}, {split!r}", collate or default_collate, source.wrong)
 
 
-def adapted(samples: Any, label: str, collate: Collate, source: Own) -> OwnData:
-    """The data set behind its adapter; raises ConfigError for what is none, DataError for an empty one."""
+def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], ConfigError]) -> OwnData:
+    """The data set behind its adapter; raises `wrong` for what is none, DataError for an empty one."""
     by_index = hasattr(samples, "__getitem__") and not isinstance(samples, IterableDataset)
     if not by_index and not isinstance(samples, Iterable):
-        raise source.wrong(f"gave a {type(samples).__name__}")
+        raise wrong(f"gave a {type(samples).__name__}")
     if isinstance(samples, Iterator):
-        raise source.wrong(f"gave a {type(samples).__name__}, which can be read once; give what makes it")
+        raise wrong(f"gave a {type(samples).__name__}, which can be read once; give what makes it")
     if by_index and not hasattr(samples, "__len__"):
-        raise source.wrong(f"gave a {type(samples).__name__} with __getitem__ and without __len__")
+        raise wrong(f"gave a {type(samples).__name__} with __getitem__ and without __len__")
     if hasattr(samples, "__len__") and len(samples) == 0:
         raise DataError(f"{label}: holds no samples")
     return (OwnData if by_index else Stream)(samples, label, collate)

@@ -1,0 +1,145 @@
+"""`gpu-fleet train run -- COMMAND`: a program that knows nothing of us, its folder, and a notice."""
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet.any_command import status_of
+from gpu_fleet.checkpoint.folder import FolderSync
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.cli import main
+from gpu_fleet.errors import CheckpointError
+from gpu_fleet.stopping.interrupt import Reason
+from tests.training.programs import Program, started
+
+COUNTER = """
+import pathlib, signal, sys, time
+file, goal = pathlib.Path(sys.argv[1]) / "deep/count", int(sys.argv[2])
+file.parent.mkdir(exist_ok=True)
+count, told = int(file.read_text()) if file.exists() else 0, []
+signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
+print(f"begins at {count}", file=sys.stderr, flush=True)
+while count < goal and not told:
+    count += 1
+    time.sleep(0.02)
+file.write_text(str(count))
+"""
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    """A program that counts, and at a signal writes how far it has come."""
+    file = tmp_path / "counter.py"
+    file.write_text(textwrap.dedent(COUNTER))
+    return file
+
+
+def counting(counter: Path, folder: Path, bucket: str, goal: int) -> Iterator[Program]:
+    flags = ("--checkpoints", folder, "--uri", f"s3://{bucket}/count", "--signal", "USR1")
+    return started("gpu_fleet", "run", *flags, "--", "python3", counter, folder, goal)
+
+
+def test_a_program_goes_on_elsewhere_where_a_notice_stopped_it(
+    counter: Path, bucket: str, no_fleet: Path, tmp_path: Path
+) -> None:
+    with counting(counter, tmp_path / "here", bucket, 10**6) as first:
+        first.wait_for("begins at 0")
+        (no_fleet / "stop").write_text("spot\n")
+        assert first.finish() == 85
+    (no_fleet / "stop").unlink()
+    reached = int((tmp_path / "here/deep/count").read_text())
+
+    with counting(counter, tmp_path / "there", bucket, reached + 1) as second:
+        said = second.wait_for("begins at")
+        assert second.finish() == 0
+
+    assert said == f"begins at {reached}\n"
+    assert reached > 0
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "expected"),
+    [
+        (0, Reason.NONE, 0),
+        (0, Reason.SPOT_NOTICE, 85),
+        (1, Reason.NONE, 1),
+        (1, Reason.SPOT_NOTICE, 85),
+        (-15, Reason.SIGTERM, 85),
+        (-9, Reason.NONE, 137),
+        (2, Reason.SPOT_NOTICE, 2),
+        (65, Reason.SPOT_NOTICE, 65),
+        (85, Reason.NONE, 85),
+    ],
+)
+def test_the_status_says_whether_to_run_it_again(status: int, reason: Reason, expected: int) -> None:
+    assert status_of(status, reason, None, 0.0) == expected
+
+
+def test_a_program_that_is_not_there_is_told() -> None:
+    done = CliRunner().invoke(main, ["run", "--", "no-such-program"])
+
+    assert done.exit_code == 65
+    assert done.output.strip() == "error: no-such-program: cannot be run: No such file or directory"
+
+
+@pytest.fixture
+def store(bucket: str) -> Store:
+    return Store(f"s3://{bucket}/mine")
+
+
+def test_a_folder_comes_back_as_it_was(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "here/a").mkdir(parents=True)
+    (tmp_path / "here/a/x").write_text("one")
+    (tmp_path / "here/y").write_text("two")
+    sync = FolderSync(tmp_path / "here", store)
+    assert sync.up(last=True)
+    assert not sync.up(last=True)
+    (tmp_path / "here/y").unlink()
+    (tmp_path / "here/a/x").write_text("three")
+    assert sync.up(last=True)
+
+    brought = FolderSync(tmp_path / "there", store).down()
+
+    assert brought == 1
+    assert (tmp_path / "there/a/x").read_text() == "three"
+    assert len(store.names("contents")) == 1
+
+
+def test_a_file_that_is_being_written_waits(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_text("half")
+    written_at = file.stat().st_mtime
+    now = [written_at + 1.0]
+    sync = FolderSync(tmp_path, store, clock=lambda: now[0])
+
+    sync.up()
+    early = store.names("contents")
+    now[0] += 2.0
+    sync.up()
+
+    assert (early, len(store.names("contents"))) == ([], 1)
+
+
+def test_a_folder_that_has_files_is_left_alone(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("one")
+    FolderSync(tmp_path, store).up(last=True)
+    (tmp_path / "x").write_text("newer")
+
+    assert FolderSync(tmp_path, store).down() == 0
+    assert (tmp_path / "x").read_text() == "newer"
+
+
+def test_a_changed_object_is_not_taken_for_a_checkpoint(store: Store, bucket: str, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/x").write_text("one")
+    FolderSync(tmp_path / "here", store).up(last=True)
+    (name,) = store.names("contents")
+    boto3.client("s3").put_object(Bucket=bucket, Key=f"mine/contents/{name}", Body=b"other")
+
+    with pytest.raises(CheckpointError, match=r"x is not what folder\.json says"):
+        FolderSync(tmp_path / "there", store).down()
+    assert not (tmp_path / "there/x").exists()

@@ -1,0 +1,140 @@
+"""`from gpu_fleet import Run` in a loop of one's own."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpu_fleet import Run, library
+from tests.training.examples import CountingInterruption
+from tests.training.programs import ROOT
+from tests.training.ranks import run_ranks
+
+LOOP = ROOT / "training/examples/own_loop.py"
+
+
+def loop_rank(directory: str, stop_at: int = 0, workers: int = 0) -> int:
+    """Runs the example on this rank, to be stopped after so many steps; its exit status."""
+    import os  # noqa: PLC0415 - of the forked process
+
+    os.environ |= {"STEPS": "8", "WORKERS": str(workers)}
+    rank = int(os.environ["RANK"])
+    library.Interruption = lambda *_: CountingInterruption(stop_at if rank else 0)  # type: ignore[misc,assignment]
+    library.AGREE_EVERY_S = 0.0
+    sys.argv = ["own_loop.py", directory]
+    try:
+        runpy.run_path(str(LOOP))
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
+    workers: int, tmp_path: Path
+) -> None:
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+
+    assert run_ranks(loop_rank, 2, str(straight), 0, 0) == [0, 0]
+    assert run_ranks(loop_rank, 2, str(broken), 3, workers) == [85, 85]
+    stopped = result(broken)
+    assert run_ranks(loop_rank, 2, str(broken), 0, workers) == [0, 0]
+
+    assert (stopped["outcome"], stopped["step"], result(broken)["resumed_from_step"]) == ("stopped", 4, 4)
+    assert result(broken)["parameters_sha256"] == result(straight)["parameters_sha256"]
+    assert result(broken)["parameters_sha256"] != stopped["parameters_sha256"]
+
+
+def small(directory: Path, steps: int, **options: Any) -> nn.Module:
+    """A run in this process, which draws from its generators in every step."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with Run(directory, model=model, optimizer=optimizer, **options) as run:
+        batches = run.batches([torch.randn(3) for _ in range(9)], batch_size=2)
+        for _ in run.steps(steps):
+            model(next(batches) + torch.randn(3)).mean().backward()
+            optimizer.step()
+    return model
+
+
+def test_a_finished_run_is_in_the_bucket_and_not_trained_again(bucket: str, tmp_path: Path) -> None:
+    uri = f"s3://{bucket}/mine"
+    torch.manual_seed(0)
+    first = small(tmp_path / "here", 4, uri=uri)
+
+    again = small(tmp_path / "there", 4, uri=uri)
+
+    assert torch.equal(first.weight, again.weight)
+    assert result(tmp_path / "there")["resumed_from_step"] == 4
+    assert result(tmp_path / "there")["checkpoint"] == uri
+
+
+def test_a_run_with_another_configuration_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small(tmp_path, 2, config={"lr": 0.1})
+
+    with pytest.raises(SystemExit) as end:
+        small(tmp_path, 3, config={"lr": 0.2})
+    small(tmp_path, 3, config={"lr": 0.2}, allow=["run.lr"])
+
+    assert end.value.code == 65
+    assert "run.lr  0.1 -> 0.2" in (said := capsys.readouterr().err)
+    assert "to go on all the same: Run(allow=['run.lr'])" in said
+    assert "Traceback" not in said
+
+
+def test_a_step_is_saved_every_so_often(tmp_path: Path) -> None:
+    small(tmp_path, 7, every_steps=3)
+
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == [
+        "step-3",
+        "step-6",
+        "step-7",
+    ]
+
+
+class Odd:
+    """Keeps something that cannot be read again without running code."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": Path()}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("objects", "batch_size", "message"),
+    [
+        ({"odd": Odd()}, 2, "Run(odd=...): its state_dict holds a PosixPath"),
+        ({}, 0, "batch_size = 0: does not divide into 1 ranks x 1 batches"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_message(
+    objects: dict[str, Any], batch_size: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attempt() -> None:
+        with Run(tmp_path, **objects) as run:
+            run.batches([1, 2], batch_size)
+            run.save()
+
+    with pytest.raises(SystemExit):
+        attempt()
+
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_ranks_that_have_not_met_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(SystemExit, match="init_process_group before it"):
+        Run(tmp_path).__enter__()

@@ -1,0 +1,331 @@
+"""For a training loop of one's own: exact resume, stops for notices, checkpoints on disk and in the bucket.
+
+    from gpu_fleet import Run
+
+    with Run("runs/mine", model=model, optimizer=optimizer) as run:
+        batches = run.batches(dataset, batch_size=64, workers=2)
+        for step in run.steps(1000):
+            inputs, targets = next(batches)
+            ...
+
+Resumed on as many ranks as before it ends with the bits of an undisturbed run. On more than two, the first
+step of DistributedDataParallel sums gradients in other groups than later ones do, which may round otherwise.
+"""
+
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import default_collate
+
+from gpu_fleet import config, exit_codes, identity, outcome, own
+from gpu_fleet.checkpoint import local, restore
+from gpu_fleet.checkpoint.manager import FOLDER, place_of_checkpoints
+from gpu_fleet.checkpoint.saver import STATE, Saver
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.data.loader import Share, batches, training_slices
+from gpu_fleet.data.order import SampleOrder
+from gpu_fleet.data.own import ENDLESS, Collate, OwnReader, Stream, adapted
+from gpu_fleet.errors import CheckpointError, ConfigError, TrainingError
+from gpu_fleet.parallel.world import World
+from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
+from gpu_fleet.stopping.interrupt import Interruption, sources
+from gpu_fleet.stopping.stop import Stop
+
+POLL_S, AGREE_EVERY_S = 1.0, 0.25
+PLAIN = (Tensor, int, float, bool, str, bytes, type(None))
+log = logging.getLogger(__name__)
+
+
+class Saveable(Protocol):
+    """A model, an optimizer, a schedule, a scaler: anything with these two."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+class Run:
+    """One run in one directory, from its newest checkpoint to its end or a notice; a context."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        uri: str = "",
+        every_steps: int = 0,
+        every_s: float = 1800.0,
+        keep: int = 3,
+        allow: Sequence[str] = (),
+        **objects: Saveable,
+    ) -> None:
+        """Nothing is read or written before the context is entered.
+
+        Args:
+            directory: where the run has its files; another run needs another one.
+            config: what decides the result, such as the learning rate; a run with another is not resumed.
+            uri: s3://bucket/prefix or oss://bucket/prefix; empty: the stack's bucket, and none elsewhere.
+            every_steps: steps between two checkpoints; 0: by time alone.
+            every_s: seconds between two checkpoints; 0: none by time.
+            keep: checkpoints that stay.
+            allow: keys in which a checkpoint may be of another run, such as "code.train.py".
+            objects: what is saved and restored, by name. DistributedDataParallel is saved as the model in it.
+        """
+        self.directory = Path(directory)
+        self.step = 0
+        self._config, self._uri, self._allow = dict(config or {}), uri, allow
+        self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
+        self._objects = {name: _inner(thing) for name, thing in objects.items()}
+        self._resumed_from: int | None = None
+        self._saved_step: int | None = None
+        self._saved_at = time.monotonic()
+        self._lock: IO[str] | None = None
+        for name, thing in self._objects.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise ConfigError(f"Run({name}=...): a {type(thing).__name__} has no state_dict to save")
+
+    def __enter__(self) -> Self:
+        """Goes back to the newest checkpoint. What a user can act on ends the process with one message."""
+        self._interruption = Interruption(sources(), POLL_S)
+        self._where = _where(self._objects)
+        logging.basicConfig(level=logging.INFO if self._where.leads else logging.WARNING)
+        try:
+            self._open()
+        except TrainingError as error:
+            self._fail(error)
+        self._interruption.__enter__()
+        return self
+
+    def _open(self) -> None:
+        self._identity = self._identity_now()
+        self._root = self.directory / FOLDER
+        uri = place_of_checkpoints(self._uri, "", self.directory)
+        self._store = self._where.together(lambda: Store(uri)) if uri else None
+        self._where.on_first(self._take_directory)
+        code = own.archive(own.files(self.directory, with_main=True))
+        self._saver = Saver(self._root, self._store, self._keep, code) if self._where.leads else None
+        self._stop = Stop(
+            self._where, self._interruption, AGREE_EVERY_S, save_due=self._due_by_time, moved=lambda: None
+        )
+        self._restore()
+
+    def _identity_now(self) -> identity.Identity:
+        flat = {"run": self._config} if self._config else {}
+        table = dict(identity.flattened(flat))
+        return table | own.identity(own.files(self.directory, with_main=True))
+
+    def _take_directory(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._lock = local.lock(self._root)
+            local.sweep(self._root)
+            if not outcome.restarted():
+                outcome.remove(self.directory)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
+        if self._store is not None:
+            self._store.check_writable()
+
+    def _restore(self) -> None:
+        manifest = restore.newest_whole(self._where, self._root, self._store)
+        if manifest is None:
+            return
+        identity.check(
+            manifest.identity,
+            self._identity,
+            self._allow,
+            manifest.step,
+            str(self._root),
+            how="Run(allow=[{keys}])",
+        )
+        self._where.together(lambda: self._apply(self._root / local.folder_name(manifest.step)))
+        self._resumed_from = self._saved_step = self.step = manifest.step
+        if self._saver is not None:
+            self._saver.upload_if_missing(manifest)
+        log.info("event=resumed step=%d folder=%s", self.step, self._root)
+
+    def _apply(self, folder: Path) -> None:
+        saved = restore.read_state(folder / STATE)
+        for name, thing in self._objects.items():
+            try:
+                thing.load_state_dict(saved["objects"][name])
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise CheckpointError(f"Run({name}=...): the checkpoint does not fit it: {error}") from error
+        if self._where.rank < len(saved["rng"]):
+            _restore_generators(saved["rng"][self._where.rank])
+        else:
+            seed_rng(0, self._where.rank, saved["step"])
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The numbers of the steps that are left, from 0; each is done when the next is asked for.
+
+        Saves when it is time and after the last one. After a notice it saves and ends the process: with 85,
+        or with 0 under torchrun, which would start it again at once.
+        """
+        while self.step < total:
+            if self._stop.agreed_soon():
+                self._end_for_notice()
+            yield self.step
+            self.step += 1
+            due = self._every_steps and self.step % self._every_steps == 0
+            if self._stop.take_save_request() or due:
+                self.save()
+        self.save()
+
+    def batches(
+        self,
+        samples: Any,
+        batch_size: int,
+        *,
+        workers: int = 0,
+        accumulation: int = 1,
+        seed: int = 0,
+        collate: Collate = default_collate,
+    ) -> Iterator[Any]:
+        """Batches on the CPU without end, from the step of this run on, in an order of seed and epoch.
+
+        Args:
+            samples: anything with `__len__` and `__getitem__`, or an iterable.
+            batch_size: samples of a step over all ranks; each rank gets its share of them.
+            workers: reader processes of this rank.
+            accumulation: batches that a step takes on each rank.
+            seed: of the order, and of what samples draw from the generators of torch, numpy and random.
+            collate: makes a batch of a list of samples.
+
+        Raises:
+            ConfigError: the sizes do not divide, or `samples` is no data set.
+        """
+        where = self._where
+        if batch_size < 1 or batch_size % (where.size * accumulation):
+            raise ConfigError(
+                f"batch_size = {batch_size}: does not divide into {where.size} ranks x {accumulation} batches"
+            )
+        data = adapted(samples, "samples", collate, lambda problem: ConfigError(f"samples: {problem}"))
+        stream = isinstance(data, Stream)
+        order = SampleOrder(ENDLESS if stream else len(data), seed, shuffle=not stream)
+        share = Share(where.rank, where.size, batch_size, accumulation)
+        slices = training_slices(order, share, self.step * batch_size)
+        settings = config.Data(path="samples", workers=workers)
+        return (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))
+
+    def save(self) -> None:
+        """Takes a checkpoint of this step on all ranks, if there is none; raises CheckpointError."""
+        if self._saved_step == self.step:
+            return
+        rng = self._where.gather(_generators())
+        if self._saver is not None:
+            objects = {name: _plain(name, thing.state_dict()) for name, thing in self._objects.items()}
+            state = {"objects": objects, "rng": rng, "step": self.step}
+            manifest = local.Manifest(self.step, "", self._where.size, identity=self._identity)
+            self._saver.save(manifest, state)
+            self._saver.before_change()
+        self._saved_step, self._saved_at = self.step, time.monotonic()
+
+    def _due_by_time(self) -> bool:
+        return self._where.leads and 0 < self._every_s <= time.monotonic() - self._saved_at
+
+    def _end_for_notice(self) -> None:
+        self.save()
+        self._close("stopped", self._stop.reason.label, self._stop.detail())
+        sys.exit(exit_codes.FINISHED if outcome.attempt() else exit_codes.STOPPED)
+
+    def _close(self, how: str, reason: str, detail: str) -> None:
+        """Waits until the last checkpoint is where it belongs, and writes result.json."""
+        saver, self._saver = self._saver, None
+        self._where.on_first(lambda: saver.close() if saver else True)
+        module = next((thing for thing in self._objects.values() if isinstance(thing, nn.Module)), None)
+        digest = parameters_sha256(module, self._where) if module is not None else ""
+        result = outcome.Outcome(
+            outcome=cast("Any", how),
+            reason=reason,
+            detail=detail,
+            step=self.step,
+            epoch=0.0,
+            parameters_sha256=digest,
+            resumed_from_step=self._resumed_from,
+            checkpoint=self._store.uri if self._store else str(self._root),
+        )
+        if self._where.local_rank == 0:
+            outcome.write(self.directory, result)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._interruption.__exit__(kind, error, trace)
+        if isinstance(error, TrainingError):
+            self._fail(error)
+        if kind is None:
+            try:
+                self._close("finished", "all steps done", "")
+            except TrainingError as failure:
+                self._fail(failure)
+        elif self._saver is not None:  # a save that has begun comes to its end
+            self._saver.close()
+
+    def _fail(self, error: TrainingError) -> None:
+        if self._where.leads or not error.shared:
+            print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the script has no command line of ours
+        sys.exit(error.exit_status)
+
+
+def _inner(thing: Any) -> Any:
+    return thing.module if isinstance(thing, DistributedDataParallel) else thing
+
+
+def _where(objects: Mapping[str, Any]) -> World:
+    """This process among those of the script's own process group."""
+    device = next(
+        (next(thing.parameters()).device for thing in objects.values() if isinstance(thing, nn.Module)),
+        torch.device("cpu"),
+    )
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if dist.is_initialized():
+        control, saving = (dist.new_group(backend="gloo") for _ in range(2))
+        return World(dist.get_rank(), dist.get_world_size(), local_rank, device, control, saving)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.exit("error: Run: call torch.distributed.init_process_group before it, on every rank")
+    nobody = cast("dist.ProcessGroup", None)  # which a world of one never asks
+    return World(0, 1, 0, device, nobody, nobody)
+
+
+def _generators() -> dict[str, Any]:
+    """All that a script may draw from: torch, its GPU, numpy, random."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    numpy = [str(kind), torch.tensor(np.asarray(keys, dtype=np.int64)), *rest]
+    return {**capture_rng(), "numpy": numpy, "random": [version, list(words), gauss]}
+
+
+def _restore_generators(saved: dict[str, Any]) -> None:
+    restore_rng(saved)
+    kind, keys, *rest = saved["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    version, words, gauss = saved["random"]
+    random.setstate((version, tuple(words), gauss))
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A state that can be read again without running code; raises CheckpointError naming the object."""
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(name, item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    raise CheckpointError(
+        f"Run({name}=...): its state_dict holds a {type(value).__name__}; tensors, numbers and text do"
+    )
