@@ -33,6 +33,7 @@ LOOK_ACTIONS = (
     "cloudwatch:DescribeAlarms",
     "cloudwatch:GetMetricData",
     "ec2:DescribeAddresses",
+    "ec2:DescribeInstanceAttribute",
     "ec2:DescribeInstances",
     "ec2:DescribeSnapshots",
     "ec2:DescribeSpotPriceHistory",

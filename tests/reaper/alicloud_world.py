@@ -84,7 +84,7 @@ class Actions:
         assert ask["Force"] == "true"
         with faults(self.world, "DeleteInstances"):
             for machine in self._found(ask["InstanceId"]):
-                if not machine.terminable:  # those listed before it are gone already
+                if machine.stubborn or machine.is_locked:  # those listed before it are gone already
                     raise RefusedError("OperationDenied", 403)
                 self.world.gone(machine, "terminated")
         return {}
@@ -313,7 +313,7 @@ def _described(machine: Machine) -> dict[str, Any]:
             "Tag": [{"TagKey": names.get(key, key), "TagValue": value} for key, value in machine.tags.items()]
         },
         "OperationLocks": {"LockReason": []},
-        "DeletionProtection": False,
+        "DeletionProtection": machine.is_locked,
     }
 
 

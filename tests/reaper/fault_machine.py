@@ -130,10 +130,15 @@ class FaultMachine(RuleBasedStateMachine):
         if machine := self.pick(index):
             machine.state = "terminated"
 
-    @rule(index=machines, terminable=st.booleans())
-    def termination_protection_changes(self, index, terminable):
+    @rule(index=machines, on=st.booleans())
+    def termination_protection_changes(self, index, on):
         if machine := self.pick(index):
-            machine.terminable = terminable
+            machine.lock(on=on)
+
+    @rule(index=machines, stubborn=st.booleans())
+    def the_cloud_refuses_to_end_a_machine(self, index, stubborn):
+        if machine := self.pick(index):
+            machine.stubborn = stubborn
 
     @rule(
         throttled=chances,
@@ -260,7 +265,8 @@ class FaultMachine(RuleBasedStateMachine):
         self.world.faults, self.world.skew, self.world.page = Faults(), timedelta(0), 1000
         self.forget_leases()
         for machine in self.world.machines.values():
-            machine.terminable = True
+            machine.stubborn = False
+            machine.lock(on=False)
             machine.leave()
             if machine.state == "running":
                 self.world.restart_agent(machine)

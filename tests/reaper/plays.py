@@ -359,6 +359,22 @@ def an_administrator_protects_it(stage: Stage) -> list[str]:
 
 
 @play
+def its_termination_is_locked(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=0)
+    (machine,) = stage.start(1, "pool")
+    machine.lock()
+    stage.forget([machine])
+    stage.sweep_for(12 * 60, override_breaker=True)
+    alerts = [text for _, text in stage.world.messages if "protection is on" in text]
+    tried = {"DetachInstances", "TerminateInstances", "DeleteInstances", "AttachInstances"}
+    return [
+        *expect(not tried & set(stage.world.calls), "it was detached for an end that the cloud refuses"),
+        *expect(not stage.failures, "every sweep fails"),
+        *expect(len(alerts) == 1, f"{len(alerts)} alerts in half a day"),
+    ]
+
+
+@play
 def it_just_booted(stage: Stage) -> list[str]:
     stage.terms(min_uptime_minutes=150)
     made = stage.start()

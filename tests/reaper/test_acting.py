@@ -39,7 +39,7 @@ def steps_failed(result) -> list[str]:
 def test_a_member_that_will_not_go_is_put_back_into_its_group():
     world = marked_group(2)
     stubborn, other = world.machines.values()
-    stubborn.terminable = False
+    stubborn.stubborn = True
 
     result = sweep_world(world, POLICY)
 
@@ -52,7 +52,7 @@ def test_a_member_that_will_not_go_is_put_back_into_its_group():
 def test_a_failed_end_is_noted_beside_its_record():
     world = marked(1)
     (machine,) = world.machines.values()
-    machine.terminable = False
+    machine.stubborn = True
 
     sweep_world(world, POLICY)
 
@@ -78,10 +78,10 @@ def test_an_end_that_answers_with_an_error_after_it_was_done_counts_as_done():
 def test_an_end_that_comes_about_in_a_later_sweep_is_noted_beside_its_failure():
     world = marked(1)
     (machine,) = world.machines.values()
-    machine.terminable = False
+    machine.stubborn = True
     sweep_world(world, POLICY)
     world.pass_minutes(10)
-    machine.terminable = True
+    machine.stubborn = False
 
     sweep_world(world, POLICY)
 

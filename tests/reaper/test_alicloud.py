@@ -256,7 +256,10 @@ def test_a_locked_machine_is_kept_with_the_reason(monkeypatch):
     result = sweep_world(world, checked)
 
     assert {one.verdict for one in result.plan.decisions} == {Verdict.KEEP_PROTECTED}
-    assert {one.reason for one in result.plan.decisions} == {"locked by the cloud: security"}
+    assert {one.reason for one in result.plan.decisions} == {
+        "idle for 90 min, but locked by the cloud: security: lift it, or keep the instance"
+    }
+    assert all(one.alert for one in result.plan.decisions)
 
 
 def test_spot_is_told_by_its_strategy():
@@ -377,7 +380,7 @@ def test_a_machine_that_vanishes_keeps_no_other_from_going():
 def test_a_machine_that_may_not_be_released_goes_back_into_its_group():
     world, checked = idle_world(2)
     held = next(iter(world.machines.values()))
-    held.terminable = False
+    held.stubborn = True
 
     result = sweep_until_they_go(world, checked)
 

@@ -64,6 +64,16 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "an_administrator_protects_it",
         BOTH,
     ),
+    "lock on AWS": (
+        lambda: becomes("_Sweep._with_lock", "self, instance", "instance"),
+        "its_termination_is_locked",
+        ("aws",),
+    ),
+    "lock": (
+        lambda: swaps("_next_step", "case.instance.locked", "False"),
+        "its_termination_is_locked",
+        BOTH,
+    ),
     "youth": (lambda: gives("_young", "None"), "it_just_booted", BOTH),
     "quiet hours": (lambda: gives("is_quiet", "False"), "quiet_hours_are_kept", BOTH),
     "stop of a spot instance": (

@@ -123,20 +123,23 @@ def test_machines_of_other_stacks_and_unmanaged_ones_are_never_listed(fleet, swe
     assert report["verdicts"] == []
 
 
-def test_a_machine_that_will_not_go_fails_the_sweep_visibly_and_the_others_go(fleet, sweep):
-    stubborn, other = fleet.start(2)
-    fleet.ec2.modify_instance_attribute(InstanceId=stubborn, DisableApiTermination={"Value": True})
-    fleet.heartbeats([stubborn, other], idle_hours=2.5)
+def test_termination_protection_is_a_lock_that_status_shows_and_the_others_go(fleet, sweep, tmp_path):
+    locked, other = fleet.start(2)
+    fleet.ec2.modify_instance_attribute(InstanceId=locked, DisableApiTermination={"Value": True})
+    fleet.heartbeats([locked, other], idle_hours=2.5)
     sweep(NOW)
-    fleet.heartbeats([stubborn, other], idle_hours=2.5, until=AFTER_GRACE)
+    fleet.heartbeats([locked, other], idle_hours=2.5, until=AFTER_GRACE)
 
     result, report = sweep(AFTER_GRACE)
 
-    assert result.exit_code == 1
-    assert [one["instance_id"] for one in report["failed"]] == [stubborn]
-    assert "OperationNotPermitted" in report["failed"][0]["error"]
-    assert (fleet.state(stubborn), fleet.state(other)) == ("running", "terminated")
-    assert f"failed: {stubborn}" in result.output
+    assert (result.exit_code, report["failed"]) == (0, [])
+    assert (fleet.state(locked), fleet.state(other)) == ("running", "terminated")
+    (kept,) = [one for one in report["verdicts"] if one["instance_id"] == locked]
+    assert (kept["verdict"], kept["alert"]) == ("KEEP-protected", True)
+    assert "termination protection is on: lift it, or keep the instance" in kept["reason"]
+    command = ["--policy", str(tmp_path / "policy.json"), "--now", AFTER_GRACE.isoformat()]
+    assert "KEEP-protected" in CliRunner().invoke(main, ["status", *command]).output
+    assert "termination protection is on" in CliRunner().invoke(main, ["explain", locked, *command]).output
 
 
 @pytest.mark.parametrize("command", ["sweep", "status"])

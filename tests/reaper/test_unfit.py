@@ -245,7 +245,7 @@ def test_a_broken_image_costs_a_few_instances_a_day_and_no_more(checked):
 def test_one_that_cannot_be_terminated_is_not_put_back_beside_its_replacement(checked):
     world = unfit_world()
     (unfit,) = world.machines.values()
-    unfit.terminable = False
+    unfit.stubborn = True
 
     sweep_for(world, checked, hours=3)
 

@@ -44,6 +44,7 @@ class Machine:
     Attributes:
         line: what really happened; the oracle's evidence.
         seen_active_at: what its agent knows of that: since its start, or since the use that it saw.
+        stubborn: the cloud refuses to end it, and nobody knows why.
         clock_ahead: by how much its agent dates its heartbeats into the future.
         agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself) or ``blind`` (a sensor fails).
     """
@@ -66,6 +67,7 @@ class Machine:
         self.stopped_at: datetime | None = None
         self.beats_at: list[datetime] = []
         self.beats: list[float] = []
+        self.stubborn = False
         self.clock_ahead = timedelta(0)
         self.line = Timeline(boots=[clock()])
         self._unseen_use = False
@@ -113,13 +115,13 @@ class Machine:
         self.tags.pop(TAG_KEEP_UNTIL, None)
 
     @property
-    def terminable(self) -> bool:
-        """Whether the cloud would terminate it: no termination protection."""
-        return not self.line.locked.holds_at(self._clock())
+    def is_locked(self) -> bool:
+        """Whether it has termination protection."""
+        return self.line.locked.holds_at(self._clock())
 
-    @terminable.setter
-    def terminable(self, terminable: bool) -> None:
-        (self.line.locked.close if terminable else self.line.locked.open)(self._clock())
+    def lock(self, *, on: bool = True) -> None:
+        """Somebody turns termination protection on or off."""
+        (self.line.locked.open if on else self.line.locked.close)(self._clock())
 
 
 @dataclass

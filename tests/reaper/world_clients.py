@@ -61,6 +61,15 @@ class _Ec2(_Client):
         ]
         return self._world.answer("DescribeSpotPriceHistory", {"SpotPriceHistory": told})
 
+    def describe_instance_attribute(self, InstanceId, Attribute):
+        self._world.before("DescribeInstanceAttribute")
+        (machine,) = self._find([InstanceId], "DescribeInstanceAttribute")
+        name = {"disableApiTermination": "DisableApiTermination", "disableApiStop": "DisableApiStop"}[
+            Attribute
+        ]
+        locked = machine.is_locked and Attribute == "disableApiTermination"
+        return self._world.answer("DescribeInstanceAttribute", {name: {"Value": locked}})
+
     def create_tags(self, Resources, Tags):
         self._world.before("CreateTags")
         for machine in self._find(Resources, "CreateTags"):
@@ -86,7 +95,7 @@ class _Ec2(_Client):
         self._world.before(operation)
         found = self._find(ids, operation)
         for machine in found:
-            if not machine.terminable:
+            if machine.stubborn or (machine.is_locked and how == "terminated"):
                 # those listed before it are gone already
                 raise refusal("OperationNotPermitted", operation)
             self._world.gone(machine, how)

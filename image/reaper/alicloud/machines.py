@@ -91,6 +91,10 @@ class Machines:
         found = self._instances(InstanceIds=json.dumps([instance_id]))
         return dict(found[0].tags) if found else {}
 
+    def lock(self, instance_id: str, action: str) -> str:  # noqa: ARG002 - as on AWS
+        """Nothing more than ``fleet`` knows: DescribeInstances tells locks and deletion protection."""
+        return ""
+
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
         """Those of the alarms that are in the state ALARM.
 

@@ -18,6 +18,7 @@ TAG_GROUP = "aws:autoscaling:groupName"  # set by Auto Scaling on its members
 LIVING = ("pending", "running", "stopping", "stopped")
 GONE = ("shutting-down", "terminated")  # told of for about an hour (EC2 user guide, "Terminate")
 LAUNCH = "Launch"  # a scaling process
+LOCKS = {"stop": ("disableApiStop", "stop"), "terminate": ("disableApiTermination", "termination")}
 STOPPED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
@@ -78,6 +79,24 @@ class Machines:
         named = [{"Name": "resource-id", "Values": [instance_id]}]
         found = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
         return {tag["Key"]: tag["Value"] for tag in found}
+
+    def lock(self, instance_id: str, action: str) -> str:
+        """Why the cloud would not stop or terminate a machine, or an empty text.
+
+        One call for each: EC2 tells these attributes in no list (API DescribeInstanceAttribute).
+
+        Args:
+            instance_id: the machine.
+            action: ``stop`` or ``terminate``.
+
+        Raises:
+            CloudError: it could not be read.
+        """
+        name, told = LOCKS[action]
+        found = self._calls.look(
+            self._ec2.describe_instance_attribute, InstanceId=instance_id, Attribute=name
+        )
+        return f"{told} protection is on" if found[name[0].upper() + name[1:]]["Value"] else ""
 
     def _filters(self, states: Sequence[str] = LIVING) -> list[dict[str, Any]]:
         return [

@@ -43,8 +43,6 @@ def _licence(case: Case) -> Decision | None:
         return case.decide(Verdict.KEEP_PROTECTED, "not managed by this stack")
     if TAG_PROTECTED in tags:
         return case.decide(Verdict.KEEP_PROTECTED, f"tag {TAG_PROTECTED}")
-    if case.instance.locked:
-        return case.decide(Verdict.KEEP_PROTECTED, case.instance.locked)
     return None
 
 

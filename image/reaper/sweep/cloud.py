@@ -42,6 +42,9 @@ class Machines(Protocol):
     def tags(self, instance_id: str) -> dict[str, str]:
         """A machine's tags; none for one that is not there."""
 
+    def lock(self, instance_id: str, action: str) -> str:
+        """Why the cloud would not stop or terminate a machine, where its list does not tell."""
+
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
         """Those of the alarms that are in the state ALARM."""
 

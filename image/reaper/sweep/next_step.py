@@ -75,7 +75,10 @@ Ending = Callable[[Case, Mark, str], Decision]
 
 
 def _next_step(case: Case, idle_since: datetime, why: str, end: Ending | None = None) -> Decision:
-    """Mark, wait, or end a machine that nobody uses."""
+    """Mark, wait, or end a machine that nobody uses; one that the cloud would not let go is its owner's."""
+    if case.instance.locked:
+        reason = f"{why}, but {case.instance.locked}: lift it, or keep the instance"
+        return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
     quiet = is_quiet(
         case.now, case.pool.quiet_hours, case.policy.time_zone, weekends=case.pool.quiet_weekends
     )

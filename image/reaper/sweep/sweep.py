@@ -7,13 +7,14 @@ from datetime import datetime
 
 from image.reaper.calls import Failure
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
-from image.reaper.model import ENDS, Decision, Fleet, Plan
+from image.reaper.model import ENDS, Decision, Fleet, Instance, Plan
 from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep.cloud import Cloud
 from image.reaper.sweep.decide import Situation, decide
 from image.reaper.sweep.lease import Lease, remembered
 from image.reaper.sweep.leftovers import Finding
+from image.reaper.sweep.marks import mark_of
 from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
 from image.reaper.sweep.observe import look_closely, observe
 from image.reaper.sweep.results import Done, Result
@@ -123,11 +124,27 @@ class _Sweep:
 
     def _look(self) -> Situation:
         fleet = self._cloud.machines.fleet()
+        fleet = replace(fleet, instances=tuple(self._with_lock(one) for one in fleet.instances))
         scale_in = self._scale_in()
         now = self._options.clock()
         activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
         self.done.failures += failures
         return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker)
+
+    def _with_lock(self, instance: Instance) -> Instance:
+        """The instance with its lock, which is asked for where its grace is over; not known counts as locked.
+
+        A lock is found out here, before anything is detached for an end that the cloud would refuse.
+        """
+        mark, pool = mark_of(instance), self._policy.pools.get(instance.pool)
+        if instance.locked or mark is None or pool is None or self._options.clock() < mark.reap_after:
+            return instance
+        action = pool.action if instance.state == "running" else "terminate"
+        try:
+            return replace(instance, locked=self._cloud.machines.lock(instance.id, action))
+        except CloudError as error:
+            self.done.failures.append(Failure(instance.id, "read termination protection", str(error)))
+            return replace(instance, locked="its termination protection could not be read")
 
     def _replaced_lately(self, now: datetime) -> dict[str, str]:
         """As the sweeps before remember it; nothing where they cannot be asked."""
