@@ -29,6 +29,8 @@ REQUIREMENTS = {
 OLDEST_PYTHON = "3.11"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_S = 5
+# What pip says of a file that is another than was locked: somebody has to look, nothing else will do.
+MISMATCH = "DO NOT MATCH THE HASHES"
 DRIVER = Path("/proc/driver/nvidia/version")
 # What torch alone brings, where it brings CUDA.
 CUDA = re.compile(r"(torch|triton|cuda-[a-z0-9-]+|nvidia-(?!ml-py)[a-z0-9-]+)==")
@@ -62,24 +64,39 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def pip(*options: str, quiet: bool = False) -> bool:
-    """Whether pip could install it."""
+def pip(*options: str) -> str:
+    """Install what the options say; gives pip's errors, an empty text where there are none."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--no-compile"]
-    return subprocess.run([*command, *options], cwd=TOP, check=False, capture_output=quiet).returncode == 0
+    command += ["--no-deps", "--no-compile", *options]
+    done = subprocess.run(command, cwd=TOP, check=False, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    errors = [line for line in done.stderr.splitlines() if line and not line.startswith("WARNING")]
+    return "\n".join(errors[-12:]) or f"pip ended with {done.returncode}"
 
 
 def install() -> int:
     """Bring this Python's environment to what the locks say."""
-    if not pip("--require-hashes", "-r", LOCK):
-        return 1
+    error = pip("--require-hashes", "-r", LOCK) or install_torch()
+    error = error or pip("--no-build-isolation", "--editable", ".")
+    if error:
+        say(error)
+    return 1 if error else 0
+
+
+def install_torch() -> str:
+    """Install the first build of torch that is to be had; gives the error of none, or of another wheel."""
+    error = ""
     for words, options in torch_sources(
         platform.system(), platform.machine(), DRIVER.exists(), index_answers
     ):
-        if pip("--require-hashes", *options, quiet=options != FROM_PYPI[1]):
+        error = pip("--require-hashes", *options)
+        if not error:
             say(f"torch: {words}")
-            return 0 if pip("--no-build-isolation", "--editable", ".") else 1
-    return 1
+        if not error or MISMATCH in error:
+            break
+        say(f"torch: not {words}: {error.splitlines()[-1]}")
+    return error
 
 
 def lock() -> int:

@@ -124,27 +124,38 @@ def test_an_index_that_cannot_be_reached_is_named_and_asked_once(monkeypatch, ca
     assert "https://download.pytorch.org/whl/cpu cannot be reached" in capsys.readouterr().out
 
 
-def test_set_up_goes_on_with_the_next_source_of_torch(monkeypatch, capsys):
-    ran = []
+@pytest.fixture
+def pip(monkeypatch):
+    """Stands for pip: refuses the CPU build with what it is told; remembers what was asked for."""
+    asked = []
 
-    def pip(*options, quiet=False):
-        ran.append(options)
-        return environment.TORCH_CPU not in options
+    def answer(*options):
+        asked.append(options)
+        return answer.refusal if environment.TORCH_CPU in options else ""
 
-    monkeypatch.setattr(environment, "pip", pip)
-    monkeypatch.setattr(
-        environment, "torch_sources", lambda *_: [environment.CPU_ELSEWHERE, environment.FROM_PYPI]
-    )
+    answer.asked = asked
+    sources = [environment.CPU_ELSEWHERE, environment.FROM_PYPI]
+    monkeypatch.setattr(environment, "pip", answer)
+    monkeypatch.setattr(environment, "torch_sources", lambda *_: sources)
+    return answer
+
+
+def test_set_up_goes_on_with_the_next_source_of_torch(pip, capsys):
+    pip.refusal = "ERROR: No matching distribution found"
 
     assert environment.install() == 0
-    assert [options[-1] for options in ran] == [
-        environment.LOCK,
-        environment.TORCH_CPU,
-        environment.TORCH_PYPI,
-        ".",
-    ]
-    assert all("--require-hashes" in options for options in ran[:3])
+    files = [environment.LOCK, environment.TORCH_CPU, environment.TORCH_PYPI, "."]
+    assert [options[-1] for options in pip.asked] == files
+    assert all("--require-hashes" in options for options in pip.asked[:3])
     assert "torch: PyPI's build" in capsys.readouterr().out
+
+
+def test_a_wheel_that_was_tampered_with_ends_the_set_up(pip, capsys):
+    pip.refusal = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
+
+    assert environment.install() == 1
+    assert pip.asked[-1][-1] == environment.TORCH_CPU
+    assert "DO NOT MATCH" in capsys.readouterr().out
 
 
 def test_the_hooks_use_the_tools_of_the_environment():
