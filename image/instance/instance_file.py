@@ -55,6 +55,7 @@ class InstanceFile:
             older than the key.
         idle_after_hours: idle time before the mark.
         grace_minutes: from the mark to the termination.
+        records_uri: where the agent answers the sweep, ``s3://BUCKET/reaper``; empty in older files.
         expected: instance type -> what it must have.
     """
 
@@ -70,6 +71,7 @@ class InstanceFile:
     grace_minutes: float
     expected: Mapping[str, Expected]
     monitor_group: str = ""
+    records_uri: str = ""
 
     def expected_of(self, instance_type: str | None) -> Expected:
         """What an instance of a type must have; of an unknown type the least of any type of the pool."""
@@ -106,6 +108,7 @@ def load(path: Path) -> InstanceFile:
             for name, table in raw.get("expected", {}).items()
         },
         monitor_group=raw.get("monitor_group", ""),
+        records_uri=raw.get("records_uri", ""),
     )
 
 
@@ -115,8 +118,7 @@ def _problems(raw: dict[str, Any]) -> list[str]:
         found.append(f"schema_version = {raw.get('schema_version')!r}; allowed: 1")
     others = raw.keys() - set(TEXTS)
     wrong = [key for key in TEXTS if not isinstance(raw.get(key), str)]
-    if not isinstance(raw.get("monitor_group", ""), str):
-        wrong.append("monitor_group")
+    wrong += [key for key in ("monitor_group", "records_uri") if not isinstance(raw.get(key, ""), str)]
     found += [f"{key} = {raw.get(key)!r}; allowed: a text{nearest(key, others)}" for key in wrong]
     if isinstance(raw.get("cloud"), str) and raw["cloud"] not in CLOUDS:
         found.append(f"cloud = {raw['cloud']!r}; allowed: {', '.join(CLOUDS)}{nearest(raw['cloud'], CLOUDS)}")

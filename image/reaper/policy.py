@@ -1,7 +1,7 @@
 """The sweep's policy: ``policy.json`` as frozen dataclasses, every problem of a file reported at once."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,27 @@ class QuietHours:
 
 
 @dataclass(frozen=True)
+class Sensors:
+    """What counts as activity on a pool's instances; the agents read it, the sweep does not.
+
+    Attributes:
+        watch: names of programs that are work while they run.
+        command: a program that says whether the instance is busy, with its arguments; empty for none.
+        command_timeout_s: how long it may take.
+        cpu_cores: mean of a minute that counts as activity.
+        disk_kib_per_s: the same of disks.
+        network_kib_per_s: the same of the network.
+    """
+
+    watch: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    command_timeout_s: float = 5.0
+    cpu_cores: float = 0.1
+    disk_kib_per_s: float = 100.0
+    network_kib_per_s: float = 64.0
+
+
+@dataclass(frozen=True)
 class PoolPolicy:
     """When a machine of one pool counts as forgotten, and what happens then.
 
@@ -45,6 +66,7 @@ class PoolPolicy:
         scale_in_alarm: an alarm whose ALARM state asks for one idle machine less; None for none.
         require_acknowledgement: end no machine before its agent says that /scratch/keep is saved.
         hourly_price: instance type -> on-demand price of an hour; None where it is unknown.
+        sensors: what counts as activity.
     """
 
     market: str
@@ -62,6 +84,7 @@ class PoolPolicy:
     scale_in_alarm: str | None
     require_acknowledgement: bool
     hourly_price: dict[str, Decimal | None]
+    sensors: Sensors = field(default_factory=Sensors)
 
 
 @dataclass(frozen=True)
@@ -93,6 +116,7 @@ class Policy:
         time_zone: in which quiet hours are told.
         pools: pool -> its policy.
         leftovers: what to do with what is left over.
+        watch_days: days from the first sweep in which nothing is marked, stopped or terminated.
         budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
     """
 
@@ -108,6 +132,7 @@ class Policy:
     pools: dict[str, PoolPolicy]
     leftovers: Leftovers
     budget: budgets.Budget | None = None
+    watch_days: int = 0
 
 
 def load(path: Path) -> Policy:
@@ -161,6 +186,7 @@ def _policy(fields: Fields) -> Policy:
         pools={name: _pool(pool) for name, pool in fields.tables("pools")},
         leftovers=_leftovers(fields.table("leftovers")),
         budget=budgets.read(found) if (found := fields.optional_table("budget")) else None,
+        watch_days=fields.optional_integer("watch_days", 0, 90) or 0,
     )
     fields.refuse_unknown()
     return policy
@@ -183,10 +209,25 @@ def _pool(fields: Fields) -> PoolPolicy:
         scale_in_alarm=fields.optional_text("scale_in_alarm"),
         require_acknowledgement=fields.flag("require_acknowledgement", default=False),
         hourly_price=fields.prices("hourly_price"),
+        sensors=sensors(found) if (found := fields.optional_table("sensors")) else Sensors(),
     )
     fields.refuse_unknown()
     _refuse_unsafe_stop(fields, pool)
     return pool
+
+
+def sensors(fields: Fields) -> Sensors:
+    """A pool's ``sensors``; what is wrong with them goes to the fields' problems."""
+    read = Sensors(
+        watch=fields.words("watch"),
+        command=fields.words("command"),
+        command_timeout_s=fields.number("command_timeout_s", 1, 20),
+        cpu_cores=fields.number("cpu_cores", 0.01, 64),
+        disk_kib_per_s=fields.number("disk_kib_per_s", 1, 2**20),
+        network_kib_per_s=fields.number("network_kib_per_s", 1, 2**20),
+    )
+    fields.refuse_unknown()
+    return read
 
 
 def _refuse_unsafe_stop(fields: Fields, pool: PoolPolicy) -> None:

@@ -169,6 +169,16 @@ class Fields:
             self.problem(key, listed, allowed)
         return ()
 
+    def words(self, key: str) -> tuple[str, ...]:
+        """A list of texts, none of them empty."""
+        value = self._take(key, "a list of texts")
+        if key in self._raw and not (
+            isinstance(value, list) and all(isinstance(word, str) and word for word in value)
+        ):
+            self.problem(key, value, "a list of texts")
+            return ()
+        return tuple(value or ())
+
     def names(self) -> tuple[str, ...]:
         """Every key of the object."""
         return tuple(self._raw)

@@ -7,7 +7,7 @@ import pulumi
 from stacks import naming
 from stacks.alicloud import policies
 from stacks.alicloud.roles import role_with_policy
-from stacks.payload import built
+from stacks.payload import built, sweep_archive
 from stacks.settings import Nat, Pool, Stack
 
 WRITE_ACTIONS = ("oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
@@ -87,6 +87,11 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         policies.allow(["oss:GetObject"], [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
         policies.allow(WRITE_ACTIONS, [pulumi.Output.concat(bucket, f"/{below}*") for bucket in buckets]),
         policies.allow(["oss:GetObject"], payload_objects(args)),
+        # what counts as activity on its pool; the agent reads it anew while it runs
+        policies.allow(
+            ["oss:GetObject"],
+            pulumi.Output.concat(args.bucket_arns["records"], f"/{sweep_archive.POLICY_KEY}"),
+        ),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
         policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", {"StringEquals": licensed}),

@@ -222,10 +222,18 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
 
     def encoded(mounts: list[str]) -> str:
         home, scratch, group = mounts
+        records = bucket_name(stack, "records")
         text = instance_file.instance_toml(
-            stack, pool, checkpoints, data, home=home, scratch=scratch, monitor_group=group
+            stack,
+            pool,
+            checkpoints,
+            data,
+            home=home,
+            scratch=scratch,
+            monitor_group=group,
+            records_uri=f"oss://{records}/reaper",
         )
-        config = user_data.cloud_config(stack, pool, text, bucket_name(stack, "records"))
+        config = user_data.cloud_config(stack, pool, text, records)
         return base64.b64encode(config.encode()).decode()
 
     encoded([user_data.LONGEST_NAME] * 3)  # too long is said now, in words; inside `apply` it is a traceback

@@ -7,7 +7,7 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import policies
-from stacks.payload import built
+from stacks.payload import built, sweep_archive
 from stacks.settings import Nat, Pool, Stack
 
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
@@ -101,6 +101,12 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             "WriteOwn", WRITE_ACTIONS, [pulumi.Output.concat(bucket, f"/{below}*") for bucket in buckets]
         ),
         policies.allow("Payload", ["s3:GetObject"], payload_objects(args)),
+        # what counts as activity on its pool; the agent reads it anew while it runs
+        policies.allow(
+            "Policy",
+            ["s3:GetObject"],
+            pulumi.Output.concat(args.bucket_arns["records"], f"/{sweep_archive.POLICY_KEY}"),
+        ),
         policies.allow(
             "ObjectKeys",
             ["kms:Decrypt", "kms:GenerateDataKey"],

@@ -166,8 +166,17 @@ def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
 
     def encoded(mounts: list[str]) -> str:
         home, scratch = mounts
-        text = instance_file.instance_toml(stack, pool, checkpoints, data, home=home, scratch=scratch)
-        config = user_data.cloud_config(stack, pool, text, bucket_name(stack, "records"))
+        records = bucket_name(stack, "records")
+        text = instance_file.instance_toml(
+            stack,
+            pool,
+            checkpoints,
+            data,
+            home=home,
+            scratch=scratch,
+            records_uri=f"s3://{records}/reaper",
+        )
+        config = user_data.cloud_config(stack, pool, text, records)
         return base64.b64encode(config.encode()).decode()
 
     encoded([user_data.LONGEST_NAME] * 2)  # too long is said now, in words; inside `apply` it is a traceback

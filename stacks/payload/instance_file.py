@@ -21,6 +21,7 @@ def instance_toml(
     home: str = "",
     scratch: str = "",
     monitor_group: str = "",
+    records_uri: str = "",
 ) -> str:
     """The file's text.
 
@@ -32,6 +33,7 @@ def instance_toml(
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the shared Lustre scratch, or empty.
         monitor_group: CloudMonitor's application group for what alarms of Auto Scaling watch, or empty.
+        records_uri: where the agent answers the sweep, say ``s3://bucket/reaper``.
     """
     known = catalog.load()
     return tomli_w.dumps(
@@ -49,6 +51,7 @@ def instance_toml(
             "home_file_system": home,
             "scratch_file_system": scratch,
             "monitor_group": monitor_group,
+            "records_uri": records_uri,
             "mig_profile": pool.mig_profile or "",
             "idle": {
                 "after_hours": float(pool.idle.after_hours),

@@ -102,6 +102,7 @@ def policy_document(stack: Stack, scale_in_alarms: Mapping[str, str]) -> dict[st
         "max_percent": reaper.max_percent,
         "time_zone": reaper.time_zone,
         "pools": {pool.name: _pool(stack, pool, scale_in_alarms.get(pool.name)) for pool in stack.pools},
+        "watch_days": reaper.watch_days,
         "leftovers": {
             "older_than_days": reaper.leftovers.older_than_days,
             "remove": reaper.leftovers.remove,
@@ -128,6 +129,14 @@ def _pool(stack: Stack, pool: Pool, scale_in_alarm: str | None) -> dict[str, Any
         "max_lifetime_hours": pool.max_lifetime_hours,
         "scale_in_alarm": scale_in_alarm,
         "require_acknowledgement": True,
+        "sensors": {
+            "watch": list(idle.watch),
+            "command": list(idle.command),
+            "command_timeout_s": idle.command_timeout_s,
+            "cpu_cores": idle.limits.cpu_cores,
+            "disk_kib_per_s": idle.limits.disk_kib_per_s,
+            "network_kib_per_s": idle.limits.network_kib_per_s,
+        },
         "hourly_price": {name: _price(stack, pool, name) for name in pool.types},
     }
 

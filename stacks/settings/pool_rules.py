@@ -162,8 +162,18 @@ def _stop_with_disks(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
         yield Problem(f"{key}.idle.action", "stop", allowed)
 
 
+def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
+    """The agent refuses it too, on the instance: whoever can change the program speaks for everybody."""
+    changeable = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/scratch/", "/dev/shm/", "/run/user/")  # noqa: S108 - refused, not used
+    if pool.idle.command and not pool.idle.command[0].startswith("/"):
+        yield Problem(f"{key}.idle.command", list(pool.idle.command), "must begin with an absolute path")
+    elif pool.idle.command and pool.idle.command[0].startswith(changeable):
+        allowed = "must lie where root alone can change it, such as /usr/local/bin"
+        yield Problem(f"{key}.idle.command", list(pool.idle.command), allowed)
+
+
 RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
     *(_each_type_once, _known, _of_cloud, _size, _reservation, _reserved_type),
     *(_base_of_spot, _base_within_size, _adapters_of_cloud, _efa, _erdma, _type_of_efa, _zone_of_efa),
-    *(_mig, _zones, _zone_of_block, _volume, _too_old, _stop_of_market, _stop_with_disks),
+    *(_mig, _zones, _zone_of_block, _volume, _too_old, _stop_of_market, _stop_with_disks, _command),
 )

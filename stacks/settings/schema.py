@@ -71,6 +71,8 @@ BucketPattern = Annotated[
         "must be the name of an S3 bucket, lower case, with * for any letters, or * alone",
     ),
 ]
+ProgramName = Annotated[str, Matching(r"[\w.+:-]{1,64}", "must be the name of a program, without its folder")]
+Argument = Annotated[str, Matching(r"[^\x00]{1,256}", "must be a path or an argument of a program")]
 Currency = Annotated[str, Matching(r"[A-Z]{3}", "must be an ISO 4217 code, such as USD")]
 TimeOfDay = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "must be a time of day from 00:00 to 23:59")]
 Url = Annotated[str, Matching(r"https?://\S+", "must be an http or https URL")]
@@ -297,8 +299,25 @@ class QuietHours:
 
 
 @dataclass(frozen=True, config=EXACT)
+class IdleLimits:
+    """Means of a minute from which on an instance counts as active; their shares are added up.
+
+    Attributes:
+        cpu_cores: CPU time over real time; 0.1 is 6 CPU seconds a minute.
+        disk_kib_per_s: read from and written to its disks.
+        network_kib_per_s: received and sent.
+    """
+
+    cpu_cores: Annotated[float, Field(ge=0.01, le=64)] = 0.1
+    disk_kib_per_s: Annotated[float, Field(ge=1, le=1_048_576)] = 100
+    network_kib_per_s: Annotated[float, Field(ge=1, le=1_048_576)] = 64
+
+
+@dataclass(frozen=True, config=EXACT)
 class Idle:
     """When a machine of the pool counts as forgotten, and what happens then.
+
+    What counts as activity (``watch``, ``limits``, ``command``) reaches running instances within ten minutes.
 
     Attributes:
         after_hours: idle time before a machine is marked; 14 days at most, heartbeats are kept no longer.
@@ -309,6 +328,12 @@ class Idle:
         terminate_stopped_after_days: second stage after a stop; null for never.
         quiet_hours: daily spans without any action.
         quiet_weekends: no action from Saturday 00:00 to Monday 00:00.
+        watch: names of programs that are work while they run, beside those that the agent knows.
+        limits: rates that count as activity.
+        command: absolute path and arguments of a program on the image that is run each minute, by an account
+            without rights: exit code 0 says busy, 1 says not busy, anything else not known. Only root may be
+            able to change it.
+        command_timeout_s: the program is killed after so many seconds, and nothing is known then.
     """
 
     after_hours: Annotated[float, Field(ge=0.05, le=336)] = 24
@@ -319,6 +344,10 @@ class Idle:
     terminate_stopped_after_days: Positive | None = None
     quiet_hours: tuple[QuietHours, ...] = ()
     quiet_weekends: bool = False
+    watch: tuple[ProgramName, ...] = ()
+    limits: IdleLimits = IdleLimits()
+    command: tuple[Argument, ...] = ()
+    command_timeout_s: Annotated[int, Field(ge=1, le=20)] = 5
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -468,6 +497,8 @@ class Reaper:
         max_percent: the same as a share of the fleet.
         time_zone: IANA name for quiet hours and weekends.
         leftovers: what to do with storage and addresses that nobody uses.
+        watch_days: days from the first sweep in which it only tells what it would have stopped or terminated;
+            0 to act at once.
     """
 
     every_minutes: Annotated[int, Field(ge=5, le=10)] = 10
@@ -476,6 +507,7 @@ class Reaper:
     max_percent: Percent = 25
     time_zone: str = "UTC"
     leftovers: Leftovers = Leftovers()
+    watch_days: Annotated[int, Field(ge=0, le=90)] = 0
 
 
 @dataclass(frozen=True, config=EXACT)

@@ -150,6 +150,34 @@ def test_an_instance_that_its_gate_failed_says_so_in_every_heartbeat(environment
     assert set(heartbeats(environment, "i-unfit", start, "SecondsSinceActivity")) == {-3.0}
 
 
+def test_a_program_that_the_stack_names_is_work(environment, metadata, tmp_path):
+    """By the door of the product: the policy in the records bucket, read by the instance's own agent."""
+    _, told = metadata
+    policy = {"pools": {"dev": {"sensors": sensors(watch=["blender"], cpu_cores=64, disk_kib_per_s=2**20)}}}
+    client(environment, "s3").put_object(
+        Bucket="made-up", Key="reaper/policy.json", Body=json.dumps(policy).encode()
+    )
+    file = tmp_path / "instance.toml"
+    file.write_text('records_uri = "s3://made-up/reaper"\n' + MACHINE_FILE)
+    (tmp_path / "blender").symlink_to("/usr/bin/sleep")
+
+    with running(tmp_path / "blender", "600") as process:
+        ended = run_agent(
+            told | {"GPU_FLEET_INSTANCE_FILE": str(file)},
+            tmp_path / "run",
+            *("--instance-id", "i-watch", "--clock-speed", "3600", "--duration", "7200"),
+        )
+
+    assert ended.returncode == 0, ended.stderr
+    reasons = json.loads((tmp_path / "run/activity.json").read_text())["reasons"]
+    assert f"process: blender ({process.pid}, root)" in reasons
+
+
+def sensors(**values):
+    own = {"watch": [], "command": [], "command_timeout_s": 5, "cpu_cores": 0.1}
+    return own | {"disk_kib_per_s": 100, "network_kib_per_s": 64} | values
+
+
 def test_a_process_that_is_not_there_is_refused_by_its_number(environment, tmp_path):
     with running("true") as process:
         process.wait()

@@ -1,5 +1,7 @@
 """Why a machine is kept or goes, with the heartbeats as a picture."""
 
+import os
+import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.console.cli import main
+from image.reaper.agent.judge import Limits
+from image.reaper.agent.sensors.reading import Rates, Session
 from image.reaper.metrics import CODE_HUNG, CODE_UNKNOWN
-from image.reaper.people import timeline
+from image.reaper.people import live, timeline
 from image.reaper.people.timeline import MOST_CELLS, PERIODS_S, Cell
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
-from tests.reaper.samples import NOON
+from tests.reaper.one_machine import one_machine
+from tests.reaper.samples import NOON, gpu, people, sample, use
 
 
 @pytest.mark.parametrize(
@@ -119,3 +124,55 @@ def test_a_mistyped_machine_is_answered_with_the_nearest(explain, fleet):
         f"{idle[:-1]}: no machine that this stack manages and that is there (nearest: {idle})"
         in result.output
     )
+
+
+def test_live_shows_each_sensor_with_what_makes_it_busy():
+    seen = people(
+        [Session("terminal", "bob on pts/3", 1800.0), Session("jupyter", "kernel 1 of eve, busy")],
+        watched=["mpirun (7, bob)"],
+        processes=[use("ssh", "bob (9)", bytes_per_s=100.0), use(ranks=16)],
+        unknown=["jupyter server of bob (7): its API answers 403"],
+    )
+    reading = sample(
+        Rates(cpu_cores=0.02), [gpu(), gpu("1", utilisation=5.0)], seen, ["command: exit code 3"]
+    )
+
+    shown = [(line.sensor, line.state) for line in live.lines(reading, Limits())]
+
+    assert shown == [
+        ("cpu, disk, network", "idle"),
+        ("gpu 0", "idle"),
+        ("gpu 1", "busy"),
+        ("terminal", "idle"),
+        ("jupyter", "busy"),
+        ("ssh", "idle"),
+        ("gpu", "unknown"),
+        ("program", "busy"),
+        ("jupyter", "unknown"),
+        ("command", "unknown"),
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone sees everybody's processes")
+def test_live_looks_at_the_instance_it_runs_on(tmp_path, monkeypatch):
+    with one_machine(tmp_path) as environment, subprocess.Popen(["/usr/bin/sleep", "600"]) as process:
+        (tmp_path / "mpirun").symlink_to("/usr/bin/sleep")
+        with subprocess.Popen([tmp_path / "mpirun", "600"]) as launcher:
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setattr(live, "COMPARED_S", 0.2)
+
+            result = CliRunner().invoke(main, ["explain", "--live"], catch_exceptions=False)
+            launcher.kill()
+        process.kill()
+
+    assert result.exit_code == 0
+    assert f"mpirun ({launcher.pid}, root)" in result.output
+    assert "all of them" in result.output.splitlines()[-1]
+
+
+def test_without_live_an_instance_must_be_named():
+    result = CliRunner().invoke(main, ["explain"])
+
+    assert result.exit_code == 2
+    assert "name an instance, or say --live on one" in result.output

@@ -175,6 +175,14 @@ def test_an_instance_reads_and_writes_no_ledger(account, action):
             assert not account.may(f"{name}-instance", action, account.bucket("records", key))
 
 
+def test_an_instance_reads_the_policy_and_changes_it_not(account):
+    policy = account.bucket("records", "reaper/policy.json")
+    for name in pools(account):
+        assert account.may(f"{name}-instance", "oss:GetObject", policy)
+        assert not account.may(f"{name}-instance", "oss:PutObject", policy)
+        assert not account.may(f"{name}-instance", "oss:DeleteObject", policy)
+
+
 def test_an_instance_reads_the_payload_it_boots_and_its_wheels_and_nothing_else_of_the_records(account):
     wheels = account.settings.network.nat is Nat.NONE
     readable = {

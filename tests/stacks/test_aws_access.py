@@ -252,12 +252,18 @@ def test_an_instance_destroys_no_old_version_and_changes_no_bucket(account, acti
 
 
 @pytest.mark.parametrize("action", ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"])
-@pytest.mark.parametrize(
-    "key", ["reaper/lease.json", "reaper/ledger/2026/11/21/i-1.json", "reaper/policy.json"]
-)
+@pytest.mark.parametrize("key", ["reaper/lease.json", "reaper/ledger/2026/11/21/i-1.json"])
 def test_an_instance_reads_and_writes_no_ledger(account, action, key):
     for name in pools(account):
         assert not account.may(f"{name}-instance", action, account.bucket("records", key))
+
+
+def test_an_instance_reads_the_policy_and_changes_it_not(account):
+    policy = account.bucket("records", "reaper/policy.json")
+    for name in pools(account):
+        assert account.may(f"{name}-instance", "s3:GetObject", policy)
+        assert not account.may(f"{name}-instance", "s3:PutObject", policy)
+        assert not account.may(f"{name}-instance", "s3:DeleteObject", policy)
 
 
 def test_an_instance_reads_the_payload_it_boots_and_its_wheels_and_nothing_else_of_the_records(account):

@@ -33,6 +33,22 @@ def test_a_sound_file_is_read_as_it_is_written():
 
 
 BAD_INPUTS = {
+    "a command of a relative path": (
+        {"pools": [pool(idle={"command": ["busy"]})]},
+        "pools[0].idle.command = ['busy']: must begin with an absolute path",
+    ),
+    "a command that a user can change": (
+        {"pools": [pool(idle={"command": ["/home/bob/busy"]})]},
+        "pools[0].idle.command = ['/home/bob/busy']: must lie where root alone can change it",
+    ),
+    "a program's name with its folder": (
+        {"pools": [pool(idle={"watch": ["/opt/blender"]})]},
+        "pools[0].idle.watch[0] = '/opt/blender': must be the name of a program, without its folder",
+    ),
+    "a limit that an instance at rest passes": (
+        {"pools": [pool(idle={"limits": {"cpu_cores": 0}})]},
+        "pools[0].idle.limits.cpu_cores = 0: must be greater than or equal to 0.01",
+    ),
     "an idle time longer than heartbeats are kept": (
         {"pools": [pool(idle={"after_hours": 400})]},
         "pools[0].idle.after_hours = 400: must be less than or equal to 336",

@@ -9,6 +9,7 @@ from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent.drain import Holds
 from image.reaper.agent.notices import Notices
+from image.reaper.store import Store
 
 
 class AgentCloud(Protocol):
@@ -25,6 +26,13 @@ class AgentCloud(Protocol):
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
         """Make the metadata service ask for tokens, where the machine was started without."""
+
+    def store(self) -> Store:
+        """The stack's records, where the sweep is answered.
+
+        Raises:
+            CloudError: there is no such place, or no key to it.
+        """
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
         """Word that the machine goes."""

@@ -13,7 +13,7 @@ import click
 from image.instance import instance_file, paths
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
-from image.reaper.agent import activity_file, gate_report, keep_folder
+from image.reaper.agent import activity_file, gate_report, keep_folder, stack_policy
 from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.clock import Clock
 from image.reaper.agent.going import SAVE_AGAIN_AFTER, Going, Target, answers
@@ -21,8 +21,9 @@ from image.reaper.agent.judge import Judgement, Limits
 from image.reaper.agent.loop import Agent, stop_on_terminate
 from image.reaper.agent.publish import Publisher, heartbeat
 from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
-from image.reaper.agent.sensors.look import watched_tree, whole_machine
+from image.reaper.agent.sensors.look import Sensors, watched_tree, whole_machine
 from image.reaper.agent.sensors.processes import trainers
+from image.reaper.agent.stack_policy import StackPolicy
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.metrics import HEARTBEAT
 from image.reaper.options import IsoTime
@@ -95,11 +96,10 @@ def run(options: Options) -> None:
     instance_id = options.instance_id or instance_id_of(metadata)
     LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, machine.pool, options.watch)
     tree = TreeCounters(options.watch_pid) if options.watch_pid else None
-    type_name = metadata.instance_type() if metadata and not tree else None
     cloud = agent_cloud.connect(machine, metadata)
     publisher = Publisher(cloud.metrics(), machine.metric_namespace, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
-    going, own = None, OwnUse()
+    going, own, policy = None, OwnUse(), policy_of(machine, cloud, clock.real_s)
     if metadata:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
@@ -108,16 +108,42 @@ def run(options: Options) -> None:
         going = Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed)
     agent = Agent(
         clock,
-        watched_tree(tree, clock.real_s)
-        if tree
-        else whole_machine(machine.expected_of(type_name).gpus, own, clock.real_s),
+        sensors_of(machine, metadata, tree, own, real_s=clock.real_s, policy=policy),
         reporter(machine, instance_id, options.watch, publisher, going),
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
-        (lambda: TREE_LIMITS) if tree else Limits,
+        (lambda: TREE_LIMITS) if tree else policy.limits,
     )
     watch_until_ended(agent, going, clock, options)
     publisher.flush()
     LOG.info("event=end")
+
+
+def policy_of(
+    machine: InstanceFile, cloud: agent_cloud.AgentCloud, real_s: Callable[[], float]
+) -> StackPolicy:
+    """What the stack says of the pool's sensors, as it will be read while the agent runs."""
+
+    def read() -> dict[str, Any] | None:
+        found = cloud.store().get(stack_policy.KEY)
+        return found.content if found else None
+
+    return StackPolicy(read if machine.records_uri else None, machine.pool, real_s)
+
+
+def sensors_of(
+    machine: InstanceFile,
+    metadata: Metadata | None,
+    tree: TreeCounters | None,
+    own: OwnUse,
+    *,
+    real_s: Callable[[], float],
+    policy: StackPolicy,
+) -> Sensors:
+    """What is looked at: one process tree, or the whole instance."""
+    if tree is not None:
+        return watched_tree(tree, real_s)
+    type_name = metadata.instance_type() if metadata else None
+    return whole_machine(machine.expected_of(type_name).gpus, own, real_s, policy.asked)
 
 
 def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: Options) -> None:

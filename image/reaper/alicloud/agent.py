@@ -4,19 +4,20 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from image.instance import oss
-from image.instance.alicloud_credentials import KEY_ID, Credentials
+from image.instance.alicloud_credentials import KEY_ID, Credentials, Keys
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent import notices
 from image.reaper.agent.notices import Notice
 from image.reaper.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
 from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, NO_GROUP, datum, metric_name
+from image.reaper.alicloud.oss import OssStore
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
-from image.reaper.calls import batches
+from image.reaper.calls import Calls, batches
 from image.reaper.errors import AnswerError, CloudError
 from image.reaper.metrics import DIMENSION_INSTANCE
 from image.reaper.model import TAG_REAP_AFTER
@@ -43,6 +44,7 @@ class AgentCloud:
         self._machine = machine
         self._credentials = Credentials(os.environ, None if os.environ.get(KEY_ID) else metadata)
         self._clients = clients(machine.region, self._credentials, os.environ.get(ENDPOINT, ""), inside=True)
+        self._records: tuple[Keys, OssStore] | None = None
 
     def metrics(self) -> "CloudMonitor":
         """Where heartbeats go."""
@@ -52,6 +54,16 @@ class AgentCloud:
         """boto3's S3 client for OSS, with the keys that count now."""
         region = self._machine.region
         return oss.bucket_client(region, self._credentials, oss.ENDPOINT_INSIDE.format(region=region))
+
+    def store(self) -> OssStore:
+        """The stack's records, with the keys that count now."""
+        if not self._machine.records_uri:
+            raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
+        keys = self._credentials.current()
+        if self._records is None or self._records[0] != keys:
+            calls = Calls(lambda: datetime.now(UTC))
+            self._records = keys, OssStore(self.bucket(), calls, self._machine.records_uri)
+        return self._records[1]
 
     def hook(self, instance_id: str) -> Hook:
         """What holds the machine while it leaves."""

@@ -1,7 +1,8 @@
 """What an agent on AWS talks to: CloudWatch, its bucket, its group, the sweep's mark."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import boto3
@@ -11,6 +12,9 @@ from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent import notices
 from image.reaper.aws.lifecycle import Hook
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError
+from image.reaper.store import Store
 
 
 class AgentCloud:
@@ -24,6 +28,7 @@ class AgentCloud:
     def __init__(self, machine: InstanceFile, metadata: Metadata | None) -> None:
         del metadata
         self._machine = machine
+        self._s3 = cache(self.bucket)
 
     def metrics(self) -> Any:
         """CloudWatch's client, which gives up before the agent misses many looks."""
@@ -35,6 +40,12 @@ class AgentCloud:
     def bucket(self) -> Any:
         """boto3's S3 client."""
         return boto3.client("s3", region_name=self._machine.region)
+
+    def store(self) -> Store:
+        """The stack's records."""
+        if not self._machine.records_uri:
+            raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
+        return Store(self._s3(), Calls(lambda: datetime.now(UTC)), self._machine.records_uri)
 
     def hook(self, instance_id: str) -> Hook:
         """What holds the machine while it leaves."""

@@ -12,7 +12,7 @@ from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
 from image.reaper.options import now_option, stack_options
-from image.reaper.people import timeline
+from image.reaper.people import live, timeline
 from image.reaper.people.status import WIDTH, row
 from image.reaper.people.timeline import LEGEND, Cell, Row
 from image.reaper.place import Asked, subject
@@ -30,15 +30,27 @@ STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.H
 SHORTEST_WINDOW = timedelta(hours=24)
 
 
-@click.command(epilog="\b\nExample:\n  gpu-fleet explain i-0123456789abcdef0 --stack aws-dev")
-@click.argument("instance_id")
+@click.command(
+    epilog="\b\nExamples:\n  gpu-fleet explain i-0123456789abcdef0 --stack aws-dev\n"
+    "  sudo gpu-fleet explain --live"
+)
+@click.argument("instance_id", required=False)
+@click.option("--live", "is_live", is_flag=True, help="On an instance: what each sensor reads now.")
 @stack_options
 @now_option
-def explain(instance_id: str, asked: Asked, now: datetime | None) -> None:
-    """Say what a sweep would do with a machine, and show the heartbeats that tell it so.
+def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_live: bool) -> None:
+    """Say what a sweep would do with an instance, and show the heartbeats that tell it so.
 
+    With --live, on an instance and as root: what each sensor reads now, and what makes the instance busy.
     Changes nothing. Exit code 1 when anything could not be read.
     """
+    if is_live:
+        Console(width=None if sys.stdout.isatty() else WIDTH).print(
+            live.table(list(live.lines(*live.look())))
+        )
+        return
+    if instance_id is None:
+        raise click.UsageError("name an instance, or say --live on one")
     meant = subject(asked)
     policy = meant.policy
     options = Options(

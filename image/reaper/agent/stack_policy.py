@@ -1,0 +1,103 @@
+"""What the stack says of this pool's sensors, read anew from its policy while the agent runs."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+from image.reaper import policy
+from image.reaper.agent.judge import Limits
+from image.reaper.agent.sensors.busy_command import BusyCommand
+from image.reaper.agent.sensors.look import Asked
+from image.reaper.errors import CloudError
+from image.reaper.policy_fields import Fields
+
+KEY = "policy.json"
+READ_EVERY_S = 600.0
+TRY_AGAIN_AFTER_S = 60.0
+KIB = 1024
+
+LOG = logging.getLogger(__name__)
+
+
+class StackPolicy:
+    """The newest word of the stack.
+
+    Until it was read once nothing is known of what counts as activity, and so the instance is not known to be
+    idle; after that, what was read last holds.
+
+    Args:
+        read: gives the policy's JSON object, or None where there is none; raises ``CloudError``. None for an
+            instance that was launched before its stack said where the policy lies: what the agent knows by
+            itself then counts.
+        pool: the instance's pool.
+        real_s: real seconds, monotonic.
+    """
+
+    def __init__(
+        self, read: Callable[[], dict[str, Any] | None] | None, pool: str, real_s: Callable[[], float]
+    ) -> None:
+        self._read = read
+        self._pool = pool
+        self._real_s = real_s
+        self._next_s = real_s()
+        self._sensors: policy.Sensors | None = None if read else policy.Sensors()
+        self._problem = ""
+
+    def asked(self) -> Asked:
+        """Programs and command of the pool."""
+        found = self._newest()
+        if found is None:
+            return Asked(problem=f"policy of the stack: {self._problem}")
+        command = BusyCommand(found.command, found.command_timeout_s) if found.command else None
+        return Asked(frozenset(found.watch), command)
+
+    def limits(self) -> Limits:
+        """What counts as activity."""
+        found = self._newest() or policy.Sensors()
+        return replace(
+            Limits(),
+            cpu_cores=found.cpu_cores,
+            disk_bytes_per_s=found.disk_kib_per_s * KIB,
+            network_bytes_per_s=found.network_kib_per_s * KIB,
+        )
+
+    def _newest(self) -> policy.Sensors | None:
+        if self._read is not None and self._real_s() >= self._next_s:
+            self._refresh(self._read)
+        return self._sensors
+
+    def _refresh(self, read: Callable[[], dict[str, Any] | None]) -> None:
+        try:
+            found = sensors_in(read(), self._pool)
+        except CloudError as error:
+            self._next_s = self._real_s() + TRY_AGAIN_AFTER_S
+            if str(error) != self._problem:
+                LOG.warning("event=policy-not-read reason=%r", str(error))
+            self._problem = str(error)
+            return
+        self._next_s, self._problem = self._real_s() + READ_EVERY_S, ""
+        if found != self._sensors:
+            LOG.info("event=policy sensors=%s", found)
+        self._sensors = found
+
+
+def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.Sensors:
+    """What a policy says of a pool's sensors. The rest of it may be newer than this agent.
+
+    Raises:
+        CloudError: there is no policy, none of this pool, or its ``sensors`` are wrong.
+    """
+    pools = (document or {}).get("pools")
+    if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):
+        raise CloudError(f"{KEY} has no pool {pool!r}" if document else f"{KEY} is not there")
+    if "sensors" not in pools[pool]:
+        return policy.Sensors()
+    numbers = json.loads(json.dumps(pools[pool]["sensors"]), parse_float=Decimal)  # as Fields takes them
+    fields = Fields(numbers, f"pools.{pool}.sensors.")
+    found = policy.sensors(fields)
+    if fields.problems:
+        raise CloudError("; ".join(fields.problems))
+    return found

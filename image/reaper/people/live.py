@@ -1,0 +1,127 @@
+"""``gpu-fleet explain --live``: what each sensor of this instance reads now, and what that counts as."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from rich.table import Table
+
+from image.instance import instance_file, paths
+from image.instance.metadata import Metadata
+from image.reaper.agent import cloud as agent_cloud
+from image.reaper.agent.command import policy_of, reached, sensors_of
+from image.reaper.agent.judge import Limits, activity, load, unknowns
+from image.reaper.agent.sensors.counters import OwnUse
+from image.reaper.agent.sensors.reading import Gpu, People, ProcessUse, Rates, Reading
+from image.reaper.errors import ConfigurationError
+from image.reaper.times import format_span
+
+COMPARED_S = 5.0
+STYLES = {"busy": "green", "idle": "yellow", "unknown": "red"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One sensor.
+
+    Attributes:
+        sensor: its name.
+        reading: what it reads.
+        state: ``busy``, ``idle`` or ``unknown``, by this reading alone.
+        why: what makes it so; empty for idle.
+    """
+
+    sensor: str
+    reading: str
+    state: str
+    why: str = ""
+
+
+def look(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
+    """Look at this instance as its agent does, twice: rates are means between two looks.
+
+    Raises:
+        ConfigurationError: not root, who alone sees everybody's processes; or this is no instance.
+        ReaperError: as for the agent's start.
+    """
+    if not paths.instance_file().exists():
+        raise ConfigurationError("--live looks at the instance it runs on, and this is none of a stack's")
+    if os.geteuid() != 0:
+        raise ConfigurationError("--live reads everybody's processes: sudo gpu-fleet explain --live")
+    machine = instance_file.load(paths.instance_file())
+    metadata = reached(Metadata(machine.cloud), "this instance")
+    policy = policy_of(machine, agent_cloud.connect(machine, metadata), time.monotonic)
+    sensors = sensors_of(machine, metadata, None, OwnUse(), real_s=time.monotonic, policy=policy)
+    sensors.sample(datetime.now(UTC), everything=True)
+    wait(COMPARED_S)
+    return sensors.look(datetime.now(UTC)), policy.limits()
+
+
+def lines(reading: Reading, limits: Limits) -> Iterator[Line]:
+    """Every sensor, judged alone by the agent's own judge. Pure."""
+    nothing = Reading(reading.at, None)
+    if reading.rates is not None:
+        yield _judged(
+            "cpu, disk, network", _rates(reading.rates, limits), replace(nothing, rates=reading.rates), limits
+        )
+    for gpu in reading.gpus:
+        yield _judged(f"gpu {gpu.name}", _gpu(gpu), replace(nothing, gpus=(gpu,)), limits)
+    for name, text, people in _people(reading.people or People()):
+        yield _judged(name, text, replace(nothing, people=people), limits)
+    for failure in reading.failures:
+        yield Line(failure.partition(":")[0], "failed", "unknown", failure.partition(": ")[2])
+
+
+def _people(people: People) -> Iterator[tuple[str, str, People]]:
+    for session in people.sessions:
+        used = "in use" if session.unused_s == 0 else f"last used {_ago(session.unused_s)}"
+        yield session.kind, f"{session.who}: {used}", People(sessions=(session,))
+    for use in people.processes:
+        yield use.kind, _use(use), People(processes=(use,))
+    for name in people.watched:
+        yield "program", name, People(watched=(name,))
+    for text in people.unknown:
+        yield text.partition(" ")[0], "not told", People(unknown=(text,))
+
+
+def _judged(sensor: str, text: str, reading: Reading, limits: Limits) -> Line:
+    if busy := activity([reading], limits):
+        return Line(sensor, text, "busy", "; ".join(busy))
+    if unknown := unknowns([reading], limits):
+        return Line(sensor, text, "unknown", "; ".join(unknown))
+    return Line(sensor, text, "idle")
+
+
+def _rates(rates: Rates, limits: Limits) -> str:
+    disk, network = rates.disk_bytes_per_s / 1024, rates.network_bytes_per_s / 1024
+    share = 100 * load(rates, limits)
+    return f"{rates.cpu_cores:.2f} cores, {disk:.0f} KiB/s, {network:.0f} KiB/s: {share:.0f} % of what counts"
+
+
+def _gpu(gpu: Gpu) -> str:
+    used = "not told" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent:.0f} %"
+    power = "" if gpu.power_w is None else f", {gpu.power_w:.0f} W"
+    return f"utilisation {used}{power}, {gpu.memory_used_gib:.1f} GiB, {len(gpu.pids)} processes"
+
+
+def _use(use: ProcessUse) -> str:
+    peers = f", one of {use.ranks} ranks, {use.peers} connections to others" if use.ranks > 1 else ""
+    return f"{use.who}: {100 * use.cpu_cores:.1f} % of a core, {use.bytes_per_s / 1024:.1f} KiB/s{peers}"
+
+
+def _ago(seconds: float) -> str:
+    return f"{format_span(timedelta(seconds=seconds))} ago"
+
+
+def table(found: list[Line]) -> Table:
+    """For a terminal, with the whole in the last line."""
+    made = Table(box=None, header_style="bold")
+    for heading in ("sensor", "reading", "counts as", "because of"):
+        made.add_column(heading, overflow="fold")
+    states = [each.state for each in found]
+    whole = next((state for state in ("busy", "unknown") if state in states), "idle")
+    for each in [*found, Line("all of them", "", whole)]:
+        made.add_row(each.sensor, each.reading, each.state, each.why, style=STYLES[each.state])
+    return made

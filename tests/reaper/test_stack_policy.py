@@ -1,0 +1,110 @@
+"""What counts as activity comes from the stack's policy, and reaches an agent that runs."""
+
+import pytest
+
+from image.reaper.agent.sensors.busy_command import BusyCommand
+from image.reaper.agent.sensors.look import Asked
+from image.reaper.agent.stack_policy import READ_EVERY_S, TRY_AGAIN_AFTER_S, StackPolicy, sensors_in
+from image.reaper.errors import CloudError
+from image.reaper.policy import Sensors
+
+OWN = {
+    "watch": ["blender"],
+    "command": ["/usr/local/bin/busy", "-q"],
+    "command_timeout_s": 3,
+    "cpu_cores": 0.5,
+    "disk_kib_per_s": 1000,
+    "network_kib_per_s": 200,
+}
+
+
+def document(**values):
+    return {"schema_version": 9, "pools": {"dev": {"sensors": OWN | values, "newer_key": 1}}}
+
+
+class Bucket:
+    """Gives what a test put into it, on a clock that a test moves."""
+
+    def __init__(self, content=None):
+        self.content = content
+        self.now_s = 0.0
+        self.reads = 0
+
+    def read(self):
+        self.reads += 1
+        if isinstance(self.content, Exception):
+            raise self.content
+        return self.content
+
+    def policy(self):
+        return StackPolicy(self.read, "dev", lambda: self.now_s)
+
+
+def test_the_stack_s_programs_command_and_limits_count():
+    policy = Bucket(document()).policy()
+
+    assert policy.asked() == Asked(frozenset({"blender"}), BusyCommand(("/usr/local/bin/busy", "-q"), 3.0))
+    limits = policy.limits()
+    assert (limits.cpu_cores, limits.disk_bytes_per_s, limits.network_bytes_per_s) == (
+        0.5,
+        1_024_000,
+        204_800,
+    )
+
+
+def test_a_change_reaches_a_running_agent():
+    bucket = Bucket(document())
+    policy = bucket.policy()
+    policy.asked()
+    bucket.content = document(watch=["maya"])
+
+    before = policy.asked().watch
+    bucket.now_s = READ_EVERY_S
+
+    assert (before, policy.asked().watch) == (frozenset({"blender"}), frozenset({"maya"}))
+    assert bucket.reads == 2
+
+
+def test_before_it_was_read_once_the_instance_is_unknown():
+    policy = Bucket(CloudError("AccessDenied")).policy()
+
+    assert policy.asked() == Asked(problem="policy of the stack: AccessDenied")
+    assert policy.limits().cpu_cores == 0.1
+
+
+def test_what_was_read_last_holds_while_the_bucket_is_silent():
+    bucket = Bucket(document())
+    policy = bucket.policy()
+    policy.asked()
+    bucket.now_s, bucket.content = READ_EVERY_S, CloudError("SlowDown")
+
+    assert policy.asked().watch == frozenset({"blender"})
+    bucket.content = document(watch=[])
+    bucket.now_s += TRY_AGAIN_AFTER_S
+    assert policy.asked().watch == frozenset()
+
+
+def test_an_instance_that_knows_no_place_of_the_policy_goes_by_the_agent_s_own_limits():
+    policy = StackPolicy(None, "dev", lambda: 0.0)
+
+    assert policy.asked() == Asked()
+    assert policy.limits().cpu_cores == 0.1
+
+
+def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
+    assert sensors_in({"pools": {"dev": {"market": "spot"}}}, "dev") == Sensors()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, r"policy\.json is not there"),
+        ({"pools": {}}, "has no pool 'dev'"),
+        (document(cpu_cores=0), r"pools\.dev\.sensors\.cpu_cores = 0; allowed: a number from 0\.01 to 64"),
+        (document(watch="blender"), r"sensors\.watch = 'blender'; allowed: a list of texts"),
+        (document(wacht=[]), "wacht"),
+    ],
+)
+def test_a_policy_that_says_nothing_sound_is_an_error_that_names_it(content, told):
+    with pytest.raises(CloudError, match=told):
+        sensors_in(content, "dev")
