@@ -22,11 +22,12 @@ from image.reaper.money.spent import line_of
 from image.reaper.options import now_option, stack_options
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
+from image.reaper.sweep import watch as watching
 from image.reaper.sweep.environment import connect
 from image.reaper.sweep.marks import hold_of
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options, sweep
-from image.reaper.times import format_span
+from image.reaper.times import format_span, format_time
 
 WIDTH = 150  # of a table that goes into a file or a pipe
 STYLES = {
@@ -88,10 +89,20 @@ def status(asked: Asked, now: datetime | None, *, here: bool) -> None:
     cloud = connect(policy, options.clock, read_only=True, environ=meant.environ)
     result = sweep(cloud, policy, options)
     show(console, result, policy)
+    if policy.watch_days and cloud.store is not None:
+        console.print(watched(watching.load(cloud.store, result.now), policy, result.now), soft_wrap=True)
     if spending := look(cloud, policy, result.fleet, result.now):
         console.print(line_of(spending), markup=False, soft_wrap=True)
     if result.done.failures:
         sys.exit(1)
+
+
+def watched(watch: watching.Watch, policy: Policy, now: datetime) -> str:
+    """Whether the stack's sweep only watches, and what it saw."""
+    if now >= watch.until(policy):
+        return f"watched until {format_time(watch.until(policy))}; the sweep acts"
+    seen = f"{len(watch.would_end)} instances would have been stopped or terminated so far"
+    return f"only watching until {format_time(watch.until(policy))}, nothing is terminated: {seen}"
 
 
 def show(console: Console, result: Result, policy: Policy) -> None:

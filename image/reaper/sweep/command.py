@@ -21,7 +21,7 @@ from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options
 from image.reaper.sweep.sweep import sweep as sweep_once
-from image.reaper.times import format_span
+from image.reaper.times import format_span, format_time
 
 EXIT_FAILED = 1
 STYLES = {Verdict.MARK: "yellow", Verdict.WAIT: "yellow", Verdict.ALERT: "red", Verdict.KEEP_UNKNOWN: "red"}
@@ -89,6 +89,10 @@ def _show(result: Result) -> None:
         console.print(text, style="red")
     if result.spending is not None:
         console.print(line_of(result.spending), markup=False, soft_wrap=True)
+    if result.watched_until is not None and result.watch is not None:
+        seen = f"{len(result.watch.would_end)} instances would have been stopped or terminated so far"
+        text = f"only watching until {format_time(result.watched_until)}: {seen}"
+        console.print(text, style="yellow", soft_wrap=True)
     told = "dry run, nothing was changed" if result.dry_run else f"{len(result.done.marked)} marked"
     saved = f"{result.done.saved_per_month} {result.currency} a month saved"
     console.print(

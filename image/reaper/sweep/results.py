@@ -19,6 +19,7 @@ from image.reaper.metrics import (
 from image.reaper.model import Decision, Fleet, Plan, Verdict
 from image.reaper.money.spent import Spending
 from image.reaper.sweep.ledger import saved_usd_per_month
+from image.reaper.sweep.watch import Watch
 from image.reaper.times import format_time
 
 USD = "USD"
@@ -77,6 +78,8 @@ class Result:
         fleet: what was looked at, ended machines included.
         leftovers: volumes, addresses and the like that nobody uses, as JSON objects.
         spending: what the stack costs; None where nothing is metered.
+        watch: what was seen so far, of a sweep that only watches.
+        watched_until: when the sweeps begin to act; None where they do.
     """
 
     now: datetime
@@ -89,6 +92,8 @@ class Result:
     fleet: Fleet = NO_FLEET
     leftovers: Sequence[dict[str, Any]] = ()
     spending: Spending | None = None
+    watch: Watch | None = None
+    watched_until: datetime | None = None
 
     @property
     def failed(self) -> bool:
@@ -127,6 +132,8 @@ class Result:
             "breaker": self.plan.breaker,
             "leftovers": list(self.leftovers),
             "spending": self.spending.to_json() if self.spending else None,
+            "watched_until": format_time(self.watched_until) if self.watched_until else None,
+            "would_end": self.watch.would_end if self.watch else [],
         }
 
     def _ended_json(self, ended: Ended) -> dict[str, Any]:

@@ -1,20 +1,22 @@
 """One sweep over the managed machines of a stack: look, decide, check again, act, report."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
-from image.reaper.calls import Failure
+from image.reaper.calls import Failure, batches, bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
-from image.reaper.model import ENDS, Decision, Fleet, Instance, Plan
+from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Instance, Plan
 from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
+from image.reaper.sweep import watch as watching
 from image.reaper.sweep.cloud import Cloud
 from image.reaper.sweep.decide import Situation, decide
 from image.reaper.sweep.lease import Lease, remembered
 from image.reaper.sweep.leftovers import Finding
-from image.reaper.sweep.marks import mark_of
+from image.reaper.sweep.marks import is_marked, mark_of
 from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
 from image.reaper.sweep.observe import look_closely, observe
 from image.reaper.sweep.results import Done, Result
@@ -63,6 +65,12 @@ def sweep(cloud: Cloud, policy: Policy, options: Options) -> Result:
     tools = carry_out.Tools(cloud.machines, cloud.notifier, cloud.store, policy, options.clock)
     running = _Sweep(cloud, policy, options)
     try:
+        watch = watching.load(cloud.store, options.clock()) if policy.watch_days else None
+        if watch is not None and options.clock() < watch.until(policy):
+            running = _Sweep(cloud, watching.watching_policy(policy), options, watch)
+            return running.look_and_watch(tools, lease, watch)
+        if watch is not None and not watch.summed_up:
+            running.sum_up(tools, watch)
         return running.look_and_act(tools, lease)
     finally:
         _release(lease, running.done)
@@ -78,7 +86,10 @@ def _release(lease: Lease, done: Done) -> None:
 class _Sweep:
     """One sweep on its way: what it knows, and what it has done."""
 
-    def __init__(self, cloud: Cloud, policy: Policy, options: Options) -> None:
+    def __init__(
+        self, cloud: Cloud, policy: Policy, options: Options, watch: watching.Watch | None = None
+    ) -> None:
+        self._watch = watch
         self._cloud = cloud
         self._policy = policy
         self._options = options
@@ -106,13 +117,52 @@ class _Sweep:
             "alert": lambda: self._alert(tools.notifier, lease, plan, situation.now),
             "leftovers": lambda: self._tidy(tools, lease, situation),
         }
+        self._take(steps)
+        return self._result(situation, plan)
+
+    def look_and_watch(self, tools: carry_out.Tools, lease: Lease, watch: watching.Watch) -> Result:
+        """Plan as a sweep that acts, mark and end nothing, and tell what would have been ended."""
+        situation = self._look()
+        situation = replace(situation, replaced=lease.memory.replaced_lately(situation.now))
+        self._check_clock()
+        plan = decide(situation)
+        new = [] if plan.breaker else watch.note(plan, situation.now)
+        steps: dict[str, Callable[[], None]] = {
+            # told before it is kept: what could not be told is told by the next sweep
+            "notify": lambda: self._tell_watched(tools, watch, new),
+            "watch": lambda: watching.save(tools.store, watch),
+            "alert": lambda: self._alert(tools.notifier, lease, plan, situation.now),
+        }
+        self._take(steps)
+        return replace(self._result(situation, plan), watch=watch, watched_until=watch.until(self._policy))
+
+    def _tell_watched(self, tools: carry_out.Tools, watch: watching.Watch, new: list[dict[str, Any]]) -> None:
+        if not new:
+            return
+        until = watch.until(self._policy)
+        subject = f"{self._policy.stack}: {len(new)} idle instance(s) would be terminated or stopped now"
+        try:
+            tools.notifier.tell(subject, watching.text_of(new, until, self._policy.currency))
+        except (CloudError, DeadlineError):
+            watch.would_end = [one for one in watch.would_end if one not in new]
+            raise
+
+    def sum_up(self, tools: carry_out.Tools, watch: watching.Watch) -> None:
+        """Tell what the days of watching showed, once; what fails is tried again by the next sweep."""
+        try:
+            tools.notifier.tell(*watching.summary(watch, self._policy))
+            watch.summed_up = True
+            watching.save(tools.store, watch)
+        except (CloudError, DeadlineError) as error:
+            self.done.failures.append(Failure("*", "sum the watch up", str(error)))
+
+    def _take(self, steps: Mapping[str, Callable[[], None]]) -> None:
         for name, step in steps.items():
             # What one step ran into must not keep the report of the others from people.
             try:
                 step()
             except (CloudError, DeadlineError) as error:
                 self.done.failures.append(Failure("*", name, str(error)))
-        return self._result(situation, plan)
 
     def _tidy(self, tools: carry_out.Tools, lease: Lease, situation: Situation) -> None:
         if not tidy.is_due(lease.memory.leftovers_at, situation.now):
@@ -124,6 +174,9 @@ class _Sweep:
 
     def _look(self) -> Situation:
         fleet = self._cloud.machines.fleet()
+        if self._watch is not None:
+            self._unmark_really(fleet)
+            fleet = self._watch.overlaid(fleet)
         fleet = replace(fleet, instances=tuple(self._with_lock(one) for one in fleet.instances))
         scale_in = self._scale_in()
         now = self._options.clock()
@@ -145,6 +198,14 @@ class _Sweep:
         except CloudError as error:
             self.done.failures.append(Failure(instance.id, "read termination protection", str(error)))
             return replace(instance, locked="its termination protection could not be read")
+
+    def _unmark_really(self, fleet: Fleet) -> None:
+        """Marks of a time before the watch: no instance is to expect an end that does not come."""
+        marked = [one.id for one in fleet.instances if is_marked(one)]
+        untag = self._cloud.machines.untag
+        for batch in batches(marked, carry_out.TAG_BATCH):
+            failed = bisect(batch, "unmark", lambda some: untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER)))
+            self.done.failures += failed
 
     def _replaced_lately(self, now: datetime) -> dict[str, str]:
         """As the sweeps before remember it; nothing where they cannot be asked."""

@@ -4,7 +4,7 @@ The same decisions are made as later. Only the marks are not written on the inst
 (``watch.json``, with the moment of the first sweep), and what a sweep would have ended is told instead.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -175,8 +175,3 @@ def summary(watch: Watch, policy: Policy) -> tuple[str, str]:
         f"stopped or terminated, {again} of them used again"
     )
     return subject, text_of(watch.would_end, watch.until(policy), policy.currency)
-
-
-def open_now(watch: Mapping[str, Any]) -> int:
-    """Instances of a watch's object that would be gone now."""
-    return sum(one["used_again_at"] is None for one in watch["would_end"])

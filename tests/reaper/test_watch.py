@@ -1,0 +1,118 @@
+"""The first days: the same decisions, and nothing but words comes of them."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from image.reaper.times import format_time
+from tests.reaper.moto_fleet import BUCKET, NOW, client
+from tests.reaper.test_sweep_on_moto import AFTER_GRACE, fleet, sweep  # noqa: F401 - fixtures
+
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture
+def idle(fleet):  # noqa: F811
+    """An instance that would be terminated with the second sweep."""
+    (instance,) = fleet.start()
+    fleet.heartbeats([instance], idle_hours=2.5)
+    return instance
+
+
+@pytest.fixture
+def past_grace(fleet, sweep, idle):  # noqa: F811
+    """The sweep that marks it in mind, and the one that would terminate it: (result, report)."""
+    sweep(NOW, watch_days=7)
+    fleet.heartbeats([idle], idle_hours=2.5, until=AFTER_GRACE)
+    return sweep(AFTER_GRACE, watch_days=7)
+
+
+def watched():
+    return json.loads(client("s3").get_object(Bucket=BUCKET, Key="reaper/watch.json")["Body"].read())
+
+
+def test_what_would_have_been_terminated_is_told_with_owner_and_worth_and_lives(
+    fleet,  # noqa: F811
+    idle,
+    past_grace,
+):
+    result, second = past_grace
+
+    assert result.exit_code == 0, result.output
+    assert fleet.state(idle) == "running"
+    assert not {TAG_IDLE_SINCE, TAG_REAP_AFTER} & fleet.tags(idle).keys()
+    assert (second["acted"], second["marked"]) == ([], [])
+    (told,) = second["would_end"]
+    assert (told["instance_id"], told["owner"], told["action"]) == (idle, "ada", "terminate")
+    (mail,) = fleet.heard()
+    assert mail["Subject"] == "test: 1 idle instance(s) would be terminated or stopped now"
+    assert f"{idle} (g5.xlarge, pool dev, owner ada, 1.006 USD an hour)" in mail["Message"]
+    assert "734.380 USD a month" in mail["Message"]
+    assert second["watched_until"] == format_time(NOW + WEEK)
+
+
+def test_the_days_count_from_the_first_sweep_however_often_it_runs(fleet, sweep, idle):  # noqa: F811
+    for minutes in (0, 10, 20):
+        sweep(NOW + timedelta(minutes=minutes), watch_days=7)
+
+    assert watched()["began"] == format_time(NOW)
+
+
+def test_it_is_told_once(fleet, sweep, past_grace):  # noqa: F811
+    for minutes in range(3):
+        sweep(AFTER_GRACE + timedelta(minutes=minutes), watch_days=7)
+
+    assert len(fleet.heard()) == 1
+
+
+def test_one_that_is_used_again_is_told_as_a_mistake_that_was_not_made(fleet, sweep, idle, past_grace):  # noqa: F811
+    later = AFTER_GRACE + timedelta(hours=1)
+    fleet.heartbeats([idle], idle_hours=-1.4, until=later, over_hours=1)
+
+    sweep(later, watch_days=7)
+
+    (told,) = watched()["would_end"]
+    assert told["used_again_at"] == format_time(later)
+    assert watched()["marks"] == {}
+
+
+def test_after_the_last_day_it_sums_up_marks_and_acts(fleet, sweep, idle, past_grace):  # noqa: F811
+    end = NOW + WEEK + timedelta(minutes=1)
+    fleet.heartbeats([idle], idle_hours=2.5, until=end)
+
+    _, report = sweep(end, watch_days=7)
+    _, after = sweep(end, watch_days=7)
+
+    assert report["marked"] == [idle]
+    assert after["watched_until"] is None
+    subjects = [mail["Subject"] for mail in fleet.heard()]
+    assert subjects[1].startswith(
+        "test: watched 7 days, 1 instances would have been stopped or terminated, 0"
+    )
+    assert len(subjects) == 3
+
+
+def test_a_stack_without_the_key_acts_at_once(fleet, sweep, idle):  # noqa: F811
+    _, report = sweep(NOW)
+
+    assert report["marked"] == [idle]
+
+
+def test_marks_from_before_the_watch_are_taken_away(fleet, sweep, idle):  # noqa: F811
+    sweep(NOW)
+    sweep(NOW, watch_days=7)
+
+    assert not {TAG_IDLE_SINCE, TAG_REAP_AFTER} & fleet.tags(idle).keys()
+
+
+def test_nothing_is_done_where_nobody_knows_since_when_it_watches(fleet, sweep, idle):  # noqa: F811
+    sweep(NOW, watch_days=7)
+    client("s3").put_object(Bucket=BUCKET, Key="reaper/watch.json", Body=b'{"began": "soon"}')
+
+    result, _ = sweep(AFTER_GRACE, watch_days=7)
+
+    assert result.exit_code == 1
+    assert "watch.json cannot be read" in result.output
+    assert fleet.state(idle) == "running"
