@@ -6,6 +6,7 @@ end comes from the very archive that the stack uploads as its function, in an in
 else of this project.
 """
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehears
     before = machines.launched(clients, settings.name)
     with cast(clients, before, user_data, folder) as players:
         moments = timeline(settings.pools[0].idle, datetime.now(UTC))
+        _past_the_watch(clients, settings, rehearsed.outputs["bucket_uris"]["records"], moments)
         reports, touched = _through_the_hours(clients, settings.name, players, moments, function)
     gone = machines.running(before) - machines.running(machines.launched(clients, settings.name))
     console.print(table(players, reports, gone))
@@ -106,6 +108,16 @@ def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehears
         write_calls=ending["calls"]["write"],
         seconds=time.perf_counter() - started,
     )
+
+
+def _past_the_watch(clients: Clients, settings: Stack, records: str, moments: Timeline) -> None:
+    """A stack that watches at first is rehearsed as it is after that: its first sweep lies long ago."""
+    if not settings.reaper.watch_days:
+        return
+    began = moments.begin - timedelta(days=settings.reaper.watch_days + 1)
+    told = {"began": began.isoformat(), "marks": {}, "would_end": [], "summed_up": True}
+    bucket = records.removeprefix("s3://")
+    clients("s3").put_object(Bucket=bucket, Key="reaper/watch.json", Body=json.dumps(told).encode())
 
 
 def _through_the_hours(
