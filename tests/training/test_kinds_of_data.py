@@ -1,14 +1,21 @@
 """Every kind of data trains: from the raw files over `prepare` to a finished run, on two ranks."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpu_fleet import cli
+from gpu_fleet import cli, config
+from gpu_fleet.data.dataset import Description, describe
+from gpu_fleet.data.images import ImageFolder, _shift
+from gpu_fleet.data.loader import reader_processes
 from gpu_fleet.data.shards import shard_files
-from tests.training.examples import changed, gpt_table, resnet_table, train_on
+from gpu_fleet.run import with_readers
+from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on
 
 
 def prepare(*arguments: str) -> None:
@@ -83,3 +90,56 @@ def test_a_few_corrupt_samples_are_left_out(shards, tmp_path):
     damage(shards)
 
     assert train_on(2, shards_table(shards, tmp_path, corrupt_limit=1000))["outcome"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("kind", "cores", "ranks", "processes"),
+    [
+        ("images", 192, 8, 23),
+        ("shards", 16, 1, 15),
+        ("images", 2, 2, 0),
+        ("images", 2, 8, 0),
+        ("tokens", 192, 8, 0),
+    ],
+)
+def test_a_rank_reads_with_its_share_of_the_cores_by_default(kind, cores, ranks, processes):
+    assert reader_processes(kind, cores, ranks) == processes
+
+
+def test_a_number_of_reader_processes_is_taken_as_it_is_and_found_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(12))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    table = {"run": {"steps": 1}, "model": {"name": "resnet_small"}, "data": {"path": "nowhere"}}
+    asked = {**table, "data": {"path": "nowhere", "workers": 1}}
+
+    found = [
+        with_readers(config.from_table(each, "test"), Description("images"), cast("Any", None))
+        for each in (table, asked)
+    ]
+
+    assert [settings.data.workers for settings in found] == [2, 1]
+
+
+def test_a_small_data_set_is_decoded_once(digits, tmp_path):
+    few = few_digits(digits, tmp_path, count=4)
+    data = ImageFolder(few / "train", describe(few).classes, config.Data(path=str(few)), training=True)
+    chance = np.random.default_rng(0)
+    first = [data.sample(index, chance)[0] for index in range(len(data))]
+
+    for file in (few / "train").glob("*/*.png"):
+        file.unlink()
+
+    assert all((data.sample(index, chance)[0] == pixels).all() for index, pixels in enumerate(first))
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 2**32))
+def test_a_shifted_picture_repeats_its_edges(height, width, seed):
+    picture = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    down, right = max(1, round(height / 8)), max(1, round(width / 8))
+    chance = np.random.default_rng(seed)
+    top, left = chance.integers(0, 2 * down + 1), chance.integers(0, 2 * right + 1)
+    padded = np.pad(picture, ((down, down), (right, right), (0, 0)), mode="edge")
+
+    shifted = _shift(picture, np.random.default_rng(seed))
+
+    assert (shifted == padded[top : top + height, left : left + width]).all()

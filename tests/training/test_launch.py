@@ -436,3 +436,16 @@ def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
     assert status == 85, program.said
     assert (result["outcome"], result["reason"]) == ("stopped", "sigterm")
     assert (run / "checkpoints" / f"step-{result['step']}" / "manifest.json").exists()
+
+
+def test_the_flight_recorder_of_torch_is_on_and_writes_into_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "50")  # what a person has set stays
+    names = ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE"]
+    told = tmp_path / "told"
+    code = (
+        f"import os, pathlib; pathlib.Path({str(told)!r}).write_text(repr([os.environ[n] for n in {names}]))"
+    )
+
+    assert launch.run([sys.executable, "-c", code], {}, tmp_path) == 0
+
+    assert told.read_text() == repr(["50", "1", f"{tmp_path}/collectives-rank-"])

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from gpu_fleet import config
-from gpu_fleet.checkpoint import local, restore
+from gpu_fleet.checkpoint import local, manager, restore
 from gpu_fleet.checkpoint.store import Store
-from gpu_fleet.errors import CheckpointError, DataError
+from gpu_fleet.checkpoint.team import Team
+from gpu_fleet.errors import CheckpointError, DataError, StoreError
 from gpu_fleet.parallel.world import Agreement, world
 from tests.training.examples import changed, gpt_table, train_rank, write_tokens
 from tests.training.ranks import run_ranks
@@ -92,7 +94,80 @@ def test_a_sharded_run_needs_a_folder_that_machines_share(tmp_path: Path) -> Non
 
     said = run_ranks(train_on_own_disk, 2, table, tmp_path)
 
-    assert all("is not the same folder on all machines" in text for text in said)
+    assert all("is not the same folder on all instances" in text for text in said)
+
+
+def sharded_table(folder: Path, **checkpoint: Any) -> dict[str, Any]:
+    tokens = folder / "tokens"
+    data = tokens if tokens.exists() else write_tokens(tokens)
+    return changed(gpt_table(data, folder), parallel={"strategy": "fsdp"}, checkpoint=checkpoint)
+
+
+def brought_up(
+    table: dict[str, Any], root: Path, stop_at: int
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Trains on this rank, on an instance of its own: the outcome, what it uploaded, what is left here."""
+    disk, uploaded = on_own_machine(root), []
+
+    class NotingStore(Store):
+        def upload_files(self, folder: Path, step: int, names: Any, moved: Any = None) -> None:
+            uploaded.extend(names)
+            super().upload_files(folder, step, names, moved)
+
+    manager.Store = NotingStore
+    found = train_rank(changed(table, run={"directory": str(disk)}), stop_at)
+    left = sorted(path.name for path in disk.glob("checkpoints/step-*/*"))
+    return found, uploaded, left
+
+
+def test_instances_that_share_nothing_save_a_sharded_run_each_its_part(bucket: str, tmp_path: Path) -> None:
+    table = sharded_table(tmp_path, uri=URI)
+
+    (stopped, first, left), (_, second, left_there) = run_ranks(brought_up, 2, table, tmp_path / "a", 3)
+    (resumed, _, _), _ = run_ranks(brought_up, 2, table, tmp_path / "b", 0)
+
+    assert {name for name in first if name.startswith("__")} == {"__0_0.distcp"}
+    assert second == ["__1_0.distcp"]
+    assert left == left_there == []
+    assert Store(URI).steps() == [stopped["step"], resumed["step"]]
+    assert resumed["resumed_from_step"] == stopped["step"] == 3
+    alone = run_ranks(train_rank, 2, sharded_table(tmp_path, uri="none"))[0]
+    assert resumed["parameters_sha256"] == alone["parameters_sha256"]
+
+
+def failing_upload(table: dict[str, Any], root: Path) -> str:
+    """The error that this rank ends with when the bucket refuses the files of rank 1."""
+    disk = on_own_machine(root)
+
+    class RefusingStore(Store):
+        def upload_files(self, folder: Path, step: int, names: Any, moved: Any = None) -> None:
+            if os.environ["RANK"] == "1":
+                raise StoreError(f"{self.uri}: cannot take step {step}: AccessDenied")
+            super().upload_files(folder, step, names, moved)
+
+    manager.Store = RefusingStore
+    try:
+        train_rank(changed(table, run={"directory": str(disk)}))
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_a_part_that_does_not_come_up_is_named_by_rank_and_step_and_there_is_no_checkpoint(
+    bucket: str, tmp_path: Path
+) -> None:
+    said = run_ranks(failing_upload, 2, sharded_table(tmp_path, uri=URI), tmp_path)
+
+    assert all(text == f"rank 1: {URI}: cannot take step 6: AccessDenied" for text in said)
+    assert Store(URI).steps() == []
+
+
+def test_a_team_waits_for_no_rank_that_says_nothing_for_ever() -> None:
+    team = Team(0, 2, HashStore(), patience_s=1.0, sleep=lambda _: None)
+    team.post(7, "written", {})
+
+    with pytest.raises(CheckpointError, match="rank 1: said nothing of written for 1 s, at step 7"):
+        team.gather(7, "written")
 
 
 def agreed_values(values: list[list[tuple[int, int]]]) -> list[list[int] | None]:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gpu_fleet import config
 from gpu_fleet.errors import ConfigError
@@ -30,6 +31,21 @@ RECORD = {"kind": "train", "step": 10, "loss": 2.5, "metric_name": "accuracy"}
 
 def parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+class Noting(torch.nn.Linear):
+    """Notes what it is called with."""
+
+    def forward(self, inputs):
+        self.called_with = type(inputs)
+        return super().forward(inputs)
+
+
+def test_a_model_is_counted_by_its_shapes_without_computing_anything():
+    layer = Noting(16, 32, bias=False)
+
+    assert flops_per_sample(layer, torch.zeros(1, 16)) == 6 * 16 * 32
+    assert layer.called_with is FakeTensor
 
 
 def test_a_linear_layer_costs_six_operations_per_weight():

@@ -4,6 +4,9 @@ import itertools
 import json
 import math
 import os
+import pickle
+import re
+import signal
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -100,6 +103,7 @@ def test_a_rank_that_hangs_and_those_that_wait_for_it_end_and_leave_their_stacks
     waiting, hanging = ((tmp_path / "run" / f"stacks-rank-{rank}.txt").read_text() for rank in (0, 1))
     assert "in never_done" in hanging
     assert "in accumulate" in waiting
+    assert waiting.startswith("held up by rank 1: behind the others, after step 0 at ")
     assert "in never_done" not in waiting
 
 
@@ -111,6 +115,34 @@ def hang_rank(table: dict[str, Any]) -> None:
 
     if os.environ["RANK"] == "1":
         loop.mean_loss = never_done
+    settings = config.from_table(table, "test")
+    with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
+        loop.train(settings, where, interruption)
+
+
+def test_a_stopped_rank_is_named_by_the_one_that_waits_for_it(table, tmp_path):
+    """As by kill -STOP, or on an instance that is gone: rank 0 used to name itself."""
+    with pytest.raises(AssertionError, match="rank 0 of 2:\nended without a word"):
+        run_ranks(stopped_rank, 2, changed(table, parallel={"timeout_s": 6.0}))
+
+    said = (tmp_path / "run" / "stacks-rank-0.txt").read_text()
+    assert said.startswith("held up by rank 1: stopped or gone, silent for ")
+    assert re.match(".* after step [01]\n", said)  # it told of itself before it was stopped, not while
+    recorded = pickle.loads((tmp_path / "run" / "collectives-rank-0").read_bytes())
+    assert recorded["entries"]
+
+
+def stopped_rank(table: dict[str, Any]) -> None:
+    """Trains on this rank; rank 1 is stopped in its second step (of two micro-batches)."""
+    real, calls = loop.mean_loss, itertools.count(1)
+
+    def stopping_loss(*tensors: Any) -> Any:
+        if next(calls) == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return real(*tensors)
+
+    if os.environ["RANK"] == "1":
+        loop.mean_loss = stopping_loss
     settings = config.from_table(table, "test")
     with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
         loop.train(settings, where, interruption)

@@ -324,3 +324,15 @@ def test_the_defaults_are_the_published_models() -> None:
 
     # He et al., 2015 by torchvision: 25,557,032; GPT-2 small by Radford et al.: 124,439,808
     assert counts == {"resnet50": 25_557_032, "gpt2": 124_439_808}
+
+
+def test_cudnn_tries_its_algorithms_when_asked():
+    before = torch.backends.cudnn.benchmark
+
+    tried = []
+    for asked in (True, False):
+        precision.set_matrix_format(config.Precision(cudnn_benchmark=asked))
+        tried.append(torch.backends.cudnn.benchmark)
+
+    torch.backends.cudnn.benchmark = before
+    assert tried == [True, False]

@@ -1,12 +1,14 @@
 """Traces: the chosen steps and no others, in a file that the viewers read."""
 
 import json
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.metrics.profiling import StepTrace, parse_steps
+from gpu_fleet.metrics.profiling import StepTrace, marked, parse_steps
 
 
 def run_steps(trace: StepTrace, steps: range) -> None:
@@ -65,3 +67,28 @@ def test_a_range_is_written_with_two_dots():
 def test_a_wrong_flag_is_named(text):
     with pytest.raises(ConfigError, match=r"--profile = "):
         parse_steps(text)
+
+
+def test_the_trace_says_what_memory_is_taken(tmp_path):
+    with StepTrace((1, 1), tmp_path) as trace:
+        run_steps(trace, range(1, 2))
+
+    assert "[memory]" in {event.get("name") for event in json.loads(trace.file.read_text())["traceEvents"]}
+
+
+def test_ranges_are_named_for_nsight_systems_where_there_is_a_gpu(monkeypatch):
+    named = []
+
+    @contextmanager
+    def noted(name):
+        named.append(name)
+        yield
+
+    with marked("nothing"):
+        pass
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("gpu_fleet.metrics.profiling.nvtx", SimpleNamespace(range=noted))
+    with marked("update"):
+        pass
+
+    assert named == ["update"]

@@ -2,9 +2,11 @@
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from gpu_fleet.stopping.peers import Peers, Post, held_up_by
 from gpu_fleet.stopping.watchdog import EXIT_STATUS, Watchdog
 
 
@@ -149,3 +151,40 @@ def test_a_closed_watchdog_looks_no_more(tmp_path):
 
     thread.join(timeout=30)
     assert not thread.is_alive()
+
+
+def test_a_rank_that_posts_no_more_is_blamed():
+    posts = {0: Post(7, 20, "a", at_s=100.0), 1: Post(7, 20, "a", at_s=60.0), 2: Post(7, 19, "b", at_s=99.0)}
+
+    assert held_up_by(posts, 3, now_s=101.0, silence_s=20.0) == (
+        "rank 1: stopped or gone, silent for 41 s after step 7"
+    )
+
+
+def test_of_ranks_that_all_live_the_last_one_is_blamed_with_its_place():
+    posts = {0: Post(7, 20, "loop.py:90", at_s=100.0), 1: Post(7, 19, "loop.py:70", at_s=100.0)}
+
+    assert held_up_by(posts, 2, 101.0, 20.0) == "rank 1: behind the others, after step 7 at loop.py:70"
+
+
+def test_where_all_wait_for_the_same_nobody_is_blamed():
+    posts = {rank: Post(7, 20, "loop.py:90", at_s=100.0) for rank in range(2)}
+
+    assert held_up_by(posts, 2, 101.0, 20.0).startswith("no rank alone")
+
+
+def test_a_rank_that_never_came_is_blamed():
+    assert held_up_by({0: Post(0, 0, "", at_s=100.0)}, 2, 101.0, 20.0) == "rank 1: has never posted"
+
+
+def test_a_store_that_is_gone_is_said_and_waited_for_no_longer(monkeypatch):
+    """As where the process of rank 0, in which it lies, was stopped: calls then never return."""
+    monkeypatch.setattr("gpu_fleet.stopping.peers.ANSWER_S", 0.01)
+    never = threading.Event()
+    store = SimpleNamespace(set=lambda *_: never.wait())
+    peers = Peers(1, 2, store, every_s=1.0)
+
+    peers.exchange(7, 20, "a", read=True)
+
+    assert peers.verdict().startswith("unknown: the rendezvous store does not answer")
+    never.set()

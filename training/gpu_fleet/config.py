@@ -77,7 +77,7 @@ class Data(Section):
     image_size: Count = 0  # pixels of a side after augmentation; 0: as stored
     augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
     sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"
-    workers: Count = 0  # reader processes per rank
+    workers: Count | None = None  # reader processes per rank; unset: see loader.reader_processes
     prefetch: Positive = 2  # batches read ahead, per worker and on the device
     corrupt_limit: Count = 10  # corrupt samples skipped by a rank before it stops
 
@@ -139,6 +139,9 @@ class Precision(Section):
     dtype: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     compile: bool = False
     channels_last: bool = False
+    cudnn_benchmark: bool = (
+        False  # cuDNN tries its algorithms at each new shape: faster, never the same twice
+    )
     activation_checkpointing: bool = False
 
 

@@ -31,6 +31,7 @@ HARMLESS = {
     "data.corrupt_limit": "when to give up",
     "precision.compile": "the same numbers up to rounding",
     "precision.channels_last": "the same numbers up to rounding",
+    "precision.cudnn_benchmark": "the same numbers up to rounding",
     "precision.activation_checkpointing": "computed twice instead of kept",
     "parallel.strategy": "the same numbers up to rounding, on any number of ranks",
     "parallel.tensor": "see parallel.strategy",

@@ -18,6 +18,7 @@ import click
 from gpu_fleet import config, exit_codes, outcome
 from gpu_fleet.commands import configured, identity_flags, identity_options
 from gpu_fleet.errors import LaunchError
+from gpu_fleet.outcome import COLLECTIVES
 from gpu_fleet.pool.alicloud_peers import alicloud_peers
 from gpu_fleet.pool.aws_peers import aws_peers
 from gpu_fleet.pool.identity import Expected, Identity, Machine, Metadata, read_identity
@@ -29,6 +30,10 @@ PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
 SHUTDOWN_TIMEOUT_S = 90  # for the last save, of the two minutes that a spot notice gives
 # torch 2.13 else keeps one store over restarts, and a new rank may read the address of one that is gone
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+# The flight recorder keeps the last collectives of each rank; the watchdog writes them to the same place:
+# https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html, names as of torch 2.13
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+RECORDED_TO = "TORCH_FR_DUMP_TEMP_FILE"
 FIND_PEERS = {"aws": aws_peers, "alicloud": alicloud_peers}
 log = logging.getLogger(__name__)
 
@@ -180,7 +185,8 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     """
     started_at_s = time.time()
     # Its own session: a key press reaches torchrun once, through us, and not a second time from the terminal.
-    given = {**os.environ, **FRESH_STORE, **variables}
+    recorder = {**RECORDER, RECORDED_TO: str(directory.resolve() / COLLECTIVES)}
+    given = {**recorder, **os.environ, **FRESH_STORE, **variables}
     process = subprocess.Popen(command, env=given, start_new_session=True)
     _forward_signals(process)
     status = _awaited(process, lambda: outcome.failed_since(directory, started_at_s))

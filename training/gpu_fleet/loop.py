@@ -12,14 +12,16 @@ from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.data.own import OwnData
 from gpu_fleet.evaluation import Score, evaluate, mean_loss
 from gpu_fleet.metrics.meter import Meter
+from gpu_fleet.metrics.profiling import marked
 from gpu_fleet.models import registry
 from gpu_fleet.outcome import Outcome
 from gpu_fleet.parallel.world import World
 from gpu_fleet.run import Run, fresh_state, opened, rehearse
 from gpu_fleet.state import State, parameters_sha256, whole_weights
 from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.stopping.peers import of_world
 from gpu_fleet.stopping.stop import Stop
-from gpu_fleet.stopping.watchdog import SOONER, Watchdog
+from gpu_fleet.stopping.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.task import Task, evaluate_task
 
 MODEL_FOLDER = "model"
@@ -36,7 +38,8 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
         resumed_from_step = run.checkpoints.restore(state)
         where.together(run.keep_code)
         limit_s, every_s = SOONER * settings.parallel.timeout_s, settings.interrupt.agree_every_s
-        with Watchdog(where.rank, limit_s, run.directory, lambda: state.step) as watchdog:
+        peers = of_world(where.rank, where.size, limit_s / LOOKS_PER_LIMIT)
+        with Watchdog(where.rank, limit_s, run.directory, lambda: state.step, peers=peers) as watchdog:
             stop = Stop(where, interruption, every_s, run.checkpoints.due_by_time, watchdog.beat)
             rehearse(run, state)
             stopped = train_steps(run, state, stop)
@@ -71,7 +74,8 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
         rate = optimization.set_learning_rate(state.optimizer, factor, settings.optimizer.learning_rate)
         logged = (state.step + 1) % settings.run.log_every_steps == 0 or state.step + 1 == last_step
         run.trace.before_step(state.step + 1)
-        norm = take_step(run, state, batches, meter, with_norm=logged)
+        with marked(f"step {state.step + 1}"):
+            norm = take_step(run, state, batches, meter, with_norm=logged)
         run.trace.after_step(state.step)
         if logged:
             run.writer.write(meter.report(state, run.epoch(state), rate, norm))
@@ -91,14 +95,17 @@ def take_step(
     """One optimizer step over all micro-batches; the norm of the gradients () where it is wanted."""
     settings = run.settings
     micro_batches = watched(islice(batches, settings.run.accumulation), meter)
-    meter.add_step(state.step + 1, state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss))
+    with marked("forward and backward"):
+        loss = state.spread.accumulate(micro_batches, state.scaler.scale, mean_loss)
+    meter.add_step(state.step + 1, loss)
     norm = None
     if with_norm or settings.optimizer.clip_norm > 0:
         state.scaler.unscale_(state.optimizer)
         norm = precision.clip(state.model, settings.optimizer.clip_norm, state.spread.other_layers)
     meter.add_stall(run.checkpoints.before_change())
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
+    with marked("update"):
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
     state.position += settings.run.batch_size
@@ -110,7 +117,8 @@ def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
     """The same batches, with the wait for each measured and its corrupt samples counted."""
     while True:
         begin = meter.clock()
-        batch = next(batches, None)
+        with marked("data"):
+            batch = next(batches, None)
         if batch is None:
             return
         meter.add_batch(batch, meter.clock() - begin)
@@ -120,7 +128,8 @@ def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
 def save(run: Run, state: State, meter: Meter) -> None:
     """Takes a checkpoint, after a look at the loss: a diverged state must not replace a good one."""
     meter.check()
-    stall_s = run.checkpoints.save(state)
+    with marked("checkpoint"):
+        stall_s = run.checkpoints.save(state)
     meter.add_stall(stall_s)
     run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})
 

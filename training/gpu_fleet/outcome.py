@@ -12,6 +12,7 @@ from gpu_fleet.errors import CheckpointError
 
 RESULT = "result.json"
 FAILURE = "failure.json"
+COLLECTIVES = "collectives-rank-"  # and the rank: what torch's flight recorder had when a run stood still
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_matrix_format(settings: config.Precision) -> None:
-    """Lets matrix products round to TF32 when asked; fp32 keeps them whole."""
+    """Lets matrix products round to TF32, and cuDNN try its algorithms, when asked; fp32 keeps them whole."""
     chosen = "tf32" if settings.dtype == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = chosen
+    torch.backends.cudnn.benchmark = settings.cudnn_benchmark
     torch.backends.cudnn.conv.fp32_precision = chosen  # type: ignore[attr-defined]  # torch 2.9 and later, not in its hints
 
 

@@ -1,5 +1,6 @@
 """One run, put together: data, model, optimizer, checkpoints and writers, checked before the first step."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from gpu_fleet.data.loader import (
     ReadsBatches,
     Share,
     batches,
+    reader_processes,
     training_slices,
 )
 from gpu_fleet.data.order import SampleOrder
@@ -150,7 +152,8 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
     where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
     own = where.together(lambda: parts(settings))
     description, training, held_out = where.together(lambda: open_data(settings, own))
-    where.together(lambda: check_parts(training, readers, settings.data.workers))
+    settings = with_readers(settings, description, training)
+    where.together(lambda: check_parts(training, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
     where.on_first(lambda: _make_directory(Path(settings.run.directory)))
     place = where.rank // ranks_per_replica(settings.parallel)
@@ -208,6 +211,20 @@ def open_data(
     return Description(OWN_DATA, training.classes, training.vocabulary), training, held_out
 
 
+def with_readers(
+    settings: config.Config, description: Description, training: Dataset | OwnData
+) -> config.Config:
+    """The configuration with a number of reader processes, where it leaves that open."""
+    if settings.data.workers is not None:
+        return settings
+    kind = description.kind if settings.data.kind == "auto" else settings.data.kind
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    workers = reader_processes(kind, len(os.sched_getaffinity(0)), ranks_here)
+    if isinstance(training, Stream):  # which one process reads
+        workers = 0
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"workers": workers})})
+
+
 def all_steps(settings: config.Config, samples: int) -> int:
     """Optimizer steps of the whole run on so many samples."""
     run = settings.run
@@ -219,7 +236,7 @@ def check_length(settings: config.Config, training: Dataset | OwnData) -> None:
     samples = len(training)
     if samples == ENDLESS and not settings.run.steps:
         raise ConfigError(f"run.epochs = {settings.run.epochs}: the data have no length; set run.steps")
-    if isinstance(training, Stream) and settings.data.workers > 1:
+    if isinstance(training, Stream) and (settings.data.workers or 0) > 1:
         raise ConfigError(
             f"data.workers = {settings.data.workers}: an iterable is read by one process; set 0 or 1"
         )

@@ -120,19 +120,20 @@ def commit(root: Path, manifest: Manifest, writers: dict[str, Writer]) -> Manife
     return manifest
 
 
-def commit_with_others(root: Path, manifest: Manifest, writers: dict[str, Writer]) -> Manifest:
-    """The same for a stage that is open already and holds files of other writers, on disk."""
-    folder = root / f"{folder_name(manifest.step)}.tmp"
-    records = {entry.name: record_of(entry) for entry in sorted(folder.iterdir())}
-    records |= {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
-    manifest = replace(manifest, files=records)
-    commit_stage(root, manifest)
-    return manifest
+def write_part(folder: Path, own: Container[str], writers: dict[str, Writer]) -> dict[str, FileRecord]:
+    """Writes files into an open stage; their records, and those of the files in `own` that are there."""
+    found = {entry.name: record_of(entry) for entry in sorted(folder.iterdir()) if entry.name in own}
+    return found | {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
+
+
+def stage(root: Path, step: int) -> Path:
+    """Where the files of a checkpoint lie before its commit."""
+    return root / f"{folder_name(step)}.tmp"
 
 
 def open_stage(root: Path, step: int) -> Path:
     """A fresh `step-N.tmp/` to write into."""
-    folder = root / f"{folder_name(step)}.tmp"
+    folder = stage(root, step)
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

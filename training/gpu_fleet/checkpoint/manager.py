@@ -11,6 +11,7 @@ from gpu_fleet import identity as identities
 from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.team import of_world
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.identity import Identity
 from gpu_fleet.parallel.world import World
@@ -87,17 +88,15 @@ class Checkpoints:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._where, self._samples, self._clock = settings, where, samples, clock
-        self._identity = identity
+        self._identity, self._code = identity, code
         self._root = Path(settings.run.directory) / FOLDER
         uri = location(settings)
         self._store = where.together(lambda: Store(uri, settings.checkpoint.endpoint)) if uri else None
         self._lock: IO[str] | None = None  # held by rank 0 for as long as it lives
         where.on_first(self._check_writable)
-        if settings.parallel.strategy != "ddp":
-            self._check_shared()
-        self._saver = Saver(self._root, self._store, settings.checkpoint.keep, code) if where.leads else None
         self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
-        self._written: Callable[[], object] | None = None  # waits for the parts of this rank
+        self._shared = self._layout == local.WHOLE or self._is_shared()
+        self._saver = self._opened_saver()
         self._saved_step: int | None = None
         self._saved_at = clock()
         self.location = self._store.uri if self._store else str(self._root)
@@ -116,19 +115,42 @@ class Checkpoints:
         if self._store is not None:
             self._store.check_writable()
 
-    def _check_shared(self) -> None:
-        """Raises CheckpointError where the parts of a sharded checkpoint would not come together."""
+    def _opened_saver(self) -> Saver | None:
+        """Rank 0 writes what it holds whole; of a sharded model every rank writes its part."""
+        keep, where = self._settings.checkpoint.keep, self._where
+        if self._layout == local.WHOLE:
+            return Saver(self._root, self._store, keep, code=self._code) if where.leads else None
+        team = of_world(where.rank, where.size, self._settings.parallel.timeout_s)
+        return Saver(self._root, self._store, keep, team, shared=self._shared, code=self._code)
+
+    def _is_shared(self) -> bool:
+        """Whether all ranks see one folder; without that, parts of a checkpoint meet in the bucket.
+
+        Raises CheckpointError where they would meet nowhere.
+        """
         mark = self._root / "shared-check"
         self._where.on_first(mark.touch)
-        self._where.together(lambda: self._look_for(mark))
+        seen = all(self._where.gather(mark.exists()))
         self._where.on_first(mark.unlink)
-
-    def _look_for(self, mark: Path) -> None:
-        if not mark.exists():
+        if not seen and self._store is None:
             raise CheckpointError(
-                f"run.directory: {self._root} is not the same folder on all machines, as strategy "
-                f"{self._settings.parallel.strategy!r} needs; use a shared file system, or ddp"
+                f"run.directory: {self._root} is not the same folder on all instances, where strategy "
+                f"{self._settings.parallel.strategy!r} brings its parts together; set checkpoint.uri, or use "
+                "a shared file system, or ddp"
             )
+        if not seen:
+            self._where.together(lambda: self._check_own_disk() if self._where.local_rank == 0 else None)
+        return seen
+
+    def _check_own_disk(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            if not self._where.leads:
+                local.sweep(self._root)
+        except OSError as error:
+            raise CheckpointError(
+                f"run.directory: {self._root} cannot be written: {error.strerror}"
+            ) from error
 
     def restore(self, state: State) -> int | None:
         """Puts the newest whole checkpoint into `state` and returns its step; None when there is none.
@@ -217,12 +239,11 @@ class Checkpoints:
             return 0.0
         begin = time.perf_counter()
         saved = capture(state, self._settings, self._samples, self._where)
-        if self._layout == local.SHARDED:
-            self._begin_parts(state)
-        elif self._where.leads:
+        written = self._begin_parts(state) if self._layout == local.SHARDED else None
+        if self._layout == local.WHOLE and self._where.leads:
             saved |= capture_tensors(state)
         if self._saver is not None:
-            self._saver.save(self._manifest(state), saved, self._written)
+            self._saver.save(self._manifest(state), saved if self._where.leads else {}, written)
         self._saved_step, self._saved_at = state.step, self._clock()
         return time.perf_counter() - begin
 
@@ -234,17 +255,19 @@ class Checkpoints:
         self._saver.before_change()
         return time.perf_counter() - begin
 
-    def _begin_parts(self, state: State) -> None:
-        """Every rank begins to write its part into the stage that rank 0 opens, after the save before."""
-        if self._written is not None:
-            self._written()
-        stage = self._where.on_first(lambda: self._open_stage(state.step))
-        self._written = sharded.begin_save(stage, state.model, state.optimizer, self._where.saving)
+    def _begin_parts(self, state: State) -> Callable[[], object]:
+        """Every rank begins to write its part into the stage of its instance, after the save before."""
+        stage = self._where.together(lambda: self._open_stage(state.step))
+        self._where.barrier()
+        return sharded.begin_save(stage, state.model, state.optimizer, self._where.saving)
 
     def _open_stage(self, step: int) -> Path:
-        if self._saver is not None:
-            self._saver.wait()
-        return local.open_stage(self._root, step)
+        assert self._saver is not None
+        self._saver.wait()
+        where = self._where
+        if where.leads or (where.local_rank == 0 and not self._shared):
+            return local.open_stage(self._root, step)
+        return local.stage(self._root, step)
 
     def _manifest(self, state: State) -> local.Manifest:
         described = self._settings.model_dump(mode="json")
@@ -264,7 +287,7 @@ class Checkpoints:
         The ranks meet again and again meanwhile: none waits in one collective for longer than it may.
         """
         within_s = self._settings.parallel.timeout_s / MEETINGS_PER_TIMEOUT
-        while not self._where.on_first(lambda: self._closed(within_s)):
+        while not all(self._where.gather(self._where.together(lambda: self._closed(within_s)))):
             log.info("event=flushing uri=%s", self.location)
 
     def _closed(self, within_s: float | None = None) -> bool:

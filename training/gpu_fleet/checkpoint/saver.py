@@ -2,10 +2,11 @@
 
 import logging
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint import local, sharded
 from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.own import ARCHIVE
 
 STATE = "state.pt"
+ABANDONED = "abandoned"  # what a rank says of an upload that it gave up for a newer one
 STANDS_STILL_S = 30.0  # an upload that moves nothing for so long lets a newer one pass
 LOOK_EVERY_S = 0.5
 log = logging.getLogger(__name__)
@@ -101,6 +104,10 @@ class Line:
     def moved(self, _bytes: int = 0) -> None:
         """Some bytes have gone up. Raises AbandonedError when the upload is to end."""
         self._moved_at = self._clock()
+        self.look()
+
+    def look(self) -> None:
+        """Raises AbandonedError when the upload is to end."""
         if self.abandoned:
             raise AbandonedError
 
@@ -115,18 +122,43 @@ class Job:
 
     manifest: local.Manifest
     copied: Callable[[], Any]  # ends the copy of the state and returns it
-    written: Callable[[], object] | None  # waits until the files that other ranks write are down
+    written: Callable[[], object] | None  # waits until what this rank writes of the model is down
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What this process brings up of one checkpoint."""
+
+    manifest: local.Manifest
+    folder: Path
+    names: tuple[str, ...]
+    team: Team | None  # with which the checkpoint is brought up; None: all of it by this process
 
 
 class Saver:
-    """Writes the checkpoints of one process; the training waits for no more than the copy."""
+    """Writes the checkpoints of one process, or its part of them; the training waits for the copy only."""
 
-    def __init__(self, root: Path, store: Store | None, keep: int, code: bytes = b"") -> None:
-        """`code` is the archive of the user's files, which every checkpoint carries; empty for none."""
+    def __init__(
+        self,
+        root: Path,
+        store: Store | None,
+        keep: int,
+        team: Team | None = None,
+        *,
+        shared: bool = True,
+        code: bytes = b"",
+    ) -> None:
+        """With a `team` each rank writes and uploads its part.
+
+        Where `root` is not `shared` by the instances of the team, checkpoints are in the store alone, and
+        parts of them here only until they are up. `code` is the archive of the user's files, which every
+        checkpoint carries; empty for none.
+        """
         self._root, self._store, self._keep, self._code = root, store, keep, code
+        self._team, self._shared = team, shared
         self._snapshot = Snapshot()
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=1)
-        self._uploads: queue.Queue[local.Manifest | None] = queue.Queue()
+        self._uploads: queue.Queue[Upload | None] = queue.Queue()
         self._idle = threading.Event()
         self._idle.set()
         self._closing = False
@@ -143,7 +175,7 @@ class Saver:
     def save(self, manifest: local.Manifest, state: Any, written: Callable[[], object] | None = None) -> None:
         """Begins to save `state`, which must not change before `before_change` has returned.
 
-        `written`, if any, is waited for before the commit: other files of the checkpoint, in its stage.
+        `written`, if any, is waited for before the commit: what DCP writes into the stage on this rank.
 
         A save that is still being written is waited for. Raises CheckpointError when an earlier one failed.
         """
@@ -154,8 +186,16 @@ class Saver:
     def upload_if_missing(self, manifest: local.Manifest) -> None:
         """Uploads a checkpoint that was found on this disk, and that the store may never have got."""
         if self._store is not None and manifest.step not in self._store.steps():
-            self._uploading.add(manifest.step)
-            self._uploads.put(manifest)
+            self._queue_upload(manifest, None)
+
+    def _queue_upload(self, manifest: local.Manifest, team: Team | None) -> None:
+        self._uploading.add(manifest.step)
+        own = sharded.FilesOfRank(team.rank) if team else manifest.files
+        folder = self._root / local.folder_name(manifest.step)
+        if not self._shared and team:
+            folder = local.stage(self._root, manifest.step)
+        names = tuple(name for name in manifest.files if name in own)
+        self._uploads.put(Upload(manifest, folder, names, team))
 
     def before_change(self) -> None:
         """Waits until the last save needs the tensors of its state no more."""
@@ -189,11 +229,11 @@ class Saver:
         while (job := self._jobs.get()) is not None:
             try:
                 manifest = self._commit(job)
-                local.prune(self._root, manifest.step, self._keep, spared=self._uploading)
+                if self._team is None or (self._team.leads and self._shared):
+                    local.prune(self._root, manifest.step, self._keep, spared=self._uploading)
                 log.info("event=checkpoint step=%d folder=%s", manifest.step, self._root)
                 if self._store is not None:
-                    self._uploading.add(manifest.step)
-                    self._uploads.put(manifest)
+                    self._queue_upload(manifest, self._team)
             except (OSError, RuntimeError, CheckpointError) as error:  # a full disk: RuntimeError of torch
                 what = f"{self._root}: step {job.manifest.step} cannot be written"
                 self._write_failure = CheckpointError(f"{what}: {error}")
@@ -205,23 +245,55 @@ class Saver:
         writers: dict[str, local.Writer] = {STATE: partial(torch.save, job.copied())}
         if self._code:
             writers[ARCHIVE] = lambda file: file.write(self._code)
-        if job.written is None:
+        if self._team is None:
             return local.commit(self._root, job.manifest, writers)
+        step, team = job.manifest.step, self._team
+        try:
+            mine = self._write_part(job, writers if team.leads else {}, team)
+        except (OSError, RuntimeError, CheckpointError) as error:
+            team.post(step, "written", error=CheckpointError(str(error)))
+            raise
+        team.post(step, "written", {name: asdict(record) for name, record in mine.items()})
+        if not team.leads:
+            team.hear(step, "committed", rank=0)
+            return replace(job.manifest, files=mine)
+        return self._commit_parts(job.manifest, team)
+
+    def _write_part(
+        self, job: Job, writers: dict[str, local.Writer], team: Team
+    ) -> dict[str, local.FileRecord]:
+        """Files of this rank, on this instance's disk."""
+        assert job.written is not None
         job.written()
-        return local.commit_with_others(self._root, job.manifest, writers)
+        folder = local.stage(self._root, job.manifest.step)
+        return local.write_part(folder, sharded.FilesOfRank(team.rank), writers)
+
+    def _commit_parts(self, manifest: local.Manifest, team: Team) -> local.Manifest:
+        """Puts the records of all ranks into the manifest, and commits where all parts are in one folder."""
+        try:
+            parts = team.gather(manifest.step, "written")
+            files = {name: local.FileRecord(**record) for part in parts for name, record in part.items()}
+            manifest = replace(manifest, files=files)
+            if self._shared:
+                local.commit_stage(self._root, manifest)
+        except (OSError, CheckpointError) as error:
+            team.post(manifest.step, "committed", error=CheckpointError(str(error)))
+            raise
+        team.post(manifest.step, "committed")
+        return manifest
 
     def _upload(self) -> None:
         """One upload at a time, until a newer checkpoint has to overtake it."""
-        while (manifest := self._newest()) is not None:
+        while (upload := self._newest()) is not None:
             line = Line()
             running = threading.Thread(
-                target=self._upload_one, args=(manifest, line), name="checkpoint-line", daemon=True
+                target=self._upload_one, args=(upload, line), name="checkpoint-line", daemon=True
             )
             running.start()
-            while running.is_alive() and not self._overtaken(manifest, line):
+            while running.is_alive() and not self._overtaken(upload, line):
                 running.join(LOOK_EVERY_S)
 
-    def _overtaken(self, manifest: local.Manifest, line: "Line") -> bool:
+    def _overtaken(self, upload: Upload, line: "Line") -> bool:
         """Whether the upload is given up: a newer checkpoint waits, and time is short or this one stands.
 
         One that hangs in a socket cannot be ended; it is left behind, and nobody waits for it.
@@ -229,41 +301,78 @@ class Saver:
         with self._uploads.mutex:
             newer = any(waiting is not None for waiting in self._uploads.queue)
         if newer and (self._closing or line.still_s() > STANDS_STILL_S):
-            log.warning("event=upload-abandoned step=%d still_s=%.0f", manifest.step, line.still_s())
+            log.warning("event=upload-abandoned step=%d still_s=%.0f", upload.manifest.step, line.still_s())
             line.abandoned = True
         return line.abandoned
 
-    def _newest(self) -> local.Manifest | None:
+    def _newest(self) -> Upload | None:
         """The next upload; older ones that queued up behind a slow line are passed over."""
-        manifest = self._uploads.get()
-        while manifest is not None and not self._uploads.empty():
+        upload = self._uploads.get()
+        while upload is not None and not self._uploads.empty():
             following = self._uploads.get()
             if following is None:
                 self._uploads.put(None)
                 break
-            self._uploading.discard(manifest.step)
-            manifest = following
-        return manifest
+            self._pass_over(upload)
+            upload = following
+        return upload
 
-    def _upload_one(self, manifest: local.Manifest, line: "Line") -> None:
-        assert self._store is not None
+    def _pass_over(self, upload: Upload) -> None:
+        """The other ranks must not wait for an upload that this one gives up."""
+        self._uploading.discard(upload.manifest.step)
+        if upload.team is not None:
+            upload.team.post(upload.manifest.step, "uploaded", ABANDONED)
+        if not self._shared:
+            shutil.rmtree(upload.folder, ignore_errors=True)
+
+    def _upload_one(self, upload: Upload, line: "Line") -> None:
+        step = upload.manifest.step
         try:
-            self._store.upload(self._root / local.folder_name(manifest.step), manifest, line.moved)
+            self._bring_up(upload, line)
         except AbandonedError:
+            self._pass_over(upload)
             return
         except CheckpointError as error:
             if not line.abandoned:
-                log.error("event=upload-failed step=%d error=%r", manifest.step, str(error))
+                log.error("event=upload-failed step=%d error=%r", step, str(error))
                 self._upload_failure = error
             return
         finally:
-            self._uploading.discard(manifest.step)
-        if manifest.step < (self.uploaded_step or 0):  # overtaken, and through all the same
+            self._uploading.discard(step)
+        if step < (self.uploaded_step or 0):  # overtaken, and through all the same
             return
         self._upload_failure = None
-        self.uploaded_step = manifest.step
-        log.info("event=upload step=%d uri=%s", manifest.step, self._store.uri)
+        self.uploaded_step = step
+        self._after_upload(upload)
+
+    def _bring_up(self, upload: Upload, line: "Line") -> None:
+        """Files of this process; when all ranks have brought up theirs, rank 0 commits."""
+        assert self._store is not None
+        manifest, team = upload.manifest, upload.team
+        if team is None:
+            self._store.upload(upload.folder, manifest, line.moved)
+            return
         try:
-            self._store.prune(manifest.step, self._keep)
+            self._store.upload_files(upload.folder, manifest.step, upload.names, line.moved)
+        except CheckpointError as error:
+            team.post(manifest.step, "uploaded", error=error)
+            raise
+        team.post(manifest.step, "uploaded", "")
+        if not team.leads:
+            return
+        if ABANDONED in team.gather(manifest.step, "uploaded", line.look):
+            raise AbandonedError
+        self._store.commit(manifest)
+
+    def _after_upload(self, upload: Upload) -> None:
+        assert self._store is not None
+        if not self._shared and upload.team is not None:
+            for name in upload.names:
+                (upload.folder / name).unlink(missing_ok=True)
+        if upload.team is not None and not upload.team.leads:
+            return
+        log.info("event=upload step=%d uri=%s", upload.manifest.step, self._store.uri)
+        try:
+            self._store.prune(upload.manifest.step, self._keep)
         except CheckpointError as error:  # all is saved; too much is kept
             log.warning("event=prune-failed error=%r", str(error))

@@ -4,6 +4,7 @@ Parameters and optimizer state go by the parameter's name, so that another numbe
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def begin_save(
     return written
 
 
+@dataclass(frozen=True)
+class FilesOfRank:
+    """The names of the files that one rank writes; rank 0 also has those that belong to all."""
+
+    rank: int
+
+    def __contains__(self, name: object) -> bool:
+        text = str(name)
+        return text.startswith(f"__{self.rank}_") or (self.rank == 0 and not text.startswith("__"))
+
+
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
     """Fills this rank's part from a checkpoint of any number of ranks; raises CheckpointError."""
     parts = _parts(model, optimizer)
@@ -82,5 +94,6 @@ def _parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
 
 def _first_line(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
-        return str(next(iter(error.failures.values()))[0])
+        rank, failure = next(iter(sorted(error.failures.items())))
+        return f"rank {rank}: {failure[0]}"
     return str(error).partition("\n")[0]

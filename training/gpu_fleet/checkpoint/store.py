@@ -4,7 +4,7 @@ The data goes up first and the manifest last, so that a manifest is the commit; 
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,20 +50,28 @@ class Store:
     def upload(
         self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Brings a committed local checkpoint up, its manifest last.
+        """Brings a committed local checkpoint up, its manifest last; see `upload_files`."""
+        self.upload_files(folder, manifest.step, manifest.files, moved)
+        self.commit(manifest)
+
+    def upload_files(
+        self, folder: Path, step: int, names: Iterable[str], moved: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Brings files of a checkpoint up, which is none before its `commit`.
 
         `moved` is called with the number of bytes whenever some have gone up; what it raises ends the upload.
         """
-        with self._explained(f"cannot take step {manifest.step}"):
-            for name in manifest.files:
-                key = self._key(local.folder_name(manifest.step), name)
+        with self._explained(f"cannot take step {step}"):
+            for name in names:
+                key = self._key(local.folder_name(step), name)
                 self._client.upload_file(str(folder / name), self._bucket, key, Callback=moved)
             moved(0)
-            self._put_manifest(manifest)
 
-    def _put_manifest(self, manifest: local.Manifest) -> None:
-        key = self._key(local.folder_name(manifest.step), local.MANIFEST)
-        self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())
+    def commit(self, manifest: local.Manifest) -> None:
+        """Makes a checkpoint of files that are all up."""
+        with self._explained(f"cannot take step {manifest.step}"):
+            key = self._key(local.folder_name(manifest.step), local.MANIFEST)
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=manifest.to_json().encode())
 
     def steps(self) -> list[int]:
         """The committed checkpoints, oldest first."""

@@ -13,6 +13,7 @@ from gpu_fleet.errors import DataError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises on such files
 FINGERPRINT_BYTES = 4096  # one block of most file systems
+KEPT_BYTES = 64 * 2**20  # of decoded pictures, in each process that reads
 SHIFT_PIXELS = 1 / 8  # of a side: 4 of 32, as in the CIFAR experiments of He et al., 2015
 
 
@@ -29,6 +30,8 @@ class ImageFolder:
     def __init__(self, folder: Path, classes: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._settings = settings
         self._training = training
+        self._kept: dict[int, Array] = {}  # decoded pictures, by index
+        self._room = KEPT_BYTES
         self._files: list[tuple[Path, int]] = []
         for target, name in enumerate(classes):
             if not (folder / name).is_dir():
@@ -59,15 +62,31 @@ class ImageFolder:
     def sample(self, index: int, chance: np.random.Generator) -> tuple[Array, Array]:
         """Picture (3, height, width) uint8 and class () int64."""
         file, target = self._files[index]
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise CorruptSampleError(str(error)) from error
-        return decode(content, self._settings, self._training, chance), np.asarray(target, dtype=np.int64)
+        pixels = self._kept.get(index)
+        if pixels is None:
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                raise CorruptSampleError(str(error)) from error
+            pixels = pixels_of(content, self._settings, self._training, chance)
+            self._keep(index, pixels)
+        return augmented(pixels, self._settings, self._training, chance), np.asarray(target, dtype=np.int64)
+
+    def _keep(self, index: int, pixels: Array) -> None:
+        """Small data sets are decoded once; where a crop is drawn each time there is nothing to keep."""
+        drawn = self._training and self._settings.augmentation == "resized_crop"
+        if not drawn and self._room >= pixels.nbytes:
+            self._kept[index] = pixels
+            self._room -= pixels.nbytes
 
 
 def decode(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
     """Bytes of a picture to (3, height, width) uint8, augmented when training. Raises CorruptSampleError."""
+    return augmented(pixels_of(content, settings, training, chance), settings, training, chance)
+
+
+def pixels_of(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
+    """Bytes of a picture to (height, width, 3) uint8 of the right size; raises CorruptSampleError."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
             pixels = picture.convert("RGB")
@@ -79,7 +98,11 @@ def decode(content: bytes, settings: config.Data, training: bool, chance: np.ran
         pixels = _resized_crop(pixels, settings.image_size or pixels.width, chance)
     elif settings.image_size:
         pixels = _centre_crop(pixels, settings.image_size)
-    array = np.asarray(pixels)
+    return np.asarray(pixels)
+
+
+def augmented(array: Array, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
+    """Pixels (height, width, 3) to what the model gets, (3, height, width); shifted and flipped at random."""
     if training and settings.augmentation in ("shift", "shift_flip"):
         array = _shift(array, chance)
     if training and settings.augmentation in ("shift_flip", "resized_crop") and chance.random() < 1 / 2:
@@ -90,9 +113,10 @@ def decode(content: bytes, settings: config.Data, training: bool, chance: np.ran
 def _shift(array: Array, chance: np.random.Generator) -> Array:
     """The picture moved by up to an eighth of its sides, edges repeated."""
     down, right = (max(1, round(side * SHIFT_PIXELS)) for side in array.shape[:2])
-    padded = np.pad(array, ((down, down), (right, right), (0, 0)), mode="edge")
-    top, left = chance.integers(0, 2 * down + 1), chance.integers(0, 2 * right + 1)
-    return padded[top : top + array.shape[0], left : left + array.shape[1]]
+    top, left = (int(chance.integers(0, 2 * most + 1)) - most for most in (down, right))
+    for axis, by in enumerate((top, left)):
+        array = array.take(np.arange(by, by + array.shape[axis]), axis, mode="clip")
+    return array
 
 
 def _resized_crop(pixels: Image.Image, side: int, chance: np.random.Generator) -> Image.Image:

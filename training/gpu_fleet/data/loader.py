@@ -18,6 +18,7 @@ from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
 from gpu_fleet.errors import DataError, OwnCodeError
 
 IGNORED = -100  # a target that counts in no loss and no metric: torch's ignore_index
+MAPPED = ("text", "tokens")  # kinds of data that are read through a memory map
 BLOCK = 4096  # positions whose order is found at once: 0.3 ms, where a few alone take 0.1 ms
 log = logging.getLogger(__name__)
 
@@ -155,6 +156,14 @@ def evaluation_slices(size: int, share: Share) -> Iterator[tuple[Slice, int]]:
         yield order.slice(mine, width), max(0, min(width, size - mine))
 
 
+def reader_processes(kind: str, cores: int, ranks: int) -> int:
+    """How many a rank has by default: its share of the cores of its instance, less the one it trains on.
+
+    None for token files: a sample is a copy of some KB, and to hand it on between processes takes longer.
+    """
+    return 0 if kind in MAPPED else max(0, cores // ranks - 1)
+
+
 class ReadsBatches(Protocol):
     """A Reader, or what reads a user's own data."""
 
@@ -177,7 +186,7 @@ def batches(
         batch_size=None,
         sampler=slices,
         generator=torch.Generator(),  # else every new loader would draw from the one that dropout uses
-        num_workers=settings.workers,
+        num_workers=settings.workers or 0,
         pin_memory=pinned,
         **workers,
     )

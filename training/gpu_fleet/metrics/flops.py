@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,19 +22,24 @@ log = logging.getLogger(__name__)
 
 
 def flops_per_sample(model: nn.Module, sample: Tensor) -> float:
-    """Operations of one training step per sample, counted in one forward pass.
+    """Operations of one training step per sample, counted in one forward pass that computes nothing.
 
     Args:
-        model: the whole model, before it is spread; it comes back as it was, and nothing random is drawn.
-        sample: an input of batch size 1, on the device of the model.
+        model: the whole model, before it is spread, wherever it lies; it comes back as it was.
+        sample: an input of batch size 1; only its shape and type count.
     """
+    mode = (
+        FakeTensorMode()
+    )  # meta tensors that remember their device, and that transformers knows to be traced
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor.detach()) for name, tensor in tensors.items()}
     training = model.training
-    model.eval()  # batch norm keeps its statistics, dropout its generator
+    model.eval()
     counter = FlopCounterMode(display=False)
     try:
-        # attention as plain matrix products: the fused kernels of the CPU are not in torch's table
-        with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            model(sample)
+        # attention as plain matrix products, which have a formula on every device
+        with mode, counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            functional_call(model, shapes, (mode.from_tensor(sample),))
     finally:
         model.train(training)
     return float(counter.get_total_flops() * BACKWARD_AND_FORWARD)

@@ -16,6 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]  # missing from its hints
+
+from gpu_fleet.outcome import COLLECTIVES
+from gpu_fleet.stopping.peers import Peers, collectives_begun
+
 EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: another try may go well
 LOOKS_PER_LIMIT = 20
 SOONER = (
@@ -34,22 +39,25 @@ class Watchdog:
         directory: Path,
         step: Callable[[], int],
         *,
+        peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], None] = os._exit,
     ) -> None:
         """`step` tells how many steps are done; the stacks go to `directory`/stacks-rank-N.txt.
 
+        `peers` say which rank holds this one up; without them a message names this rank alone.
         `end` takes the exit status and does not return.
         """
         self._rank, self._limit_s, self._directory = rank, limit_s, directory
         self._clock, self._end = clock, end
-        self._step = step
+        self._step, self._peers = step, peers
         self._beaten_at = clock()
         self._watched = threading.get_ident()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
+        self._exchange(read=False)
         self._thread.start()
         return self
 
@@ -69,20 +77,28 @@ class Watchdog:
     def look(self) -> None:
         """Ends the process when the last beat is too long ago."""
         silent_s = self._clock() - self._beaten_at
+        self._exchange(read=silent_s > self._limit_s / 2)
         if silent_s < self._limit_s:
             return
+        blamed = self._peers.verdict() if self._peers is not None else ""
         file = self._directory / f"stacks-rank-{self._rank}.txt"
         log.critical(
-            "event=stalled rank=%d step=%d silent_s=%.1f limit_s=%.1f at=%r stacks=%s",
+            "event=stalled rank=%d step=%d silent_s=%.1f limit_s=%.1f at=%r held_up_by=%r stacks=%s",
             self._rank,
             self._step(),
             silent_s,
             self._limit_s,
             self._place(),
+            blamed,
             file,
         )
-        _dump_stacks(file)
+        _dump_stacks(file, blamed)
+        _dump_collectives(self._directory / f"{COLLECTIVES}{self._rank}")
         self._end(EXIT_STATUS)
+
+    def _exchange(self, *, read: bool) -> None:
+        if self._peers is not None:
+            self._peers.exchange(self._step(), collectives_begun(), self._place(), read=read)
 
     def _watch(self) -> None:
         while not self._closed.wait(self._limit_s / LOOKS_PER_LIMIT):
@@ -100,11 +116,25 @@ class Watchdog:
         return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
 
 
-def _dump_stacks(file: Path) -> None:
+def _dump_stacks(file: Path, blamed: str) -> None:
     """Writes the stacks of all threads; a full disk must not keep a hanging process alive."""
     try:
         with file.open("w", encoding="utf-8") as out:
+            out.write(f"held up by {blamed}\n\n" if blamed else "")
+            out.flush()
             faulthandler.dump_traceback(out, all_threads=True)
     except OSError as error:
         log.error("event=no-stacks file=%s error=%r", file, str(error))
         faulthandler.dump_traceback(all_threads=True)
+
+
+def _dump_collectives(file: Path) -> None:
+    """Writes what the flight recorder of torch.distributed has of the last collectives of this rank.
+
+    `torchfrtrace --prefix collectives-rank- RUN_DIRECTORY` lays those of all ranks side by side; torch itself
+    would write them only at a timeout that comes later than this.
+    """
+    try:
+        file.write_bytes(_dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False))
+    except (OSError, RuntimeError) as error:
+        log.error("event=no-flight-record file=%s error=%r", file, str(error))

@@ -1,0 +1,114 @@
+"""Which rank holds the others up: each tells of itself in the rendezvous store, beside its training.
+
+All ranks of a run stand still when one does, and the first whose patience ends is seldom the one at fault.
+So each posts its step, its number of collectives and its place, and when it did: one that posts no more is
+stopped or gone, and of those that do the one with the fewest steps and collectives is waited for.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+ANSWER_S = 5.0  # for the store; it may lie in the very process that is stopped
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Post:
+    """What a rank says of itself."""
+
+    step: int  # steps done
+    collectives: int  # begun since the start
+    place: str  # of its training thread
+    at_s: float  # seconds of the epoch
+
+
+@dataclass
+class Peers:
+    """This rank's word to the others, and theirs. `exchange` is called by one thread, again and again."""
+
+    rank: int
+    size: int
+    store: Store | None  # a connection of its own; None where there are no others
+    every_s: float  # from one post to the next
+    clock: Callable[[], float] = time.time
+    _known: Mapping[int, Post] = field(default_factory=dict)
+    _read_at: float = 0.0
+
+    def exchange(self, step: int, collectives: int, place: str, *, read: bool) -> None:
+        """Posts, and reads what the others have posted where wanted; returns after ANSWER_S at most."""
+        if self.store is None:
+            return
+        thread = threading.Thread(
+            target=self._exchange, args=(Post(step, collectives, place, self.clock()), read), daemon=True
+        )
+        thread.start()
+        thread.join(ANSWER_S)
+
+    def _exchange(self, mine: Post, read: bool) -> None:
+        assert self.store is not None
+        try:
+            self.store.set(_key(self.rank), json.dumps(asdict(mine)))
+            if read:
+                ranks = [rank for rank in range(self.size) if self.store.check([_key(rank)])]
+                posts = self.store.multi_get([_key(rank) for rank in ranks])
+                self._known = {
+                    rank: Post(**json.loads(post)) for rank, post in zip(ranks, posts, strict=True)
+                }
+                self._read_at = self.clock()
+        except (RuntimeError, ValueError, TypeError) as error:  # what torch raises for a store that is gone
+            log.debug("event=store-silent error=%r", str(error))
+
+    def verdict(self) -> str:
+        """Who holds this rank up, for people; empty where there are no others."""
+        if self.store is None:
+            return ""
+        if self.clock() - self._read_at > 3 * self.every_s + ANSWER_S:
+            return "unknown: the rendezvous store does not answer; rank 0 or its instance is stopped or gone"
+        return held_up_by(self._known, self.size, self._read_at, 3 * self.every_s)
+
+
+def held_up_by(posts: Mapping[int, Post], size: int, now_s: float, silence_s: float) -> str:
+    """The rank that the others wait for, by what all have posted.
+
+    Args:
+        posts: the newest of each rank.
+        size: of the world.
+        now_s: when they were read; clocks of instances differ by less than `silence_s`.
+        silence_s: a rank that has posted nothing for so long is stopped or gone.
+    """
+    if missing := sorted(set(range(size)) - posts.keys()):
+        return f"rank {missing[0]}: has never posted"
+    rank, oldest = min(posts.items(), key=lambda item: item[1].at_s)
+    if now_s - oldest.at_s > silence_s:
+        silent_s = now_s - oldest.at_s
+        return f"rank {rank}: stopped or gone, silent for {silent_s:.0f} s after step {oldest.step}"
+    rank, last = min(posts.items(), key=lambda item: (item[1].step, item[1].collectives, item[0]))
+    if all((post.step, post.collectives) == (last.step, last.collectives) for post in posts.values()):
+        return f"no rank alone: all are after step {last.step} at the same collective"
+    return f"rank {rank}: behind the others, after step {last.step} at {last.place}"
+
+
+def _key(rank: int) -> str:
+    return f"gpu-fleet/beat/{rank}"
+
+
+def of_world(rank: int, size: int, every_s: float) -> Peers:
+    """Through the store that the process group has met by."""
+    if size == 1:
+        return Peers(rank, size, None, every_s)
+    # a connection of its own: the training's may be waiting in a call
+    store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]  # missing from its hints
+    return Peers(rank, size, store, every_s)
+
+
+def collectives_begun() -> int:
+    """How many collectives of the training this rank has begun; 0 where there is no process group."""
+    group = dist.group.WORLD
+    return int(group._get_sequence_number_for_group()) if group is not None else 0  # type: ignore[attr-defined]  # missing from its hints
