@@ -64,6 +64,12 @@ class IdentityError(CheckpointError):
     for_good = True
 
 
+class LeaseError(CheckpointError):
+    """Another process trains this run, on this instance or on another."""
+
+    for_good = True
+
+
 class DivergenceError(TrainingError):
     """The loss is no longer a finite number."""
 

@@ -11,6 +11,7 @@ from gpu_fleet import config, optimization, outcome, precision
 from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.data.own import OwnData
 from gpu_fleet.evaluation import Score, evaluate, mean_loss
+from gpu_fleet.metrics.goodput import PRODUCTIVE, STALL
 from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.metrics.profiling import marked
 from gpu_fleet.models import registry
@@ -42,14 +43,19 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
         with Watchdog(where.rank, limit_s, run.directory, lambda: state.step, peers=peers) as watchdog:
             stop = Stop(where, interruption, every_s, run.checkpoints.due_by_time, watchdog.beat)
             rehearse(run, state)
+            run.book.resumed_from_step = state.step
+            run.book.switch(PRODUCTIVE)
+            run.writer.write(run.book.record(state.step))
             stopped = train_steps(run, state, stop)
             watchdog.rest()
-            run.checkpoints.save(state)
+            run.book.shift(STALL, run.checkpoints.save(state))
             score = None if stopped else measure(run, state, stop)
             watchdog.rest()
             if score is not None:
                 export(run, state)
+        run.book.switch(STALL)
         run.checkpoints.flush()
+        run.writer.write(run.book.record(state.step))
         result = conclude(run, state, stop, score, resumed_from_step)
         # once per machine: each has a `launch` that looks for it, and may have a disk of its own
         where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
@@ -62,7 +68,7 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
     settings = run.settings
     last_step = state.step + run.steps_left(state)
     batches = run.batches(state)
-    meter = Meter(run.where, run.share.world, CorruptionCounter(settings.data.corrupt_limit))
+    meter = Meter(run.where, run.share.world, CorruptionCounter(settings.data.corrupt_limit), run.book)
     state.model.train()
     if state.step < last_step and stop.agreed_now():
         return True
@@ -79,6 +85,8 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
         run.trace.after_step(state.step)
         if logged:
             run.writer.write(meter.report(state, run.epoch(state), rate, norm))
+            if run.book.due():
+                run.writer.write(run.book.record(state.step))
         if stop.take_save_request() or run.checkpoints.due_by_step(state.step):
             save(run, state, meter)
         every = settings.run.evaluate_every_steps

@@ -40,6 +40,7 @@ from gpu_fleet.errors import CheckpointError, ConfigError, ParallelError
 from gpu_fleet.evaluation import Evaluated
 from gpu_fleet.identity import of_run
 from gpu_fleet.metrics.flops import Utilisation, utilisation
+from gpu_fleet.metrics.goodput import Book
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.metrics.records import MetricsWriter
 from gpu_fleet.metrics.writers import Writers, open_writers
@@ -71,6 +72,7 @@ class Run:
     checkpoints: Checkpoints
     writer: MetricsWriter
     trace: StepTrace
+    book: Book
 
     @property
     def directory(self) -> Path:
@@ -184,6 +186,7 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
                 checkpoints,
                 writer,
                 trace,
+                Book(),
             )
     finally:
         checkpoints.abandon()

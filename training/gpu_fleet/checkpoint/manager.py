@@ -9,6 +9,7 @@ from typing import IO
 from gpu_fleet import config, instance, outcome, own
 from gpu_fleet import identity as identities
 from gpu_fleet.checkpoint import local, restore, sharded
+from gpu_fleet.checkpoint.lease import Holder, Lease
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import Store
 from gpu_fleet.checkpoint.team import of_world
@@ -93,6 +94,7 @@ class Checkpoints:
         uri = location(settings)
         self._store = where.together(lambda: Store(uri, settings.checkpoint.endpoint)) if uri else None
         self._lock: IO[str] | None = None  # held by rank 0 for as long as it lives
+        self._lease = Lease(self._store, Holder.this()) if self._store and where.leads else None
         where.on_first(self._check_writable)
         self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
         self._shared = self._layout == local.WHOLE or self._is_shared()
@@ -114,14 +116,16 @@ class Checkpoints:
             ) from error
         if self._store is not None:
             self._store.check_writable()
+        if self._lease is not None:
+            self._lease.acquire()
 
     def _opened_saver(self) -> Saver | None:
         """Rank 0 writes what it holds whole; of a sharded model every rank writes its part."""
         keep, where = self._settings.checkpoint.keep, self._where
         if self._layout == local.WHOLE:
-            return Saver(self._root, self._store, keep, code=self._code) if where.leads else None
+            return Saver(self._root, self._store, keep, self._lease, code=self._code) if where.leads else None
         team = of_world(where.rank, where.size, self._settings.parallel.timeout_s)
-        return Saver(self._root, self._store, keep, team, shared=self._shared, code=self._code)
+        return Saver(self._root, self._store, keep, self._lease, team, shared=self._shared, code=self._code)
 
     def _is_shared(self) -> bool:
         """Whether all ranks see one folder; without that, parts of a checkpoint meet in the bucket.
@@ -289,6 +293,7 @@ class Checkpoints:
         within_s = self._settings.parallel.timeout_s / MEETINGS_PER_TIMEOUT
         while not all(self._where.gather(self._where.together(lambda: self._closed(within_s)))):
             log.info("event=flushing uri=%s", self.location)
+        self._release()
 
     def _closed(self, within_s: float | None = None) -> bool:
         if self._saver is None:
@@ -308,3 +313,8 @@ class Checkpoints:
             self._closed()
         except CheckpointError as error:
             log.error("event=checkpoint-lost error=%r", str(error))
+        self._release()
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()

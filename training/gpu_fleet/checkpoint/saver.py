@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpu_fleet.checkpoint import local, sharded
+from gpu_fleet.checkpoint.lease import Lease
 from gpu_fleet.checkpoint.store import Store
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.errors import CheckpointError
@@ -143,19 +144,20 @@ class Saver:
         root: Path,
         store: Store | None,
         keep: int,
+        lease: Lease | None = None,
         team: Team | None = None,
         *,
         shared: bool = True,
         code: bytes = b"",
     ) -> None:
-        """With a `team` each rank writes and uploads its part.
+        """With a `team` each rank writes and uploads its part. What has lost its `lease` is not committed.
 
         Where `root` is not `shared` by the instances of the team, checkpoints are in the store alone, and
         parts of them here only until they are up. `code` is the archive of the user's files, which every
         checkpoint carries; empty for none.
         """
         self._root, self._store, self._keep, self._code = root, store, keep, code
-        self._team, self._shared = team, shared
+        self._lease, self._team, self._shared = lease, team, shared
         self._snapshot = Snapshot()
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=1)
         self._uploads: queue.Queue[Upload | None] = queue.Queue()
@@ -349,6 +351,8 @@ class Saver:
         """Files of this process; when all ranks have brought up theirs, rank 0 commits."""
         assert self._store is not None
         manifest, team = upload.manifest, upload.team
+        if self._lease is not None:
+            self._lease.check()
         if team is None:
             self._store.upload(upload.folder, manifest, line.moved)
             return
@@ -362,6 +366,8 @@ class Saver:
             return
         if ABANDONED in team.gather(manifest.step, "uploaded", line.look):
             raise AbandonedError
+        if self._lease is not None:
+            self._lease.check()
         self._store.commit(manifest)
 
     def _after_upload(self, upload: Upload) -> None:

@@ -4,8 +4,14 @@ The data goes up first and the manifest last, so that a manifest is the commit; 
 """
 
 import hashlib
+import re
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +24,29 @@ from gpu_fleet.checkpoint import local, oss
 from gpu_fleet.errors import CheckpointError, ConfigError, StoreError
 
 SCHEMES = ("s3", "oss")
+TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # of a key that is created only once
 MISSING = ("NoSuchKey", "404")  # of an object; a missing bucket is NoSuchBucket
 THROTTLED = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests")
 FIRST_SERVER_ERROR = 500
 # Of one request: an answer that takes longer comes no more, and another connection may be quicker.
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
+
+
+LEASE = "lease"
+RENEWAL = ".renewed"  # after the name of a lease: an object that only changes
+LEASE_NAME = re.compile(r"(\d{12})(\.[0-9a-f]+)?")
+SETTLED_AFTER_S = 2.0  # OSS tells times in whole seconds
+
+
+@dataclass(frozen=True)
+class LeaseKey:
+    """A lease as the bucket has it; see gpu_fleet.checkpoint.lease."""
+
+    number: int
+    name: str  # of the object, below lease/
+    content: str
+    changed_at: datetime  # by the object store's clock, as is the age
+    age_s: float
 
 
 class Store:
@@ -34,7 +58,7 @@ class Store:
         if scheme not in SCHEMES or not bucket:
             raise ConfigError(f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
         self.uri = uri.rstrip("/")
-        self._bucket, self._prefix = bucket, prefix.strip("/")
+        self._bucket, self._prefix, self._scheme = bucket, prefix.strip("/"), scheme
         try:
             self._client = _client(scheme, endpoint)
         except ValueError as error:
@@ -155,6 +179,75 @@ class Store:
                 for name in sorted(listing[step], key=lambda name: name != local.MANIFEST):
                     key = self._key(local.folder_name(step), name)
                     self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def newest_lease(self) -> LeaseKey | None:
+        """The lease with the highest number; of several claims to it on OSS the oldest."""
+        with self._explained("cannot tell who holds the run"):
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(LEASE, ""))
+            now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+            changed = {
+                item["Key"].rpartition("/")[2]: item["LastModified"] for item in answer.get("Contents", [])
+            }
+            claims = [
+                (-int(match[1]), changed_at, name)
+                for name, changed_at in changed.items()
+                if (match := LEASE_NAME.fullmatch(name))
+            ]
+            if not claims:
+                return None
+            number, changed_at, name = min(claims)
+            key = self._key(LEASE, name)
+            content = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
+        changed_at = max(changed_at, changed.get(f"{name}{RENEWAL}", changed_at))
+        return LeaseKey(-number, name, content, changed_at, (now - changed_at).total_seconds())
+
+    def claim_lease(
+        self, number: int, content: str, sleep: Callable[[float], None] = time.sleep
+    ) -> str | None:
+        """The name of this process's key; None where another one has claimed the number before.
+
+        S3 creates a key only once. OSS ignores that wish in a bucket with versions: there every claim is a
+        key of its own, and the oldest wins, once claims of the same second have come in.
+        """
+        name = f"{number:012d}"
+        if self._scheme == "s3":
+            return name if self._created(name, content) else None
+        name = f"{name}.{uuid.uuid4().hex}"
+        self.put_lease(name, content)
+        sleep(SETTLED_AFTER_S)
+        newest = self.newest_lease()
+        if newest is not None and newest.name == name:
+            return name
+        with self._explained("cannot give a claim back"):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(LEASE, name))
+        return None
+
+    def _created(self, name: str, content: str) -> bool:
+        key = self._key(LEASE, name)
+        try:
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode(), IfNoneMatch="*")
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") in TAKEN:
+                found = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
+                return bool(found == content)  # this very claim, of which boto3 lost the first answer
+            with self._explained("cannot take the lease"):
+                raise
+        return True
+
+    def put_lease(self, name: str, content: str) -> None:
+        """Renews a lease, or gives it back."""
+        with self._explained("cannot renew the lease"):
+            key = self._key(LEASE, name)
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode())
+
+    def drop_leases_before(self, number: int) -> None:
+        """Removes those that are not the newest."""
+        with self._explained("cannot remove an old lease"):
+            found = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(LEASE, ""))
+            for item in found.get("Contents", []):
+                match = LEASE_NAME.match(item["Key"].rpartition("/")[2])
+                if match and int(match[1]) < number:
+                    self._client.delete_object(Bucket=self._bucket, Key=item["Key"])
 
     def _listing(self) -> dict[int, set[str]]:
         """The file names of every step that has any."""

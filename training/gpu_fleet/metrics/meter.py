@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.errors import DivergenceError
+from gpu_fleet.metrics.goodput import STALL, WAITING, Book
 from gpu_fleet.metrics.records import Record
 from gpu_fleet.parallel.world import World
 from gpu_fleet.state import State
@@ -25,9 +26,15 @@ class Meter:
     """Sums losses, samples and waits between two reports. `report` and `check` are called by all ranks."""
 
     def __init__(
-        self, where: World, readers: int, corrupt: CorruptionCounter, clock: Clock = time.perf_counter
+        self,
+        where: World,
+        readers: int,
+        corrupt: CorruptionCounter,
+        book: Book,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self._where, self._readers, self._corrupt = where, readers, corrupt
+        self._book = book
         self.clock = clock
         self._losses: list[Tensor] = []  # () each, on the device: nobody waits for them before the report
         self._loss_steps: list[int] = []  # the step of each
@@ -46,6 +53,7 @@ class Meter:
         self._samples += batch.targets.shape[0]
         self._tokens += batch.targets.numel()
         self._data_wait_s += waited_s
+        self._book.shift(WAITING, waited_s)
 
     def add_step(self, step: int, loss: Tensor | None) -> None:
         """Optimizer step `step` with the mean loss () of its micro-batches; None where it is not known."""
@@ -71,6 +79,7 @@ class Meter:
     def add_stall(self, seconds: float) -> None:
         """The training stood still for a checkpoint."""
         self._stall_s += seconds
+        self._book.shift(STALL, seconds)
 
     def pause(self) -> float:
         """Now; hand it to `go_on` to leave what lies between (an evaluation) out of the rates."""

@@ -13,6 +13,7 @@ import click
 from jinja2 import Environment
 
 from gpu_fleet.errors import ConfigError
+from gpu_fleet.metrics.goodput import KIND, SECONDS_PER_HOUR, Goodput, goodput
 from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
 from gpu_fleet.outcome import RESULT
 
@@ -49,20 +50,30 @@ class Timeline:
     evaluation: Records
     checkpoint: Records
     resumed_at: Sequence[int]  # steps
+    times: Records = ()  # of all tries, as they were written
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet train report runs/digits")
 @click.argument("run", type=click.Path(path_type=Path))
-def report(run: Path) -> None:
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="USD",
+    help="What all instances of the run cost an hour, as `gpu-fleet cost` says: shows what was lost.",
+)
+def report(run: Path, price: float | None) -> None:
     """Draw the run in the directory RUN: RUN/report.png, and RUN/report.html with everything inside it."""
     timeline = read_timeline(run)
     figure = draw(timeline)
     vector = io.StringIO()
     figure.savefig(vector, format="svg")
-    page = render_page(run.resolve().name, summary(timeline, read_result(run)), vector.getvalue())
+    lines = summary(timeline, read_result(run)) | time_lines(goodput(timeline.times), price)
+    page = render_page(run.resolve().name, lines, vector.getvalue())
     with named("RUN", run):
         figure.savefig(run / PICTURE, dpi=DOTS_PER_INCH)
         (run / PAGE).write_text(page, encoding="utf-8")
+    for key, value in lines.items():
+        click.echo(f"{key}: {value}")
     click.echo(f"{run / PICTURE}\n{run / PAGE}")
 
 
@@ -92,7 +103,8 @@ def order_records(records: Records) -> Timeline:
             kept = {name: [old for old in olds if old["step"] < step] for name, olds in kept.items()}
             resumed_at.append(step)
         kept[record["kind"]].append(record)
-    return Timeline(kept["train"], kept["evaluation"], kept["checkpoint"], resumed_at)
+    times = [record for record in records if record.get("kind") == KIND]
+    return Timeline(kept["train"], kept["evaluation"], kept["checkpoint"], resumed_at, times)
 
 
 def waiting_percent(train: Records) -> list[tuple[int, float]]:
@@ -134,6 +146,28 @@ def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
         lines[str(result.get("metric_name"))] = f"{result['metric']:.4f}"
     if result.get("baseline") is not None:
         lines[str(result.get("baseline_name"))] = f"{result['baseline']:.4f}"
+    return lines
+
+
+def time_lines(found: Goodput | None, price: float | None) -> dict[str, str]:
+    """Where the wall time went, and what the unproductive part of it cost at `price` USD an hour."""
+    if found is None:
+        return {}
+    parts = {
+        "productive": found.productive_s,
+        "starting": found.start_s,
+        "waiting for data": found.waiting_s,
+        "stalled by checkpoints": found.stall_s,
+        "lost: done again, or between tries": found.lost_s,
+    }
+    shown = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in parts.items())
+    lines = {
+        "effective training time ratio (ETTR)": f"{100 * found.ettr:.1f} %",
+        f"wall time of {found.tries} tries": f"{found.wall_s:,.1f} s: {shown}",
+    }
+    if price is not None:
+        cost = f"{found.price_lost(price):,.2f} of {found.wall_s / SECONDS_PER_HOUR * price:,.2f} USD"
+        lines["cost of unproductive time"] = cost
     return lines
 
 

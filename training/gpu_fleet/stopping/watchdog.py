@@ -94,6 +94,8 @@ class Watchdog:
         )
         _dump_stacks(file, blamed)
         _dump_collectives(self._directory / f"{COLLECTIVES}{self._rank}")
+        if self._peers is not None:  # at the end of one rank the others fail, and could tell nothing more
+            self._closed.wait(2 * self._limit_s / LOOKS_PER_LIMIT)
         self._end(EXIT_STATUS)
 
     def _exchange(self, *, read: bool) -> None:

@@ -1,0 +1,163 @@
+"""The lease of a run in its bucket: a second process is refused, a dead holder followed, a live one never."""
+
+import os
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from gpu_fleet.checkpoint import lease as leases
+from gpu_fleet.checkpoint import local
+from gpu_fleet.checkpoint.lease import Holder, Lease
+from gpu_fleet.checkpoint.saver import Saver
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.errors import LeaseError
+from tests.training.commands import tried_alone
+from tests.training.examples import changed, gpt_table
+
+URI = "s3://checkpoints/alice/run"
+OSS_URI = "oss://checkpoints/alice/run"
+ELSEWHERE, HERE = Holder("elsewhere", "boot", 1), Holder("here", "boot", 1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Object stores tell times in whole seconds: two of them are a long time here."""
+    monkeypatch.setattr(leases, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(leases, "TAKEN_OVER_AFTER_S", 2.0)
+    monkeypatch.setattr("gpu_fleet.checkpoint.store.SETTLED_AFTER_S", 0.05)
+
+
+@pytest.fixture
+def store(bucket: str, request: pytest.FixtureRequest) -> Store:
+    uri = getattr(request, "param", URI)
+    return Store(uri, os.environ["AWS_ENDPOINT_URL"])
+
+
+@pytest.fixture
+def living(store: Store) -> Iterator[Lease]:
+    """A lease of another instance, which renews it."""
+    held = Lease(store, ELSEWHERE, renew_every_s=0.1)
+    held.acquire()
+    yield held
+    held.release()
+
+
+both_clouds = pytest.mark.parametrize("store", [URI, OSS_URI], ids=["S3", "OSS"], indirect=True)
+
+
+@both_clouds
+def test_a_second_process_is_refused_while_the_first_lives(store: Store, living: Lease) -> None:
+    with pytest.raises(LeaseError, match=r"in use by process 1 on elsewhere.*taken over after 2 s"):
+        Lease(store, HERE).acquire()
+
+    living.check()
+
+
+@both_clouds
+def test_a_run_that_ended_is_taken_at_once(store: Store, living: Lease) -> None:
+    living.release()
+
+    Lease(store, HERE, sleep=_never).acquire()
+
+
+@both_clouds
+def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothing_more(
+    store: Store, tmp_path: Path
+) -> None:
+    dead = Lease(store, ELSEWHERE, renew_every_s=1000)
+    dead.acquire()
+
+    follower = Lease(store, HERE)
+    follower.acquire()
+
+    follower.check()
+    with pytest.raises(LeaseError, match="was taken over by process 1 on here"):
+        dead.check()
+    late = Saver(tmp_path, store, keep=1, lease=dead)
+    late.save(local.Manifest(1, "model", 1), {})
+    with pytest.raises(LeaseError, match="was taken over"):
+        late.close()
+    assert store.steps() == []
+
+
+def test_ages_are_told_by_the_clock_of_the_object_store_alone(
+    store: Store, living: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = store._client.list_objects_v2(Bucket="checkpoints")
+    for item in listed["Contents"]:
+        item["LastModified"] = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
+    listed["ResponseMetadata"]["HTTPHeaders"]["date"] = "Sat, 03 Feb 2001 04:05:16 GMT"
+    monkeypatch.setattr(store._client, "list_objects_v2", lambda **_: listed)
+
+    found = store.newest_lease()
+
+    assert found is not None
+    assert found.age_s == 10
+
+
+@both_clouds
+def test_of_several_that_follow_at_the_same_moment_one_wins(store: Store) -> None:
+    Lease(store, ELSEWHERE, renew_every_s=1000).acquire()
+    begin, won = threading.Barrier(4), []
+
+    def follow(number: int) -> None:
+        contender = Lease(store, Holder(f"host-{number}", "boot", 1), renew_every_s=0.1)
+        begin.wait()
+        try:
+            contender.acquire()
+            won.append(contender)
+        except LeaseError:
+            pass
+
+    threads = [threading.Thread(target=follow, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(won) == 1
+    won[0].check()
+    won[0].release()
+
+
+@pytest.mark.parametrize(
+    ("before", "gone"),
+    [
+        (Holder("here", "boot", os.getpid()), True),  # ranks that torchrun started again
+        (Holder("here", "boot", 2**22 + 1), True),  # beyond the largest process id
+        (Holder("here", "an earlier boot", 1), True),
+        (Holder("here", "boot", 1), False),
+        (Holder("elsewhere", "boot", os.getpid()), False),
+    ],
+    ids=["itself", "ended", "rebooted", "alive", "elsewhere"],
+)
+def test_what_is_known_of_a_holder_on_this_instance_spares_the_wait(before: Holder, gone: bool) -> None:
+    assert before.surely_gone(Holder("here", "boot", os.getpid())) is gone
+
+
+def test_train_is_refused_for_good_and_gives_its_own_lease_back(
+    store: Store, living: Lease, tokens: Path, tmp_path: Path
+) -> None:
+    table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
+
+    refused = tried_alone(table, tmp_path)
+    living.release()
+    finished = tried_alone(table, tmp_path)
+
+    assert refused[0] == 65
+    assert "is in use by process 1 on elsewhere" in refused[1]
+    assert finished == (0, finished[1])
+    found = store.newest_lease()
+    assert found is not None
+    assert found.content == leases.RELEASED
+    names = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
+    assert sum("/lease/" in name and not name.endswith(".renewed") for name in names) == 1
+
+
+def _never(_: float) -> None:
+    raise AssertionError("waited")

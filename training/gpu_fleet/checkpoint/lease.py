@@ -1,0 +1,156 @@
+"""The lease of a run in its bucket: of two processes that train one run, the second is refused.
+
+The holder renews it every RENEW_EVERY_S. Its age is the difference of two times of the object store's own
+clock, the Date of an answer and the last change, so no instance's clock counts. One that was not renewed for
+TAKEN_OVER_AFTER_S belongs to a holder that is gone, and the next number may be claimed; a holder of which a
+newer number exists has lost the run and commits nothing more. The newest is never deleted: a number must not
+become free again.
+"""
+
+import json
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from gpu_fleet import outcome
+from gpu_fleet.checkpoint.store import RENEWAL, LeaseKey, Store
+from gpu_fleet.errors import LeaseError, StoreError
+
+RENEW_EVERY_S = 20.0
+TAKEN_OVER_AFTER_S = 90.0  # four renewals may fail; an instance takes longer to be replaced
+LOOK_EVERY_S = 2.0
+RELEASED = "{}"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease, for others to tell whether it can still be alive."""
+
+    host: str
+    boot: str  # changes when the instance starts again
+    process: int  # torchrun's, which outlives a restart of the ranks; else the trainer's own
+
+    @classmethod
+    def this(cls) -> Self:
+        """This run on this instance."""
+        process = os.getppid() if outcome.attempt() else os.getpid()
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            boot = ""
+        return cls(platform.node(), boot, process)
+
+    def surely_gone(self, now: "Holder") -> bool:
+        """Whether `now` need not wait: this is itself, before a restart, or a process that has ended."""
+        if self.host != now.host:
+            return False
+        return self.boot != now.boot or self.process == now.process or not _runs(self.process)
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class Lease:
+    """Held from `acquire` to `release`; a thread renews it."""
+
+    def __init__(
+        self,
+        store: Store,
+        holder: Holder,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        renew_every_s: float = RENEW_EVERY_S,
+    ) -> None:
+        self._store, self._holder, self._sleep, self._renew_every_s = store, holder, sleep, renew_every_s
+        self._name = ""
+        self._number = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    def acquire(self) -> None:
+        """Waits while it is not known whether the holder lives; raises LeaseError when it does."""
+        found = self._store.newest_lease()
+        while found is not None and not self._is_free(found):
+            log.info("event=lease-held by=%r age_s=%.0f", str(_holder(found)), found.age_s)
+            self._sleep(LOOK_EVERY_S)
+            later = self._store.newest_lease()
+            if later is not None and later.changed_at != found.changed_at and not self._is_free(later):
+                raise LeaseError(self._refusal(later))
+            found = later
+        self._number = found.number + 1 if found else 1
+        name = self._store.claim_lease(self._number, self._content())
+        if name is None:
+            raise LeaseError(
+                f"{self._store.uri}: another process has just begun this run; choose another name"
+            )
+        self._name = name
+        self._store.drop_leases_before(self._number)
+        self._thread.start()
+
+    def _is_free(self, found: LeaseKey) -> bool:
+        holder = _holder(found)
+        gone = holder is not None and holder.surely_gone(self._holder)
+        return holder is None or gone or found.age_s >= TAKEN_OVER_AFTER_S
+
+    def _refusal(self, found: LeaseKey) -> str:
+        return (
+            f"{self._store.uri} is in use by {_holder(found)}, seen {found.age_s:.0f} s ago; wait for it, or "
+            "choose another run.directory. A run whose instance is gone is taken over after "
+            f"{TAKEN_OVER_AFTER_S:.0f} s"
+        )
+
+    def check(self) -> None:
+        """Raises LeaseError when another process has taken the run over: this one may write no more."""
+        newest = self._store.newest_lease()
+        if newest is not None and newest.number > self._number:
+            raise LeaseError(
+                f"{self._store.uri} was taken over by {_holder(newest) or 'another process'}, as nothing was "
+                f"heard of this one for {TAKEN_OVER_AFTER_S:.0f} s; this process saves no more"
+            )
+
+    def release(self) -> None:
+        """The run may be begun elsewhere at once."""
+        self._closed.set()
+        if not self._name:
+            return
+        try:
+            self._store.put_lease(self._name, RELEASED)
+        except StoreError as error:  # it ends by itself
+            log.warning("event=lease-not-released error=%r", str(error))
+        self._name = ""
+
+    def _content(self) -> str:
+        return json.dumps(asdict(self._holder))
+
+    def _renew(self) -> None:
+        while not self._closed.wait(self._renew_every_s):
+            try:
+                self._store.put_lease(f"{self._name}{RENEWAL}", "")
+            except StoreError as error:  # the next may go through; `check` says whether it was too late
+                log.warning("event=lease-not-renewed error=%r", str(error))
+
+
+def _holder(found: LeaseKey) -> Holder | None:
+    """None of a lease that was released."""
+    try:
+        table = json.loads(found.content)
+        return Holder(**table) if table else None
+    except (ValueError, TypeError):
+        return Holder("an unknown host", "", 0)

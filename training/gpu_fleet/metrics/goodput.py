@@ -1,0 +1,144 @@
+"""Where the wall time of a run goes, try by try, and what of it was productive (ETTR).
+
+The effective training time ratio is productive time over the wall time of the job, from the start of its
+first try to the end of its last, waits between tries included: Kokolis et al., "Revisiting Reliability in
+Large-Scale Machine Learning Research Clusters", 2024, https://arxiv.org/abs/2410.21680; ByteRobust (Wan et
+al., 2025, https://arxiv.org/abs/2509.16293) has the same ratio. Steps that a later try had to do again are
+lost, and so is the time from a try's last sign of life to the start of the next. Evaluation is productive.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gpu_fleet.metrics.records import Record
+
+KIND = "time"
+START, PRODUCTIVE, STALL, WAITING = "start_s", "productive_s", "stall_s", "waiting_s"
+BOOKED = (START, PRODUCTIVE, STALL, WAITING)
+WRITE_EVERY_S = 10.0
+SECONDS_PER_HOUR = 3600.0
+
+
+def process_started_at_s() -> float:
+    """When this process began, in seconds of the epoch: loading torch is a part of the start."""
+    try:
+        began_ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+        up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    return time.time() - (up_s - began_ticks / os.sysconf("SC_CLK_TCK"))
+
+
+@dataclass
+class Book:
+    """The seconds of one try, of which each belongs to one account; begins with the start."""
+
+    started_at_s: float = field(default_factory=process_started_at_s)
+    clock: Callable[[], float] = time.time
+    resumed_from_step: int = 0
+    _account: str = START
+    _seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BOOKED, 0.0))
+    _since_s: float = 0.0
+    _written_at_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._since_s = self.started_at_s
+
+    def switch(self, account: str) -> None:
+        """From now on the seconds go to `account`."""
+        now_s = self.clock()
+        self._seconds[self._account] += now_s - self._since_s
+        self._account, self._since_s = account, now_s
+
+    def shift(self, account: str, seconds: float) -> None:
+        """So many seconds of the account that is open belonged to another."""
+        self._seconds[account] += seconds
+        self._seconds[self._account] -= seconds
+
+    def record(self, step: int) -> Record:
+        """What is booked after `step` steps."""
+        self.switch(self._account)
+        self._written_at_s = self._since_s
+        times = {"started_at_s": self.started_at_s, "at_s": self._since_s}
+        return {
+            "kind": KIND,
+            "step": step,
+            "resumed_from_step": self.resumed_from_step,
+            **times,
+            **self._seconds,
+        }
+
+    def due(self) -> bool:
+        """Whether a record would tell something new; of a killed try, what came after is not known."""
+        return self.clock() - self._written_at_s >= WRITE_EVERY_S
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The wall time of a run, in seconds."""
+
+    wall_s: float
+    start_s: float
+    productive_s: float  # without what was done again
+    stall_s: float  # for checkpoints
+    waiting_s: float  # for data
+    lost_s: float  # steps done again, and between tries
+    tries: int
+
+    @property
+    def ettr(self) -> float:
+        """Productive time over wall time, 0 to 1."""
+        return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def accounted(self) -> float:
+        """The part of the wall time that is in one of the accounts."""
+        known = self.start_s + self.productive_s + self.stall_s + self.waiting_s + self.lost_s
+        return known / self.wall_s if self.wall_s > 0 else 1.0
+
+    def price_lost(self, price_per_hour: float) -> float:
+        """What the unproductive time cost, of a job at so much an hour."""
+        return (self.wall_s - self.productive_s) / SECONDS_PER_HOUR * price_per_hour
+
+
+def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
+    """The accounts of all tries of a run, from its metrics.jsonl; None where it booked nothing."""
+    tries: dict[float, list[Mapping[str, Any]]] = {}
+    for record in records:
+        if record.get("kind") == KIND:
+            tries.setdefault(record["started_at_s"], []).append(record)
+    ordered = [tries[began] for began in sorted(tries)]
+    if not ordered:
+        return None
+    again_s = sum(_done_again(before, after[0]["resumed_from_step"]) for before, after in pairwise(ordered))
+    between_s = sum(
+        max(0.0, after[0]["started_at_s"] - before[-1]["at_s"]) for before, after in pairwise(ordered)
+    )
+    sums = {account: sum(one[-1][account] for one in ordered) for account in BOOKED}
+    return Goodput(
+        wall_s=ordered[-1][-1]["at_s"] - ordered[0][0]["started_at_s"],
+        start_s=sums[START],
+        productive_s=sums[PRODUCTIVE] - again_s,
+        stall_s=sums[STALL],
+        waiting_s=sums[WAITING],
+        lost_s=again_s + between_s,
+        tries=len(ordered),
+    )
+
+
+def _done_again(tried: Sequence[Mapping[str, Any]], resumed_from_step: int) -> float:
+    """Productive seconds of a try on steps after the one that the next try went on from."""
+    last = tried[-1]
+    if last["step"] <= resumed_from_step:
+        return 0.0
+    for earlier, later in pairwise(tried):
+        if earlier["step"] <= resumed_from_step < later["step"]:
+            part = (resumed_from_step - earlier["step"]) / (later["step"] - earlier["step"])
+            reached_s = earlier[PRODUCTIVE] + part * (later[PRODUCTIVE] - earlier[PRODUCTIVE])
+            return float(last[PRODUCTIVE] - reached_s)
+    return float(last[PRODUCTIVE])
