@@ -1,6 +1,7 @@
 """Small data sets and configurations for tests."""
 
 import os
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gpu_fleet import config, loop
+from gpu_fleet.checkpoint import local
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.metrics.records import read_json_lines
@@ -129,11 +131,21 @@ def killed_rank(table: dict[str, Any], micro_batches: int) -> None:
         nonlocal seen
         seen += 1
         if seen == micro_batches:
+            if table["checkpoint"]["every_steps"]:
+                await_checkpoint(Path(table["run"]["directory"]))
             os._exit(137)
         return mean_loss(outputs, targets)
 
     loop.mean_loss = fatal_loss
     train_rank(table)
+
+
+def await_checkpoint(directory: Path) -> None:
+    """Returns when a save that runs beside the training is down, on however busy a machine."""
+    for _ in range(3000):
+        if local.steps(directory / "checkpoints"):
+            return
+        time.sleep(0.01)
 
 
 class CountingInterruption(Interruption):

@@ -38,7 +38,7 @@ def test_two_ranks_learn_the_digits_better_than_the_baseline(straight: Path) -> 
 def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight: Path) -> None:
     records = read_json_lines(straight / "metrics.jsonl")
 
-    assert {record["kind"] for record in records} == {"train", "checkpoint", "evaluation"}
+    assert {record["kind"] for record in records} == {"train", "checkpoint", "evaluation", "time"}
     losses = [record["loss"] for record in records if record["kind"] == "train"]
     assert losses[-1] < losses[0] / 4
 

@@ -200,6 +200,8 @@ class Metrics(Section):
 
     tensorboard: bool = False
     prometheus_file: str = ""  # for the node exporter's textfile collector; empty: off
+    wandb: str = ""  # project of Weights & Biases, offline, below the run directory; needs the package
+    mlflow: str = ""  # tracking store of MLflow, such as sqlite:///mlflow.db; needs the package
     progress: bool = True
     profile_steps: tuple[int, ...] = Field(default=(), strict=False)  # first and last step of a trace
 

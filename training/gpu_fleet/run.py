@@ -165,9 +165,10 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
     checkpoints = Checkpoints(settings, where, len(training), identity, archive(code) if code else b"")
     directory = Path(settings.run.directory)
     trace = where.together(lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads))
+    table = settings.model_dump(mode="json")
     writer = where.together(
         lambda: (
-            open_writers(settings.metrics, directory, all_steps(settings, len(training)))
+            open_writers(settings.metrics, directory, all_steps(settings, len(training)), table)
             if where.leads
             else Writers([])
         )

@@ -1,15 +1,17 @@
 """Saves beside the training: a thread that copies into reused memory, writes, commits and uploads."""
 
 import logging
+import os
 import queue
 import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +27,8 @@ STATE = "state.pt"
 ABANDONED = "abandoned"  # what a rank says of an upload that it gave up for a newer one
 STANDS_STILL_S = 30.0  # an upload that moves nothing for so long lets a newer one pass
 LOOK_EVERY_S = 0.5
+LESS_URGENT = 10  # of nice(1): a tenth of a core that the training wants, all of one that is free
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -115,6 +119,20 @@ class Line:
     def still_s(self) -> float:
         """Seconds since something moved."""
         return self._clock() - self._moved_at
+
+
+def politely(action: Callable[[], T]) -> T:
+    """Runs `action` to its end in a thread that gets a core only when the training does not want it.
+
+    To hash, write and upload a checkpoint takes as much of a core as a step; who waits for its end leaves the
+    core free. Linux gives each thread a nice value of its own: setpriority(2).
+    """
+    with ThreadPoolExecutor(1, initializer=_give_way) as pool:
+        return pool.submit(action).result()
+
+
+def _give_way() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS_URGENT)
 
 
 @dataclass(frozen=True)
@@ -244,7 +262,11 @@ class Saver:
         self._uploads.put(None)
 
     def _commit(self, job: Job) -> local.Manifest:
-        writers: dict[str, local.Writer] = {STATE: partial(torch.save, job.copied())}
+        copied = job.copied()  # the training waits for this
+        return politely(lambda: self._written(job, copied))
+
+    def _written(self, job: Job, copied: Any) -> local.Manifest:
+        writers: dict[str, local.Writer] = {STATE: partial(torch.save, copied)}
         if self._code:
             writers[ARCHIVE] = lambda file: file.write(self._code)
         if self._team is None:
@@ -286,6 +308,7 @@ class Saver:
 
     def _upload(self) -> None:
         """One upload at a time, until a newer checkpoint has to overtake it."""
+        _give_way()  # and the threads that come from this one
         while (upload := self._newest()) is not None:
             line = Line()
             running = threading.Thread(

@@ -6,9 +6,13 @@ A new kind of writer is a class with `write` and `close` and one line in `open_w
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gpu_fleet import config
+from gpu_fleet.metrics import trackers
 from gpu_fleet.metrics.records import JSON_LINES, JsonLines, MetricsWriter, Record, named
+
+Table = dict[str, dict[str, Any]]
 
 
 class Writers:
@@ -26,14 +30,23 @@ class Writers:
             writer.close()
 
 
-def open_writers(settings: config.Metrics, directory: Path, steps: int) -> MetricsWriter:
-    """The writers of a run of `steps` steps in `directory`; raises ConfigError when one cannot be opened."""
+def open_writers(
+    settings: config.Metrics, directory: Path, steps: int, table: Table | None = None
+) -> MetricsWriter:
+    """The writers of a run of `steps` steps in `directory`; raises ConfigError when one cannot be opened.
+
+    `table` is the whole configuration, which trackers show beside the curves.
+    """
     with named("run.directory", directory):
         writers: list[MetricsWriter] = [JsonLines(directory / JSON_LINES)]
         if settings.tensorboard:
             from gpu_fleet.metrics import tensorboard  # noqa: PLC0415 - it needs Record from here
 
             writers.append(tensorboard.TensorBoard(directory / tensorboard.FOLDER))
+    if settings.wandb:
+        writers.append(trackers.WeightsAndBiases(settings.wandb, directory, table or {}))
+    if settings.mlflow:
+        writers.append(trackers.MLflow(settings.mlflow, directory, table or {}))
     if settings.prometheus_file:
         from gpu_fleet.metrics.prometheus import Prometheus  # noqa: PLC0415 - it needs Record from here
 

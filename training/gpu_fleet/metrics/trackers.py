@@ -1,0 +1,91 @@
+"""Weights & Biases and MLflow: every number of a record as a curve over the steps, in the run of before.
+
+Both packages are for those who want them: `pip install wandb`, `pip install mlflow`. Neither is asked for by
+the trainer, and W&B writes to disk alone (`wandb sync` sends it later): a training instance needs no way out.
+"""
+
+import importlib
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpu_fleet.errors import ConfigError
+from gpu_fleet.metrics.records import Record
+
+NOT_CURVES = {"step"}
+RUN_ID = "mlflow-run-id"  # in the run directory, so that a resumed run goes on in its curves
+
+
+def curves(record: Record) -> dict[str, float]:
+    """The numbers of a record by the names of their curves: `train/loss`."""
+    return {
+        f"{record['kind']}/{name}": float(value)
+        for name, value in record.items()
+        if name not in NOT_CURVES and isinstance(value, int | float)
+    }
+
+
+class WeightsAndBiases:
+    """An offline run of `project` below `directory`/wandb."""
+
+    def __init__(self, project: str, directory: Path, settings: dict[str, Any]) -> None:
+        """Raises ConfigError without the package."""
+        wandb = _loaded("wandb", "metrics.wandb")
+        # a resumed run is a second offline folder of the same id, which `wandb sync --append` joins
+        self._run = wandb.init(
+            project=project,
+            name=directory.name,
+            id=directory.name,
+            dir=str(directory),
+            config=settings,
+            mode="offline",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def write(self, record: Record) -> None:
+        self._run.log(curves(record), step=int(record["step"]))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run in the tracking store `uri`, such as sqlite:///mlflow.db or https://host."""
+
+    def __init__(self, uri: str, directory: Path, settings: dict[str, Any]) -> None:
+        """Raises ConfigError without the package, or where the store cannot be opened."""
+        mlflow = _loaded("mlflow", "metrics.mlflow")
+        file = directory / RUN_ID
+        try:
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
+            before = file.read_text(encoding="ascii") if file.exists() else ""
+            self._run_id = before or self._begun(directory, settings)
+        except mlflow.exceptions.MlflowException as error:
+            raise ConfigError(f"metrics.mlflow = {uri!r}: {error}") from error
+        file.write_text(self._run_id, encoding="ascii")
+        self._metric: Any = mlflow.entities.Metric
+
+    def _begun(self, directory: Path, settings: dict[str, Any]) -> str:
+        found = self._client.get_experiment_by_name(directory.parent.name)
+        experiment = found.experiment_id if found else self._client.create_experiment(directory.parent.name)
+        run_id = str(self._client.create_run(experiment, run_name=directory.name).info.run_id)
+        for section, keys in settings.items():
+            for key, value in keys.items():
+                self._client.log_param(run_id, f"{section}.{key}", value)
+        return run_id
+
+    def write(self, record: Record) -> None:
+        at_ms, step = int(time.time() * 1000), int(record["step"])
+        metrics = [self._metric(name, value, at_ms, step) for name, value in curves(record).items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+def _loaded(package: str, key: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{key}: needs a package that is not there: pip install {package}") from error
