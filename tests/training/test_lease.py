@@ -9,7 +9,9 @@ from typing import Any
 
 import boto3
 import pytest
+from torch import nn
 
+from gpu_fleet import Run
 from gpu_fleet.checkpoint import lease as leases
 from gpu_fleet.checkpoint import local
 from gpu_fleet.checkpoint.lease import Holder, Lease
@@ -157,6 +159,22 @@ def test_train_is_refused_for_good_and_gives_its_own_lease_back(
     assert found.content == leases.RELEASED
     names = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
     assert sum("/lease/" in name and not name.endswith(".renewed") for name in names) == 1
+
+
+def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(
+    store: Store, living: Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)):
+        raise AssertionError("began")
+    living.release()
+    with Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)) as run:
+        list(run.steps(1))
+
+    assert ended.value.code == 65
+    assert "is in use by process 1 on elsewhere" in capsys.readouterr().err
+    found = store.newest_lease()
+    assert found is not None
+    assert found.content == leases.RELEASED
 
 
 def _never(_: float) -> None:

@@ -31,6 +31,7 @@ from torch.utils.data import default_collate
 
 from gpu_fleet import config, exit_codes, identity, outcome, own
 from gpu_fleet.checkpoint import local, restore
+from gpu_fleet.checkpoint.lease import Holder, Lease
 from gpu_fleet.checkpoint.manager import FOLDER, place_of_checkpoints
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import Store
@@ -113,9 +114,12 @@ class Run:
         self._root = self.directory / FOLDER
         uri = place_of_checkpoints(self._uri, "", self.directory)
         self._store = self._where.together(lambda: Store(uri)) if uri else None
+        self._lease = Lease(self._store, Holder.this()) if self._store and self._where.leads else None
         self._where.on_first(self._take_directory)
         code = own.archive(own.files(self.directory, with_main=True))
-        self._saver = Saver(self._root, self._store, self._keep, code) if self._where.leads else None
+        self._saver: Saver | None = None
+        if self._where.leads:
+            self._saver = Saver(self._root, self._store, self._keep, self._lease, code=code)
         self._stop = Stop(
             self._where, self._interruption, AGREE_EVERY_S, save_due=self._due_by_time, moved=lambda: None
         )
@@ -137,6 +141,8 @@ class Run:
             raise CheckpointError(f"{self.directory}: cannot be written: {error.strerror}") from error
         if self._store is not None:
             self._store.check_writable()
+        if self._lease is not None:
+            self._lease.acquire()
 
     def _restore(self) -> None:
         manifest = restore.newest_whole(self._where, self._root, self._store)

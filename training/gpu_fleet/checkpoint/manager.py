@@ -293,7 +293,6 @@ class Checkpoints:
         within_s = self._settings.parallel.timeout_s / MEETINGS_PER_TIMEOUT
         while not all(self._where.gather(self._where.together(lambda: self._closed(within_s)))):
             log.info("event=flushing uri=%s", self.location)
-        self._release()
 
     def _closed(self, within_s: float | None = None) -> bool:
         if self._saver is None:
@@ -313,8 +312,3 @@ class Checkpoints:
             self._closed()
         except CheckpointError as error:
             log.error("event=checkpoint-lost error=%r", str(error))
-        self._release()
-
-    def _release(self) -> None:
-        if self._lease is not None:
-            self._lease.release()

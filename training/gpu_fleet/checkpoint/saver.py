@@ -168,7 +168,7 @@ class Saver:
         shared: bool = True,
         code: bytes = b"",
     ) -> None:
-        """With a `team` each rank writes and uploads its part. What has lost its `lease` is not committed.
+        """With a `team` each rank writes and uploads its part. Without the `lease` nothing is committed.
 
         Where `root` is not `shared` by the instances of the team, checkpoints are in the store alone, and
         parts of them here only until they are up. `code` is the archive of the user's files, which every
@@ -240,6 +240,8 @@ class Saver:
             thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             return False
+        if self._lease is not None:
+            self._lease.release()
         failure = self._write_failure or self._upload_failure
         if failure is not None:
             raise failure
