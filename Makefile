@@ -29,13 +29,13 @@ $(POLICY): stacks/crossguard/requirements.lock $(READY)
 	@$(VENV)/policy/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
 	@touch $@
 
-rehearse: $(READY) ## Run the main job on this machine: stack, trainer with a spot notice, reaper
+rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a spot notice, reaper
 	@$(FLEET) rehearse $(STACK)
 
 test: $(READY) ## Run the tests (under 10 minutes on 2 cores)
 	@$(PY) -m pytest -m "not image" -n 2 --dist worksteal $(ARGS)
 
-test-image: $(READY) ## Check what machines boot with: needs root and Debian packages
+test-image: $(READY) ## Check what instances boot with: needs root and Debian packages
 	@$(PY) -m pytest -m image $(ARGS)
 
 lint: $(READY) ## Format and lint with ruff, type-check with mypy --strict

@@ -64,7 +64,7 @@ def bake(target: str, files: payload.Files, root: Path, cache: Path, listener: L
         files: the payload.
         root: the folder to make; must not exist.
         cache: packages and wheels, kept between bakes.
-        listener: told the name of each part as it begins.
+        listener: called with the name of each part as it begins.
 
     Raises:
         BakeError: a part failed; names it, and ends with its last lines.
@@ -93,7 +93,9 @@ def enter(root: Path, recipe: Path, cache: Path, target: str) -> list[str]:
 
 
 def _make_base(root: Path) -> None:
-    suite = next(one.version for one in lock.load() if (one.name, one.base) == ("archive", BASE))
+    suite = next(
+        artefact.version for artefact in lock.load() if (artefact.name, artefact.base) == ("archive", BASE)
+    )
     command = [
         "mmdebstrap",
         "--mode=root",
@@ -152,8 +154,8 @@ def size_bytes(root: Path) -> int:
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
-            found = (Path(folder) / name).lstat()
-            if found.st_ino not in seen:
-                seen.add(found.st_ino)
-                total += found.st_blocks * 512
+            status = (Path(folder) / name).lstat()
+            if status.st_ino not in seen:
+                seen.add(status.st_ino)
+                total += status.st_blocks * 512
     return total

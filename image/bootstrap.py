@@ -50,7 +50,7 @@ class Place:
 
     @property
     def report_file(self) -> Path:
-        """For people and tests: what was done."""
+        """For users and tests: what was done."""
         return self.root / "run/gpu-fleet/bootstrap.json"
 
     @property

@@ -122,7 +122,7 @@ def check_wheels(base: str) -> None:
     Raises:
         LockError: it is another list, or was made from other requirements.
     """
-    locked = next(one for one in lock.load() if (one.kind, one.base) == ("wheels", base))
+    locked = next(artefact for artefact in lock.load() if (artefact.kind, artefact.base) == ("wheels", base))
     lock.verify(lock.FOLDER / locked.file, locked.sha256)
     requirements = [file.read_text(encoding="utf-8") for file in wheels.requirement_files()]
     wheels.check_fresh(wheels.list_of(base), requirements)
@@ -175,7 +175,7 @@ def table(report: Report) -> Table:
 
 @click.group(epilog="\b\nExample:\n  gpu-fleet image build qemu")
 def main() -> None:
-    """Bake the image on this machine: Debian 12, root, about four minutes."""
+    """Bake the image on this computer: Debian 12, root, about four minutes."""
 
 
 def _output_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from image.errors import BakeError
 
-# Room for logs, checkpoints of tests and what people install; the file is sparse.
+# Room for logs, checkpoints of tests and what users install; the file is sparse.
 SPARE_GIB = 2
 LABEL = "gpu-fleet"
 FORMATS = ("raw", "qcow2")

@@ -24,7 +24,7 @@ bind "$payload" "$root/run/bake/payload"
 bind "$files" "$root/run/bake/files"
 bind "$apt_cache" "$root/var/cache/apt/archives"
 
-# names resolve as on this machine; on the machine-to-be the same link leads to its own resolver
+# names resolve as on this computer; on the instance-to-be the same link leads to its own resolver
 ln -sfn ../run/systemd/resolve/stub-resolv.conf "$root/etc/resolv.conf"
 mkdir -p "$root/run/systemd/resolve"
 cp --dereference /etc/resolv.conf "$root/run/systemd/resolve/stub-resolv.conf"

@@ -6,7 +6,7 @@ class ImageError(Exception):
 
 
 class RequirementError(ImageError):
-    """This machine lacks something: root, apt, a program, room on the disk."""
+    """This computer lacks something: root, apt, a program, room on the disk."""
 
 
 class LockError(ImageError):

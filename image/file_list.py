@@ -19,7 +19,7 @@ VOLATILE = {
     "etc/shadow*": "the day an account was made",
     "opt/gpu-fleet/venv/*/_distutils_hack/__pycache__/*": "Python's own start loads it while it is compiled",
     "var/cache/apt/archives/partial": "whether apt fetched anything, which it does as a user of its own",
-    "var/cache/apt/*.bin": "apt writes them when somebody asks it something",
+    "var/cache/apt/*.bin": "apt writes them when it is asked something",
     "var/lib/dkms/*/make.log": "when the modules were compiled",
     "var/lib/dpkg/*": "the order in which packages were unpacked",
     "var/log/*": "what happened when",
@@ -42,7 +42,7 @@ class Entry:
 
 
 def listing(root: Path) -> dict[str, Entry]:
-    """Every file below a root: path -> entry. Times are left out: they decide nothing on a machine."""
+    """Every file below a root: path -> entry. Times are left out: they decide nothing on an instance."""
     return {str(path.relative_to(root)): _entry(path) for path in _below(root)}
 
 
@@ -52,20 +52,20 @@ def _below(root: Path) -> Iterator[Path]:
 
 
 def _entry(path: Path) -> Entry:
-    found = path.lstat()
+    status = path.lstat()
     content = ""
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         content = str(path.readlink())
-    elif stat.S_ISREG(found.st_mode):
+    elif stat.S_ISREG(status.st_mode):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-    return Entry(found.st_mode, (found.st_uid, found.st_gid), content)
+    return Entry(status.st_mode, (status.st_uid, status.st_gid), content)
 
 
-def differences(one: dict[str, Entry], other: dict[str, Entry]) -> dict[str, str]:
+def differences(first: dict[str, Entry], other: dict[str, Entry]) -> dict[str, str]:
     """What differs and may not: path -> how, in the order of paths."""
-    found = {path: _how(one.get(path), other.get(path)) for path in sorted(one.keys() | other.keys())}
-    return {path: how for path, how in found.items() if how and not volatile(path)}
+    changes = {path: _how(first.get(path), other.get(path)) for path in sorted(first.keys() | other.keys())}
+    return {path: how for path, how in changes.items() if how and not volatile(path)}
 
 
 def volatile(path: str) -> bool:
@@ -73,26 +73,26 @@ def volatile(path: str) -> bool:
     return any(fnmatch(path, pattern) for pattern in VOLATILE)
 
 
-def _how(one: Entry | None, other: Entry | None) -> str:
-    if one is None or other is None:
-        return "only in the second" if one is None else "only in the first"
-    if one.mode != other.mode:
-        return f"mode {one.mode:o} and {other.mode:o}"
-    if one.owner != other.owner:
-        return f"owner {one.owner} and {other.owner}"
-    return "" if one.content == other.content else "content"
+def _how(first: Entry | None, other: Entry | None) -> str:
+    if first is None or other is None:
+        return "only in the second" if first is None else "only in the first"
+    if first.mode != other.mode:
+        return f"mode {first.mode:o} and {other.mode:o}"
+    if first.owner != other.owner:
+        return f"owner {first.owner} and {other.owner}"
+    return "" if first.content == other.content else "content"
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image compare build/one/rootfs build/two/rootfs")
 @click.argument("one", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("other", type=click.Path(path_type=Path, exists=True, file_okay=False))
-def main(one: Path, other: Path) -> None:
+def main(first: Path, other: Path) -> None:
     """Compare two root file systems; exit status 1 when they differ where they may not."""
-    found = differences(listing(one), listing(other))
-    for path, how in found.items():
+    changes = differences(listing(first), listing(other))
+    for path, how in changes.items():
         click.echo(f"{path}: {how}")
-    click.echo(f"{len(found)} files differ, {len(VOLATILE)} patterns left out")
-    sys.exit(1 if found else 0)
+    click.echo(f"{len(changes)} files differ, {len(VOLATILE)} patterns left out")
+    sys.exit(1 if changes else 0)
 
 
 if __name__ == "__main__":

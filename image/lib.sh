@@ -2,7 +2,7 @@
 # What the steps share: the log, the package map, the locked versions.
 
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
-# ROOT: a folder instead of this machine's root; BOOTSTRAP: this is the first boot of an image that is not ours
+# ROOT: a folder instead of this instance's root; BOOTSTRAP: this is the first boot of an image that is not ours
 export ROOT=${ROOT:-} BOOTSTRAP=${BOOTSTRAP:-}
 # shellcheck source=/dev/null
 BASE=$(. /etc/os-release && printf '%s-%s' "$ID" "$VERSION_ID")
@@ -103,7 +103,7 @@ install_locked() {
     apt-mark hold "${names[@]}" >/dev/null
 }
 
-# lay PATH...: files of rootfs/ as they lie on the machine, programs executable, all owned by root.
+# lay PATH...: files of rootfs/ as they lie on the instance, programs executable, all owned by root.
 lay() {
     local path owner=(--owner=root --group=root)
     [ -z "$ROOT" ] || owner=()

@@ -36,7 +36,7 @@ class Artefact:
         base: the distribution, say ``debian-12``.
         kind: ``apt``, ``file`` or ``wheels``.
         version: exact; ``unlocked`` where nobody has settled it.
-        source: where a person gets it.
+        source: where an operator gets it.
         file: its name, of kinds ``file`` and ``wheels``; of the key, where ``uri`` is given.
         uri: of an archive beside the distribution's own, as a line of apt's sources says it after ``deb``.
         sha256: of that file, 64 hexadecimal digits, or ``unlocked``.
@@ -78,9 +78,9 @@ def load(file: Path = FILE) -> tuple[Artefact, ...]:
         for base, row in table.items():
             if base == "purpose":
                 continue
-            found = _problems(f"{name}.{base}", base, row)
-            problems += found
-            if not found:
+            wrong = _problems(f"{name}.{base}", base, row)
+            problems += wrong
+            if not wrong:
                 artefacts.append(Artefact(name=name, base=base, **row))
     if problems:
         raise LockError(f"{file}: " + "; ".join(problems))
@@ -114,8 +114,8 @@ def of_base(artefacts: tuple[Artefact, ...], base: str) -> tuple[Artefact, ...]:
     Raises:
         LockError: naming each field that is unlocked.
     """
-    own = tuple(one for one in artefacts if one.base == base)
-    open_fields = [f"{one.name}.{one.base}.{key}" for one in own for key in one.unlocked]
+    own = tuple(artefact for artefact in artefacts if artefact.base == base)
+    open_fields = [f"{artefact.name}.{artefact.base}.{key}" for artefact in own for key in artefact.unlocked]
     if open_fields:
         raise LockError(
             f"{FILE.name}: {', '.join(open_fields)} = {UNLOCKED!r}: fetch it, check its signature, lock it "
@@ -128,11 +128,11 @@ def tsv(artefacts: tuple[Artefact, ...], base: str) -> str:
     """``name<tab>field<tab>value`` lines, as the steps read them."""
     keys = ("version", "file", "sha256", "key_fingerprint", "uri")
     rows = [
-        (one.name, key, getattr(one, key))
-        for one in artefacts
-        if one.base == base
+        (artefact.name, key, getattr(artefact, key))
+        for artefact in artefacts
+        if artefact.base == base
         for key in keys
-        if getattr(one, key)
+        if getattr(artefact, key)
     ]
     return "".join("\t".join(row) + "\n" for row in rows)
 
@@ -145,20 +145,20 @@ def verify(file: Path, expected: str) -> None:
     """
     try:
         with file.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise LockError(f"{file}: cannot be read: {error.strerror}") from error
-    if found != expected:
+    if digest != expected:
         raise LockError(
-            f"{file}: sha256 is {found}, versions.toml has {expected}: another file than was locked"
+            f"{file}: sha256 is {digest}, versions.toml has {expected}: another file than was locked"
         )
 
 
 def _verify_lists(artefacts: tuple[Artefact, ...]) -> None:
     """The lists of wheels that lie beside the lockfile."""
-    for one in artefacts:
-        if one.kind == "wheels" and one.sha256 != UNLOCKED:
-            verify(FOLDER / one.file, one.sha256)
+    for artefact in artefacts:
+        if artefact.kind == "wheels" and artefact.sha256 != UNLOCKED:
+            verify(FOLDER / artefact.file, artefact.sha256)
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image lock --base ubuntu-24.04")
@@ -177,10 +177,13 @@ def main(base: str | None) -> None:
 
 def _table(artefacts: tuple[Artefact, ...]) -> Table:
     table = Table("artefact", "base", "version", "held by")
-    for one in artefacts:
-        holds = {key: getattr(one, key) for key in SHAPES if getattr(one, key)}
+    for artefact in artefacts:
+        holds = {key: getattr(artefact, key) for key in SHAPES if getattr(artefact, key)}
         table.add_row(
-            one.name, one.base, one.version, " ".join(f"{key}={value[:16]}" for key, value in holds.items())
+            artefact.name,
+            artefact.base,
+            artefact.version,
+            " ".join(f"{key}={value[:16]}" for key, value in holds.items()),
         )
     return table
 

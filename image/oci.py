@@ -105,8 +105,8 @@ def _layer(root: Path, folder: Path, created_s: int) -> tuple[_Blob, str]:
 
 
 def _paths(root: Path) -> list[Path]:
-    found = [Path(folder) / name for folder, folders, files in os.walk(root) for name in folders + files]
-    return sorted(found)
+    paths = [Path(folder) / name for folder, folders, files in os.walk(root) for name in folders + files]
+    return sorted(paths)
 
 
 def _add(tar: tarfile.TarFile, root: Path, path: Path, created_s: int) -> None:

@@ -91,10 +91,10 @@ def check_steps(folder: Path) -> tuple[str, ...]:
 
 
 def _number(step: str) -> int:
-    found = re.match(r"\d+", step)
-    if found is None:
+    number = re.match(r"\d+", step)
+    if number is None:
         raise PayloadError(f"steps/ORDER: {step!r} must begin with its number")
-    return int(found.group())
+    return int(number.group())
 
 
 def packages_tsv(file: Path, base: str) -> str:

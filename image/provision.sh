@@ -20,7 +20,7 @@ main() {
         *) fail "TARGET = '${TARGET:-}': must be aws, alicloud, qemu or oci" ;;
     esac
     if [ -z "$ROOT" ]; then
-        [ "$(id -u)" -eq 0 ] || fail "not root (user id $(id -u)): provisioning changes the whole machine"
+        [ "$(id -u)" -eq 0 ] || fail "not root (user id $(id -u)): provisioning changes the whole instance"
         # the agent must come up on whatever was booted
         [ "$BOOTSTRAP $*" = "1 15-agent" ] || [ -f "$here/versions/$BASE.tsv" ] ||
             fail "base $BASE: no versions/$BASE.tsv; the bases are $(bases)"

@@ -88,7 +88,7 @@ def document(components: Iterable[Component], properties: Mapping[str, str]) -> 
 def manifest(
     properties: Mapping[str, str], components: Iterable[Component], kernels: Iterable[str]
 ) -> dict[str, Any]:
-    """What a person or a test asks first: target, base, payload, kernels, and the versions that matter."""
+    """What an operator or a test asks first: target, base, payload, kernels, and the versions that matter."""
     telling = ("nvidia", "libcuda", "torch", "transformers", "boto3", "cloud-init")
     versions = {one["name"]: one["version"] for one in components if one["name"].startswith(telling)}
     return {**properties, "kernels": sorted(kernels), "versions": dict(sorted(versions.items()))}

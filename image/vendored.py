@@ -1,6 +1,6 @@
 """What agent, gate and commands bring along: one tree for the system's own Python, no venv and no pip.
 
-They come from wheels that are locked by hash, for Linux on x86-64 whatever machine runs this; everything is
+They come from wheels that are locked by hash, for Linux on x86-64 whatever computer runs this; everything is
 pure Python but psutil, whose wheel is of the stable ABI and so fits every CPython from 3.6 on. Of boto3's
 descriptions of four hundred services only those go along that something on an instance calls.
 """
@@ -51,13 +51,13 @@ def packages(target: str, cache: Path = CACHE) -> Files:
     Raises:
         LockError: a wheel is not to be had, or is another than the list says.
     """
-    found: Files = {}
+    content: Files = {}
     for name, wheel in wheels(cache).items():
         if target in ("aws", "alicloud") and OF_CLOUD.get(name, target) != target:
             continue
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-            found |= {path: archive.read(path) for path in archive.namelist() if is_packed(path)}
-    return dict(sorted(found.items()))
+            content |= {path: archive.read(path) for path in archive.namelist() if is_packed(path)}
+    return dict(sorted(content.items()))
 
 
 def is_packed(path: str) -> bool:

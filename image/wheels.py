@@ -1,7 +1,7 @@
 """The wheels of trainer, agent and gate: ``python -m image.wheels`` resolves and locks them by hash.
 
 One list a base, with one wheel a package: that which the base's own Python would choose. uv resolves for any
-base on any machine and downloads no wheel; versions are those of the development environment's locks.
+base on any computer and downloads no wheel; versions are those of the development environment's locks.
 """
 
 import hashlib
@@ -55,8 +55,8 @@ def requirement_files(project: Path = PROJECT) -> list[Path]:
 
 def pins(text: str) -> dict[str, str]:
     """Name -> version of the ``name==version`` lines of a requirements file or a list of wheels."""
-    found = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", text, flags=re.MULTILINE)
-    return {canonicalize_name(name): version for name, version in found}
+    pairs = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", text, flags=re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pairs}
 
 
 def check_fresh(listing: Path, requirements: Iterable[str]) -> None:
@@ -108,16 +108,19 @@ def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> s
     """
     listing = listing or list_of(base)
     packages = resolve(base)
-    lines = [f"{one['name']}=={one['version']} --hash=sha256:{best(one, tags(base))}\n" for one in packages]
+    lines = [
+        f"{package['name']}=={package['version']} --hash=sha256:{best(package, tags(base))}\n"
+        for package in packages
+    ]
     if base == LOCAL:
         lines = [line for line in lines if line.split("==")[0] not in pins(_text("torch-pypi.lock"))]
         lines.append(cpu_torch(_text(CPU_TORCH), PYTHONS[base]))
     text = HEADER + TORCH[base] + "".join(sorted(lines))
     listing.parent.mkdir(exist_ok=True)
     listing.write_text(text, encoding="utf-8")
-    found = hashlib.sha256(text.encode()).hexdigest()
-    lockfile.write_text(with_hash(lockfile.read_text(encoding="utf-8"), base, found), encoding="utf-8")
-    return found
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    lockfile.write_text(with_hash(lockfile.read_text(encoding="utf-8"), base, digest), encoding="utf-8")
+    return digest
 
 
 def resolve(base: str) -> Sequence[Mapping[str, Any]]:
@@ -176,19 +179,19 @@ def cpu_torch(text: str, python: tuple[int, int]) -> str:
         LockError: the lock of the CPU build has none.
     """
     marker = re.escape(f"python_version == '{'.'.join(map(str, python))}'")
-    found = re.search(
+    version = re.search(
         rf"^(torch==\S+) ; {marker}[^\n]*\\\n\s+(--hash=sha256:[0-9a-f]{{64}})", text, re.MULTILINE
     )
-    if found is None:
+    if version is None:
         raise LockError(f"{CPU_TORCH}: no torch for Python {'.'.join(map(str, python))}")
-    return f"{found[1]} {found[2]}\n"
+    return f"{version[1]} {version[2]}\n"
 
 
 def _text(name: str) -> str:
     return (PROJECT / name).read_text(encoding="utf-8")
 
 
-def with_hash(lockfile: str, base: str, found: str) -> str:
+def with_hash(lockfile: str, base: str, digest: str) -> str:
     """The lockfile's text with another hash for a base's list.
 
     Raises:
@@ -196,7 +199,7 @@ def with_hash(lockfile: str, base: str, found: str) -> str:
     """
     table = f'[python-wheels."{base}"]'
     changed, count = re.subn(
-        rf'(?s)({re.escape(table)}\n.*?\nsha256 = )"[^"]*"', rf'\1"{found}"', lockfile, count=1
+        rf'(?s)({re.escape(table)}\n.*?\nsha256 = )"[^"]*"', rf'\1"{digest}"', lockfile, count=1
     )
     if count == 0:
         raise LockError(f"versions.toml: {table} with a sha256 is missing")
@@ -242,11 +245,11 @@ def main() -> int:
     """Lock the wheels of every base; exit status 1 and one line when that cannot be."""
     for base in PYTHONS:
         try:
-            found = lock(base)
+            digest = lock(base)
         except ImageError as error:
             sys.stderr.write(f"error: {base}: {error}\n")
             return 1
-        sys.stdout.write(f"{list_of(base)}: sha256 {found}, written to {LOCKFILE.name}\n")
+        sys.stdout.write(f"{list_of(base)}: sha256 {digest}, written to {LOCKFILE.name}\n")
     return 0
 
 

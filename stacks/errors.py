@@ -1,4 +1,4 @@
-"""The exceptions of the stacks room: one tree, each message fit to show to a person."""
+"""The exceptions of the stacks room: one tree, each message fit to show to a user."""
 
 from dataclasses import dataclass
 

@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 PROJECT = "gpu-fleet"
 
 # Eight slots are cut from every network, used or not, so that adding a zone never renumbers a subnet that
-# already holds machines. No region of either cloud offers more than six zones to one account.
+# already holds instances. No region of either cloud offers more than six zones to one account.
 ZONE_SLOTS = 8
 ZONE_SLOT_BITS = 3
 
@@ -27,8 +27,8 @@ class ZoneSubnets:
 
     Attributes:
         zone: the zone's name, say ``us-east-1a``.
-        public: holds NAT gateways only; no machine ever starts here.
-        private: holds the machines; twice as large as the public one.
+        public: holds NAT gateways only; no instance ever starts here.
+        private: holds the instances; twice as large as the public one.
     """
 
     zone: str

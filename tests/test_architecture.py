@@ -1,6 +1,7 @@
 """Who may know whom: the arrows of the house, read from the source."""
 
 import ast
+import graphlib
 import sys
 from pathlib import Path
 
@@ -137,3 +138,43 @@ def test_the_console_imports_click_and_itself_alone():
     }
 
     assert foreign == set()
+
+
+def arrows(room: str) -> dict[str, set[str]]:
+    """Module -> the modules of the same top-level room that it imports; types count too."""
+    start = (ROOT / room).parent
+    modules = {
+        ".".join(path.relative_to(start).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources(room)
+    }
+    return {name: (imports(path) & modules.keys()) - {name} for name, path in modules.items()}
+
+
+@pytest.mark.parametrize("room", ["stacks", "image", "training/gpu_fleet"])
+def test_no_modules_import_each_other_in_a_circle(room):
+    """A folder's ``__init__`` hands names on; who imports from it does not import all of them."""
+    known = arrows(room)
+    faces = {name for name in known if any(other.startswith(f"{name}.") for other in known)}
+
+    order = list(graphlib.TopologicalSorter({name: to - faces for name, to in known.items()}).static_order())
+
+    assert len(order) > 30
+
+
+def test_the_rooms_of_stacks_stand_on_floors():
+    """No room imports one that stands on it: each can be read with those below it alone."""
+    rooms: dict[str, set[str]] = {}
+    for name, to in arrows("stacks").items():
+        here = name.split(".")[1] if "." in name else name
+        rooms.setdefault(here, set()).update(other.split(".")[1] for other in to if "." in other)
+
+    order = list(graphlib.TopologicalSorter({room: to - {room} for room, to in rooms.items()}).static_order())
+
+    assert {"settings", "catalog", "cost", "payload", "aws", "alicloud"} <= set(order)
+
+
+def test_a_module_of_stacks_stands_in_its_room():
+    """At the top is only what several rooms need and none owns."""
+    assert {path.name for path in (ROOT / "stacks").glob("*.py")} == {
+        *("__init__.py", "__main__.py", "errors.py", "files.py", "listing.py", "naming.py"),
+    }

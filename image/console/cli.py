@@ -84,7 +84,7 @@ def ended(run: Callable[[], Any]) -> int:
 
 
 def words(error: Exception) -> str:
-    """An exception in one message for a person."""
+    """An exception in one message for a user."""
     if is_meant(error):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

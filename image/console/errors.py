@@ -2,7 +2,7 @@
 
 
 class ConsoleError(Exception):
-    """Base: one message for a person, shown without a traceback."""
+    """Base: one message for a user, shown without a traceback."""
 
 
 class CommandNotHereError(ConsoleError):
@@ -23,4 +23,4 @@ BASES = frozenset(
 
 def is_meant(error: BaseException) -> bool:
     """Whether a room raised it on purpose, so that its text is for the user."""
-    return any(f"{one.__module__}.{one.__qualname__}" in BASES for one in type(error).__mro__)
+    return any(f"{kind.__module__}.{kind.__qualname__}" in BASES for kind in type(error).__mro__)

@@ -43,8 +43,8 @@ class TableGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names of commands, and the group's own options; loads nothing."""
         own = click.Command.shell_complete(self, ctx, incomplete)
-        found = ((name, row.line) for name, row in self._rows().items() if name.startswith(incomplete))
-        return [*(CompletionItem(name, help=line) for name, line in found), *own]
+        commands = ((name, row.line) for name, row in self._rows().items() if name.startswith(incomplete))
+        return [*(CompletionItem(name, help=line) for name, line in commands), *own]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -65,6 +65,6 @@ def _present(rows: Section) -> Section:
         if isinstance(row, Row):
             if lazy.is_here(row.target):
                 kept[name] = row
-        elif inner := {key: one for key, one in row.commands.items() if lazy.is_here(one.target)}:
+        elif inner := {key: command for key, command in row.commands.items() if lazy.is_here(command.target)}:
             kept[name] = Rows(row.line, row.example, inner)
     return kept

@@ -17,10 +17,10 @@ def is_here(target: str) -> bool:
         target: say ``stacks.preflight.command:preflight``.
     """
     room, *rest = target.partition(":")[0].split(".")
-    found = importlib.util.find_spec(room)
-    if found is None:
+    spec = importlib.util.find_spec(room)
+    if spec is None:
         return False
-    roots = [Path(place) for place in found.submodule_search_locations or ()]
+    roots = [Path(place) for place in spec.submodule_search_locations or ()]
     path = Path(*rest)
     return any(
         (root / path).with_suffix(".py").is_file() or (root / path / "__init__.py").is_file()
@@ -43,5 +43,5 @@ def load(target: str) -> Any:
 
 def command(target: str) -> click.Command:
     """The click command or group that ``module:attribute`` names; errors as for ``load``."""
-    found: click.Command = load(target)
-    return found
+    loaded: click.Command = load(target)
+    return loaded

@@ -15,8 +15,8 @@ class StackFiles:
 
     def names(self) -> list[str]:
         """Every stack that has a file here."""
-        found: list[str] = lazy.load(NAMES)() if lazy.is_here(NAMES) else []
-        return found
+        stacks: list[str] = lazy.load(NAMES)() if lazy.is_here(NAMES) else []
+        return stacks
 
     def place(self, name: str) -> Mapping[str, str]:
         """Cloud, region, account_id and endpoint_url of one of them, by its file.
@@ -24,17 +24,17 @@ class StackFiles:
         Raises:
             stacks.errors.StacksError: the file is wrong.
         """
-        found: Mapping[str, str] = lazy.load(PLACE)(name)
-        return found
+        answer: Mapping[str, str] = lazy.load(PLACE)(name)
+        return answer
 
     def pools(self, name: str) -> list[str]:
         """The names of a stack's pools, for a shell to complete; none where its file is missing or wrong."""
         if name not in self.names():
             return []
         try:
-            found: list[str] = lazy.load(POOLS)(name)
+            names: list[str] = lazy.load(POOLS)(name)
         except Exception as error:
             if is_meant(error):
                 return []
             raise
-        return found
+        return names

@@ -56,7 +56,7 @@ CATALOG = Rows(
 
 # Who uses it -> its commands, in the order of the help.
 SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
-    "People who use instances": {
+    "Users of instances": {
         "status": Row("image.reaper.people.status:status", "Every instance: owner, idle time, cost."),
         "explain": Row("image.reaper.people.explain:explain", "Why an instance is terminated or kept."),
         "keep": Row("image.reaper.people.keep:keep", "Keep an instance for hours or days, used or not."),

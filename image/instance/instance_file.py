@@ -113,16 +113,18 @@ def load(path: Path) -> InstanceFile:
 
 
 def _problems(raw: dict[str, Any]) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     if raw.get("schema_version") != 1:
-        found.append(f"schema_version = {raw.get('schema_version')!r}; allowed: 1")
+        problems.append(f"schema_version = {raw.get('schema_version')!r}; allowed: 1")
     others = raw.keys() - set(TEXTS)
     wrong = [key for key in TEXTS if not isinstance(raw.get(key), str)]
     wrong += [key for key in ("monitor_group", "records_uri") if not isinstance(raw.get(key, ""), str)]
-    found += [f"{key} = {raw.get(key)!r}; allowed: a text{nearest(key, others)}" for key in wrong]
+    problems += [f"{key} = {raw.get(key)!r}; allowed: a text{nearest(key, others)}" for key in wrong]
     if isinstance(raw.get("cloud"), str) and raw["cloud"] not in CLOUDS:
-        found.append(f"cloud = {raw['cloud']!r}; allowed: {', '.join(CLOUDS)}{nearest(raw['cloud'], CLOUDS)}")
-    return found + _idle_problems(raw.get("idle")) + _expected_problems(raw.get("expected", {}))
+        problems.append(
+            f"cloud = {raw['cloud']!r}; allowed: {', '.join(CLOUDS)}{nearest(raw['cloud'], CLOUDS)}"
+        )
+    return problems + _idle_problems(raw.get("idle")) + _expected_problems(raw.get("expected", {}))
 
 
 def _idle_problems(idle: object) -> list[str]:

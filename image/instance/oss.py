@@ -9,7 +9,7 @@ from botocore.config import Config
 
 from image.instance.alicloud_credentials import Credentials
 
-ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers; a function and a test are told
+ENDPOINT = "GPU_FLEET_ALICLOUD_OSS_ENDPOINT"  # environment: where OSS answers, for functions and tests
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss
 # The public one costs, and refuses accounts opened since March 2025 in mainland regions.
 ENDPOINT_OUTSIDE = "https://s3.oss-{region}.aliyuncs.com"

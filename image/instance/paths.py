@@ -1,11 +1,11 @@
-"""Where the reaper's files lie on a machine; the environment moves them for tests and rehearsal."""
+"""Where the reaper's files lie on an instance; the environment moves them for tests and rehearsal."""
 
 import os
 from pathlib import Path
 
 
 def instance_file() -> Path:
-    """What the stack tells the machine about itself (``GPU_FLEET_INSTANCE_FILE``)."""
+    """What the stack tells the instance about itself (``GPU_FLEET_INSTANCE_FILE``)."""
     return Path(os.environ.get("GPU_FLEET_INSTANCE_FILE", "/etc/gpu-fleet/instance.toml"))
 
 

@@ -1,1 +1,1 @@
-"""The gate: holds a machine against what its stack expects, before anyone trains on it."""
+"""The gate: holds an instance against what its stack expects, before anyone trains on it."""

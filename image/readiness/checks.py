@@ -1,4 +1,4 @@
-"""What a sound machine looks like: pure functions of what was expected and what was seen."""
+"""What a healthy instance looks like: pure functions of what was expected and what was seen."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Seen:
-    """One look at the machine.
+    """One look at the instance.
 
     Attributes:
         gpus: every GPU that answers.
@@ -63,7 +63,7 @@ class Finding:
 
     Attributes:
         check: its name.
-        ok: whether the machine may be used.
+        ok: whether the instance may be used.
         detail: one sentence.
     """
 
@@ -99,7 +99,7 @@ def cuda(_expected: Expected, seen: Seen) -> Finding:
 
 
 def nvlink(_expected: Expected, seen: Seen) -> Finding:
-    """Every link up; those of a machine's only GPU (p5.4xlarge) lead nowhere and are down."""
+    """Every link up; those of an instance's only GPU (p5.4xlarge) lead nowhere and are down."""
     if len(seen.gpus) == 1:
         return Finding("nvlink", ok=True, detail="one GPU, nothing to link it to")
     down = [f"GPU {gpu.name}: {gpu.inactive_nvlinks} down" for gpu in seen.gpus if gpu.inactive_nvlinks]
@@ -108,8 +108,8 @@ def nvlink(_expected: Expected, seen: Seen) -> Finding:
 
 def xid(_expected: Expected, seen: Seen) -> Finding:
     """No error since boot after which a GPU is of no use."""
-    found = {(bus, int(code)) for bus, code in XID.findall(seen.kernel_log)}
-    fatal = [f"Xid {code} on {bus}" for bus, code in sorted(found) if code in FATAL_XIDS]
+    errors = {(bus, int(code)) for bus, code in XID.findall(seen.kernel_log)}
+    fatal = [f"Xid {code} on {bus}" for bus, code in sorted(errors) if code in FATAL_XIDS]
     return Finding("xid", not fatal, _told(fatal, "no fatal Xid since boot"))
 
 
@@ -146,7 +146,7 @@ CHECKS: tuple[Callable[[Expected, Seen], Finding], ...] = (
 
 
 def judge(expected: Expected, seen: Seen) -> tuple[Finding, ...]:
-    """Every check, in the order a person would ask."""
+    """Every check, in the order an operator would ask."""
     return tuple(check(expected, seen) for check in CHECKS)
 
 

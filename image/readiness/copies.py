@@ -23,7 +23,7 @@ def copied(index: int) -> tuple[float | None, str]:
 def copy_speed(index: int) -> float | None:
     """GiB/s read and written by copies inside one GPU's memory; None for what this torch does not see.
 
-    A torch without CUDA sees no GPU, and of a machine cut by MIG only the first piece. Where CUDA cannot be
+    A torch without CUDA sees no GPU, and of an instance cut by MIG only the first piece. Where CUDA cannot be
     initialized torch counts no GPU either, and says why when it is used.
 
     Raises:

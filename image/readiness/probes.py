@@ -1,4 +1,4 @@
-"""Looks at the machine: NVML, the kernel's log, /sys."""
+"""Looks at the instance: NVML, the kernel's log, /sys."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def measured(count: int, python: Path = TRAINER_PYTHON) -> Copies:
     """Copies on every GPU, by torch in an interpreter of its own; nothing while torch is not there yet.
 
     An environment whose packages are not all installed says nothing of the GPUs: they would look broken, and
-    the sweep would replace a sound instance.
+    the sweep would replace a healthy instance.
     """
     if count == 0 or not any(python.parents[1].glob(COMPLETE)):
         return [(None, "")] * count

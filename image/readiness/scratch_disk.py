@@ -1,8 +1,9 @@
 """``python -m image.readiness.scratch_disk``: the pool's cloud disk as /scratch.
 
-Alibaba Cloud's types have no disks of their own, so the stack gives a machine a cloud disk named ``scratch``.
-The metadata service tells the serial number and the name of each cloud disk, and the guest sees the same
-serial: no other disk is ever taken, and this one only while nothing is on it but what this program put there.
+Alibaba Cloud's types have no disks of their own, so the stack gives an instance a cloud disk named
+``scratch``. The metadata service tells the serial number and the name of each cloud disk, and the guest sees
+the same serial: no other disk is ever taken, and this one only while nothing is on it but what this program
+put there.
 https://www.alibabacloud.com/help/en/ecs/user-guide/instance-metadata-items
 """
 
@@ -29,7 +30,7 @@ LISTING = ("lsblk", "--json", "--output", "PATH,TYPE,SERIAL,LABEL,FSTYPE,PARTTYP
 
 @dataclass(frozen=True)
 class Disk:
-    """A whole disk as the machine sees it.
+    """A whole disk as the instance sees it.
 
     Attributes:
         path: its device.
@@ -45,7 +46,7 @@ class Disk:
 
 
 def main() -> int:
-    """Exit status 0 when /scratch is on the disk, or the machine has no such disk; 1 when it stays unused."""
+    """Exit status 0 when /scratch is on the disk, or there is no such disk; 1 when it stays unused."""
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     if SCRATCH.is_mount():
         LOG.info("event=scratch-mounted-already")
@@ -68,7 +69,7 @@ def main() -> int:
 
 
 def serial_of(metadata: Metadata, name: str) -> str | None:
-    """The serial number of this machine's cloud disk of a name; None when it has none.
+    """The serial number of this instance's cloud disk of a name; None when it has none.
 
     Raises:
         InstanceError: the metadata service does not answer.
@@ -97,7 +98,7 @@ def disk_of(listing: dict[str, Any], serial: str) -> Disk | None:
 def refusal(disk: Disk | None) -> str:
     """Why a disk cannot become /scratch; empty when it can."""
     if disk is None:
-        return "the machine sees no disk with this serial number"
+        return "the instance sees no disk with this serial number"
     if disk.mounted:
         return f"{disk.path} is in use"
     if not disk.blank and disk.label != LABEL:

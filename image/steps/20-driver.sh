@@ -44,5 +44,5 @@ mapfile -t odd < <(
 )
 [ ${#odd[@]} -eq 0 ] || fail "NVIDIA packages of another version than $version: ${odd[*]}"
 
-# a kernel that arrives later must not compile modules on a machine that is booting
+# a kernel that arrives later must not compile modules on an instance that is booting
 systemctl mask --quiet dkms.service

@@ -14,7 +14,7 @@ trap 'rm -rf "$work"' EXIT
 tar -xf "$archive" -C "$work" --strip-components=1
 cd "$work"
 case $TARGET in
-    # --no-verify: the builder has no such card; the readiness gate counts them on the machine
+    # --no-verify: the builder has no such card; the readiness gate counts them on the instance
     aws) ./efa_installer.sh -y --no-verify ;;
     alicloud) ./install.sh --batch ;;
 esac

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Figures of machine and GPUs for whoever scrapes them: node exporter everywhere, DCGM's where there is one.
+# Figures of instance and GPUs for whoever scrapes them: node exporter everywhere, DCGM's where there is one.
 set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"

@@ -39,7 +39,7 @@ fi
 lay etc/systemd/system/trainer@.service
 if [ -n "$BOOTSTRAP" ]; then
     rm -rf "$FILES/wheels"
-    python3 -m compileall -q "$modules" /opt/gpu-fleet/vendor # people cannot write there
+    python3 -m compileall -q "$modules" /opt/gpu-fleet/vendor # users cannot write there
     systemctl daemon-reload
     systemctl restart --no-block gpu-ready.service # which can now also run a copy on every GPU
 fi

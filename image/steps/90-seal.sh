@@ -5,17 +5,17 @@ set -euo pipefail
 . "$PAYLOAD/lib.sh"
 
 rm -f /etc/ssh/ssh_host_*
-# what signed modules here could sign any module for every machine of this image
+# what signed modules here could sign any module for every instance of this image
 rm -f /var/lib/dkms/mok.*
 rm -rf /root/.ssh /home/*/.ssh /root/.cache /root/.config
 find / -xdev \( -name '.*_history' -o -name '.wget-hsts' -o -name '.lesshst' -o -name .pip \) -prune -exec rm -rf {} +
 if command -v cloud-init >/dev/null; then
     cloud-init clean --logs --seed
 fi
-# empty, not absent: systemd then gives each machine its own at first boot
+# empty, not absent: systemd then gives each instance its own at first boot
 : >/etc/machine-id
 rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed /var/lib/systemd/credential.secret
-# a name by which storage over the network tells machines apart
+# a name by which storage over the network distinguishes instances
 rm -f /etc/nvme/hostid /etc/nvme/hostnqn
 rm -f /etc/hostname /etc/.pwd.lock /etc/*- /var/lib/dpkg/*-old /var/cache/debconf/*-old
 find /var/log -type f -delete

@@ -1,1 +1,1 @@
-"""The proof of a stack in a real account: a small copy comes up, works, is interrupted, is swept, goes."""
+"""The proof of a stack in a real account: a copy comes up, works, is interrupted, is swept, is deleted."""

@@ -70,7 +70,7 @@ class Left:
         priced_as: the catalog's or price list's name of what an hour of it costs; empty where it is not
             paid by the hour.
         units: of that price.
-        note: for people.
+        note: for users.
     """
 
     kind: str
@@ -107,13 +107,13 @@ class Kept:
     Attributes:
         group: the group's id.
         setting: in the cloud's word.
-        asked, found: its values.
+        asked, actual: its values.
     """
 
     group: str
     setting: str
     asked: object
-    found: object
+    actual: object
 
 
 class Account(Protocol):

@@ -110,33 +110,33 @@ class AlicloudAccount:
         return str(self._ask("sts.GetCallerIdentity")["AccountId"])
 
     def instances(self) -> list[Instance]:
-        """Every instance that carries the stack's tag; a released one is told as terminated."""
+        """Every instance that carries the stack's tag; a released one is listed as terminated."""
         pages = self._tokens(
             "ecs.DescribeInstances", ("Instances", "Instance"), self._own(), MaxResults=str(PAGE)
         )
         there = {raw["InstanceId"]: _instance(raw) for raw in pages}
-        gone = {key: _ended(one) for key, one in self._known.items() if key not in there}
+        gone = {key: _ended(known) for key, known in self._known.items() if key not in there}
         self._known |= there | gone
         return list(self._known.values())
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> list[Kept]:
         """What no schema tells: what Auto Scaling makes of a 0, of an option alone, of an inactive group."""
-        found: list[Kept] = []
+        settings: list[Kept] = []
         for pool in self._stack.pools:
             for group in groups[pool.name]:
                 answer = self._ask("ess.DescribeScalingGroups", **{"ScalingGroupIds.1": group})
-                found += _kept(pool, group, listed(answer, "ScalingGroups")[0])
+                settings += _kept(pool, group, listed(answer, "ScalingGroups")[0])
                 if pool.erdma:
-                    found.append(self._interface(group))
-        return found
+                    settings.append(self._interface(group))
+        return settings
 
     def _interface(self, group: str) -> Kept:
         """The eRDMA interface that the second pass of ``gpu-fleet up`` gave the configuration."""
         answer = self._ask("ess.DescribeScalingConfigurations", ScalingGroupId=group)
         modes = {
-            one.get("NetworkInterfaceTrafficMode")
+            interface.get("NetworkInterfaceTrafficMode")
             for configuration in listed(answer, "ScalingConfigurations")
-            for one in listed(configuration, "NetworkInterfaces")
+            for interface in listed(configuration, "NetworkInterfaces")
         }
         return Kept(group, "NetworkInterfaceTrafficMode", ["HighPerformance"], sorted(map(str, modes)))
 
@@ -155,8 +155,12 @@ class AlicloudAccount:
     def why_none(self, group: str) -> str:
         """The message of the group's newest activity; groups go by their id."""
         answer = self._ask("ess.DescribeScalingActivities", ScalingGroupId=group, PageSize="1")
-        found = listed(answer, "ScalingActivities")
-        return str(found[0].get("StatusMessage") or found[0].get("Description") or "") if found else ""
+        activities = listed(answer, "ScalingActivities")
+        return (
+            str(activities[0].get("StatusMessage") or activities[0].get("Description") or "")
+            if activities
+            else ""
+        )
 
     def run(self, instance_id: str, script: str) -> str:
         """Start a shell script as root, by Cloud Assistant."""
@@ -197,7 +201,7 @@ class AlicloudAccount:
 
     def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
         """The minutes with a heartbeat; the metric's name is that of image/reaper/alicloud/metrics.py."""
-        stack = "".join(one if one.isalnum() else "_" for one in self._stack.name)
+        stack = "".join(letter if letter.isalnum() else "_" for letter in self._stack.name)
         answer = self._ask(
             "cms.DescribeMetricList",
             Namespace=f"acs_customMetric_{self._stack.account_id}",
@@ -228,13 +232,13 @@ class AlicloudAccount:
     def keys(self, uri: str) -> dict[str, datetime]:
         """Every object below a prefix."""
         bucket, prefix = _parted(uri)
-        found: dict[str, datetime] = {}
+        modified: dict[str, datetime] = {}
         more: dict[str, str] = {}
         while True:
             page = self._oss("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
-            found |= {one["Key"]: one["LastModified"] for one in page.get("Contents", [])}
+            modified |= {entry["Key"]: entry["LastModified"] for entry in page.get("Contents", [])}
             if not page.get("NextContinuationToken"):
-                return found
+                return modified
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def read(self, uri: str) -> bytes:
@@ -248,8 +252,11 @@ class AlicloudAccount:
         rules = self._ask(
             "cms.DescribeMetricRuleList", RuleName=naming.prefixed(self._stack.name), PageSize="100"
         )
-        found = listed(rules, "Alarms", "Alarm")
-        return {"alarms": sorted(str(one["RuleName"]) for one in found), "recipients": [f"group {topic}"]}
+        alarms = listed(rules, "Alarms", "Alarm")
+        return {
+            "alarms": sorted(str(alarm["RuleName"]) for alarm in alarms),
+            "recipients": [f"group {topic}"],
+        }
 
     def interrupt(self, instance_id: str) -> str:
         """Refuse: the cloud offers no such call."""
@@ -265,7 +272,11 @@ class AlicloudAccount:
         gateways = self._ask("vpc.DescribeNatGateways", PageSize=str(NAT_PAGE), **own)
         addresses = self._ask("vpc.DescribeEipAddresses", PageSize=str(PAGE), **own)
         return [
-            *(Left("instance", one.id, one.state, one.type) for one in self.instances() if not one.ended),
+            *(
+                Left("instance", instance.id, instance.state, instance.type)
+                for instance in self.instances()
+                if not instance.ended
+            ),
             *(Left("disk", raw["DiskId"], raw["Status"], "disk", Decimal(raw["Size"])) for raw in disks),
             *(
                 Left("nat gateway", raw["NatGatewayId"], raw["Status"], "nat_gateway")
@@ -280,7 +291,7 @@ class AlicloudAccount:
 
     def _tagged(self) -> Iterator[Left]:
         """Everything else that the tag service names."""
-        told = (":instance/", ":disk/", ":natgateway/", ":eip/")
+        listed_kinds = (":instance/", ":disk/", ":natgateway/", ":eip/")
         for arn in self._arns():
             service = arn.split(":")[2]
             if service == "kms":
@@ -288,7 +299,7 @@ class AlicloudAccount:
                 yield Left("kms", arn, state, "" if state == PENDING_DELETION else "key")
             elif service == "oss":
                 yield from self._bucket_left(arn)
-            elif not any(kind in arn for kind in told):
+            elif not any(kind in arn for kind in listed_kinds):
                 yield Left(service, arn, note="may have been deleted already")
 
     def _bucket_left(self, arn: str) -> Iterator[Left]:
@@ -322,9 +333,9 @@ class AlicloudAccount:
 
     def end_stragglers(self) -> list[str]:
         """Release every instance of the stack that still runs."""
-        running = [one.id for one in self.instances() if not one.ended]
+        running = [instance.id for instance in self.instances() if not instance.ended]
         if running:
-            ids = {f"InstanceId.{number}": one for number, one in enumerate(running, 1)}
+            ids = {f"InstanceId.{number}": instance_id for number, instance_id in enumerate(running, 1)}
             self._ask("ecs.DeleteInstances", Force="true", **ids)
         return running
 
@@ -435,8 +446,16 @@ def _instance(raw: Mapping[str, Any]) -> Instance:
     )
 
 
-def _ended(one: Instance) -> Instance:
-    return Instance(one.id, one.pool, one.type, "terminated", one.spot, one.launched_at, one.tags)
+def _ended(instance: Instance) -> Instance:
+    return Instance(
+        instance.id,
+        instance.pool,
+        instance.type,
+        "terminated",
+        instance.spot,
+        instance.launched_at,
+        instance.tags,
+    )
 
 
 def _last(arn: str) -> str:

@@ -119,12 +119,15 @@ class AwsAccount:
         """Every instance that carries the stack's tag; EC2 forgets ended ones after about an hour."""
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
         pages = self._pages("ec2.describe_instances", "Reservations", Filters=own)
-        return [_instance(one) for reservation in pages for one in reservation["Instances"]]
+        return [_instance(instance) for reservation in pages for instance in reservation["Instances"]]
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> list[Kept]:
-        """Whether machines on demand are launched protected, in groups that never rebalance."""
+        """Whether instances on demand are launched protected, in groups that never rebalance."""
         names = [
-            one for pool in self._stack.pools if pool.market is not Market.SPOT for one in groups[pool.name]
+            group
+            for pool in self._stack.pools
+            if pool.market is not Market.SPOT
+            for group in groups[pool.name]
         ]
         answer = self._ask("autoscaling.describe_auto_scaling_groups", AutoScalingGroupNames=names)
         return [kept for raw in answer["AutoScalingGroups"] for kept in _kept(raw)]
@@ -135,10 +138,14 @@ class AwsAccount:
 
     def why_none(self, group: str) -> str:
         """The status message of the group's newest activity."""
-        found = self._ask(
+        activities = self._ask(
             "autoscaling.describe_scaling_activities", AutoScalingGroupName=group, MaxRecords=1
         )["Activities"]
-        return str(found[0].get("StatusMessage") or found[0].get("Description") or "") if found else ""
+        return (
+            str(activities[0].get("StatusMessage") or activities[0].get("Description") or "")
+            if activities
+            else ""
+        )
 
     def run(self, instance_id: str, script: str) -> str:
         """Start a shell script as root, by Run Command."""
@@ -159,17 +166,19 @@ class AwsAccount:
     def said(self, command_id: str, instance_id: str) -> Said | None:
         """What the script came to; a script that was never delivered has code -1."""
         try:
-            found = self._ask("ssm.get_command_invocation", CommandId=command_id, InstanceId=instance_id)
+            invocation = self._ask("ssm.get_command_invocation", CommandId=command_id, InstanceId=instance_id)
         except RefusedError as error:
             if error.code in NOT_KNOWN_YET:
                 return None
             raise
-        if found["Status"] in RUNNING:
+        if invocation["Status"] in RUNNING:
             return None
-        code = int(found.get("ResponseCode", -1))
-        if found["Status"] != "Success" and code == 0:
+        code = int(invocation.get("ResponseCode", -1))
+        if invocation["Status"] != "Success" and code == 0:
             code = -1
-        return Said(code, found.get("StandardOutputContent", ""), found.get("StandardErrorContent", ""))
+        return Said(
+            code, invocation.get("StandardOutputContent", ""), invocation.get("StandardErrorContent", "")
+        )
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
         """When the agent was last heard."""
@@ -181,7 +190,7 @@ class AwsAccount:
 
     def _heartbeats(self, instance_id: str, since: datetime) -> list[datetime]:
         """The minutes with a heartbeat; CloudWatch gives at most 1,440 a call, which is a day."""
-        found = self._ask(
+        statistics = self._ask(
             "cloudwatch.get_metric_statistics",
             Namespace=naming.metric_namespace(self._stack.name),
             MetricName=HEARTBEAT_METRIC,
@@ -192,7 +201,7 @@ class AwsAccount:
             Period=PERIOD_S,
             Statistics=["Minimum"],
         )
-        return [point["Timestamp"] for point in found["Datapoints"]]
+        return [point["Timestamp"] for point in statistics["Datapoints"]]
 
     def tag(self, instance_id: str, tags: Mapping[str, str]) -> None:
         """Set tags."""
@@ -213,7 +222,7 @@ class AwsAccount:
             Prefix=prefix,
             token=("NextContinuationToken", "ContinuationToken"),
         )
-        return {one["Key"]: one["LastModified"] for one in pages}
+        return {entry["Key"]: entry["LastModified"] for entry in pages}
 
     def read(self, uri: str) -> bytes:
         """One object."""
@@ -227,15 +236,15 @@ class AwsAccount:
         alarms = self._pages("cloudwatch.describe_alarms", "MetricAlarms", AlarmNamePrefix=f"{prefix}-")
         schedules = self._pages("scheduler.list_schedules", "Schedules", NamePrefix=f"{prefix}-")
         budget = self._ask("budgets.describe_budget", AccountId=self._stack.account_id, BudgetName=prefix)
-        people = self._pages("sns.list_subscriptions_by_topic", "Subscriptions", TopicArn=topic)
+        recipients = self._pages("sns.list_subscriptions_by_topic", "Subscriptions", TopicArn=topic)
         return {
-            "alarms": sorted(one["AlarmName"] for one in alarms),
-            "schedules": sorted(one["Name"] for one in schedules),
+            "alarms": sorted(alarm["AlarmName"] for alarm in alarms),
+            "schedules": sorted(schedule["Name"] for schedule in schedules),
             "budgets": [budget["Budget"]["BudgetName"]],
             # an ARN once confirmed, "PendingConfirmation" until then
             "recipients": [
-                "pending" if one["SubscriptionArn"] == "PendingConfirmation" else "confirmed"
-                for one in people
+                "pending" if recipient["SubscriptionArn"] == "PendingConfirmation" else "confirmed"
+                for recipient in recipients
             ],
         }
 
@@ -257,10 +266,10 @@ class AwsAccount:
         """
         until = self._clock.now() + ROLE_PATIENCE
         while self._clock.now() < until:
-            found = self._ask("fis.get_experiment", id=experiment_id)["experiment"]["state"]
-            if found["status"] in EXPERIMENT_FAILED:
-                raise RefusedError(f"FIS experiment {experiment_id}: {found.get('reason', found['status'])}")
-            if found["status"] in ("running", "completed"):
+            state = self._ask("fis.get_experiment", id=experiment_id)["experiment"]["state"]
+            if state["status"] in EXPERIMENT_FAILED:
+                raise RefusedError(f"FIS experiment {experiment_id}: {state.get('reason', state['status'])}")
+            if state["status"] in ("running", "completed"):
                 return
             self._clock.sleep(ROLE_EVERY_S)
         raise RefusedError(f"FIS experiment {experiment_id} did not start within {ROLE_PATIENCE}")
@@ -304,7 +313,7 @@ class AwsAccount:
         return str(made["Role"]["Arn"])
 
     def _template(self, instance_arn: str, role_arn: str) -> str:
-        """The experiment's template; tried again while IAM has not told FIS of the role."""
+        """The experiment's template; tried again while FIS does not know the role yet."""
         until = self._clock.now() + ROLE_PATIENCE
         while True:
             try:
@@ -355,22 +364,25 @@ class AwsAccount:
         """What still carries the stack's tag: what is paid by the hour from its own API, the rest by tag.
 
         The tagging API also names what is deleted already, for a while; instances, volumes, gateways and
-        addresses are told by EC2, which knows.
+        addresses are read from EC2, which knows.
         """
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
-        instances = [one for one in self.instances() if not one.ended]
+        instances = [instance for instance in self.instances() if not instance.ended]
         volumes = self._pages("ec2.describe_volumes", "Volumes", Filters=own)
         gateways = self._pages("ec2.describe_nat_gateways", "NatGateways", Filter=own)
         addresses = self._ask("ec2.describe_addresses", Filters=own)["Addresses"]
         return [
-            *(Left("instance", one.id, one.state, one.type) for one in instances),
-            *(Left("volume", one["VolumeId"], one["State"], "disk", Decimal(one["Size"])) for one in volumes),
+            *(Left("instance", instance.id, instance.state, instance.type) for instance in instances),
             *(
-                Left("nat gateway", one["NatGatewayId"], one["State"], "nat_gateway")
-                for one in gateways
-                if one["State"] not in GATEWAY_GONE
+                Left("volume", volume["VolumeId"], volume["State"], "disk", Decimal(volume["Size"]))
+                for volume in volumes
             ),
-            *(Left("public address", one["AllocationId"], "", "public_address") for one in addresses),
+            *(
+                Left("nat gateway", gateway["NatGatewayId"], gateway["State"], "nat_gateway")
+                for gateway in gateways
+                if gateway["State"] not in GATEWAY_GONE
+            ),
+            *(Left("public address", address["AllocationId"], "", "public_address") for address in addresses),
             *self._tagged(),
         ]
 
@@ -408,7 +420,7 @@ class AwsAccount:
             token=("PaginationToken", "PaginationToken"),
             **({"ResourceTypeFilters": list(types)} if types else {}),
         )
-        return [str(one["ResourceARN"]) for one in pages]
+        return [str(entry["ResourceARN"]) for entry in pages]
 
     def _key_left(self, arn: str) -> Left:
         """A key: paid for by the month until its deletion is scheduled (aws.amazon.com/kms/pricing)."""
@@ -433,7 +445,7 @@ class AwsAccount:
 
     def end_stragglers(self) -> list[str]:
         """Terminate every instance of the stack that still runs."""
-        running = [one.id for one in self.instances() if not one.ended]
+        running = [instance.id for instance in self.instances() if not instance.ended]
         if running:
             self._ask("ec2.terminate_instances", InstanceIds=running)
         return running
@@ -488,13 +500,13 @@ class AwsAccount:
         Args:
             token: the name of the next page's token in the answer, and in the question.
         """
-        told, asked = token
+        answered, asked = token
         while True:
             page = self._ask(name, **arguments)
             yield from page.get(key, [])
-            if not page.get(told):
+            if not page.get(answered):
                 return
-            arguments[asked] = page[told]
+            arguments[asked] = page[answered]
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
@@ -503,7 +515,10 @@ class AwsAccount:
 
 
 def _kept(raw: Mapping[str, Any]) -> Iterator[Kept]:
-    name, suspended = raw["AutoScalingGroupName"], [one["ProcessName"] for one in raw["SuspendedProcesses"]]
+    name, suspended = (
+        raw["AutoScalingGroupName"],
+        [suspended_process["ProcessName"] for suspended_process in raw["SuspendedProcesses"]],
+    )
     yield Kept(name, "NewInstancesProtectedFromScaleIn", True, raw["NewInstancesProtectedFromScaleIn"])
     yield Kept(name, "AZRebalance suspended", True, "AZRebalance" in suspended)
 

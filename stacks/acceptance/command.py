@@ -98,12 +98,12 @@ class Amount(click.ParamType[Decimal]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
         """The text as a decimal number."""
         try:
-            found = Decimal(str(value))
+            amount = Decimal(str(value))
         except ArithmeticError:
             self.fail(f"{value!r}: must be a number, such as 20", param, ctx)
-        if not found.is_finite() or found <= 0:
+        if not amount.is_finite() or amount <= 0:
             self.fail(f"{value!r}: must be more than 0", param, ctx)
-        return found
+        return amount
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet accept aws-dev --max-usd 20")
@@ -218,7 +218,7 @@ def _accept(console: Console, world: World, prepared: Prepared, *, plan_only: bo
         return 0
     if prepared.path.exists():
         raise AcceptanceError(
-            f"{prepared.path} is there: an earlier run was not torn down, or another goes on; "
+            f"{prepared.path} is there: an earlier run was not torn down, or another is under way; "
             f"when none does: gpu-fleet accept {prepared.options.name} --clean-up"
         )
     run = _run(world, prepared)
@@ -298,12 +298,13 @@ def _ended(console: Console, world: World, prepared: Prepared, run: Run) -> int:
     if torn_down:
         prepared.path.unlink(missing_ok=True)
     remaining = run.evidence.remaining or []
-    paid = [one for one in remaining if one.per_hour != "0"]
+    paid = [leftover for leftover in remaining if leftover.per_hour != "0"]
     if len(remaining) > len(paid):
         count = len(remaining) - len(paid)
         console.print(f"{count} things still carry the tag and are not paid by the hour: see the evidence")
-    for one in paid:
-        line = f"still there: {one.kind} {one.id} {one.state}, {one.per_hour} an hour {one.note}"
+    for leftover in paid:
+        what = f"{leftover.kind} {leftover.id} {leftover.state}"
+        line = f"still there: {what}, {leftover.per_hour} an hour {leftover.note}"
         console.print(line, highlight=False, markup=False)
     if not torn_down:
         console.print(f"[bold red]not torn down[/]: gpu-fleet accept {run.evidence.stack} --clean-up")
@@ -314,8 +315,8 @@ def _ended(console: Console, world: World, prepared: Prepared, run: Run) -> int:
 
 
 def _show(console: Console, prepared: Prepared) -> None:
-    """The plan for people, before anything costs money."""
-    found, title = prepared.price, f"acceptance of {prepared.variant.name}"
+    """The plan for users, before anything costs money."""
+    price, title = prepared.price, f"acceptance of {prepared.variant.name}"
     table = Table(box=None, header_style="bold", title=title, title_justify="left")
     for heading in ("step", "proves", "minutes at most"):
         table.add_column(heading, justify="right" if "minutes" in heading else "left")
@@ -323,11 +324,11 @@ def _show(console: Console, prepared: Prepared) -> None:
         table.add_row(step.name, step.proves, f"{step.deadline_s // plan.MINUTE_S}")
     console.print(table)
     console.print(
-        f"two {prepared.kind.name} in {prepared.variant.region}; at worst {found.worst}: {found.per_hour} "
-        f"an hour for {found.hours} hours, {found.once} by volume; allowed {prepared.cap}",
+        f"two {prepared.kind.name} in {prepared.variant.region}; at worst {price.worst}: {price.per_hour} "
+        f"an hour for {price.hours} hours, {price.once} by volume; allowed {prepared.cap}",
         highlight=False,
     )
-    for sentence in found.foreign:
+    for sentence in price.foreign:
         console.print(f"note: {sentence}", highlight=False)
 
 
@@ -358,8 +359,8 @@ class _Listener:
 
 def versions(engine: Engine) -> dict[str, str]:
     """Of everything that takes part; ``unknown`` where it cannot be asked."""
-    found = {"gpu-fleet": _commit(), "python": platform.python_version(), "pulumi CLI": engine.version()}
-    return found | {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions = {"gpu-fleet": _commit(), "python": platform.python_version(), "pulumi CLI": engine.version()}
+    return versions | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def _commit() -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from stacks.acceptance.errors import AcceptanceError, EngineError
 from stacks.guard.pulumi_command import CLI_ADVICE, POLICY_PYTHON
 
-# The product's own way up: every pass that the provider needs, each guarded as for people; and its own way
+# The product's own way up: every pass that the provider needs, each guarded as for users; and its own way
 # down: through the drain, data given up by name, the key last.
 UP = (sys.executable, "-m", "image.console", "up")
 DESTROY = (sys.executable, "-m", "image.console", "destroy")
@@ -73,10 +73,10 @@ class PulumiCli:
 
     def outputs(self) -> dict[str, Any]:
         """``pulumi stack output --json``."""
-        found: dict[str, Any] = json.loads(
+        outputs: dict[str, Any] = json.loads(
             self._captured("stack", "output", "--json", "--stack", self._stack)
         )
-        return found
+        return outputs
 
     def destroy(self, timeout_s: float) -> None:
         """``gpu-fleet destroy``, after lifting the lock of an update that was cut off."""
@@ -93,7 +93,7 @@ class PulumiCli:
 
     def _known(self) -> bool:
         listed = json.loads(self._captured("stack", "ls", "--json"))
-        return any(one["name"].rpartition("/")[2] == self._stack for one in listed)
+        return any(stack["name"].rpartition("/")[2] == self._stack for stack in listed)
 
     def _captured(self, *arguments: str) -> str:
         command = [self._executable(), *arguments]
@@ -135,10 +135,10 @@ class PulumiCli:
 
     @staticmethod
     def _executable() -> str:
-        found = shutil.which("pulumi")
-        if found is None:
+        program = shutil.which("pulumi")
+        if program is None:
             raise AcceptanceError(CLI_ADVICE)
-        return found
+        return program
 
 
 def _ended(process: "subprocess.Popen[bytes]", timeout_s: float, *, patient: bool) -> str:

@@ -1,4 +1,4 @@
-"""What an acceptance run saw and did, as a JSON file and a page for people."""
+"""What an acceptance run saw and did, as a JSON file and a page for users."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Done:
         started, ended: aware UTC.
         expected: what had to be seen.
         observed: what was seen, or why it failed or was skipped.
-        facts: figures for machines.
+        facts: figures for instances.
         accrued: the run's cost so far, in its currency.
         calls: the calls of the cloud's API that it made.
     """
@@ -124,7 +124,7 @@ class Evidence:
     @property
     def clean(self) -> bool:
         """Nothing is left that costs money or may."""
-        return self.remaining is not None and all(one.per_hour == "0" for one in self.remaining)
+        return self.remaining is not None and all(leftover.per_hour == "0" for leftover in self.remaining)
 
     @property
     def passed(self) -> bool:
@@ -187,7 +187,12 @@ def markdown(evidence: Evidence) -> str:
         *(f"- Note: {note}" for note in evidence.notes),
         *([""] if evidence.notes else []),
     ]
-    failures = ["## What failed", "", *(f"- **{one.name}**: {one.observed}" for one in evidence.failed), ""]
+    failures = [
+        "## What failed",
+        "",
+        *(f"- **{step.name}**: {step.observed}" for step in evidence.failed),
+        "",
+    ]
     return "\n".join(
         [
             *head,
@@ -202,9 +207,9 @@ def markdown(evidence: Evidence) -> str:
 
 def _steps(evidence: Evidence) -> list[str]:
     rows = [
-        f"| {one.name} | {one.status} | {one.started:%H:%M:%S} | {one.seconds:.0f} | {one.accrued:.2f} "
-        f"| {_cell(one.expected)} | {_cell(one.observed)} |"
-        for one in evidence.steps
+        f"| {step.name} | {step.status} | {step.started:%H:%M:%S} | {step.seconds:.0f} | {step.accrued:.2f} "
+        f"| {_cell(step.expected)} | {_cell(step.observed)} |"
+        for step in evidence.steps
     ]
     heading = (
         f"| Step | Result | Started (UTC) | Seconds | {evidence.currency} so far | Expected | Observed |"
@@ -214,14 +219,14 @@ def _steps(evidence: Evidence) -> list[str]:
 
 def _remaining(evidence: Evidence) -> list[str]:
     if evidence.ended is None:
-        return ["## What still exists", "", "The run goes on, or was cut off: clean up and look.", ""]
+        return ["## What still exists", "", "The run is under way, or was cut off: clean up and look.", ""]
     if evidence.remaining is None:
         return ["## What still exists", "", "It could not be listed: look for the stack's tag by hand.", ""]
     if not evidence.remaining:
         return ["## What still exists", "", "Nothing that carries the stack's tag.", ""]
     rows = [
-        f"| {one.kind} | `{one.id}` | {one.state} | {one.per_hour} | {_cell(one.note)} |"
-        for one in evidence.remaining
+        f"| {left.kind} | `{left.id}` | {left.state} | {left.per_hour} | {_cell(left.note)} |"
+        for left in evidence.remaining
     ]
     heading = f"| What | Id | State | {evidence.currency} an hour | Note |"
     return ["## What still exists", "", heading, "|---|---|---|---|---|", *rows, ""]

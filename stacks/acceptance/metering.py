@@ -37,10 +37,10 @@ class Metering:
 
     def observe(self, instances: Sequence[Instance], now: datetime) -> None:
         """Count every instance that runs up to now; an ended one keeps what it had."""
-        for one in instances:
-            if not one.ended:
-                ran = max(0.0, (now - one.launched_at).total_seconds())
-                self.seconds.setdefault((one.type, one.spot), {})[one.id] = ran
+        for instance in instances:
+            if not instance.ended:
+                ran = max(0.0, (now - instance.launched_at).total_seconds())
+                self.seconds.setdefault((instance.type, instance.spot), {})[instance.id] = ran
 
     def accrued(self, now: datetime) -> Money:
         """What the run has cost until now.
@@ -61,12 +61,12 @@ class Metering:
     def _hourly(self, kind: str, *, spot: bool) -> Money:
         if (kind, spot) not in self.prices:
             self.prices[kind, spot] = plan.instance_hour(self.variant, kind, spot=spot)
-        found = self.prices[kind, spot]
-        if found is None:
+        price = self.prices[kind, spot]
+        if price is None:
             raise StopError(
                 f"an instance of type {kind} runs, whose price nobody knows: unknown is never free"
             )
-        return found
+        return price
 
     def hold(self, now: datetime, reserve: Money) -> None:
         """Stop the run before it passes its cap.

@@ -116,7 +116,7 @@ def journal(job: Job) -> str:
 
 
 def ask_to_stop() -> str:
-    """Leave the stop file that the trainer looks for, as the agent and people do."""
+    """Leave the stop file that the trainer looks for, as the agent and users do."""
     return f"echo 'gpu-fleet accept: a rehearsed interruption' > {STOP_FILE}\n"
 
 

@@ -73,7 +73,7 @@ STEPS: tuple[Step, ...] = (
     _minutes(
         "keep",
         5,
-        "people's hold is a tag on the instance, as `gpu-fleet keep` sets it",
+        "the owner's hold is a tag on the instance, as `gpu-fleet keep` sets it",
         f"{IDLE_POOL}: heartbeat",
     ),
     *_of_pool(SPOT_POOL, 20),
@@ -82,7 +82,7 @@ STEPS: tuple[Step, ...] = (
     _minutes("train two ranks", 40, "two ranks train undisturbed; the reference", "trainer"),
     _minutes("interrupt", 40, "an interrupted run saves a checkpoint after the notice", "train two ranks"),
     _minutes(
-        "resume", 120, "the run goes on from the bucket and ends with the reference's result", "interrupt"
+        "resume", 120, "the run resumes from the bucket and ends with the reference's result", "interrupt"
     ),
     _minutes("release", 5, "the hold is lifted, and the instance was there until then", "keep"),
     _minutes("mark", 60, "the scheduled sweep finds the idle instance and notifies its owner", "release"),
@@ -166,20 +166,20 @@ def in_currency(usd: Decimal, variant: Stack) -> Money:
     return Money(usd * rate, currency)
 
 
-def hold_to_cap(found: Price, cap: Money) -> None:
+def hold_to_cap(price: Price, cap: Money) -> None:
     """Refuse a run whose worst case passes its cap.
 
     Raises:
         AcceptanceError: naming both amounts and the ways out.
     """
     try:
-        if found.worst <= cap:
+        if price.worst <= cap:
             return
     except CurrencyError as error:
         raise AcceptanceError(str(error)) from error
     raise AcceptanceError(
-        f"--max-usd allows {cap}; at worst the run costs {found.worst} ({found.per_hour} an hour for "
-        f"{found.hours} hours, and {found.once} by volume). Raise it, or name a cheaper --type"
+        f"--max-usd allows {cap}; at worst the run costs {price.worst} ({price.per_hour} an hour for "
+        f"{price.hours} hours, and {price.once} by volume). Raise it, or name a cheaper --type"
     )
 
 
@@ -191,7 +191,7 @@ def instance_hour(variant: Stack, kind: str, *, spot: bool) -> Money | None:
     pool = SPOT_POOL if spot else IDLE_POOL
     cost = estimate(variant, VOLUMES)
     lines = [line for line in cost.of_pool(pool) if line.kind in (Kind.COMPUTE, Kind.DISKS)]
-    known = any(kind in one.types for one in variant.pools if one.name == pool)
+    known = any(kind in known_pool.types for known_pool in variant.pools if known_pool.name == pool)
     if not known or any(line.unknown for line in lines):
         return None
     return cost.hour(Level.MAX, lines).high

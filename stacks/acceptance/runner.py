@@ -33,8 +33,8 @@ class Outcome:
     """What a step that passed expected and saw.
 
     Attributes:
-        expected, observed: sentences for people.
-        facts: figures for machines.
+        expected, observed: sentences for users.
+        facts: figures for instances.
     """
 
     expected: str
@@ -72,10 +72,10 @@ class Run:
 
     def instances(self) -> list[Instance]:
         """The stack's instances, counted on the way."""
-        found = list(self.account.instances())
-        self.metering.observe(found, self.clock.now())
+        instances = list(self.account.instances())
+        self.metering.observe(instances, self.clock.now())
         self.metered_at = self.clock.now()
-        return found
+        return instances
 
     def hold(self) -> None:
         """Look at the cost, at most once a minute.
@@ -141,7 +141,7 @@ def execute(
     Args:
         run: the run.
         actions: step -> what it does.
-        listener: is told ``begin`` and ``end`` of each step.
+        listener: called at ``begin`` and ``end`` of each step.
         steps: in order.
     """
     try:
@@ -158,7 +158,7 @@ def execute(
 
 def _step(run: Run, step: Step, action: Action, listener: Listener) -> None:
     """One step; its failure is evidence, and only the run's own end goes on upwards."""
-    passed = {one.name for one in run.evidence.steps if one.status is Status.OK}
+    passed = {step.name for step in run.evidence.steps if step.status is Status.OK}
     started, calls = run.clock.now(), len(run.account.calls)
     lacking = [name for name in step.needs if name not in passed]
     listener("begin", step, None)
@@ -279,22 +279,28 @@ def _destroy(run: Run) -> None:
 def _list(run: Run) -> None:
     """Everything that still carries the stack's tag, with what an hour of it costs."""
     run.evidence.remaining = [
-        Remainder(one.kind, one.id, one.state, _hourly(run, one.priced_as, one.units), one.note)
-        for one in run.account.left()
+        Remainder(
+            leftover.kind,
+            leftover.id,
+            leftover.state,
+            _hourly(run, leftover.priced_as, leftover.units),
+            leftover.note,
+        )
+        for leftover in run.account.left()
     ]
 
 
 def _hourly(run: Run, priced_as: str, units: Any) -> str:
     if not priced_as:
         return "0"
-    found = plan.left_hour(run.variant, priced_as, units)
-    return "unknown" if found is None else f"{found.amount:.4f}"
+    price = plan.left_hour(run.variant, priced_as, units)
+    return "unknown" if price is None else f"{price.amount:.4f}"
 
 
 def _summary(remaining: Sequence[Remainder] | None) -> str:
     if not remaining:
         return "nothing carries the stack's tag any more"
-    paid = [one for one in remaining if one.per_hour != "0"]
+    paid = [leftover for leftover in remaining if leftover.per_hour != "0"]
     if paid:
-        return "still there and paid for: " + ", ".join(f"{one.kind} {one.id}" for one in paid)
+        return "still there and paid for: " + ", ".join(f"{leftover.kind} {leftover.id}" for leftover in paid)
     return f"{len(remaining)} things still carry the tag, none of them paid by the hour"

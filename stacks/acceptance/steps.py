@@ -71,15 +71,17 @@ def _of_pool(action: Callable[[Run, str], Outcome], pool: str) -> Action:
 
 
 def _preflight(run: Run, look: Callable[[Any], Any]) -> Outcome:
-    found = cast("list[Finding]", list(look(run.variant)))
-    problems = [one for one in found if one.verdict is Verdict.PROBLEM]
-    unchecked = [one for one in found if one.verdict is Verdict.UNCHECKED]
+    findings = cast("list[Finding]", list(look(run.variant)))
+    problems = [finding for finding in findings if finding.verdict is Verdict.PROBLEM]
+    unchecked = [finding for finding in findings if finding.verdict is Verdict.UNCHECKED]
     if problems:
-        raise StepError("; ".join(f"{one.subject}: {one.says} {one.remedy}".strip() for one in problems))
-    observed = f"{len(found)} questions, no problem" + (
+        raise StepError(
+            "; ".join(f"{finding.subject}: {finding.says} {finding.remedy}".strip() for finding in problems)
+        )
+    observed = f"{len(findings)} questions, no problem" + (
         f", {len(unchecked)} could not be checked" if unchecked else ""
     )
-    facts = {one.subject: f"{one.verdict}: {one.says}" for one in found}
+    facts = {finding.subject: f"{finding.verdict}: {finding.says}" for finding in findings}
     return Outcome("no question of the preflight finds a problem", observed, facts)
 
 
@@ -100,16 +102,16 @@ def _outputs(run: Run) -> dict[str, Any]:
 
 def _watchers(run: Run) -> Outcome:
     outputs = _outputs(run)
-    found = run.account.watched(str(outputs.get("topic_arn") or outputs["contact_group"]))
+    watching = run.account.watched(str(outputs.get("topic_arn") or outputs["contact_group"]))
     kinds = run.account.watches
-    missing = [kind for kind in kinds if not found.get(kind)]
+    missing = [kind for kind in kinds if not watching.get(kind)]
     if missing:
         raise StepError(f"the stack has no {', no '.join(missing)}")
-    people = list(found["recipients"])
-    counts = ", ".join(f"{len(found[kind])} {kind}" for kind in kinds)
-    observed = f"{counts}; {people.count('pending')} of {len(people)} recipients have yet to confirm"
+    recipients = list(watching["recipients"])
+    counts = ", ".join(f"{len(watching[kind])} {kind}" for kind in kinds)
+    observed = f"{counts}; {recipients.count('pending')} of {len(recipients)} recipients have yet to confirm"
     expected = f"at least one of each: {', '.join(kinds)}"
-    return Outcome(expected, observed, {kind: list(names) for kind, names in found.items()})
+    return Outcome(expected, observed, {kind: list(names) for kind, names in watching.items()})
 
 
 def _group_ids(run: Run) -> Mapping[str, list[str]]:
@@ -123,11 +125,13 @@ def _groups(run: Run) -> Outcome:
     raised = list(run.account.raise_empty(groups))
     kept = run.account.kept(groups)
     wrong = [
-        f"{one.group}: {one.setting} {one.found}, asked {one.asked}" for one in kept if one.asked != one.found
+        f"{row.group}: {row.setting} {row.actual}, asked {row.asked}"
+        for row in kept
+        if row.asked != row.actual
     ]
     if wrong:
         raise StepError("; ".join(wrong))
-    facts = {f"{one.group} {one.setting}": str(one.found) for one in kept}
+    facts = {f"{row.group} {row.setting}": str(row.actual) for row in kept}
     observed = f"{len(kept)} settings as asked; raised by request: {', '.join(raised) or 'none'}"
     return Outcome("each setting as it was asked for", observed, facts | {"raised": raised})
 
@@ -137,19 +141,23 @@ def _launch(run: Run, pool: str) -> Outcome:
     gone = run.memory.setdefault("gone", [])
 
     def running() -> Instance | None:
-        found = [one for one in run.instances() if one.pool == pool and one.state == "running"]
-        return next((one for one in found if one.id not in gone), None)
+        instances = [
+            instance for instance in run.instances() if instance.pool == pool and instance.state == "running"
+        ]
+        return next((instance for instance in instances if instance.id not in gone), None)
 
     try:
-        found = run.wait(f"a running instance of pool {pool}", running)
+        instance = run.wait(f"a running instance of pool {pool}", running)
     except StepError as error:
         raise StepError(f"{error}; its group says: {_why_none(run, pool)}") from error
-    run.memory[pool] = found.id
-    run.memory.setdefault("launched", {})[found.id] = found.launched_at
-    facts = {"instance": found.id, "type": found.type, "spot": found.spot}
-    if found.spot is not (pool == SPOT_POOL):
-        raise StepError(f"{found.id} is bought {'on spot' if found.spot else 'on demand'}, and should not be")
-    return Outcome(f"one running instance of pool {pool}", f"{found.id}, {found.type}", facts)
+    run.memory[pool] = instance.id
+    run.memory.setdefault("launched", {})[instance.id] = instance.launched_at
+    facts = {"instance": instance.id, "type": instance.type, "spot": instance.spot}
+    if instance.spot is not (pool == SPOT_POOL):
+        raise StepError(
+            f"{instance.id} is bought {'on spot' if instance.spot else 'on demand'}, and should not be"
+        )
+    return Outcome(f"one running instance of pool {pool}", f"{instance.id}, {instance.type}", facts)
 
 
 def _why_none(run: Run, pool: str) -> str:
@@ -218,10 +226,10 @@ def _there(run: Run, instance: str, script: str, what: str) -> str:
 def _gate(run: Run, pool: str) -> Outcome:
     instance: str = run.memory[pool]
     report = json.loads(_there(run, instance, on_instance.gate(), "the gate's report"))
-    bad = [f"{name}: {one['detail']}" for name, one in report["checks"].items() if not one["ok"]]
+    bad = [f"{name}: {check['detail']}" for name, check in report["checks"].items() if not check["ok"]]
     if not report["ready"]:
         raise StepError(f"the gate refused {instance}: {'; '.join(bad)}")
-    checks = {name: one["detail"] for name, one in report["checks"].items()}
+    checks = {name: check["detail"] for name, check in report["checks"].items()}
     return Outcome("ready.json says ready", f"ready, {len(checks)} checks passed", {"checks": checks})
 
 
@@ -264,23 +272,23 @@ def _progress(run: Run, job: Job) -> Progress:
     instance: str = run.memory[SPOT_POOL]
     said = ordered(run, instance, on_instance.look(job), f"looking at {job.unit}")
     try:
-        found = on_instance.progress(said.output)
+        state = on_instance.progress(said.output)
     except (ValueError, KeyError) as error:
         raise StepError(
             f"{job.unit} on {instance}: what it printed cannot be read: {said.output!r}"
         ) from error
-    if found.failed:
+    if state.failed:
         log = ask(run, instance, on_instance.journal(job)).output
-        raise StepError(f"{job.unit} on {instance} failed ({found.result}): {log[-1500:]}")
-    return found
+        raise StepError(f"{job.unit} on {instance} failed ({state.result}): {log[-1500:]}")
+    return state
 
 
 def _finished(run: Run, job: Job) -> dict[str, Any]:
     """Wait for the run's own end; gives its result."""
 
     def over() -> dict[str, Any] | None:
-        found = _progress(run, job)
-        return found.outcome if found.over else None
+        state = _progress(run, job)
+        return state.outcome if state.over else None
 
     result = run.wait(f"the end of {job.unit}", over)
     if result["outcome"] != "finished":
@@ -310,8 +318,8 @@ def _train_two_ranks(run: Run) -> Outcome:
 
 def _committed(run: Run, job: Job) -> dict[int, datetime]:
     """Step -> when its manifest was written: what has none does not count."""
-    found = {STEP_KEY.search(f"/{key}"): at for key, at in run.account.keys(f"{job.checkpoint_uri}/").items()}
-    return {int(match[1]): at for match, at in found.items() if match}
+    steps = {STEP_KEY.search(f"/{key}"): at for key, at in run.account.keys(f"{job.checkpoint_uri}/").items()}
+    return {int(match[1]): at for match, at in steps.items() if match}
 
 
 def _interrupt(run: Run) -> Outcome:
@@ -352,10 +360,10 @@ def _stopped(run: Run, job: Job, instance: str) -> dict[str, Any]:
             f"the answer of {instance}", lambda: _said_or_gone(run, command, instance), LOOK_EVERY_S
         )
         try:
-            found = on_instance.progress(said.output)
+            state = on_instance.progress(said.output)
         except (ValueError, KeyError):  # cut off with its instance
             return None
-        return found.outcome if found.over else None
+        return state.outcome if state.over else None
 
     return run.wait(f"{job.unit} to stop", look, LOOK_EVERY_S)
 
@@ -381,7 +389,7 @@ def _notice(run: Run, instance: str) -> tuple[str, bool]:
 
 
 def _is_gone(run: Run, instance: str) -> bool:
-    return all(one.ended for one in run.instances() if one.id == instance)
+    return all(known.ended for known in run.instances() if known.id == instance)
 
 
 def _resume(run: Run) -> Outcome:
@@ -415,26 +423,26 @@ def _idle_instance(run: Run) -> Instance:
     Raises:
         StepError: the cloud knows it no more.
     """
-    found = [one for one in run.instances() if one.id == run.memory[IDLE_POOL]]
-    if not found:
+    instances = [instance for instance in run.instances() if instance.id == run.memory[IDLE_POOL]]
+    if not instances:
         raise StepError(f"{run.memory[IDLE_POOL]} is not there any more")
-    return found[0]
+    return instances[0]
 
 
 def _release(run: Run) -> Outcome:
-    found = _idle_instance(run)
-    if found.ended:
-        raise StepError(f"{found.id} was terminated although it was kept")
-    run.account.untag(found.id, [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
-    return Outcome("the held instance still runs", f"{found.id} runs; the hold is lifted")
+    instance = _idle_instance(run)
+    if instance.ended:
+        raise StepError(f"{instance.id} was terminated although it was kept")
+    run.account.untag(instance.id, [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
+    return Outcome("the held instance still runs", f"{instance.id} runs; the hold is lifted")
 
 
 def _mark(run: Run) -> Outcome:
     def marked() -> str | None:
-        found = _idle_instance(run)
-        if found.ended and TAG_REAP_AFTER not in found.tags:
-            raise StepError(f"{found.id} was terminated without a mark")
-        return found.tags.get(TAG_REAP_AFTER)
+        instance = _idle_instance(run)
+        if instance.ended and TAG_REAP_AFTER not in instance.tags:
+            raise StepError(f"{instance.id} was terminated without a mark")
+        return instance.tags.get(TAG_REAP_AFTER)
 
     reap_after = run.wait("the sweep's mark", marked)
     return Outcome("the tag gpu-fleet:reap-after", f"reap-after {reap_after}", {"reap_after": reap_after})
@@ -468,24 +476,24 @@ def _meter(run: Run) -> Outcome:
     ended_at: datetime = run.memory["ended_at"]
 
     def reading() -> dict[str, Any] | None:
-        found: dict[str, Any] = json.loads(run.account.read(_newest_meter(run, records)))
-        return found if datetime.fromisoformat(found["until"]) >= ended_at else None
+        day_reading: dict[str, Any] = json.loads(run.account.read(_newest_meter(run, records)))
+        return day_reading if datetime.fromisoformat(day_reading["until"]) >= ended_at else None
 
-    found = run.wait("a reading of the meter after the termination", reading)
-    until = datetime.fromisoformat(found["until"])
+    day_reading = run.wait("a reading of the meter after the termination", reading)
+    until = datetime.fromisoformat(day_reading["until"])
     midnight = until.replace(hour=0, minute=0, second=0, microsecond=0)
-    facts: dict[str, Any] = {"until": found["until"], "month": found["month"], "instances": {}}
+    facts: dict[str, Any] = {"until": day_reading["until"], "month": day_reading["month"], "instances": {}}
     wrong = []
     for instance, launched in run.memory["launched"].items():
         ended = ended_at if instance == run.memory[IDLE_POOL] else until
         if instance in run.memory.get("gone", []):
             continue  # EC2 may have forgotten it; the meter holds it on the day it ran
         expected = max(0.0, (min(ended, until) - max(launched, midnight)).total_seconds())
-        metered = float(found["day"]["machines"].get(instance, {}).get("seconds", 0))
+        metered = float(day_reading["day"]["machines"].get(instance, {}).get("seconds", 0))
         facts["instances"][instance] = {"expected_s": round(expected), "metered_s": round(metered)}
         if abs(metered - expected) > METER_PERIOD_S + expected * METER_PERCENT / 100:
             wrong.append(f"{instance}: metered {metered:.0f} s, seen {expected:.0f} s")
     if wrong:
         raise StepError("; ".join(wrong))
     within = f"within {METER_PERCENT:.0f} % and a sweep's period of the hours seen"
-    return Outcome(within, f"{len(facts['instances'])} instances, {found['month']} this month", facts)
+    return Outcome(within, f"{len(facts['instances'])} instances, {day_reading['month']} this month", facts)

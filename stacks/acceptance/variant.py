@@ -39,8 +39,8 @@ def name_of(stack: str) -> str:
 
 def cheapest_type(cloud: Cloud) -> InstanceType:
     """The GPU type with the lowest list price that runs the bundled image."""
-    priced = [one for one in catalog.load().of_cloud(cloud) if one.price and one.runs_bundled_image]
-    return min(priced, key=lambda one: one.price.amount_per_hour if one.price else Decimal("Infinity"))
+    priced = [kind for kind in catalog.load().of_cloud(cloud) if kind.price and kind.runs_bundled_image]
+    return min(priced, key=lambda kind: kind.price.amount_per_hour if kind.price else Decimal("Infinity"))
 
 
 def chosen_type(cloud: Cloud, name: str | None) -> InstanceType:
@@ -55,11 +55,11 @@ def chosen_type(cloud: Cloud, name: str | None) -> InstanceType:
     """
     if name is None:
         return cheapest_type(cloud)
-    found = catalog.load().find(name)
-    if found is None or found.cloud is not cloud:
+    kind = catalog.load().find(name)
+    if kind is None or kind.cloud is not cloud:
         near = ", ".join(catalog.load().suggest(name, cloud))
         raise AcceptanceError(f"--type {name!r}: no type of {cloud} in the catalog; the nearest are {near}")
-    return found
+    return kind
 
 
 def config(raw: Mapping[str, Any], stack: Stack, kind: InstanceType, cap: Decimal) -> dict[str, Any]:

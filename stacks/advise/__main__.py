@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stacks import listing
 from stacks.advise import offers, scorecard
-from stacks.advise.plan import GIB, Plan, break_even_hours, facts, plans, reserved
+from stacks.advise.plan import GIB, Candidate, break_even_hours, facts, plans, reserved
 from stacks.advise.work import LAYOUTS, TOKENS_PER_PARAMETER, Precision, Work, memory, shape_of, state_bytes
 from stacks.catalog.money import Money
 from stacks.listing import Column, Listing
@@ -82,30 +82,30 @@ def main(
     cny_per_usd: float | None,
     sources: bool,
 ) -> None:
-    """Say what a training run needs, rank the machines that finish it by what they cost, compare vendors."""
+    """Say what a training run needs, rank the instances that finish it by what they cost, compare vendors."""
     depth, breadth = shape_of(params)
     total = tokens or TOKENS_PER_PARAMETER * params
     work = Work(params, precision, batch, seq, total, layers or depth, width or breadth)
     console = listing.console(PIPE_WIDTH)
     console.print(needs(work))
     most = None if budget is None else Money(Decimal(budget), currency)
-    found = plans(work, days)
-    if not found:
+    ranked = plans(work, days)
+    if not ranked:
         hurry = "" if days is None else f" and finishes in {days:g} days"
         raise click.ClickException(
             f"--params = {params:g}: nothing known holds it{hurry}; allow more --days or fewer --tokens"
         )
     discount = None if reserved_discount is None else Decimal(str(reserved_discount))
-    console.print(ranking(found, most, discount))
+    console.print(ranking(ranked, most, discount))
     if discount is not None:
         hours = break_even_hours(discount)
         console.print(f"a reservation {discount:.0%} below the price pays from {hours:.0f} hours a month")
     console.print(vendors(None if cny_per_usd is None else Decimal(str(cny_per_usd)), sources=sources))
-    if most is not None and not any(affordable(plan, most) in ("yes", "on spot") for plan in found):
+    if most is not None and not any(affordable(plan, most) in ("yes", "on spot") for plan in ranked):
         raise click.ClickException(f"--budget = {most}: nothing finishes for that; see the ranking")
 
 
-def affordable(plan: Plan, most: Money | None) -> str:
+def affordable(plan: Candidate, most: Money | None) -> str:
     """Whether a plan stays within the budget; empty where its currency or its price leaves that open."""
     if (
         most is None
@@ -138,7 +138,7 @@ def needs(work: Work) -> RenderableType:
     )
 
 
-def ranking(found: list[Plan], most: Money | None, discount: Decimal | None) -> Listing:
+def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | None) -> Listing:
     """The plans, one table over all vendors; amounts of two currencies are never compared.
 
     Args:
@@ -148,21 +148,21 @@ def ranking(found: list[Plan], most: Money | None, discount: Decimal | None) -> 
     """
     share = facts()["utilisation"]["decoder"]
     words = ("type", "of", "spread")
-    headings = ["type", "of", "machines", "GPUs", "spread", "GiB/GPU", "hours", "on demand", "spot from"]
+    headings = ["type", "of", "instances", "GPUs", "spread", "GiB/GPU", "hours", "on demand", "spot from"]
     headings += ["reserved", "in the budget"] if discount is not None else ["in the budget"]
     columns = (
         Column(heading, "left" if heading in words else "right", wraps=heading in ("of", "spread"))
         for heading in headings
     )
     table = Listing(tuple(columns), f"cheapest first within a currency, at {share:.0%} of the peak")
-    for plan in found:
+    for plan in ranked:
         amounts = [plan.on_demand, plan.spot]
         if discount is not None:
             amounts.append(reserved(plan, discount))
         table.add_row(
             plan.offer.name,
             f"{plan.offer.vendor}, comparison" if plan.offer.comparison else plan.offer.vendor,
-            str(plan.machines),
+            str(plan.instances),
             f"{plan.gpus} x {plan.offer.gpu_model}",
             str(plan.layout),
             f"{plan.memory.total / GIB:,.1f}",

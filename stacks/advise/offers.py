@@ -25,7 +25,7 @@ class VendorsError(StacksError):
 
 @dataclass(frozen=True)
 class Offer:
-    """A machine that may be rented.
+    """An instance that may be rented.
 
     Attributes:
         name: of the type.
@@ -62,7 +62,7 @@ class Figure(_Exact):
     source: Annotated[str, Field(min_length=10)]
 
 
-class _Machine(_Exact):
+class _Instance(_Exact):
     name: str
     gpus: Annotated[int, Field(gt=0)]
     gpu_model: str
@@ -72,10 +72,10 @@ class _Machine(_Exact):
 
 
 class Vendor(_Exact):
-    """One vendor as the file tells of it; machines only where the catalog has none of it."""
+    """One vendor as the file tells of it; instances only where the catalog has none of it."""
 
     title: str
-    machines: list[_Machine] = []
+    instances: list[_Instance] = []
     currency: str = ""
     region: str = ""
     date: datetime.date | None = None
@@ -105,12 +105,12 @@ def vendors(path: Path = FILE) -> Vendors:
         VendorsError: it cannot be read, does not say what it should, or its weights are not 100 in all.
     """
     try:
-        found = Vendors.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        listed = Vendors.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
         raise VendorsError(f"{path}: {error}") from error
-    if (total := sum(found.weights.values())) != 100:  # noqa: PLR2004 - percent
+    if (total := sum(listed.weights.values())) != 100:  # noqa: PLR2004 - percent
         raise VendorsError(f"{path}: weights are {total} in all, must be 100")
-    return found
+    return listed
 
 
 def of_type(kind: InstanceType) -> Offer:
@@ -133,12 +133,12 @@ def offers() -> Iterator[Offer]:
     """Every offer: the catalog's, then those for comparison."""
     yield from map(of_type, catalog.load())
     for name, vendor in vendors().vendors.items():
-        for row in vendor.machines:
+        for row in vendor.instances:
             yield _for_comparison(name, vendor, row)
 
 
-def _for_comparison(name: str, vendor: Vendor, row: _Machine) -> Offer:
-    """Never more than one machine of it: how far they may be joined is not looked into."""
+def _for_comparison(name: str, vendor: Vendor, row: _Instance) -> Offer:
+    """Never more than one instance of it: how far they may be joined is not looked into."""
     price = None
     if row.price is not None and vendor.date is not None:
         price = Price(row.price, vendor.currency, vendor.region, vendor.date, vendor.source)

@@ -1,4 +1,4 @@
-"""Which machines finish a run, in how long, for how much: every type of the catalog that can. Pure."""
+"""Which instances finish a run, in how long, for how much: every type of the catalog that can. Pure."""
 
 import math
 import tomllib
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stacks.advise.offers import Offer, offers
-from stacks.advise.work import LAYOUTS, Layout, Memory, Work, memory, seconds
+from stacks.advise.work import LAYOUTS, Layout, MemoryNeed, Work, memory, seconds
 from stacks.catalog.money import HOURS_PER_MONTH, Money
 
 GPUS = Path(__file__).with_name("gpus.toml")
@@ -19,32 +19,32 @@ GIB = 1 << 30
 HOUR_S = 3600
 # What the driver, fragments and communication buffers take of a GPU's memory.
 HEADROOM = 0.10
-# Below, one card does; above, one machine does not.
+# Below, one card does; above, one instance does not.
 ONE_CARD_BELOW, CLUSTER_ABOVE = 1e9, 10e9
-MOST_MACHINES = 64
+MOST_INSTANCES = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class Candidate:
     """A way to finish a run.
 
     Attributes:
-        offer: the machines.
-        machines: how many.
+        offer: the instances.
+        instances: how many.
         gpus: how many of all their GPUs work.
         layout: how the run is spread over them.
         memory: what each GPU holds.
         hours: from the first step to the last, without interruptions.
-        on_demand: list price of all machines for that long; None where no price is public.
+        on_demand: list price of all instances for that long; None where no price is public.
         spot: the least that the same may cost on spot, at the largest advertised discount; None where no
             discount is known.
     """
 
     offer: Offer
-    machines: int
+    instances: int
     gpus: int
     layout: Layout
-    memory: Memory
+    memory: MemoryNeed
     hours: float
     on_demand: Money | None
     spot: Money | None
@@ -58,33 +58,33 @@ def facts() -> dict[str, Any]:
 
 def peak(offer: Offer, precision: str) -> float | None:
     """Operations per second of one GPU; None where it lacks the format or has no public figure."""
-    found = facts()["peaks"].get(offer.gpu_model, {}).get(precision)
-    return None if found is None else found * TERA
+    peak_flops = facts()["peaks"].get(offer.gpu_model, {}).get(precision)
+    return None if peak_flops is None else peak_flops * TERA
 
 
-def plans(work: Work, days: float | None = None) -> list[Plan]:
+def plans(work: Work, days: float | None = None) -> list[Candidate]:
     """Every type that can finish, the cheapest first within each currency; those without a price last.
 
     Args:
         work: the run.
         days: it must be done by then; None for no hurry.
     """
-    found = [plan for offer in offers() if (plan := plan_of(work, offer, days)) is not None]
-    return sorted(found, key=_order)
+    plans_of_all = [plan for offer in offers() if (plan := plan_of(work, offer, days)) is not None]
+    return sorted(plans_of_all, key=_order)
 
 
-def _order(plan: Plan) -> tuple[bool, str, Decimal, float]:
+def _order(plan: Candidate) -> tuple[bool, str, Decimal, float]:
     if plan.on_demand is None:
         return True, "", Decimal(0), plan.hours
     return False, plan.on_demand.currency, plan.on_demand.amount, plan.hours
 
 
-def plan_of(work: Work, offer: Offer, days: float | None) -> Plan | None:
-    """The fewest machines of a type that hold the run and finish in time; None where no number does."""
+def plan_of(work: Work, offer: Offer, days: float | None) -> Candidate | None:
+    """The fewest instances of a type that hold the run and finish in time; None where no number does."""
     flops_per_s = peak(offer, work.precision)
     if flops_per_s is None:
         return None
-    for machines, gpus in _sizes(work, offer, hurried=days is not None):
+    for instances, gpus in _sizes(work, offer, hurried=days is not None):
         layout = fitting(work, offer, gpus)
         if layout is None:
             continue
@@ -92,20 +92,20 @@ def plan_of(work: Work, offer: Offer, days: float | None) -> Plan | None:
         hours = seconds(work.flops, layout, flops_per_s * gpus, utilisation) / HOUR_S
         if days is None or hours <= days * 24:
             held = memory(work, layout, gpus)
-            return _priced(offer, machines=machines, gpus=gpus, layout=layout, held=held, hours=hours)
+            return _priced(offer, instances=instances, gpus=gpus, layout=layout, held=held, hours=hours)
     return None
 
 
 def _sizes(work: Work, offer: Offer, *, hurried: bool) -> Iterator[tuple[int, int]]:
-    """Machines and working GPUs to try, the fewest first.
+    """Instances and working GPUs to try, the fewest first.
 
-    A small model uses one card. More than one machine needs RDMA between them, and a large model or a hurry.
+    A small model uses one card. More than one instance needs RDMA between them, and a large model or a hurry.
     No more GPUs than sequences of a batch have anything to do.
     """
     if work.parameters < ONE_CARD_BELOW:
         yield 1, 1
         return
-    most = MOST_MACHINES if offer.joined and (hurried or work.parameters > CLUSTER_ABOVE) else 1
+    most = MOST_INSTANCES if offer.joined and (hurried or work.parameters > CLUSTER_ABOVE) else 1
     for exponent in range(int(math.log2(most)) + 1):
         gpus = offer.gpu_count * 2**exponent
         if gpus <= work.batch or exponent == 0:
@@ -123,15 +123,17 @@ def fitting(work: Work, offer: Offer, gpus: int) -> Layout | None:
     return None
 
 
-def _priced(offer: Offer, *, machines: int, gpus: int, layout: Layout, held: Memory, hours: float) -> Plan:
+def _priced(
+    offer: Offer, *, instances: int, gpus: int, layout: Layout, held: MemoryNeed, hours: float
+) -> Candidate:
     if offer.price is None:
-        return Plan(offer, machines, gpus, layout, held, hours, None, None)
-    on_demand = Money(offer.price.amount_per_hour, offer.price.currency) * (machines * Decimal(hours))
+        return Candidate(offer, instances, gpus, layout, held, hours, None, None)
+    on_demand = Money(offer.price.amount_per_hour, offer.price.currency) * (instances * Decimal(hours))
     spot = None if offer.spot_discount is None else on_demand * (1 - offer.spot_discount)
-    return Plan(offer, machines, gpus, layout, held, hours, on_demand, spot)
+    return Candidate(offer, instances, gpus, layout, held, hours, on_demand, spot)
 
 
-def reserved(plan: Plan, discount: Decimal) -> Money | None:
+def reserved(plan: Candidate, discount: Decimal) -> Money | None:
     """What a plan costs on a reservation: every hour of every month begun, at the price less the discount.
 
     Returns:
@@ -141,7 +143,7 @@ def reserved(plan: Plan, discount: Decimal) -> Money | None:
         return None
     months = math.ceil(plan.hours / HOURS_PER_MONTH)
     hour = Money(plan.offer.price.amount_per_hour, plan.offer.price.currency)
-    return hour * ((1 - discount) * (months * HOURS_PER_MONTH * plan.machines))
+    return hour * ((1 - discount) * (months * HOURS_PER_MONTH * plan.instances))
 
 
 def break_even_hours(discount: Decimal, hours_per_month: int = HOURS_PER_MONTH) -> Decimal:

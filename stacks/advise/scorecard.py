@@ -69,9 +69,10 @@ def cards(cny_per_usd: Decimal | None = None) -> list[Card]:
     weights = vendors().weights
     values = {name: _values(name, cny_per_usd) for name in vendors().vendors}
     best = {
-        criterion: _best(criterion, [found[criterion] for found in values.values()]) for criterion in weights
+        criterion: _best(criterion, [figures[criterion] for figures in values.values()])
+        for criterion in weights
     }
-    found = [
+    ranked = [
         Card(
             vendors().vendors[name].title,
             {criterion: _scored(criterion, own[criterion], best[criterion]) for criterion in weights},
@@ -79,11 +80,11 @@ def cards(cny_per_usd: Decimal | None = None) -> list[Card]:
         )
         for name, own in values.items()
     ]
-    return sorted(found, key=lambda card: -card.total)
+    return sorted(ranked, key=lambda card: -card.total)
 
 
 def _values(name: str, cny_per_usd: Decimal | None) -> dict[str, Figure | None]:
-    own, vendor = [one for one in offers() if one.vendor == name], vendors().vendors[name]
+    own, vendor = [offer for offer in offers() if offer.vendor == name], vendors().vendors[name]
     return {
         "performance": _largest(own),
         "cost": _cheapest(own, cny_per_usd),
@@ -94,7 +95,7 @@ def _values(name: str, cny_per_usd: Decimal | None) -> dict[str, Figure | None]:
 
 
 def _rates(own: list[Offer]) -> Iterator[tuple[Offer, float]]:
-    """Each machine with a public peak, and its operations per second in units of 10^12."""
+    """Each instance with a public peak, and its operations per second in units of 10^12."""
     for offer in own:
         flops_per_s = peak(offer, PRECISION)
         if flops_per_s is not None:
@@ -110,7 +111,7 @@ def _largest(own: list[Offer]) -> Figure | None:
 
 
 def _cheapest(own: list[Offer], cny_per_usd: Decimal | None) -> Figure | None:
-    found = []
+    prices_per_peak = []
     for offer, rate in _rates(own):
         if offer.price is None:
             continue
@@ -120,8 +121,8 @@ def _cheapest(own: list[Offer], cny_per_usd: Decimal | None) -> Figure | None:
                 continue
             amount /= cny_per_usd
         source = f"{offer.name}: {offer.price.amount_per_hour} {offer.price.currency}, {offer.price.date}"
-        found.append(Figure(value=float(amount) / rate * PETA_PER_TERA, source=source))
-    return min(found, key=lambda figure: figure.value, default=None)
+        prices_per_peak.append(Figure(value=float(amount) / rate * PETA_PER_TERA, source=source))
+    return min(prices_per_peak, key=lambda figure: figure.value, default=None)
 
 
 def _fastest(own: list[Offer]) -> Figure | None:
@@ -132,8 +133,8 @@ def _fastest(own: list[Offer]) -> Figure | None:
     return Figure(value=fastest, source=f"{name}, its row")
 
 
-def _best(criterion: str, found: list[Figure | None]) -> float:
-    values = [figure.value for figure in found if figure is not None]
+def _best(criterion: str, figures: list[Figure | None]) -> float:
+    values = [figure.value for figure in figures if figure is not None]
     return (min if criterion in LESS_IS_BETTER else max)(values, default=0.0)
 
 

@@ -1,6 +1,6 @@
 """What training a model needs: bytes and operations, from its size. Pure; every formula names its source.
 
-[ZeRO] Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
+[ZeRO] Rajbhandari et al., "ZeRO: MemoryNeed Optimizations Toward Training Trillion Parameter Models", 2020.
 [Korthikanti] Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
 [PaLM] Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B.
 [Chinchilla] Hoffmann et al., "Training Compute-Optimal Large Language Models", 2022.
@@ -69,7 +69,7 @@ def state_bytes(parameters: float) -> float:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryNeed:
     """What one GPU holds, in bytes.
 
     Attributes:
@@ -113,7 +113,7 @@ class Layout:
 LAYOUTS = tuple(Layout(sharded, again) for sharded in (False, True) for again in (False, True))
 
 
-def memory(work: Work, layout: Layout, gpus: int) -> Memory:
+def memory(work: Work, layout: Layout, gpus: int) -> MemoryNeed:
     """What one of so many GPUs holds with one sequence at a time; more come by accumulation."""
     parts = gpus if layout.sharded else 1
     element = 2 if work.precision == "fp32" else 1
@@ -124,7 +124,7 @@ def memory(work: Work, layout: Layout, gpus: int) -> Memory:
         else ACTIVATION_BYTES * work.layers
     )
     layer = work.parameters / work.layers * HALF_BYTES * element
-    return Memory(
+    return MemoryNeed(
         weights=work.parameters * WEIGHT_BYTES / parts,
         gradients=work.parameters * GRADIENT_BYTES / parts,
         optimizer=work.parameters * OPTIMIZER_BYTES / parts,

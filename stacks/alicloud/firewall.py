@@ -1,7 +1,7 @@
 """Who may speak to whom: one enterprise security group per pool, standalone rules only.
 
 An enterprise group lets nothing in or out without a rule, holds 65,536 addresses, and cannot name another
-group or itself: machines of one job are told apart by their vSwitches
+group or itself: instances of one job are distinguished by their vSwitches
 (www.alibabacloud.com/help/en/ecs/user-guide/basic-security-groups-and-advanced-security-groups).
 """
 
@@ -65,16 +65,16 @@ def private_networks(stack: Stack, zones: tuple[str, ...]) -> tuple[str, ...]:
 
 def rules(stack: Stack) -> tuple[Rule, ...]:
     """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
-    found: list[Rule] = []
+    declared: list[Rule] = []
     for pool in stack.pools:
-        found += _outward(stack, pool)
-        found += _within(stack, pool)
+        declared += _outward(stack, pool)
+        declared += _within(stack, pool)
         for site, office in stack.access.ssh_from.items():
-            found.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(office), f"SSH from {site}"))
+            declared.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(office), f"SSH from {site}"))
     if stack.network.interface_endpoints:
         for network in private_networks(stack, stack.network.zones):
-            found.append(Rule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), network, "machines of the stack"))
-    return tuple(found)
+            declared.append(Rule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), network, "instances of the stack"))
+    return tuple(declared)
 
 
 def _outward(stack: Stack, pool: Pool) -> Iterator[Rule]:
@@ -89,15 +89,15 @@ def _outward(stack: Stack, pool: Pool) -> Iterator[Rule]:
 
 
 def _within(stack: Stack, pool: Pool) -> Iterator[Rule]:
-    """Traffic inside the network: among the machines of a job, to endpoints, and to the file systems.
+    """Traffic inside the network: among the instances of a job, to endpoints, and to the file systems.
 
-    A pool of several machines talks to the vSwitches of its zones on any port, since NCCL picks any; CPFS
+    A pool of several instances talks to the vSwitches of its zones on any port, since NCCL picks any; CPFS
     likewise to its own. Where neither is the case, only the ports of NFS and of the endpoints are open.
     """
     open_to: dict[str, str] = {}
     if pool.size.max > 1 or pool.erdma:
         for network in private_networks(stack, stack.zones_of(pool)):
-            open_to[network] = "machines of one job among themselves"
+            open_to[network] = "instances of one job among themselves"
     if stack.storage.scratch_gib:
         for network in private_networks(stack, (stack.network.home_zone,)):
             open_to.setdefault(network, "CPFS scratch, which calls its clients back")

@@ -92,7 +92,7 @@ def passes(steps: Sequence[Step]) -> tuple[dict[str, Stage], ...]:
         | dict.fromkeys(withheld, Stage.WITHHELD)
     )
     second = dict.fromkeys(created, Stage.JOINED)
-    return tuple(one for one in (first, second) if one)
+    return tuple(urns for urns in (first, second) if urns)
 
 
 def first_values(steps: Sequence[Step]) -> tuple[FirstValue, ...]:

@@ -1,6 +1,6 @@
-"""One pool of machines: its identity, what it starts from, its scaling groups.
+"""One pool of instances: its identity, what it starts from, its scaling groups.
 
-Nothing declared here ends a healthy on-demand machine. Groups have no rule that shrinks them, do not
+Nothing declared here terminates a healthy on-demand instance. Groups have no rule that shrinks them, do not
 rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
 """
 
@@ -15,8 +15,8 @@ from stacks import naming
 from stacks.alicloud.identity import Identity, IdentityArgs
 from stacks.alicloud.launch import (
     LaunchArgs,
+    instance_tags,
     launch_template,
-    machine_tags,
     needs_configuration,
     scaling_configuration,
     spot_price_limits,
@@ -25,13 +25,13 @@ from stacks.alicloud.scaling import scale_by_load
 from stacks.payload import instance_file
 from stacks.settings import Grouping, Market, Pool, Size, Stack
 
-# A spot machine gets five minutes; an on-demand one that fails its health check may need longer to save. The
+# A spot instance gets five minutes; an on-demand one that fails its health check may need longer to save. The
 # provider waits 1,000 s for a deleted group, whatever timeout it is given.
 DRAIN_S = 900
 COOLDOWN_S = 300
 # github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_group, spot_instance_pools.
 MOST_SPOT_POOLS = 10
-# What must not run by itself on demand: taking away a machine that somebody stopped, with its disks. Not the
+# What must not run by itself on demand: terminating an instance that its user stopped, disks and all. Not the
 # process of scaling in: where that is suspended, Auto Scaling refuses the sweep's own DetachInstances too
 # (www.alibabacloud.com/help/en/auto-scaling/suspend-a-scaling-process, "manually removing instances").
 SUSPENDED = "HealthCheck"
@@ -43,7 +43,7 @@ class GroupPlan:
 
     Attributes:
         label: the pool's name, with the zone where the pool has a group for each.
-        zones: where it may start machines.
+        zones: where it may start instances.
         size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
             desired size; the others start empty and are where the pool goes when the first zone has no room.
     """
@@ -73,14 +73,14 @@ class FleetArgs:
         stack: the settings.
         pool: the pool.
         key_id: the key of disks.
-        key_arn: the same, for the machines' role.
+        key_arn: the same, for the instances' role.
         subnet_ids: zone -> private vSwitch.
         group_id: the pool's security group.
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the CPFS scratch, or empty.
         monitor_group: the application group that agents publish into.
-        surroundings: what a machine needs from its first minute to its last, beyond the ids above: routes,
+        surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
             firewall rules, endpoints, mount targets. They stand before any group starts one, and a
             ``pulumi destroy`` takes them away only after the groups are empty.
     """
@@ -99,7 +99,7 @@ class FleetArgs:
 
 
 class Fleet(pulumi.ComponentResource):
-    """The machines of one pool.
+    """The instances of one pool.
 
     Attributes:
         group_names: the pool's scaling groups, in order of preference.
@@ -137,7 +137,9 @@ class Fleet(pulumi.ComponentResource):
         groups = {label: self._group(label, plan, template) for label, plan in plans.items()}
         starts = [template.id] if template is not None else []
         if template is None:
-            starts = [scaling_configuration(label, launch, one.id, self).id for label, one in groups.items()]
+            starts = [
+                scaling_configuration(label, launch, group.id, self).id for label, group in groups.items()
+            ]
         self.group_names = [pulumi.Output.from_input(label) for label in groups]
         self.group_ids = [group.id for group in groups.values()]
         self.launch_template_id = starts[0]
@@ -164,11 +166,11 @@ class Fleet(pulumi.ComponentResource):
             az_balance=False,
             auto_rebalance=False,
             group_deletion_protection=args.stack.protected,
-            tags=machine_tags(args.stack, args.pool),
+            tags=instance_tags(args.stack, args.pool),
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=args.surroundings,
-                # the provider reads back which machines are protected, and an update would unprotect them all
+                # the provider reads back which instances are protected; an update would unprotect them all
                 ignore_changes=["desiredCapacity", "protectedInstances"],
             ),
             **capacity(args.pool),
@@ -186,8 +188,8 @@ class Fleet(pulumi.ComponentResource):
                 lifecycle_transition="SCALE_IN",
                 heartbeat_timeout=DRAIN_S,
                 default_result="CONTINUE",
-                # It goes with its group. Deleted before, as the order of dependencies has it, it would hold
-                # no machine that the group's deletion ends: DeleteLifecycleHook even ends waits under way.
+                # It is deleted with its group. Before, as the order of dependencies has it, it would hold
+                # no instance that the group's deletion ends: DeleteLifecycleHook even ends waits under way.
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:
@@ -210,7 +212,7 @@ def capacity(pool: Pool) -> dict[str, Any]:
 
     On demand takes zones and types by an order that the provider makes up: it hands both on as sets. A zone
     to come first has a group of its own, such a type a pool. Spot takes the cheapest of several pools,
-    replaces a machine that is called back, and buys on demand where no spot is to be had; its options hold
+    replaces an instance that is called back, and buys on demand where no spot is to be had; its options hold
     for ``COST_OPTIMIZED`` alone (alicloud_ess_scaling_group).
     """
     if pool.market is not Market.SPOT:
@@ -222,7 +224,7 @@ def capacity(pool: Pool) -> dict[str, Any]:
         "spot_instance_pools": min(len(pool.types), MOST_SPOT_POOLS),
         "spot_instance_remedy": True,
         "compensate_with_on_demand": True,
-        # it would end healthy on-demand machines for cheaper ones
+        # it would terminate healthy on-demand instances for cheaper ones
         "capacity_options_spot_auto_replace_on_demand": False,
     }
 

@@ -1,4 +1,4 @@
-"""What a machine may do: read and write its own stack's buckets, report on itself, leave its own group."""
+"""What an instance may do: read and write its own stack's buckets, report on itself, leave its own group."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from stacks.settings import Nat, Pool, Stack
 
 WRITE_ACTIONS = ("oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
 LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
-# Read only: who is in my pool, and what am I told to do?
+# Read only: who is in my pool, and what is asked of me?
 LOOK_ACTIONS = (
     "ecs:DescribeInstances",
     "ecs:DescribeTags",
@@ -27,13 +27,13 @@ OWN_GROUP_ACTIONS = (
     "ess:RecordLifecycleActionHeartbeat",
     "ess:SetInstancesProtection",
 )
-# A scaling configuration cannot ask for metadata tokens, so an eRDMA machine does so itself at first boot.
+# A scaling configuration cannot ask for metadata tokens, so an eRDMA instance does so itself at first boot.
 HARDEN_ACTIONS = ("ecs:ModifyInstanceMetadataOptions",)
 
 
 @dataclass(frozen=True)
 class IdentityArgs:
-    """What a pool's machines are allowed to touch.
+    """What a pool's instances are allowed to touch.
 
     Attributes:
         stack: the settings.
@@ -49,7 +49,7 @@ class IdentityArgs:
 
 
 class Identity(pulumi.ComponentResource):
-    """RAM role of one pool. Cloud Assistant sessions need no permission of the machine's own.
+    """RAM role of one pool. Cloud Assistant sessions need no permission of the instance's own.
 
     Attributes:
         role_name: for the pool's launch template; known once the role may do its work.
@@ -64,7 +64,7 @@ class Identity(pulumi.ComponentResource):
             args.stack,
             service="ecs.aliyuncs.com",
             policy_document=instance_policy(args),
-            purpose=f"Machines of pool {args.pool.name} in gpu-fleet stack {args.stack.name}",
+            purpose=f"Instances of pool {args.pool.name} in gpu-fleet stack {args.stack.name}",
             parent=self,
         )
         self.role_name = pulumi.Output.all(role.role_name, attachment.id).apply(lambda both: str(both[0]))
@@ -79,7 +79,7 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
     below = naming.pool_prefix(pool.name)
     tags = naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name, managed="true")
     licensed = {f"acs:ResourceTag/{key}": [tags[key]] for key in _LICENCE}
-    # What CloudMonitor is told carries no resource in RAM, so this action cannot be bound to a namespace.
+    # What is sent to CloudMonitor carries no resource in RAM, so this action cannot be bound to a namespace.
     statements = [
         policies.allow(LOOK_ACTIONS, "*"),
         policies.allow(LIST_ACTIONS, buckets),

@@ -1,4 +1,4 @@
-"""What machines boot, made by the cloud: from the recipe's payload, or from a disk that was baked here."""
+"""What instances boot, made by the cloud: from the recipe's payload, or from a disk that was baked here."""
 
 from dataclasses import dataclass
 

@@ -7,7 +7,7 @@ from stacks.settings import Stack
 # www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-createimagecomponent
 LARGEST_COMPONENT_BYTES = 16_384
 FILES = "/var/cache/gpu-fleet/files"
-# Locked in image/versions.toml; a person who has checked it puts it into the records bucket,
+# Locked in image/versions.toml; an operator who has checked it puts it into the records bucket,
 # below image/files/.
 OUTSIDE_FILES = ("erdma_installer-latest.tar.gz", "nvidia-container-toolkit.asc", "nvidia-cuda.asc")
 

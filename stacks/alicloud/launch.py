@@ -1,4 +1,4 @@
-"""How one machine of a pool starts: image, disks, network interface, identity, user data.
+"""How one instance of a pool starts: image, disks, network interface, identity, user data.
 
 Two ways, since the cloud splits what a pool needs between them. A launch template asks for metadata tokens
 but knows neither eRDMA nor private pools; a scaling configuration knows those and cannot ask for tokens.
@@ -49,12 +49,12 @@ class LaunchArgs:
 
 
 def needs_configuration(pool: Pool) -> bool:
-    """Whether a scaling configuration must start the pool's machines rather than a launch template."""
+    """Whether a scaling configuration must start the pool's instances rather than a launch template."""
     return pool.erdma or pool.reservation_id is not None
 
 
 def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> alicloud.ecs.EcsLaunchTemplate:
-    """The pool's launch template; a change makes a new version, running machines stay as they are."""
+    """The pool's launch template; a change makes a new version, running instances stay as they are."""
     stack, pool = args.stack, args.pool
     disk = f"{naming.prefixed(stack.name, pool.name)}-root"
     return alicloud.ecs.EcsLaunchTemplate(
@@ -97,7 +97,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> ali
         else [],
         spot_strategy=_spot_strategy(pool),
         update_default_version_number=True,
-        tags=machine_tags(stack, pool),
+        tags=instance_tags(stack, pool),
         template_tags=naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name),
         user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent),
@@ -107,10 +107,10 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> ali
 def scaling_configuration(
     name: str, args: LaunchArgs, group_id: pulumi.Input[str], parent: pulumi.Resource
 ) -> alicloud.ess.ScalingConfiguration:
-    """What a group starts from where a launch template lacks a word; a change leaves machines alone.
+    """What a group starts from where a launch template lacks a word; a change leaves instances alone.
 
-    It goes with its group, and never before: the provider deletes a group's last configuration with the group
-    and all its machines, or, without ``force_delete``, not at all.
+    It is deleted with its group, never before: the provider deletes a group's last configuration with the
+    group and all its instances, or, without ``force_delete``, not at all.
     """
     stack, pool = args.stack, args.pool
     reserved = pool.reservation_id is not None
@@ -156,13 +156,13 @@ def scaling_configuration(
         ],
         resource_pool_options_strategy="PrivatePoolOnly" if reserved else None,
         resource_pool_options_private_pool_ids=[pool.reservation_id] if pool.reservation_id else None,
-        tags=machine_tags(stack, pool),
+        tags=instance_tags(stack, pool),
         user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=True),
     )
 
 
-def machine_tags(stack: Stack, pool: Pool) -> dict[str, str]:
+def instance_tags(stack: Stack, pool: Pool) -> dict[str, str]:
     """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
 
     Without an agent (``image.mode: none``) nobody would know whether it is used, so it has none.
@@ -187,7 +187,7 @@ def image_id(image: Image) -> str:
 def network_interfaces(
     group_id: pulumi.Input[str],
 ) -> list[alicloud.ess.ScalingConfigurationNetworkInterfaceArgs]:
-    """The primary interface of an eRDMA machine. Its group stands inside, and there alone.
+    """The primary interface of an eRDMA instance. Its group stands inside, and there alone.
 
     The provider updates a configuration like this and creates none: see ``first_pass``.
     """

@@ -38,7 +38,7 @@ class Network(pulumi.ComponentResource):
 
     Attributes:
         vpc_id: the VPC.
-        private_subnet_ids: zone -> vSwitch that holds machines.
+        private_subnet_ids: zone -> vSwitch that holds instances.
     """
 
     vpc_id: pulumi.Output[str]

@@ -32,7 +32,7 @@ class ReaperArgs:
         key_id: encrypts log and ledger.
         key_arn: the same, for policies.
         records_arn: the bucket of the ledger.
-        contact_group: who is told.
+        contact_group: who is notified.
     """
 
     stack: Stack
@@ -59,7 +59,7 @@ class Reaper(pulumi.ComponentResource):
             ScheduledFunctionArgs(
                 stack=stack,
                 label="reaper",
-                purpose=f"Ends forgotten machines of gpu-fleet stack {stack.name}",
+                purpose=f"Terminates forgotten instances of gpu-fleet stack {stack.name}",
                 handler=HANDLER,
                 files=bundle(stack),
                 every_minutes=stack.reaper.every_minutes,
@@ -84,7 +84,7 @@ class Reaper(pulumi.ComponentResource):
 def policy_document(stack: Stack) -> dict[str, Any]:
     """The sweep's policy, with the low-load alarm of each pool that scales by load.
 
-    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts machines in
+    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts instances in
     the first and moves on only where that has no room; little load there is little load of the pool.
     """
     asking = {

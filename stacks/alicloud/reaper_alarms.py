@@ -1,4 +1,4 @@
-"""When somebody must look at the sweep: it fails, or holds back."""
+"""When an operator must look at the sweep: it fails, or holds back."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from stacks.settings import Stack
 
 @dataclass(frozen=True)
 class Alarm:
-    """When somebody must look at the sweep.
+    """When an operator must look at the sweep.
 
     Attributes:
         label: part of the alarm's name.
@@ -22,7 +22,7 @@ class Alarm:
 
 
 def alarms() -> tuple[Alarm, ...]:
-    """Everything about the sweep that somebody must hear of."""
+    """Everything about the sweep that an operator must hear of."""
     return (
         Alarm("failures", "SweepFailures"),
         Alarm("breaker", "SweepBreakerTrips"),
@@ -38,14 +38,14 @@ def declare_alarms(
     Args:
         name: prefix of their names.
         stack: the settings.
-        contact_group: who is told.
+        contact_group: who is notified.
         parent: the component that owns them.
     """
-    for one in alarms():
+    for watched in alarms():
         alarm(
-            f"{name}-{one.label}",
+            f"{name}-{watched.label}",
             stack,
-            metric=one.metric,
+            metric=watched.metric,
             above="0",
             contact_group=contact_group,
             parent=parent,

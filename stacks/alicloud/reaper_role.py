@@ -64,7 +64,7 @@ def role_policy(args: RoleArgs) -> list[policies.Statement]:
 
 
 def _ends(stack: Stack) -> Sequence[policies.Statement]:
-    """Ends, marks and group changes, each bound to this stack's managed machines by their tags."""
+    """Terminations, marks and group changes, each bound to this stack's managed instances by their tags."""
     own = f"{stack.region}:{stack.account_id}"
     licensed = {f"acs:ResourceTag/{MANAGED}": ["true"], f"acs:ResourceTag/{STACK}": [stack.name]}
     of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [stack.name]}}
@@ -106,7 +106,7 @@ def _denials(stack: Stack) -> Sequence[policies.Statement]:
 
 
 def _records(args: RoleArgs) -> Sequence[policies.Statement]:
-    """Ledger, lease and metrics; CloudMonitor tells people, by its alarms."""
+    """Ledger, lease and metrics; CloudMonitor notifies users, by its alarms."""
     return [
         policies.allow(
             ["oss:GetObject", "oss:GetObjectVersion", "oss:PutObject"],

@@ -1,7 +1,7 @@
 """Scale out under load; ask, never force, the way in.
 
 Every alarm of Auto Scaling must act. The one for low load acts by a rule that changes nothing: ending a
-healthy machine is the sweep's alone. The sweep reads the alarm's state as a request and takes machines that
+healthy instance is the sweep's alone. The sweep reads the alarm's state as a request and takes instances that
 are idle by its own evidence.
 """
 
@@ -56,7 +56,7 @@ def watches(stack: Stack, pool: Pool, *, first: bool) -> tuple[Watch, ...]:
     """What is watched on a group of the pool: CPU both ways, GPU memory on the way out.
 
     The memory is the whole pool's, so only its first group answers to it: of a pool with a group for each
-    zone all would start a machine at once.
+    zone all would start an instance at once.
     """
     memory: dict[str, pulumi.Input[str]] = {"Stack": stack.name, "Pool": pool.name}
     of_group = (
@@ -103,7 +103,7 @@ def scale_by_load(
             f"{name}-{watch.label}",
             name=alarm_name(stack, label, watch.label),
             description=f"{watch.metric} of pool {pool.name}: "
-            + ("one machine more" if high else "the sweep may take an idle machine"),
+            + ("one instance more" if high else "the sweep may terminate an idle instance"),
             enable=True,
             scaling_group_id=group.id,
             metric_type="custom" if watch.custom else "system",
@@ -132,7 +132,7 @@ def _rule(
         scaling_group_id=group.id,
         scaling_rule_name=name,
         scaling_rule_type="SimpleScalingRule",
-        # Only some references of CreateScalingRule allow a change by no machine; all allow one by no percent.
+        # Only some references of CreateScalingRule allow a change by 0 instances; all allow one by 0 percent.
         adjustment_type="QuantityChangeInCapacity" if change else "PercentChangeInCapacity",
         adjustment_value=change,
         cooldown=cooldown_s,

@@ -81,9 +81,9 @@ def build(stack: Stack) -> dict[str, Any]:
         "scratch_dns_name": storage.scratch_dns_name,
         "contact_group": budget.contact_group,
         "monitor_group_id": metrics.group_id,
-        "group_names": {pool: one.group_names for pool, one in fleets.items()},
-        "group_ids": {pool: one.group_ids for pool, one in fleets.items()},
-        "launch_template_ids": {pool: one.launch_template_id for pool, one in fleets.items()},
+        "group_names": {pool: fleet.group_names for pool, fleet in fleets.items()},
+        "group_ids": {pool: fleet.group_ids for pool, fleet in fleets.items()},
+        "launch_template_ids": {pool: fleet.launch_template_id for pool, fleet in fleets.items()},
         "image_pipeline_id": image.pipeline_id,
         "imported_image_id": image.imported_id,
         "reaper_function_name": reaper.function_name,
@@ -106,5 +106,5 @@ def provider(stack: Stack) -> alicloud.Provider:
 
 
 def console_url(stack: Stack) -> str:
-    """Where a person sees the stack's groups in a browser."""
+    """Where a user sees the stack's groups in a browser."""
     return f"https://essnew.console.aliyun.com/?regionId={stack.region}#/scaling/{stack.region}"

@@ -38,7 +38,7 @@ class StorageArgs:
         key_id: the key that encrypts everything here.
         vpc_id: the network that mounts.
         subnet_ids: zone -> private vSwitch.
-        reaper_policy: the sweep's policy as JSON, which people's commands read in the records bucket.
+        reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
     """
 
     stack: Stack
@@ -121,7 +121,7 @@ class Storage(pulumi.ComponentResource):
         return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
 
     def _reaper_policy(self, bucket: alicloud.oss.Bucket) -> pulumi.Resource:
-        """The sweep's policy where people's commands find it."""
+        """The sweep's policy where users' commands find it."""
         return alicloud.oss.BucketObject(
             f"{self._name}-reaper-policy",
             bucket=bucket.bucket,
@@ -135,7 +135,7 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
-        """For what says who may use a bucket, and how: it goes with its bucket or not at all.
+        """For what says who may use a bucket, and how: it is deleted with its bucket or not at all.
 
         Deleted before, as the order of dependencies has it, it would leave a bucket that stays (because it is
         protected, or because its deletion fails) open to plain HTTP and without its policy.
@@ -143,7 +143,7 @@ class Storage(pulumi.ComponentResource):
         return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
     def _home(self) -> pulumi.Output[str]:
-        """NAS: homes outlive every machine, so nobody's work hangs on one.
+        """NAS: homes outlive every instance, so nobody's work hangs on one.
 
         The extreme kind, since the standard one takes no key of ours (alicloud_nas_file_system,
         ``encrypt_type``); one mount target serves every zone of the network.

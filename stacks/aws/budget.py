@@ -23,7 +23,7 @@ PERIOD_S = 60  # a sweep's word every ten minutes is judged as soon as it comes
 
 @dataclass(frozen=True)
 class _MeterWatch:
-    """A metric of the meter, and the value above which somebody must look.
+    """A metric of the meter, and the value above which an operator must look.
 
     Attributes:
         label: part of the alarm's name.
@@ -133,9 +133,12 @@ class Budget(pulumi.ComponentResource):
             time_unit="MONTHLY",
             limit_amount=str(budget.monthly),
             limit_unit=budget.currency,
-            cost_filters=[aws.budgets.BudgetCostFilterArgs(**one) for one in cost_filters(stack)],
+            cost_filters=[
+                aws.budgets.BudgetCostFilterArgs(**cost_filter) for cost_filter in cost_filters(stack)
+            ],
             notifications=[
-                aws.budgets.BudgetNotificationArgs(**one) for one in notifications(budget, topic_arn)
+                aws.budgets.BudgetNotificationArgs(**notification)
+                for notification in notifications(budget, topic_arn)
             ],
             tags=naming.tags(stack.name, stack.owner),
             opts=opts,

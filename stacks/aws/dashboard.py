@@ -1,4 +1,4 @@
-"""One page that shows the stack: how many machines, how busy, what they cost, what the sweep did.
+"""One page that shows the stack: how many instances, how busy, what they cost, what the sweep did.
 
 Of the GPUs only what agents publish: memory. Temperatures and errors come from NVIDIA's exporter through
 Prometheus (``stacks/monitoring``).
@@ -43,7 +43,7 @@ class Dashboard(pulumi.ComponentResource):
     """The dashboard, and the rule that counts spot interruptions for it.
 
     Attributes:
-        url: where a person opens it.
+        url: where a user opens it.
     """
 
     url: str
@@ -55,16 +55,16 @@ class Dashboard(pulumi.ComponentResource):
         interruptions = aws.cloudwatch.EventRule(
             f"{name}-spot-interruptions",
             name=f"{name}-spot-interruptions",
-            description="Counts spot machines that EC2 takes back, for the dashboard",
+            description="Counts spot interruptions, for the dashboard",
             event_pattern=json.dumps({"source": ["aws.ec2"], "detail-type": [SPOT_WARNING]}),
             tags=naming.tags(stack.name, stack.owner),
             opts=child,
         )
-        found = widgets(stack, args.group_names, interruptions.name)
+        listed = widgets(stack, args.group_names, interruptions.name)
         aws.cloudwatch.Dashboard(
             name,
             dashboard_name=name,
-            dashboard_body=pulumi.Output.json_dumps({"start": "-P7D", "widgets": found}),
+            dashboard_body=pulumi.Output.json_dumps({"start": "-P7D", "widgets": listed}),
             opts=child,
         )
         self.url = url(stack, name)
@@ -98,10 +98,10 @@ def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     busy = {"expression": busy_share(own), "label": "busy", "id": "busy"}
     memory = _by_pool(stack, own, "GpuMemoryUsedPercent")
     hour = _by_pool(stack, own, "HourCost", SHARED)
-    taken_back = ["AWS/Events", "TriggeredRules", "RuleName", spot_rule, {"label": "taken back"}]
+    taken_back = ["AWS/Events", "TriggeredRules", "RuleName", spot_rule, {"label": "interrupted"}]
     freeze = [own, "FreezeStage"]
-    yield _graph("machines in service", stack, _sizes(group_names), "Average")
-    yield _graph("share of the last minute in which machines worked", stack, [[busy]], "Average", top=1)
+    yield _graph("instances in service", stack, _sizes(group_names), "Average")
+    yield _graph("share of the last minute in which instances worked", stack, [[busy]], "Average", top=1)
     yield _graph("memory of the fullest GPU, %", stack, memory, "Maximum")
     yield _graph(f"month's cost against the budget, {currency}", stack, _month(own), "Maximum")
     yield _graph(f"cost of an hour by pool, {currency}", stack, hour, "Maximum")
@@ -112,9 +112,9 @@ def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
 
 
 def busy_share(namespace: str) -> str:
-    """The share of working time over all machines there are: a search finds new ones by itself."""
-    found = f"SEARCH('{{\"{namespace}\",InstanceId}} MetricName=\"ActiveFraction\"', 'Average', {PERIOD_S})"
-    return f"AVG({found})"
+    """The share of working time over all instances there are: a search finds new ones by itself."""
+    search = f"SEARCH('{{\"{namespace}\",InstanceId}} MetricName=\"ActiveFraction\"', 'Average', {PERIOD_S})"
+    return f"AVG({search})"
 
 
 def url(stack: Stack, name: str) -> str:

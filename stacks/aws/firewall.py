@@ -61,18 +61,18 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
 
 def rules(stack: Stack) -> tuple[Rule, ...]:
     """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
-    found: list[Rule] = []
+    declared: list[Rule] = []
     for pool in stack.pools:
-        found += _outward(stack, pool.name, f"machines of pool {pool.name}")
-        found += _among_nodes(pool)
-        found += _storage(stack, pool)
+        declared += _outward(stack, pool.name, f"instances of pool {pool.name}")
+        declared += _among_nodes(pool)
+        declared += _storage(stack, pool)
         for site, network in stack.access.ssh_from.items():
-            found.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(network), f"SSH from {site}"))
+            declared.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(network), f"SSH from {site}"))
     if stack.storage.scratch_gib:
-        found += _pair(SCRATCH, SCRATCH, LUSTRE_PORTS, "Lustre servers among themselves")
+        declared += _pair(SCRATCH, SCRATCH, LUSTRE_PORTS, "Lustre servers among themselves")
     if stack.image.built:
-        found += _outward(stack, IMAGE_BUILDER, "the builder of the image")
-    return tuple(found)
+        declared += _outward(stack, IMAGE_BUILDER, "the builder of the image")
+    return tuple(declared)
 
 
 def _outward(stack: Stack, group: str, who: str) -> Iterator[Rule]:
@@ -91,23 +91,23 @@ def _outward(stack: Stack, group: str, who: str) -> Iterator[Rule]:
 
 
 def _among_nodes(pool: Pool) -> Iterator[Rule]:
-    """All traffic within a pool that may hold several machines.
+    """All traffic within a pool that may hold several instances.
 
     EFA needs both directions, each naming the group itself: a rule to 0.0.0.0/0 does not cover it
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html). NCCL over TCP picks any port.
     """
     if pool.efa or pool.size.max > 1:
         for egress in (False, True):
-            yield Rule(pool.name, egress, "-1", None, pool.name, "machines of one job among themselves")
+            yield Rule(pool.name, egress, "-1", None, pool.name, "instances of one job among themselves")
 
 
 def _storage(stack: Stack, pool: Pool) -> Iterator[Rule]:
     if stack.storage.home:
         yield Rule(pool.name, True, "tcp", (NFS, NFS), HOME, "home directories")
-        yield Rule(HOME, False, "tcp", (NFS, NFS), pool.name, f"machines of pool {pool.name}")
+        yield Rule(HOME, False, "tcp", (NFS, NFS), pool.name, f"instances of pool {pool.name}")
     if stack.storage.scratch_gib:
         yield from _pair(pool.name, SCRATCH, LUSTRE_PORTS, "Lustre scratch")
-        yield from _pair(SCRATCH, pool.name, LUSTRE_PORTS, f"machines of pool {pool.name}")
+        yield from _pair(SCRATCH, pool.name, LUSTRE_PORTS, f"instances of pool {pool.name}")
 
 
 def _pair(group: str, peer: str, ports: tuple[tuple[int, int], ...], why: str) -> Iterator[Rule]:

@@ -1,6 +1,6 @@
-"""One pool of machines: its identity, its launch template, its Auto Scaling groups.
+"""One pool of instances: its identity, its launch template, its Auto Scaling groups.
 
-Nothing declared here ends a healthy on-demand machine. Groups launch with scale-in protection, do not
+Nothing declared here terminates a healthy on-demand instance. Groups launch with scale-in protection, do not
 rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
 """
 
@@ -13,15 +13,15 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws.identity import Identity, IdentityArgs
-from stacks.aws.launch import LaunchArgs, launch_template, machine_tags
+from stacks.aws.launch import LaunchArgs, instance_tags, launch_template
 from stacks.aws.scaling import scale_by_load
 from stacks.payload import instance_file
 from stacks.settings import Grouping, Market, Pool, Size, Stack
 
-# A spot machine gets two minutes; an on-demand one that fails its health check may need longer to save.
+# A spot instance gets two minutes; an on-demand one that fails its health check may need longer to save.
 DRAIN_S = 900
-# A group is deleted once its machines are gone; the provider gives up after 10 minutes unless told otherwise,
-# and a machine may drain for 15 and then take its time to shut down.
+# A group is deleted once its instances are gone; the provider waits 10 minutes unless set otherwise,
+# and an instance may drain for 15 and then take its time to shut down.
 EMPTYING_S = 3600
 HEALTH_GRACE_S = 600
 GROUP_METRICS = (
@@ -38,10 +38,10 @@ class GroupPlan:
 
     Attributes:
         label: the pool's name, with the zone where the pool has a group for each.
-        zones: where it may start machines.
+        zones: where it may start instances.
         size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
             desired size; the others start empty and are where the pool goes when the first zone has no room.
-        placement: whether machines stand close together in a cluster placement group.
+        placement: whether instances stand close together in a cluster placement group.
     """
 
     label: str
@@ -90,7 +90,7 @@ class FleetArgs:
         bucket_arns: kind -> bucket.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the Lustre scratch, or empty.
-        surroundings: what a machine needs from its first minute to its last, beyond the ids above: routes,
+        surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
             firewall rules, endpoints, mount targets. They stand before any group starts one, and a
             ``pulumi destroy`` takes them away only after the groups are empty.
     """
@@ -108,7 +108,7 @@ class FleetArgs:
 
 
 class Fleet(pulumi.ComponentResource):
-    """The machines of one pool.
+    """The instances of one pool.
 
     Attributes:
         group_names: the pool's Auto Scaling groups, in order of preference.
@@ -172,8 +172,8 @@ class Fleet(pulumi.ComponentResource):
                 lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
                 heartbeat_timeout=DRAIN_S,
                 default_result="CONTINUE",
-                # It goes with its group. Deleted before, as the order of dependencies has it, it would not
-                # hold the machines that the group's deletion ends, and nothing would be saved.
+                # It is deleted with its group. Before, as the order of dependencies has it, it would not
+                # hold the instances that the group's deletion ends, and nothing would be saved.
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:
@@ -193,7 +193,7 @@ class Fleet(pulumi.ComponentResource):
         return placement.name
 
     def _tags(self) -> list[aws.autoscaling.GroupTagArgs]:
-        tags = machine_tags(self._args.stack, self._args.pool)
+        tags = instance_tags(self._args.stack, self._args.pool)
         return [
             aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
             for key, value in tags.items()

@@ -1,4 +1,4 @@
-"""What a machine may do: read and write its own stack's buckets, report on itself, leave its own group."""
+"""What an instance may do: read and write its own stack's buckets, report on itself, leave its own group."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ SESSION_ACTIONS = (
     "ssmmessages:OpenDataChannel",
 )
 WRITE_ACTIONS = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
-# Read only, and without resource-level permissions in IAM: who is in my pool, and what am I told to do?
+# Read only, and without resource-level permissions in IAM: who is in my pool, and what is asked of me?
 LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:DescribeAutoScalingInstances")
 # Both say something of a drain under way only. CompleteLifecycleAction is refused where no action waits, and
 # the groups' one hook waits on instances that are being terminated already: its result, ABANDON too, can cut
@@ -27,13 +27,13 @@ LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:Descri
 # (docs.aws.amazon.com/autoscaling/ec2/userguide/completing-lifecycle-hooks.html).
 OWN_GROUP_ACTIONS = ("autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat")
 
-# What people set on a machine by `gpu-fleet keep`; every other tag is the stack's or the sweep's.
+# What users set on an instance by `gpu-fleet keep`; every other tag is the stack's or the sweep's.
 KEEP_TAGS = (f"{naming.PROJECT}:keep-until", f"{naming.PROJECT}:keep-reason")
 
 
 @dataclass(frozen=True)
 class IdentityArgs:
-    """What a pool's machines are allowed to touch.
+    """What a pool's instances are allowed to touch.
 
     Attributes:
         stack: the settings.
@@ -64,7 +64,7 @@ class Identity(pulumi.ComponentResource):
         role = aws.iam.Role(
             f"{name}-instance",
             assume_role_policy=policies.trust("ec2.amazonaws.com", args.stack.account_id, check_source=False),
-            description=f"Machines of pool {args.pool.name} in gpu-fleet stack {args.stack.name}",
+            description=f"Instances of pool {args.pool.name} in gpu-fleet stack {args.stack.name}",
             tags=tags,
             opts=child,
         )

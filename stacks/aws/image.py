@@ -1,4 +1,4 @@
-"""What machines boot, made by the cloud: EC2 Image Builder runs the recipe's payload on Ubuntu 24.04."""
+"""What instances boot, made by the cloud: EC2 Image Builder runs the recipe's payload on Ubuntu 24.04."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ BUILDER_TYPES = ("c7i.2xlarge", "c6i.2xlarge")
 # Sunday, before anybody's working week; in the time zone of the stack's quiet hours.
 SCHEDULE = "cron(0 3 ? * sun *)"
 TEST_MINUTES = 60  # the least that the API takes
-# The last three builds stay whatever their age, and whatever started a machine within a month.
+# The last three builds stay whatever their age, and whatever started an instance within a month.
 KEPT_BUILDS, KEPT_WEEKS, KEPT_AFTER_LAUNCH_WEEKS = 3, 8, 4
 
 
@@ -32,7 +32,7 @@ class ImageArgs:
         subnet_ids: zone -> private subnet; the builder stands in the first zone.
         group_id: lets the builder out and nobody in; None where nothing is built.
         records_bucket_arn: where payload, outside files and the builder's log lie.
-        topic_arn: told when a build is done or has failed.
+        topic_arn: notified when a build is done or has failed.
     """
 
     stack: Stack
@@ -79,7 +79,7 @@ class Image(pulumi.ComponentResource):
             distribution_configuration_arn=self._distribution().arn,
             enhanced_image_metadata_enabled=True,
             image_tests_configuration={"image_tests_enabled": True, "timeout_minutes": TEST_MINUTES},
-            # whatever changed in the archive: a rebuild is how security updates reach the machines
+            # whatever changed in the archive: a rebuild is how security updates reach the instances
             schedule={
                 "schedule_expression": SCHEDULE,
                 "timezone": stack.reaper.time_zone,
@@ -112,7 +112,7 @@ class Image(pulumi.ComponentResource):
         )
 
     def _recipe(self, base_id: str, payload: image_files.ImageFile) -> aws.imagebuilder.ImageRecipe:
-        """A change makes a new recipe beside the old one, which goes when the pipeline has let it go."""
+        """A change makes a new recipe; the old one is deleted when the pipeline no longer names it."""
         stack = self._stack
         stored = aws.s3.BucketObjectv2(
             f"{self._name}-payload",
@@ -138,7 +138,7 @@ class Image(pulumi.ComponentResource):
             version=image_files.semantic_version(digest),
             description=f"The recipe of gpu-fleet, sha256 {payload.sha256}",
             parent_image=base_id,
-            components=[{"component_arn": one.arn} for one in components],
+            components=[{"component_arn": component.arn} for component in components],
             block_device_mappings=[
                 {
                     "device_name": ROOT_DEVICE,
@@ -153,7 +153,7 @@ class Image(pulumi.ComponentResource):
                     },
                 }
             ],
-            # people log in by Session Manager, which is this agent
+            # users log in by Session Manager, which is this agent
             systems_manager_agent={"uninstall_after_build": False},
             working_directory="/tmp",  # noqa: S108 - of a builder that lives for an hour
             tags=self._tags,

@@ -12,7 +12,7 @@ from stacks.settings import Stack
 LARGEST_COMPONENT_CHARACTERS = 16_000
 FOLDER = "/opt/gpu-fleet-recipe"
 FILES = "/var/cache/gpu-fleet/files"
-# Locked in image/versions.toml; a person who has checked its signature puts it into the records
+# Locked in image/versions.toml; an operator who has checked its signature puts it into the records
 # bucket, below image/files/.
 OUTSIDE_FILES = ("aws-efa-installer-1.51.0.tar.gz", "nvidia-container-toolkit.asc", "nvidia-cuda.asc")
 
@@ -41,7 +41,7 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
 
 
 def tests_content() -> str:
-    """The tests of the finished image, on a machine of its own that booted it."""
+    """The tests of the finished image, on an instance of its own that booted it."""
     return _document("What an image of gpu-fleet must show", {"test": [_look(" booted")]})
 
 

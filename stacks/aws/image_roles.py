@@ -62,7 +62,7 @@ def builder_profile(
 def builder_policy(
     stack: Stack, key_arn: pulumi.Output[str], records_bucket_arn: pulumi.Output[str]
 ) -> pulumi.Output[str]:
-    """Read this stack's payload and components, write the log; no other data, no tags, no machines."""
+    """Read this stack's payload and components, write the log; no other data, no tags, no instances."""
     arn = f"arn:{policies.partition(stack.region)}:imagebuilder:{stack.region}:{stack.account_id}"
     via_s3 = {"StringEquals": {"kms:ViaService": f"s3.{stack.region}.amazonaws.com"}}
     component = {

@@ -1,4 +1,4 @@
-"""How one machine of a pool starts: image, disk, network cards, identity, user data."""
+"""How one instance of a pool starts: image, disk, network cards, identity, user data."""
 
 import base64
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class LaunchArgs:
 
 
 def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws.ec2.LaunchTemplate:
-    """The pool's launch template; a change makes a new version, running machines stay as they are."""
+    """The pool's launch template; a change makes a new version, running instances stay as they are."""
     stack, pool = args.stack, args.pool
     return aws.ec2.LaunchTemplate(
         name,
@@ -71,7 +71,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
         instance_initiated_shutdown_behavior="stop" if _may_stop(pool) else "terminate",
         monitoring={"enabled": True},
         tag_specifications=[
-            aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=machine_tags(stack, pool))
+            aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=instance_tags(stack, pool))
             for kind in TAGGED_AT_LAUNCH
         ],
         tags=naming.tags(stack.name, pool.owner or stack.owner, pool=pool.name),
@@ -81,7 +81,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
     )
 
 
-def machine_tags(stack: Stack, pool: Pool) -> dict[str, str]:
+def instance_tags(stack: Stack, pool: Pool) -> dict[str, str]:
     """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
 
     Without an agent (``image.mode: none``) nobody would know whether it is used, so it has none.
@@ -137,7 +137,7 @@ def _root_volume(pool: Pool, key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTempla
 
 
 def _may_stop(pool: Pool) -> bool:
-    """Whether a machine that powers itself off may stay stopped: only where a stop loses nothing."""
+    """Whether an instance that powers itself off may stay stopped: only where a stop loses nothing."""
     scratch = any(catalog.load().get(name).instance_store_scratch for name in pool.types)
     return pool.market is Market.ON_DEMAND and not scratch
 
@@ -152,7 +152,7 @@ def _reservation(pool: Pool) -> aws.ec2.LaunchTemplateCapacityReservationSpecifi
 
 
 def _market(pool: Pool) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """A capacity block is a market of its own; the group's mix says which machines are spot."""
+    """A capacity block is a market of its own; the group's mix says which instances are spot."""
     if pool.market is not Market.CAPACITY_BLOCK:
         return None
     return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")

@@ -51,7 +51,7 @@ class Network(pulumi.ComponentResource):
 
     Attributes:
         vpc_id: the VPC.
-        private_subnet_ids: zone -> subnet that holds machines.
+        private_subnet_ids: zone -> subnet that holds instances.
         s3_prefix_list_id: the addresses of S3 in this region, for egress rules that need no NAT.
     """
 
@@ -73,7 +73,7 @@ class Network(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[args.keys]),
         )
         self.vpc_id = vpc.id
-        # Named without any rule: what the default group allowed at birth is taken away.
+        # Named without any rule: what the default group allowed at first is removed.
         aws.ec2.DefaultSecurityGroup(
             f"{name}-default", vpc_id=vpc.id, tags=self._tags("default-unused"), opts=self._child
         )
@@ -227,7 +227,9 @@ def _s3_policy(stack: Stack) -> pulumi.Output[str]:
     of_account = {"StringEquals": {"aws:PrincipalAccount": stack.account_id}}
     statements = [
         policies.allow("OwnBuckets", ["s3:*"], _with_objects(own), of_account, everybody),
-        policies.allow("ServiceBuckets", ["s3:GetObject"], [f"{one}/*" for one in services], None, everybody),
+        policies.allow(
+            "ServiceBuckets", ["s3:GetObject"], [f"{service}/*" for service in services], None, everybody
+        ),
     ]
     if stack.network.s3_buckets:
         named = [arn + name for name in stack.network.s3_buckets]

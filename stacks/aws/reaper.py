@@ -96,7 +96,7 @@ class Reaper(pulumi.ComponentResource):
         function = aws.lambda_.Function(
             self._name,
             name=self._name,
-            description=f"Ends forgotten machines of gpu-fleet stack {stack.name}",
+            description=f"Terminates forgotten instances of gpu-fleet stack {stack.name}",
             runtime="python3.12",
             architectures=["arm64"],
             handler=sweep_archive.HANDLER,
@@ -184,7 +184,7 @@ class Reaper(pulumi.ComponentResource):
 def policy_document(stack: Stack) -> dict[str, Any]:
     """The sweep's policy, with the low-load alarm of each pool that scales by load.
 
-    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts machines in
+    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts instances in
     the first and moves on only where that has no room; little load there is little load of the pool.
     """
     asking = {

@@ -1,4 +1,4 @@
-"""When somebody must look at the sweep: it fails, falls silent, or holds back."""
+"""When an operator must look at the sweep: it fails, falls silent, or holds back."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ PERIOD_S = 300
 
 @dataclass(frozen=True)
 class Alarm:
-    """When somebody must look at the sweep.
+    """When an operator must look at the sweep.
 
     Attributes:
         label: part of the alarm's name.
@@ -36,7 +36,7 @@ class Alarm:
 def alarms(
     stack: Stack, function_name: pulumi.Input[str], queue_name: pulumi.Input[str]
 ) -> tuple[Alarm, ...]:
-    """Everything about the sweep that somebody must hear of."""
+    """Everything about the sweep that an operator must hear of."""
     own = naming.metric_namespace(stack.name)
     function = {"FunctionName": function_name}
     longest_silence_s = max(SILENT_AFTER_S, 3 * stack.reaper.every_minutes * 60)
@@ -77,7 +77,7 @@ def declare_alarms(
         stack: the settings.
         function_name: the function that sweeps.
         queue_name: where events go that it did not take.
-        topic_arn: who is told.
+        topic_arn: who is notified.
         parent: the component that owns them.
     """
     for alarm in alarms(stack, function_name, queue_name):

@@ -49,7 +49,7 @@ class RoleArgs:
         stack: the settings.
         key_arn: encrypts ledger and topic.
         records_arn: the bucket of the ledger.
-        topic_arn: where owners are told.
+        topic_arn: where owners are notified.
         queue_arn: where failed events go.
         log_group_arn: the function's log.
     """
@@ -72,12 +72,12 @@ def _looks() -> Sequence[policies.Statement]:
 
 
 def _ends(stack: Stack) -> Sequence[policies.Statement]:
-    """Ends, marks and group changes, each bound to this stack's managed machines by their tags."""
+    """Terminations, marks and group changes, each bound to this stack's managed instances by their tags."""
     ec2 = f"arn:{policies.partition(stack.region)}:ec2:{stack.region}:{stack.account_id}"
     scaling = f"arn:{policies.partition(stack.region)}:autoscaling:{stack.region}:{stack.account_id}"
     groups = f"{scaling}:autoScalingGroup:*:autoScalingGroupName/{naming.prefixed(stack.name)}-*"
     licensed = {f"aws:ResourceTag/{MANAGED}": "true", f"aws:ResourceTag/{STACK}": stack.name}
-    # A volume is tagged like the machine it came with; an address carries the stack's tag.
+    # A volume is tagged like the instance it came with; an address carries the stack's tag.
     things = [f"{ec2}:{kind}/*" for kind in ("instance", "volume", "elastic-ip")]
     statements = [
         policies.allow("EndManaged", END_ACTIONS, f"{ec2}:instance/*", {"StringEquals": licensed}),

@@ -1,7 +1,7 @@
 """Scale out under load; ask, never force, the way in.
 
-A low-load alarm has no action of its own: ending a healthy machine is the sweep's alone. The sweep reads the
-alarm's state as a request and takes machines that are idle by its own evidence.
+A low-load alarm has no action of its own: ending a healthy instance is the sweep's alone. The sweep reads the
+alarm's state as a request and takes instances that are idle by its own evidence.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def watches(stack: Stack, pool: Pool, group_name: pulumi.Input[str], *, first: b
     """What is watched on a group of the pool: CPU both ways, GPU memory on the way out.
 
     The memory is the whole pool's, so only its first group answers to it: of a pool with a group for each
-    zone all would start a machine at once.
+    zone all would start an instance at once.
     """
     cpu: dict[str, pulumi.Input[str]] = {"AutoScalingGroupName": group_name}
     memory: dict[str, pulumi.Input[str]] = {"Pool": pool.name}
@@ -104,7 +104,7 @@ def scale_by_load(
             f"{name}-{watch.label}",
             name=alarm_name(stack, label, watch.label),
             alarm_description=f"{watch.metric} of pool {pool.name}: "
-            + ("one machine more" if high else "the sweep may take an idle machine"),
+            + ("one instance more" if high else "the sweep may terminate an idle instance"),
             namespace=watch.namespace,
             metric_name=watch.metric,
             dimensions=watch.dimensions,

@@ -152,6 +152,6 @@ def provider(stack: Stack) -> aws.Provider:
 
 
 def console_url(stack: Stack) -> str:
-    """Where a person sees the stack's groups in a browser."""
+    """Where a user sees the stack's groups in a browser."""
     suffix = "amazonaws-us-gov.com" if stack.region.startswith("us-gov-") else "aws.amazon.com"
     return f"https://{stack.region}.console.{suffix}/ec2/home?region={stack.region}#AutoScalingGroups:"

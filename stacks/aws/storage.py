@@ -38,7 +38,7 @@ class StorageArgs:
         group_ids: label -> security group, with ``home`` and ``scratch`` where the settings ask for them.
         firewall: owns the groups' rules. FSx refuses a Lustre whose group does not let its port in yet
             ("do not permit Lustre LNET network traffic on port 988"), and the rules follow their group.
-        reaper_policy: the sweep's policy as JSON, which people's commands read in the records bucket.
+        reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
     """
 
     stack: Stack
@@ -117,7 +117,7 @@ class Storage(pulumi.ComponentResource):
         return bucket.arn
 
     def _reaper_policy(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> pulumi.Resource:
-        """The sweep's policy where people's commands find it."""
+        """The sweep's policy where users' commands find it."""
         return aws.s3.BucketObjectv2(
             f"{self._name}-reaper-policy",
             bucket=bucket.id,
@@ -131,7 +131,7 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
-        """For what says who may use a bucket or a file system, and how: it goes with its owner or not at all.
+        """For what says who may use a bucket or a file system: it is deleted with its owner or not at all.
 
         Deleted before, as the order of dependencies has it, it would leave an owner that stays (because it
         is protected, or because its deletion fails) open, unversioned and without its policy.
@@ -139,7 +139,7 @@ class Storage(pulumi.ComponentResource):
         return pulumi.ResourceOptions(parent=self, protect=self._stack.protected, deleted_with=owner)
 
     def _objects(self, bucket: aws.s3.Bucket, after: list[pulumi.Resource]) -> list[pulumi.Resource]:
-        """What instances fetch at their first boot, and so before them; and what people's commands read."""
+        """What instances fetch at their first boot, and so before them; and what users' commands read."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=after)
         payload = payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
         return [*payload, self._reaper_policy(bucket, opts)]
@@ -188,7 +188,7 @@ class Storage(pulumi.ComponentResource):
         )
 
     def _home(self) -> pulumi.Output[str]:
-        """EFS: homes outlive every machine, so nobody's work hangs on one."""
+        """EFS: homes outlive every instance, so nobody's work hangs on one."""
         files = aws.efs.FileSystem(
             f"{self._name}-home",
             encrypted=True,
@@ -267,7 +267,7 @@ def _deny_header(
 
 
 def home_policy(file_system_arn: pulumi.Output[str]) -> pulumi.Output[str]:
-    """Mounts by TLS only; machines are let in by their network (mount target group), people by their uid."""
+    """Mounts by TLS only; instances are let in by their network (mount target group), users by their uid."""
     mounts = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
     through_target = {"Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"}}
     return policies.document(

@@ -120,10 +120,10 @@ def host_of(product: str, region: str) -> str:
 
 def listed(answer: dict[str, Any], *keys: str) -> list[dict[str, Any]]:
     """The list that an API wraps twice: ``listed(answer, "Images", "Image")``; empty where it is left out."""
-    found: Any = answer
+    inner: Any = answer
     for key in keys:
-        found = (found or {}).get(key)
-    return list(found or ())
+        inner = (inner or {}).get(key)
+    return list(inner or ())
 
 
 def expects_a_number(group: Mapping[str, Any]) -> bool:

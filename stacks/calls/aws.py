@@ -1,4 +1,4 @@
-"""Questions to AWS; whatever keeps an answer away is told as one sentence."""
+"""Questions to AWS; whatever keeps an answer away becomes one sentence."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -18,7 +18,7 @@ def empty(ask: Ask, bucket: str, note: Callable[[str], None], *, in_batches: boo
         ask: makes one call of boto3's S3 client, say ``ask("list_object_versions", Bucket=...)``; called from
             several threads where ``in_batches`` is False.
         bucket: its name.
-        note: is told how many are gone, page by page.
+        note: called with how many are gone, page by page.
         in_batches: by DeleteObjects. OSS refuses that without an MD5, which boto3 no longer sends
             (www.alibabacloud.com/help/en/oss/user-guide/0016-00000606): there one by one.
 
@@ -28,8 +28,8 @@ def empty(ask: Ask, bucket: str, note: Callable[[str], None], *, in_batches: boo
     _abort_uploads(ask, bucket)
     delete = _delete_together if in_batches else _delete_each
     removed, before = 0, ""
-    while found := versions_in(ask("list_object_versions", Bucket=bucket, MaxKeys=AT_ONCE)):
-        objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in found]
+    while versions := versions_in(ask("list_object_versions", Bucket=bucket, MaxKeys=AT_ONCE)):
+        objects = [{"Key": version["Key"], "VersionId": version["VersionId"]} for version in versions]
         if (first := repr(objects[0])) == before:
             raise CannotCheckError(f"{bucket}/{objects[0]['Key']} stays, though its deletion was agreed to")
         delete(ask, bucket, objects)
@@ -46,8 +46,8 @@ def versions_in(page: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _abort_uploads(ask: Ask, bucket: str) -> None:
     """OSS deletes no bucket that has any; both charge for their parts."""
     while uploads := ask("list_multipart_uploads", Bucket=bucket).get("Uploads", ()):
-        for one in uploads:
-            ask("abort_multipart_upload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+        for upload in uploads:
+            ask("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
 def _delete_together(ask: Ask, bucket: str, objects: Sequence[dict[str, Any]]) -> None:
@@ -60,4 +60,4 @@ def _delete_together(ask: Ask, bucket: str, objects: Sequence[dict[str, Any]]) -
 
 def _delete_each(ask: Ask, bucket: str, objects: Sequence[dict[str, Any]]) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda one: ask("delete_object", Bucket=bucket, **one), objects))
+        list(pool.map(lambda version: ask("delete_object", Bucket=bucket, **version), objects))

@@ -1,4 +1,4 @@
-"""``gpu-fleet catalog list|show``: the instance types of both clouds, for a person."""
+"""``gpu-fleet catalog list|show``: the instance types of both clouds, for a user."""
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,7 +22,7 @@ class TypeName(click.ParamType[str]):
         incomplete: str,
     ) -> list[CompletionItem]:
         """The types whose names begin so."""
-        return [CompletionItem(one.name) for one in catalog.load() if one.name.startswith(incomplete)]
+        return [CompletionItem(kind.name) for kind in catalog.load() if kind.name.startswith(incomplete)]
 
 
 @click.command("list", epilog="\b\nExample:\n  gpu-fleet catalog list")
@@ -42,15 +42,15 @@ def _table(types: tuple[InstanceType, ...]) -> Listing:
     numbers_of = ("vCPU", "GiB", "NVMe GiB", "Gbit/s", "EFA/eRDMA", "per hour")
     columns = (Column("type"), Column("GPUs"), *(Column(heading, "right") for heading in numbers_of))
     table = Listing(columns, box=None)
-    for found in types:
-        rdma = found.efa_interfaces or found.erdma_interfaces
-        price = f"{found.price.amount_per_hour} {found.price.currency}" if found.price else "unknown"
+    for kind in types:
+        rdma = kind.efa_interfaces or kind.erdma_interfaces
+        price = f"{kind.price.amount_per_hour} {kind.price.currency}" if kind.price else "unknown"
         numbers = (
-            found.vcpu,
-            found.memory_gib,
-            found.local_nvme_gib or "-",
-            f"{found.network_gbps:g}",
+            kind.vcpu,
+            kind.memory_gib,
+            kind.local_nvme_gib or "-",
+            f"{kind.network_gbps:g}",
             rdma or "-",
         )
-        table.add_row(found.name, catalog.gpus(found), *map(str, numbers), price)
+        table.add_row(kind.name, catalog.gpus(kind), *map(str, numbers), price)
     return table

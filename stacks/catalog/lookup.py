@@ -33,7 +33,7 @@ class Catalog:
     """Every known type, by name."""
 
     def __init__(self, types: tuple[InstanceType, ...]) -> None:
-        self._types = {found.name: found for found in types}
+        self._types = {kind.name: kind for kind in types}
 
     def __iter__(self) -> Iterator[InstanceType]:
         return iter(self._types.values())
@@ -48,23 +48,23 @@ class Catalog:
         Raises:
             UnknownInstanceType: naming the nearest.
         """
-        if (found := self.find(name)) is None:
+        if (kind := self.find(name)) is None:
             raise UnknownInstanceType(name, self.suggest(name))
-        return found
+        return kind
 
     def of_cloud(self, cloud: Cloud) -> tuple[InstanceType, ...]:
         """The types of one cloud, in the order of the file."""
-        return tuple(found for found in self if found.cloud is cloud)
+        return tuple(kind for kind in self if kind.cloud is cloud)
 
     def suggest(self, name: str, cloud: Cloud | None = None, limit: int = 3) -> list[str]:
         """The nearest names: by spelling, or by GPUs where ``name`` is a type of another cloud."""
-        candidates = [found for found in self if cloud in (None, found.cloud)]
+        candidates = [kind for kind in self if cloud in (None, kind.cloud)]
         known = self.find(name)
         if known is not None and known not in candidates:
             return [
-                found.name for found in sorted(candidates, key=lambda other: _distance(known, other))[:limit]
+                kind.name for kind in sorted(candidates, key=lambda other: _distance(known, other))[:limit]
             ]
-        names = [found.name for found in candidates]
+        names = [kind.name for kind in candidates]
         return difflib.get_close_matches(name.lower(), names, n=limit, cutoff=0)
 
 
@@ -85,32 +85,30 @@ def load(path: Path = FILE) -> Catalog:
 
 
 def describe(name: str) -> str:
-    """A type in a few lines for a person.
+    """A type in a few lines for a user.
 
     Raises:
         UnknownInstanceType: naming the nearest.
     """
-    found = load().get(name)
-    rdma = f"{found.efa_interfaces} EFA" if found.cloud is Cloud.AWS else f"{found.erdma_interfaces} eRDMA"
-    scratch = (
-        f"{found.local_nvme_gib} GiB of local NVMe" if found.instance_store_scratch else "no local disks"
-    )
-    image = "runs the bundled image" if found.runs_bundled_image else "too old for the bundled image (Volta)"
+    kind = load().get(name)
+    rdma = f"{kind.efa_interfaces} EFA" if kind.cloud is Cloud.AWS else f"{kind.erdma_interfaces} eRDMA"
+    scratch = f"{kind.local_nvme_gib} GiB of local NVMe" if kind.instance_store_scratch else "no local disks"
+    image = "runs the bundled image" if kind.runs_bundled_image else "too old for the bundled image (Volta)"
     return "\n".join(
         (
-            f"{found.name} ({found.cloud}): {gpus(found)} ({found.gpu_architecture}), {image}",
-            f"  {found.vcpu} vCPU, {found.memory_gib} GiB of memory, {scratch}",
-            f"  {found.network_gbps:g} Gbit/s, {rdma} interfaces",
-            f"  quota: {found.quota_code or 'unknown'} on demand, {found.quota_code_spot or 'unknown'} spot",
-            f"  price: {_price_in_full(found.price)}",
-            f"  source: {found.source}",
+            f"{kind.name} ({kind.cloud}): {gpus(kind)} ({kind.gpu_architecture}), {image}",
+            f"  {kind.vcpu} vCPU, {kind.memory_gib} GiB of memory, {scratch}",
+            f"  {kind.network_gbps:g} Gbit/s, {rdma} interfaces",
+            f"  quota: {kind.quota_code or 'unknown'} on demand, {kind.quota_code_spot or 'unknown'} spot",
+            f"  price: {_price_in_full(kind.price)}",
+            f"  source: {kind.source}",
         )
     )
 
 
-def gpus(found: InstanceType) -> str:
+def gpus(kind: InstanceType) -> str:
     """Number, model and memory of a type's GPUs."""
-    return f"{found.gpu_count} x {found.gpu_model or 'unnamed GPU'} {found.gpu_memory_gib} GiB"
+    return f"{kind.gpu_count} x {kind.gpu_model or 'unnamed GPU'} {kind.gpu_memory_gib} GiB"
 
 
 def _price_in_full(price: Price | None) -> str:

@@ -1,4 +1,4 @@
-"""What a stack pays for besides machines: list prices with their sources, read from prices.toml."""
+"""What a stack pays for besides instances: list prices with their sources, read from prices.toml."""
 
 import datetime
 import tomllib
@@ -52,7 +52,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class SpotDiscount:
-    """How far below the on-demand price a spot machine may be, as shares of it.
+    """How far below the on-demand price a spot instance may be, as shares of it.
 
     Attributes:
         least: the smallest discount, 0 for none.
@@ -71,7 +71,7 @@ class PriceList:
 
     Attributes:
         quotes: what is paid for -> its price.
-        spot_discount: of machines.
+        spot_discount: of instances.
     """
 
     quotes: dict[str, Quote]
@@ -128,8 +128,8 @@ def load(cloud: Cloud, path: Path = FILE) -> PriceList:
     undated = [what for what, quote in quotes.items() if quote.amount is not None and quote.date is None]
     if undated:
         raise PriceListError(f"{path}: clouds.{cloud}.prices.{undated[0]} has an amount and no date")
-    found = table.spot_discount
-    return PriceList(quotes, SpotDiscount(found.least, found.most, found.source))
+    discount = table.spot_discount
+    return PriceList(quotes, SpotDiscount(discount.least, discount.most, discount.source))
 
 
 def _quote(what: str, row: _Row, table: _CloudTable) -> Quote:

@@ -95,7 +95,7 @@ def read(path: Path) -> tuple[InstanceType, ...]:
         )
     except MalformedCatalogError as error:
         raise MalformedCatalogError(f"{path}: {error}") from error
-    names = [found.name for found in types]
+    names = [kind.name for kind in types]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise MalformedCatalogError(f"{path}: {', '.join(twice)} stands there more than once; each type once")
     return types

@@ -28,9 +28,9 @@ def cost(name: str, bucket_gb: int, home_gb: int, log_gb: int, nat_gb: int) -> N
     Ends with an error where the worst month passes the budget, as `pulumi up` would.
     """
     stack = stack_files.settings_of(name)
-    found = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
-    listing.console(PIPE_WIDTH).print(view.page(found, stack.budget.monthly))
+    estimated = estimate(stack, Volumes(bucket_gb, home_gb, log_gb, nat_gb))
+    listing.console(PIPE_WIDTH).print(view.page(estimated, stack.budget.monthly))
     today = datetime.datetime.now(datetime.UTC).date()
-    for warning in warnings(found, today):
+    for warning in warnings(estimated, today):
         click.echo(f"warning: {warning}", err=True)
-    hold_to_budget(found, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)
+    hold_to_budget(estimated, stack.budget.monthly, allow_overcommit=stack.budget.allow_overcommit)

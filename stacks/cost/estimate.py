@@ -15,8 +15,8 @@ from stacks.settings.quantities import (
     Kind,
     Level,
     Volumes,
-    machines,
-    on_demand_machines,
+    instances,
+    on_demand_instances,
     shared_units,
 )
 
@@ -45,20 +45,20 @@ class _Parts:
     prices: PriceList
 
     def of_pool(self, pool: Pool) -> Iterator[Line]:
-        """Machines by market, and the disks of all of them."""
-        count = machines(self.stack, pool)
+        """Instances by market, and the disks of all of them."""
+        count = instances(self.stack, pool)
         if pool.market is Market.SPOT:
-            base = on_demand_machines(self.stack, pool)
+            base = on_demand_instances(self.stack, pool)
             if pool.on_demand_base:
                 yield self._compute(pool, base, Market.ON_DEMAND)
             revocable = {level: many - base[level] for level, many in count.items()}
             yield self._compute(pool, revocable, Market.SPOT)
         else:
             yield self._compute(pool, count, pool.market)
-        per_machine = {"disk": Decimal(pool.volume_gib + pool.scratch_gib)}
+        per_instance = {"disk": Decimal(pool.volume_gib + pool.scratch_gib)}
         if self.stack.cloud is Cloud.AWS:
-            per_machine["disk_throughput"] = Decimal(EXTRA_THROUGHPUT_MB_PER_S)
-        for what, units in per_machine.items():
+            per_instance["disk_throughput"] = Decimal(EXTRA_THROUGHPUT_MB_PER_S)
+        for what, units in per_instance.items():
             amounts = {level: units * many for level, many in count.items()}
             yield self._line(what, Kind.DISKS, amounts, pool=pool.name)
 
@@ -77,15 +77,15 @@ class _Parts:
         return Line(pool, kind, what, months, (quote,))
 
     def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> Line:
-        """Machines of one market: from the cheapest of the pool's types to the dearest."""
-        quotes = tuple(machine_quote(self.stack, catalog.load().get(name), market) for name in pool.types)
-        each = self._machine_hour(quotes, pool, market)
+        """Instances of one market: from the cheapest of the pool's types to the dearest."""
+        quotes = tuple(instance_quote(self.stack, catalog.load().get(name), market) for name in pool.types)
+        each = self._instance_hour(quotes, pool, market)
         months = None
         if each is not None:
             months = {level: each * (many * HOURS_PER_MONTH) for level, many in count.items()}
         return Line(pool.name, Kind.COMPUTE, f"{market} {', '.join(pool.types)}", months, quotes)
 
-    def _machine_hour(self, quotes: tuple[Quote, ...], pool: Pool, market: Market) -> Span | None:
+    def _instance_hour(self, quotes: tuple[Quote, ...], pool: Pool, market: Market) -> Span | None:
         listed = [quote for quote in quotes if quote.amount is not None]
         if not listed:
             return None
@@ -120,7 +120,7 @@ class _Parts:
 
 
 def item_quote(stack: Stack, listed: PriceList, what: str) -> Quote:
-    """What a unit of something other than machines costs, or what the stack assumes where no list says."""
+    """What a unit of something other than instances costs, or what the stack assumes where no list says."""
     quote = listed.quotes[what]
     price = stack.budget.assume.get(what)
     return quote if price is None else _assumed(stack, what, price, quote.unit)
@@ -131,12 +131,12 @@ def _assumed(stack: Stack, what: str, price: Decimal, unit: str) -> Quote:
     return Quote(what, price, unit, currency, stack.region, None, "budget.assume", assumed=True)
 
 
-def machine_quote(stack: Stack, kind: InstanceType, market: Market = Market.ON_DEMAND) -> Quote:
-    """A machine's price for an hour: from the catalog, or what the stack assumes where that has none.
+def instance_quote(stack: Stack, kind: InstanceType, market: Market = Market.ON_DEMAND) -> Quote:
+    """An instance's price for an hour: from the catalog, or what the stack assumes where that has none.
 
     A capacity block has no price, it is paid beforehand.
     """
-    unit = "machine and hour"
+    unit = "instance and hour"
     if market is Market.CAPACITY_BLOCK:
         source = "paid in full when the capacity block was bought"
         return Quote(kind.name, None, unit, "", "", None, source)

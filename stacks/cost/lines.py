@@ -31,7 +31,7 @@ class Line:
     Attributes:
         pool: whose it is; None for what all pools share.
         kind: what kind of thing.
-        what: the thing itself, for people.
+        what: the thing itself, for users.
         months: level -> least and most for a month; None where no price is known.
         quotes: the prices behind it.
     """
@@ -88,7 +88,7 @@ class Cost:
 
     @property
     def worst_month(self) -> Money:
-        """Every machine that the stack may start, at the dearest price it may have, all month long."""
+        """Every instance that the stack may start, at the dearest price it may have, all month long."""
         return self.month(Level.MAX).high
 
     @property
@@ -114,25 +114,25 @@ class Cost:
 
 def warnings(cost: Cost, today: datetime.date) -> list[str]:
     """What to know before trusting the sums: unknown, stale and foreign prices. One sentence each."""
-    found = []
+    sentences = []
     if cost.unknown:
         names = ", ".join(quote.what for quote in cost.unknown)
-        found.append(
+        sentences.append(
             f"without these, whose prices are in no public list: {names}; the sums are at least that"
         )
     if cost.assumed:
         names = ", ".join(f"{quote.what} {quote.amount}" for quote in cost.assumed)
-        found.append(f"prices that the stack assumes, in {cost.currency}: {names}")
+        sentences.append(f"prices that the stack assumes, in {cost.currency}: {names}")
     stale = [quote for quote in cost.quotes if quote.stale(today)]
     if stale:
         oldest = min(stale, key=lambda quote: quote.date or today)
         names = ", ".join(quote.what for quote in stale)
         age = f"older than {STALE_AFTER_DAYS} days, the oldest ({oldest.what}) of {oldest.date}"
-        found.append(f"{len(stale)} prices are {age}: {names}")
+        sentences.append(f"{len(stale)} prices are {age}: {names}")
     for region in sorted({quote.region for quote in cost.elsewhere}):
         names = ", ".join(quote.what for quote in cost.elsewhere if quote.region == region)
-        found.append(f"prices of {region} stand in for those of {cost.region}: {names}")
-    return found
+        sentences.append(f"prices of {region} stand in for those of {cost.region}: {names}")
+    return sentences
 
 
 def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool) -> None:

@@ -1,6 +1,6 @@
-"""What the sweep's meter counts with: the budget, and what an hour of each machine costs. Pure.
+"""What the sweep's meter counts with: the budget, and what an hour of each instance costs. Pure.
 
-One machine costs what the estimate says of a pool of one; what is shared, what it says of an empty stack.
+One instance costs what the estimate says of a pool of one; what is shared, what it says of an empty stack.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from stacks.settings import Market, Pool, Purpose, Size, Stack, ThresholdKind
 from stacks.settings.quantities import Kind, Level
 
 SMALLEST = Decimal("0.000001")  # of the currency's unit, for an hour
-ONE_MACHINE = Size(min=0, desired=1, max=1)
+ONE_INSTANCE = Size(min=0, desired=1, max=1)
 
 
 def budget_document(stack: Stack) -> dict[str, Any]:
@@ -63,17 +63,17 @@ def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, str
             continue
         amount = Decimal(0)
         if market is not Market.CAPACITY_BLOCK:
-            found = _hour(_of_one(stack, pool, name, market), pool, Kind.COMPUTE)
-            if found is None:
+            per_hour = _hour(_of_one(stack, pool, name, market), pool, Kind.COMPUTE)
+            if per_hour is None:
                 yield name, None
                 continue
-            amount = found
+            amount = per_hour
         yield name, str(amount)
 
 
 def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
-    one = replace(pool, types=(name,), market=market, size=ONE_MACHINE, on_demand_base=0)
-    return estimate(replace(stack, pools=(one,)))
+    single = replace(pool, types=(name,), market=market, size=ONE_INSTANCE, on_demand_base=0)
+    return estimate(replace(stack, pools=(single,)))
 
 
 def _hour(cost: Cost, pool: Pool, kind: Kind) -> Decimal | None:

@@ -36,7 +36,7 @@ class Deployed:
     """What the deployed stack costs a month, at most.
 
     Attributes:
-        now: with as many machines as it starts with.
+        now: with as many instances as it starts with.
         worst: with every pool at its maximum.
     """
 
@@ -45,7 +45,7 @@ class Deployed:
 
 
 def deployed(environ: Mapping[str, str]) -> Deployed | None:
-    """The deployed cost that somebody handed over; None where nobody did, or nothing is deployed.
+    """The deployed cost that was handed over; None where none was, or nothing is deployed.
 
     Raises:
         DeployedCostError: naming the variable and what it should hold.
@@ -118,7 +118,7 @@ def image_warning(stack: Stack) -> str:
         return ""
     return (
         "image.mode = 'none': nothing is reaped here: instances run no agent, gate or trainer, carry no "
-        "gpu-fleet:managed, and cost money until somebody terminates them; bootstrap brings all of it"
+        "gpu-fleet:managed, and cost money until they are terminated; bootstrap brings all of it"
     )
 
 

@@ -63,7 +63,7 @@ def _ports(rule: Mapping[str, Any]) -> str:
 
 
 def public_address(resource: Resource) -> Iterator[Finding]:
-    """Machines, and subnets that would give them an address."""
+    """Instances, and subnets that would give them an address."""
     inputs = resource.inputs
     match resource.type:
         case "aws:ec2/launchTemplate:LaunchTemplate":
@@ -73,9 +73,9 @@ def public_address(resource: Resource) -> Iterator[Finding]:
         case "aws:ec2/instance:Instance" if is_on(inputs.get("associatePublicIpAddress")):
             yield "asks for a public address (associatePublicIpAddress)"
         case "aws:ec2/subnet:Subnet" if is_on(inputs.get("mapPublicIpOnLaunch")):
-            yield "gives every machine a public address (mapPublicIpOnLaunch)"
+            yield "gives every instance a public address (mapPublicIpOnLaunch)"
         case "aws:ec2/eip:Eip" if inputs.get("instance"):
-            yield "is the public address of a machine (instance)"
+            yield "is the public address of an instance"
         case (
             "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
             | "alicloud:ess/scalingConfiguration:ScalingConfiguration"
@@ -83,11 +83,11 @@ def public_address(resource: Resource) -> Iterator[Finding]:
         ) if float(inputs.get("internetMaxBandwidthOut") or 0) > 0:
             yield f"asks for a public address (internetMaxBandwidthOut = {inputs['internetMaxBandwidthOut']})"
         case "alicloud:ecs/eipAssociation:EipAssociation" if inputs.get("instanceType") == "EcsInstance":
-            yield "gives a machine a public address (instanceType)"
+            yield "gives an instance a public address (instanceType)"
 
 
 def metadata_tokens(resource: Resource) -> Iterator[Finding]:
-    """Machines whose metadata service answers without a session token."""
+    """Instances whose metadata service answers without a session token."""
     inputs = resource.inputs
     match resource.type:
         case "aws:ec2/launchTemplate:LaunchTemplate" | "aws:ec2/instance:Instance":
@@ -129,7 +129,7 @@ def anyone(resource: Resource) -> Iterator[Finding]:
             continue
         principal = statement.get("Principal")
         named = principal.values() if isinstance(principal, Mapping) else [principal]
-        if any(one == "*" for value in named for one in items(value)):
+        if any(item == "*" for value in named for item in items(value)):
             yield f"allows {', '.join(map(str, items(statement.get('Action'))))} to anybody (Principal *)"
 
 
@@ -148,14 +148,14 @@ RULES = (
     ),
     Rule(
         "no-public-address",
-        "a GPU machine with an address of its own is one mistake from the internet",
-        "leave machines in private subnets; NAT and endpoints let them out",
+        "a GPU instance with a public address is one mistake from the internet",
+        "leave instances in private subnets; NAT and endpoints let them out",
         Severity.HIGH,
         each=public_address,
     ),
     Rule(
         "metadata-tokens",
-        "a forged request from a notebook would read the machine's credentials",
+        "a forged request from a notebook would read the instance's credentials",
         "require session tokens (IMDSv2): httpTokens = required",
         Severity.HIGH,
         each=metadata_tokens,

@@ -50,7 +50,7 @@ def queues(resource: Resource) -> Iterator[Finding]:
 
 
 def logs(resource: Resource) -> Iterator[Finding]:
-    """Who talked to whom, and what people ran."""
+    """Who talked to whom, and what users ran."""
     yield from _whole(resource, "log")
     if resource.type == "alicloud:log/store:Store":
         settings = resource.inputs.get("encryptConf") or {}
@@ -71,7 +71,7 @@ def _whole(resource: Resource, kind: str) -> Iterator[Finding]:
 
 
 def disks(resource: Resource) -> Iterator[Finding]:
-    """Every disk that a machine or a template declares."""
+    """Every disk that an instance or a template declares."""
     for where, encrypted, key in _disks(resource):
         if not (is_on(encrypted) and of_customer(key)):
             yield f"{where} is not encrypted with a customer key (encrypted = {encrypted!r}, key {key!r})"
@@ -98,8 +98,8 @@ def _disks(resource: Resource) -> Iterator[tuple[str, Any, Any]]:
                 yield where, disk.get("encrypted"), disk.get("kmsKeyId")
 
 
-def _named(key: str, found: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(f"{key}[{index}]" if len(found) > 1 else key, disk) for index, disk in enumerate(found)]
+def _named(key: str, values: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(f"{key}[{index}]" if len(values) > 1 else key, disk) for index, disk in enumerate(values)]
 
 
 def buckets(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
@@ -159,8 +159,8 @@ def tls(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | 
     """Buckets, topics and file systems refuse plain HTTP."""
     for bucket in resources:
         if bucket.type == "aws:s3/bucket:Bucket":
-            found = belonging(resources, bucket, "aws:s3/bucketPolicy:BucketPolicy")
-            if not any(refuses_plain_http(part.inputs.get("policy")) for part in found):
+            policies = belonging(resources, bucket, "aws:s3/bucketPolicy:BucketPolicy")
+            if not any(refuses_plain_http(part.inputs.get("policy")) for part in policies):
                 yield bucket, "no policy of it refuses requests without TLS"
         elif bucket.type == "alicloud:oss/bucket:Bucket":
             yield from _tls_of_oss(resources, bucket)
@@ -168,8 +168,8 @@ def tls(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | 
         ("aws:sns/topic:Topic", "aws:sns/topicPolicy:TopicPolicy"),
         ("aws:efs/fileSystem:FileSystem", "aws:efs/fileSystemPolicy:FileSystemPolicy"),
     ):
-        for resource in (one for one in resources if one.type == kind):
-            parts = [one for one in resources if one.type == policy and one.name == resource.name]
+        for resource in (bucket for bucket in resources if bucket.type == kind):
+            parts = [part for part in resources if part.type == policy and part.name == resource.name]
             if not any(refuses_plain_http(part.inputs.get("policy")) for part in parts):
                 yield resource, "no policy of it refuses requests without TLS"
 
@@ -206,10 +206,10 @@ RULES = (
         each=disks,
     ),
     _own_key("buckets", "data and checkpoints are what a fleet is for", USE_STACK_KEY, whole=buckets),
-    _own_key("topics", "alarms tell what runs where and what it costs", USE_STACK_KEY, each=topics),
-    _own_key("queues", "failed events carry ids and tags of machines", USE_STACK_KEY, each=queues),
-    _own_key("logs", "logs tell who talked to whom", USE_STACK_KEY, each=logs),
-    _own_key("file-systems", "homes hold what people keep to themselves", USE_STACK_KEY, each=file_systems),
+    _own_key("topics", "alarms show what runs where and what it costs", USE_STACK_KEY, each=topics),
+    _own_key("queues", "failed events carry ids and tags of instances", USE_STACK_KEY, each=queues),
+    _own_key("logs", "logs show who talked to whom", USE_STACK_KEY, each=logs),
+    _own_key("file-systems", "homes hold what users keep private", USE_STACK_KEY, each=file_systems),
     Rule(
         "key-rotation",
         "a key that leaked unnoticed is worth a quarter of data at most",

@@ -7,7 +7,7 @@ from typing import Any
 from stacks.crossguard.model import TAG_PREFIX, UNKNOWN, Finding, Profile, Resource, Rule, Severity, items
 
 REQUIRED_TAGS = (f"{TAG_PREFIX}stack", f"{TAG_PREFIX}owner")
-MACHINE_TAGS = (*REQUIRED_TAGS, f"{TAG_PREFIX}pool", f"{TAG_PREFIX}managed")
+INSTANCE_TAGS = (*REQUIRED_TAGS, f"{TAG_PREFIX}pool", f"{TAG_PREFIX}managed")
 PROVIDER = "pulumi:providers:"
 
 # Types of both clouds that take tags and cost money, hold data or open a way in.
@@ -55,10 +55,10 @@ GROUPS = frozenset({"aws:autoscaling/group:Group", "alicloud:ess/scalingGroup:Sc
 
 
 def tags(resource: Resource) -> Iterator[Finding]:
-    """The tags by which bills, sweeps and people find a resource."""
+    """The tags by which bills, sweeps and users find a resource."""
     if resource.type not in TAGGED:
         return
-    wanted = MACHINE_TAGS if resource.type in GROUPS else REQUIRED_TAGS
+    wanted = INSTANCE_TAGS if resource.type in GROUPS else REQUIRED_TAGS
     missing = [tag for tag in wanted if not resource.tags().get(tag)]
     if missing:
         yield f"lacks {', '.join(missing)}"
@@ -67,35 +67,37 @@ def tags(resource: Resource) -> Iterator[Finding]:
 def budget(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
     """AWS has a budget resource; on Alibaba Cloud alarms on the metered month take its place."""
     clouds = {resource.type.split(":")[0] for resource in resources}
-    budgets = [one for one in resources if one.type == "aws:budgets/budget:Budget"]
+    budgets = [resource for resource in resources if resource.type == "aws:budgets/budget:Budget"]
     if "aws" in clouds and not budgets:
         yield None, "has no budget"
-    for one in budgets:
-        told = [
+    for entry in budgets:
+        recipients = [
             address
-            for notification in items(one.inputs.get("notifications"))
+            for notification in items(entry.inputs.get("notifications"))
             for address in items(notification.get("subscriberEmailAddresses"))
         ]
-        if not told:
-            yield one, "tells nobody"
+        if not recipients:
+            yield entry, "notifies nobody"
     if "alicloud" in clouds:
         yield from _budget_of_alicloud(resources)
 
 
 def _budget_of_alicloud(resources: Sequence[Resource]) -> Iterator[tuple[Resource | None, Finding]]:
-    alarms = [one for one in resources if one.type == "alicloud:cms/alarm:Alarm"]
-    if not any(one.inputs.get("metric") == "MonthCost" for one in alarms):
+    alarms = [resource for resource in resources if resource.type == "alicloud:cms/alarm:Alarm"]
+    if not any(alarm.inputs.get("metric") == "MonthCost" for alarm in alarms):
         yield None, "has no alarm on what the month has cost (MonthCost)"
-    contacts = [one for one in resources if one.type == "alicloud:cms/alarmContact:AlarmContact"]
-    if not any(one.inputs.get("channelsMail") for one in contacts):
-        yield None, "tells nobody (no AlarmContact with an address)"
+    contacts = [
+        resource for resource in resources if resource.type == "alicloud:cms/alarmContact:AlarmContact"
+    ]
+    if not any(contact.inputs.get("channelsMail") for contact in contacts):
+        yield None, "notifies nobody (no AlarmContact with an address)"
 
 
 def reaper(resources: Sequence[Resource], _: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Every pool that may have machines is swept on a schedule that is on."""
-    pools = [one for one in resources if one.type in GROUPS and one.inputs.get("maxSize")]
-    if pools and not any(_sweeps(one) for one in resources):
-        yield None, f"has {len(pools)} groups that may hold machines and no schedule that sweeps them"
+    """Every pool that may have instances is swept on a schedule that is on."""
+    pools = [resource for resource in resources if resource.type in GROUPS and resource.inputs.get("maxSize")]
+    if pools and not any(_sweeps(resource) for resource in resources):
+        yield None, f"has {len(pools)} groups that may hold instances and no schedule that sweeps them"
     for pool in pools:
         if pool.tags().get(f"{TAG_PREFIX}managed") != "true":
             yield pool, f"is out of the sweep's reach: {TAG_PREFIX}managed is not true"
@@ -113,8 +115,8 @@ def _sweeps(resource: Resource) -> bool:
 
 
 def regions(resources: Sequence[Resource], profile: Profile) -> Iterator[tuple[Resource | None, Finding]]:
-    """Providers name the only region of their resources; a bare one would take it from somebody's shell."""
-    for provider in (one for one in resources if one.type.startswith(PROVIDER)):
+    """Providers name the only region of their resources; a bare one would take it from the user's shell."""
+    for provider in (resource for resource in resources if resource.type.startswith(PROVIDER)):
         region: Any = provider.inputs.get("region")
         if not region:
             if provider.type.removeprefix(PROVIDER) in ("aws", "alicloud"):
@@ -140,7 +142,7 @@ RULES = (
     ),
     Rule(
         "reaper-for-every-pool",
-        "forgotten GPU machines are the dearest mistake there is",
+        "forgotten GPU instances are the dearest mistake there is",
         "build the stack with its reaper, and leave the groups' managed tag on",
         Severity.HIGH,
         whole=reaper,

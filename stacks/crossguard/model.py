@@ -37,10 +37,10 @@ class Resource:
 
     def tags(self) -> dict[str, str]:
         """Its tags, whether the type has them as a mapping or as a list of keys and values."""
-        found = self.inputs.get("tags") or {}
-        if isinstance(found, Mapping):
-            return {str(key): str(value) for key, value in found.items()}
-        return {str(tag["key"]): str(tag["value"]) for tag in found}
+        tags = self.inputs.get("tags") or {}
+        if isinstance(tags, Mapping):
+            return {str(key): str(value) for key, value in tags.items()}
+        return {str(tag["key"]): str(tag["value"]) for tag in tags}
 
 
 @dataclass(frozen=True)

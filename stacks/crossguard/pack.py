@@ -46,10 +46,13 @@ def policy(rule: Rule, profile: Profile) -> object:
         return ResourceValidationPolicy(validate=validate, **common)
 
     def validate_stack(args: StackValidationArgs, report: ReportViolation) -> None:
-        found = [(Resource(one.resource_type, one.name, known(one.props)), one.urn) for one in args.resources]
-        urns = {id(resource): urn for resource, urn in found}
+        pairs = [
+            (Resource(resource.resource_type, resource.name, known(resource.props)), resource.urn)
+            for resource in args.resources
+        ]
+        urns = {id(resource): urn for resource, urn in pairs}
         assert whole is not None
-        for resource, finding in whole([resource for resource, _ in found], profile):
+        for resource, finding in whole([resource for resource, _ in pairs], profile):
             report(f"{finding}; {rule.remedy}", None if resource is None else urns[id(resource)])
 
     return StackValidationPolicy(validate=validate_stack, **common)

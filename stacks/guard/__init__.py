@@ -1,1 +1,1 @@
-"""Before Pulumi touches anything: what its own plan would take away, and in which passes it must run."""
+"""Before Pulumi touches anything: what its own plan would delete, and in which passes it must run."""

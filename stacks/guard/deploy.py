@@ -46,7 +46,7 @@ class Deployment:
         stack: its checked settings.
         root: where the project lies.
         environ: of every run of the CLI.
-        arguments: flags that a person hands to the CLI.
+        arguments: flags that a user hands to the CLI.
     """
 
     executable: str
@@ -68,12 +68,12 @@ class Deployment:
             asked, cwd=self.root, env=environ, stdout=subprocess.PIPE, text=True, check=False
         )
         if done.returncode:
-            said = "\n".join(errors(done.stdout)) or done.stdout.strip()[-2000:] or "it says no more"
+            said = "\n".join(errors(done.stdout)) or done.stdout.strip()[-2000:] or "it gives no reason"
             raise PlanError(f"`pulumi preview` failed, and nothing was touched:\n{said}")
         return parse(done.stdout)
 
     def run(self, command: str, *more: str, stages: Mapping[str, str] | None = None) -> int:
-        """Run ``preview`` or ``up`` for a person to see; returns its exit code."""
+        """Run ``preview`` or ``up`` for a user to see; returns its exit code."""
         environ = dict(self.environ)
         if stages:
             environ[first_pass.VARIABLE] = json.dumps(stages)
@@ -125,9 +125,11 @@ def plan_arguments(arguments: Sequence[str]) -> list[str]:
                 kept.append(word)
             continue
         letters = word[1:]
-        flags = letters[: next((at for at, one in enumerate(letters) if one in TAKE_A_VALUE), len(letters))]
+        flags = letters[
+            : next((at for at, letter in enumerate(letters) if letter in TAKE_A_VALUE), len(letters))
+        ]
         rest = letters[len(flags) :]
-        left = "".join(one for one in flags if one not in LETTERS_NOT_OF_A_PLAN) + rest
+        left = "".join(flag for flag in flags if flag not in LETTERS_NOT_OF_A_PLAN) + rest
         if left:
             kept.append(f"-{left}")
     return kept

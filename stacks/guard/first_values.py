@@ -42,20 +42,20 @@ def report(
         CannotCheckError: a call was refused or not answered.
         PlanError: CloudMonitor took a value and does not show it after five minutes.
     """
-    for one in values:
-        answer = cloud.ask("cms", "PutCustomMetric", **_reported(one, group))
+    for first in values:
+        answer = cloud.ask("cms", "PutCustomMetric", **_reported(first, group))
         if str(answer.get("Code")) != "200":
             raise PlanError(f"PutCustomMetric: {answer.get('Code')}: {answer.get('Message')}")
-    for one in values:
-        _await(cloud, account, one.metric, group, wait)
+    for awaited in values:
+        _await(cloud, account, awaited.metric, group, wait)
 
 
-def _reported(one: FirstValue, group: str) -> dict[str, str]:
+def _reported(first: FirstValue, group: str) -> dict[str, str]:
     return {
-        "MetricList.1.MetricName": one.metric,
+        "MetricList.1.MetricName": first.metric,
         "MetricList.1.GroupId": group,
         "MetricList.1.Type": RAW,
-        "MetricList.1.Dimensions": json.dumps(dict(sorted(one.dimensions.items()))),
+        "MetricList.1.Dimensions": json.dumps(dict(sorted(first.dimensions.items()))),
         "MetricList.1.Values": json.dumps({"value": 0}),
     }
 

@@ -14,7 +14,7 @@ ZONES = {"aws:ec2/subnet:Subnet": "availabilityZone", "alicloud:vpc/switch:Switc
 
 @dataclass(frozen=True)
 class Loss:
-    """One resource that the plan would take away.
+    """One resource that the plan would delete.
 
     Attributes:
         step: what the plan says of it.
@@ -45,7 +45,7 @@ def losses(steps: Sequence[Step]) -> tuple[Loss, ...]:
 
 
 def hold(steps: Sequence[Step], replace: Collection[str] = ()) -> None:
-    """Let a plan pass that loses nothing, or only what a person named.
+    """Let a plan pass that loses nothing, or only what a user named.
 
     Args:
         steps: the plan.
@@ -54,12 +54,12 @@ def hold(steps: Sequence[Step], replace: Collection[str] = ()) -> None:
     Raises:
         ReplacementError: it would lose more; or a name is of nothing that the plan would lose.
     """
-    found = losses(steps)
-    unknown = sorted(set(replace) - {loss.step.name for loss in found})
+    lost = losses(steps)
+    unknown = sorted(set(replace) - {loss.step.name for loss in lost})
     if unknown:
-        would = ", ".join(loss.step.name for loss in found) or "nothing"
+        would = ", ".join(loss.step.name for loss in lost) or "nothing"
         raise ReplacementError(f"--replace {unknown[0]}: the plan would lose {would}; name one of these")
-    held = [loss for loss in found if loss.step.name not in replace]
+    held = [loss for loss in lost if loss.step.name not in replace]
     if held:
         raise ReplacementError("\n".join(_said(held, steps)))
 
@@ -83,7 +83,7 @@ def _leader(step: Step) -> str:
     """The resource that is followed; with why it is replaced, where it is no loss that is told by itself."""
     if step.type in HOLDINGS:
         return step.name
-    why = ", ".join(f"{one} {step.old.get(one)!r} -> {step.new.get(one)!r}" for one in step.causes)
+    why = ", ".join(f"{cause} {step.old.get(cause)!r} -> {step.new.get(cause)!r}" for cause in step.causes)
     return f"{step.name} ({why})" if why else step.name
 
 
@@ -106,7 +106,7 @@ def _said(held: Sequence[Loss], steps: Sequence[Step]) -> Iterator[str]:
 
 def deployed_slots(steps: Sequence[Step]) -> dict[str, int]:
     """Zone -> the slot of its deployed private subnet; empty where the plan shows none."""
-    found: dict[str, int] = {}
+    slots: dict[str, int] = {}
     networks = [
         step.old["cidrBlock"]
         for step in steps
@@ -118,5 +118,5 @@ def deployed_slots(steps: Sequence[Step]) -> dict[str, int]:
             continue
         cut = IPv4Network(networks[0]).subnets(prefixlen_diff=naming.ZONE_SLOT_BITS)
         inside = IPv4Network(step.old["cidrBlock"])
-        found[zone] = next(slot for slot, whole in enumerate(cut) if inside.subnet_of(whole))
-    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+        slots[zone] = next(slot for slot, whole in enumerate(cut) if inside.subnet_of(whole))
+    return dict(sorted(slots.items(), key=lambda pair: pair[1]))

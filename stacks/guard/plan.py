@@ -28,7 +28,7 @@ class Step:
         type: the provider's token, say ``aws:kms/key:Key``.
         name: the logical name.
         old: its inputs as deployed; empty for a new one.
-        new: its inputs as wanted; empty for one that goes.
+        new: its inputs as wanted; empty for a resource that is deleted.
         causes: the properties that force a replacement, without what lies below them.
     """
 
@@ -59,8 +59,12 @@ def parse(text: str) -> tuple[Step, ...]:
 def errors(text: str) -> tuple[str, ...]:
     """What a preview that failed says went wrong; empty where it cannot be read either."""
     try:
-        found = json.loads(text).get("diagnostics") or ()
-        return tuple(str(one["message"]).strip() for one in found if one.get("severity") == "error")
+        diagnostics = json.loads(text).get("diagnostics") or ()
+        return tuple(
+            str(diagnostic["message"]).strip()
+            for diagnostic in diagnostics
+            if diagnostic.get("severity") == "error"
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
 

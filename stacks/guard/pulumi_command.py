@@ -148,10 +148,10 @@ def deployed(name: str) -> dict[str, Any]:
     if done.returncode:
         raise StacksError(f"the outputs of {name} cannot be read: {done.stderr.strip()}")
     try:
-        found: dict[str, Any] = json.loads(done.stdout or "{}")
+        values: dict[str, Any] = json.loads(done.stdout or "{}")
     except ValueError as error:
         raise StacksError(f"the outputs of {name} are not JSON: {error}") from error
-    return found
+    return values
 
 
 @click.command(epilog="\b\nExamples:\n  gpu-fleet preview aws-dev\n  gpu-fleet preview aws-dev -- --diff")
@@ -180,25 +180,25 @@ def up(name: str, arguments: tuple[str, ...], *, no_policy: bool, replace: tuple
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def outputs(name: str, output: str | None, *, as_json: bool) -> None:
     """Print what a deployed stack exports: all of it, or the value NAME alone."""
-    found = deployed(name)
-    if output is not None and output not in found:
-        near = get_close_matches(output, found, n=1)
+    values = deployed(name)
+    if output is not None and output not in values:
+        near = get_close_matches(output, values, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise StacksError(f"no output {output!r}: there are {', '.join(found) or 'none'}{hint}")
-    chosen: Any = found if output is None else found[output]
+        raise StacksError(f"no output {output!r}: there are {', '.join(values) or 'none'}{hint}")
+    chosen: Any = values if output is None else values[output]
     if as_json:
         click.echo(json.dumps(chosen, indent=2))
     elif output is None:
-        (Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)).print(table(found))
+        (Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)).print(table(values))
     else:
         click.echo(chosen if isinstance(chosen, str) else json.dumps(chosen, indent=2))
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(values: dict[str, Any]) -> Table:
     """Outputs for a terminal, each value whole."""
     made = Table(box=None, header_style="bold")
     made.add_column("output", no_wrap=True)
     made.add_column("value", overflow="fold")
-    for key, value in sorted(found.items()):
+    for key, value in sorted(values.items()):
         made.add_row(key, value if isinstance(value, str) else json.dumps(value))
     return made

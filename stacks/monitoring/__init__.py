@@ -1,1 +1,1 @@
-"""What people watch a fleet with beside the cloud's own pages: Prometheus and Grafana, as files."""
+"""What users watch a fleet with beside the cloud's own pages: Prometheus and Grafana, as files."""

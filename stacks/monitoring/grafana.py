@@ -53,7 +53,7 @@ def prometheus(expression: str, legend: str) -> Target:
 
 def graphs() -> Iterator[tuple[str, str, list[Target]]]:
     """Title, unit and queries of every panel, in order."""
-    yield "Machines", "short", [prometheus('sum by (pool) (up{job="machine",stack="$stack"})', "{{pool}}")]
+    yield "Instances", "short", [prometheus('sum by (pool) (up{job="machine",stack="$stack"})', "{{pool}}")]
     busy = f"avg by (pool) (DCGM_FI_DEV_GPU_UTIL{OF_STACK} > bool 0)"
     yield "Busy GPUs", "percentunit", [prometheus(busy, "{{pool}}")]
     by_agents = cloudwatch("ActiveFraction", "Average") | {
@@ -61,7 +61,7 @@ def graphs() -> Iterator[tuple[str, str, list[Target]]]:
         "expression": busy_share(OWN),
         "label": "busy",
     }
-    yield "Busy machines, as agents tell", "percentunit", [by_agents]
+    yield "Busy instances, as agents report", "percentunit", [by_agents]
     yield "GPU temperature", "celsius", [prometheus(_hottest(), "{{pool}} {{instance}} GPU {{gpu}}")]
     used, free = f"DCGM_FI_DEV_FB_USED{OF_STACK}", f"DCGM_FI_DEV_FB_FREE{OF_STACK}"
     memory = f"max by (pool) ({used} / ({used} + {free}))"
@@ -77,7 +77,7 @@ def graphs() -> Iterator[tuple[str, str, list[Target]]]:
     yield "The sweep itself", "short", [cloudwatch(name, "Sum") for name in health]
     rule = f"{naming.prefixed('$stack')}-spot-interruptions"
     events = cloudwatch("TriggeredRules", "Sum", namespace="AWS/Events", RuleName=rule)
-    yield "Spot machines taken back, whole account", "short", [events]
+    yield "Spot interruptions, whole account", "short", [events]
     disk = 'node_filesystem_avail_bytes{stack="$stack",fstype=~"ext4|xfs"}'
     size = 'node_filesystem_size_bytes{stack="$stack",fstype=~"ext4|xfs"}'
     full = f"1 - min by (pool, mountpoint) ({disk} / {size})"
@@ -130,7 +130,7 @@ def _panel(index: int, title: str, unit: str, targets: list[Target]) -> Panel:
         },
         "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
-        "targets": [{"refId": chr(ord("A") + number), **one} for number, one in enumerate(targets)],
+        "targets": [{"refId": chr(ord("A") + number), **target} for number, target in enumerate(targets)],
     }
 
 

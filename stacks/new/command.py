@@ -24,7 +24,7 @@ class Question:
     Attributes:
         field: of ``Answers``; its flag is in ``flag``.
         flag: how a command line gives it.
-        text: what a person is asked.
+        text: what a user is asked.
         keys: the keys of the file that it decides: a problem below one of them is a problem of the answer.
         default: what is taken for an empty answer, by the answers so far; None where one is needed.
     """
@@ -76,7 +76,7 @@ QUESTIONS = (
     ),
     Question("owner", "--owner", "Owner of the stack", ("owner",), lambda so: so.owner),
 )
-# What nobody but the person knows.
+# What only the user knows.
 NEEDED = {
     Cloud.AWS: {"account_id", "recipients"},
     Cloud.ALICLOUD: {"account_id", "recipients", "kms_instance_id", "image"},
@@ -87,7 +87,7 @@ ONLY_ON = {"kms_instance_id": Cloud.ALICLOUD}
 
 def applying(cloud: Cloud) -> tuple[Question, ...]:
     """The questions of a cloud, in their order."""
-    return tuple(one for one in QUESTIONS if ONLY_ON.get(one.field, cloud) is cloud)
+    return tuple(question for question in QUESTIONS if ONLY_ON.get(question.field, cloud) is cloud)
 
 
 def with_answer(so_far: Answers, question: Question, text: str) -> Answers:
@@ -97,9 +97,9 @@ def with_answer(so_far: Answers, question: Question, text: str) -> Answers:
         StacksError: naming the flag, the value and what is allowed.
     """
     answers = replace(so_far, **{question.field: question.parsed(text)})
-    found = [one for one in stack_file.problems(answers) if concerns(one, question)]
-    if found:
-        said = "; ".join(f"{one.value!r} {one.allowed}" for one in found)
+    problems = [problem for problem in stack_file.problems(answers) if concerns(problem, question)]
+    if problems:
+        said = "; ".join(f"{problem.value!r} {problem.allowed}" for problem in problems)
         raise StacksError(f"{question.flag} {text!r}: {said}")
     return answers
 
@@ -110,7 +110,7 @@ def concerns(problem: Problem, question: Question) -> bool:
 
 
 def asked(so_far: Answers, question: Question) -> Answers:
-    """Ask a person until the answer is one that may stand in the file."""
+    """Ask a user until the answer is one that may stand in the file."""
     while True:
         default = question.default(so_far)
         text = click.prompt(question.text, default=default, show_default=bool(default), err=True)
@@ -121,13 +121,13 @@ def asked(so_far: Answers, question: Question) -> Answers:
 
 
 def answered(so_far: Answers, given: Mapping[str, str], *, interactive: bool) -> Answers:
-    """Every answer, from flags or a person.
+    """Every answer, from flags or a user.
 
     Raises:
         StacksError: naming every flag that is missing or wrong.
     """
     wrong: list[str] = []
-    missing = {one for one in applying(so_far.cloud) if one.field in NEEDED[so_far.cloud]}
+    missing = {question for question in applying(so_far.cloud) if question.field in NEEDED[so_far.cloud]}
     for question in applying(so_far.cloud):
         if question.field in given:
             try:
@@ -176,7 +176,7 @@ def region_of(cloud: Cloud, region: str | None, *, interactive: bool) -> str:
 
 
 def at_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Whether there is a user to ask."""
     return sys.stdin.isatty()
 
 
@@ -186,7 +186,7 @@ def at_terminal() -> bool:
     "      --type g5.xlarge --recipient ml@example.com --print"
 )
 @click.argument("name", metavar="STACK")
-@click.option("--cloud", type=click.Choice([str(one) for one in Cloud]), help="Where it is.")
+@click.option("--cloud", type=click.Choice([str(known) for known in Cloud]), help="Where it is.")
 @click.option("--region", help="Say us-east-1 or cn-shenzhen.")
 @click.option("--account", "account_id", metavar="ID", help="Whose it is; every other is refused.")
 @click.option("--zone", "zones", multiple=True, help="Of the region; several by more of these flags.")
@@ -216,7 +216,7 @@ def new(name: str, cloud: str | None, region: str | None, *, only_print: bool, *
     if cloud is None:
         if not interactive:
             raise StacksError(f"--cloud is missing; allowed: {', '.join(Cloud)}")
-        cloud = click.prompt("Cloud", type=click.Choice([str(one) for one in Cloud]), err=True)
+        cloud = click.prompt("Cloud", type=click.Choice([str(known) for known in Cloud]), err=True)
     chosen = Cloud(cloud)
     start = stack_file.starting_from(name, chosen, region_of(chosen, region, interactive=interactive))
     answers = answered(start, given, interactive=interactive)

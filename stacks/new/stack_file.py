@@ -36,7 +36,7 @@ class Answers:
         cidr, zones: of the network.
         pool, types, max_size: of the one pool.
         monthly: the budget, in the cloud's currency.
-        recipients: who is told of it.
+        recipients: who is notified of it.
         image: id of an image; empty for AWS's own deep-learning image.
         kms_instance_id: on Alibaba Cloud, whose keys outside of an instance turn yearly; else empty.
     """
@@ -64,7 +64,7 @@ def zones_of(cloud: Cloud, region: str) -> tuple[str, ...]:
 
 
 def starting_from(name: str, cloud: Cloud, region: str) -> Answers:
-    """Answers to stand in until a person gives their own."""
+    """Answers to stand in until a user gives their own."""
     stand_in = PLACEHOLDERS[cloud]
     return Answers(
         name=name,
@@ -92,7 +92,7 @@ def suggested(cloud: Cloud, region: str) -> list[InstanceType]:
 
 
 def text_of(answers: Answers) -> str:
-    """The file, with a comment where a person may want something else."""
+    """The file, with a comment where a user may want something else."""
     cost = ", ".join(_priced(answers.types)) or "see `gpu-fleet catalog list`"
     image = f"    id: {_scalar(answers.image)}" if answers.image else f"    parameter: {DLAMI}"
     key = f"\n    kms_instance_id: {_scalar(answers.kms_instance_id)}" if answers.kms_instance_id else ""
@@ -170,6 +170,6 @@ def problems(answers: Answers) -> tuple[Problem, ...]:
 
 
 def suggested_budget(answers: Answers) -> int:
-    """The worst month of sound answers with a tenth on top, in whole steps of 500."""
+    """The worst month of valid answers with a tenth on top, in whole steps of 500."""
     worst = estimate(settings_of(answers)).worst_month.amount
     return max(STEP, math.ceil(worst * MARGIN / STEP) * STEP)

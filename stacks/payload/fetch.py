@@ -75,8 +75,8 @@ def role_keys(cloud: str) -> Tuple[str, ...]:
     try:
         token = {header: ask("api/token", {header + "-ttl-seconds": "21600"}, "PUT")}
         role = ask("meta-data/" + place, token).split()[0]
-        told = json.loads(ask("meta-data/" + place + role, token))
-        return tuple(told[name] for name in names)
+        answer = json.loads(ask("meta-data/" + place + role, token))
+        return tuple(answer[name] for name in names)
     except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
         raise BootError("no keys of the instance's role from %s: %r" % (base, error))
 
@@ -126,12 +126,12 @@ def download(payload: Dict[str, str], keys: Tuple[str, ...], target: str) -> Non
     url = address(payload)
     now = datetime.datetime.now(datetime.timezone.utc)
     request = urllib.request.Request(url, headers=signed(url, payload["region"], keys, now))
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer, open(target, "wb") as file:
             tar = gzip.GzipFile(fileobj=answer)
             for chunk in iter(lambda: tar.read(CHUNK_BYTES), b""):
-                found.update(chunk)
+                digest.update(chunk)
                 file.write(chunk)
     except urllib.error.HTTPError as error:
         said = error.read(2000).decode(errors="replace")
@@ -150,9 +150,9 @@ def download(payload: Dict[str, str], keys: Tuple[str, ...], target: str) -> Non
         raise BootError("no way to the bucket: %s: %s" % (url, getattr(error, "reason", error)))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BootError("%s: no whole gzip: %s" % (url, error))
-    if found.hexdigest() != payload["sha256"]:
+    if digest.hexdigest() != payload["sha256"]:
         raise BootError(
-            "%s: sha256 is %s, the user data has %s" % (url, found.hexdigest(), payload["sha256"])
+            "%s: sha256 is %s, the user data has %s" % (url, digest.hexdigest(), payload["sha256"])
         )
 
 

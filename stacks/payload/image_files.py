@@ -1,4 +1,4 @@
-"""Files on this machine that a cloud makes an image of: the recipe's payload, or a baked disk."""
+"""Files on this computer that a cloud makes an image of: the recipe's payload, or a baked disk."""
 
 import hashlib
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a machine learns of its stack: ``/etc/gpu-fleet/instance.toml``, written by cloud-init. Pure.
+"""What an instance learns of its stack: ``/etc/gpu-fleet/instance.toml``, written by cloud-init. Pure.
 
 The agent, the trainer's launcher and the readiness gate read this file; it holds no secret.
 """
@@ -27,7 +27,7 @@ def instance_toml(
 
     Args:
         stack: the settings.
-        pool: the machine's pool.
+        pool: the instance's pool.
         checkpoint_uri: where the trainer saves, say ``s3://bucket/pool``.
         data_uri: where data lies.
         home: DNS name of the shared home, or empty.
@@ -64,7 +64,7 @@ def instance_toml(
 
 
 def _expected(kind: catalog.InstanceType, pool: Pool) -> dict[str, int]:
-    """What the readiness gate must find on a machine of this type."""
+    """What the readiness gate must find on an instance of this type."""
     return {
         "gpus": kind.gpu_count,
         "gpu_memory_gib": kind.gpu_memory_gib,

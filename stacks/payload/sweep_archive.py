@@ -21,7 +21,7 @@ PACKAGE = "image"
 ENTRY = "image.reaper.sweep.handler"
 HANDLER = f"{ENTRY}.handle"
 POLICY_FILE = "policy.json"
-# Of the records bucket: where people's commands find it.
+# Of the records bucket: where users' commands find it.
 POLICY_KEY = "reaper/policy.json"
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
@@ -61,14 +61,14 @@ def modules(entry: str = ENTRY, cloud: str = "") -> tuple[str, ...]:
         entry: a dotted name inside ``image``.
         cloud: whose modules go in as well; the entry finds them by its policy. Empty for those of none.
     """
-    found = {"image/__init__.py", "image/reaper/__init__.py"}
+    paths = {"image/__init__.py", "image/reaper/__init__.py"}
     waiting = [entry, f"image.reaper.{cloud}.connect"]
     while waiting:
         path = waiting.pop().replace(".", "/") + ".py"
-        if path not in found and (ROOT / path).is_file():
-            found |= {path, f"{path.rpartition('/')[0]}/__init__.py"}
+        if path not in paths and (ROOT / path).is_file():
+            paths |= {path, f"{path.rpartition('/')[0]}/__init__.py"}
             waiting += _imports((ROOT / path).read_text(encoding="utf-8"))
-    return tuple(sorted(found))
+    return tuple(sorted(paths))
 
 
 def _imports(source: str) -> list[str]:
@@ -87,7 +87,7 @@ def policy_document(stack: Stack, scale_in_alarms: Mapping[str, str]) -> dict[st
 
     Args:
         stack: the settings.
-        scale_in_alarms: pool -> the alarm that asks for one machine less.
+        scale_in_alarms: pool -> the alarm that asks for one instance less.
     """
     reaper = stack.reaper
     return {
@@ -166,15 +166,15 @@ def packages() -> Mapping[str, bytes]:
     Raises:
         PackageError: one is missing, or has a part for one platform alone.
     """
-    found: dict[str, bytes] = {}
+    content: dict[str, bytes] = {}
     for name in PACKAGES:
         for path in _files(name):
             if path.suffix in COMPILED:
                 raise PackageError(
                     f"{name}: {path} is for one platform; the functions carry pure Python alone"
                 )
-            found[path.as_posix()] = path.read_binary()
-    return found
+            content[path.as_posix()] = path.read_binary()
+    return content
 
 
 def _files(name: str) -> Iterator[PackagePath]:

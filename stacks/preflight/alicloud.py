@@ -1,4 +1,4 @@
-"""Everything that is asked of Alibaba Cloud, in the order in which a person would."""
+"""Everything that is asked of Alibaba Cloud, in the order in which an operator would."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -27,8 +27,10 @@ def account(stack: Stack, cloud: Alicloud) -> Finding:
     Raises:
         CannotCheckError: there are no credentials, or nobody answers.
     """
-    found = cloud.ask("sts", "GetCallerIdentity")
-    return usable.account(stack, found["Arn"], found["AccountId"], "use other credentials, or set account_id")
+    identity = cloud.ask("sts", "GetCallerIdentity")
+    return usable.account(
+        stack, identity["Arn"], identity["AccountId"], "use other credentials, or set account_id"
+    )
 
 
 def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
@@ -72,11 +74,11 @@ def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
 
 def _key(stack: Stack, cloud: Alicloud) -> Finding:
     alias = f"alias/{naming.prefixed(stack.name)}"
-    found = usable.unless_missing(partial(cloud.ask, "kms", "DescribeKey", KeyId=alias), "NotFound")
-    which = f"--region {stack.region} --KeyId {found.get('KeyMetadata', {}).get('KeyId', alias)}"
+    answer = usable.unless_missing(partial(cloud.ask, "kms", "DescribeKey", KeyId=alias), "NotFound")
+    which = f"--region {stack.region} --KeyId {answer.get('KeyMetadata', {}).get('KeyId', alias)}"
     return usable.key(
         alias,
-        found,
+        answer,
         enable=f"aliyun kms EnableKey {which}",
         cancel_deletion=f"aliyun kms CancelKeyDeletion {which}",
     )

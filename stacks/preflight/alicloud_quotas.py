@@ -55,7 +55,7 @@ def _vcpus(stack: Stack, cloud: Alicloud, subject: str, quota: str, wanted: int)
     }
     missing = [name for name in names if not values.get(name)]
     if missing:
-        raise CannotCheckError(f"DescribeAccountAttributes tells no {', '.join(missing)}")
+        raise CannotCheckError(f"DescribeAccountAttributes says no {', '.join(missing)}")
     allowed, used = (int(values[name][0]["Value"]) for name in names)
     says = f"needs {wanted}, {used} in use, {allowed} allowed"
     if wanted + used <= allowed:
@@ -75,28 +75,28 @@ def _of_product(stack: Stack, cloud: Alicloud, product: str, **more: str) -> lis
 
 
 def _networks(stack: Stack, cloud: Alicloud) -> Finding:
-    found = _of_product(stack, cloud, "vpc", QuotaActionCode=NETWORKS)
-    if not found:
+    quotas = _of_product(stack, cloud, "vpc", QuotaActionCode=NETWORKS)
+    if not quotas:
         raise CannotCheckError(f"Quota Center lists no {NETWORKS} in {stack.region}")
-    return _room(stack, "VPCs", "vpc", found[0], 1)
+    return _room(stack, "VPCs", "vpc", quotas[0], 1)
 
 
 def _addresses(stack: Stack, cloud: Alicloud, wanted: int) -> Finding:
     """No public list has the code of the number of addresses: any tight quota of theirs is noted."""
     counted = [
-        one
-        for one in _of_product(stack, cloud, "eip")
+        quota
+        for quota in _of_product(stack, cloud, "eip")
         # of 0 are features that are off, below 0 is unlimited
-        if one.get("TotalUsage") is not None and float(one["TotalQuota"]) > 0
+        if quota.get("TotalUsage") is not None and float(quota["TotalQuota"]) > 0
     ]
     if not counted:
         raise CannotCheckError(f"Quota Center lists no quota of eip with its use in {stack.region}")
-    tight = [one for one in counted if wanted + float(one["TotalUsage"]) > float(one["TotalQuota"])]
+    tight = [quota for quota in counted if wanted + float(quota["TotalUsage"]) > float(quota["TotalQuota"])]
     subject = "elastic addresses"
     if not tight:
         return Finding(subject, Verdict.FINE, f"needs {wanted}; no quota of eip is tight")
     said = "; ".join(
-        f"{_name(one)}: {_count(one, 'TotalUsage')} of {_count(one, 'TotalQuota')}" for one in tight
+        f"{_name(quota)}: {_count(quota, 'TotalUsage')} of {_count(quota, 'TotalQuota')}" for quota in tight
     )
     first = tight[0]
     remedy = increase("eip", first["QuotaActionCode"], wanted + _count(first, "TotalUsage"), stack.region)

@@ -47,7 +47,7 @@ def _offered(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
 
 def _stock(stack: Stack, cloud: Alicloud, pool: Pool) -> dict[str, dict[str, str]]:
     """Zone -> type of the pool -> its stock, as the cloud calls it."""
-    found: dict[str, dict[str, str]] = {}
+    stock: dict[str, dict[str, str]] = {}
     for name in pool.types:
         answer = cloud.ask(
             "ecs",
@@ -60,10 +60,12 @@ def _stock(stack: Stack, cloud: Alicloud, pool: Pool) -> dict[str, dict[str, str
         )
         for zone in listed(answer, "AvailableZones", "AvailableZone"):
             for resource in listed(zone, "AvailableResources", "AvailableResource"):
-                for one in listed(resource, "SupportedResources", "SupportedResource"):
-                    if one["Value"] == name:
-                        found.setdefault(zone["ZoneId"], {})[name] = one.get("StatusCategory", one["Status"])
-    return found
+                for supported in listed(resource, "SupportedResources", "SupportedResource"):
+                    if supported["Value"] == name:
+                        stock.setdefault(zone["ZoneId"], {})[name] = supported.get(
+                            "StatusCategory", supported["Status"]
+                        )
+    return stock
 
 
 def _inventory(types: dict[str, str]) -> str:
@@ -71,19 +73,19 @@ def _inventory(types: dict[str, str]) -> str:
 
 
 def _spot(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
-    """How often such machines were taken back over the last 30 days."""
+    """How often such instances were interrupted over the last 30 days."""
     subject, wanted = f"spot for {pool.name}", set(stack.zones_of(pool))
     asked = {f"InstanceTypes.{number}": name for number, name in enumerate(pool.types, 1)}
     answer = cloud.ask("ecs", "DescribeSpotAdvice", RegionId=stack.region, **asked)
     rates = {
-        f"{one['InstanceType']} in {zone['ZoneId']}": one.get("InterruptRateDesc", "unknown")
+        f"{resource['InstanceType']} in {zone['ZoneId']}": resource.get("InterruptRateDesc", "unknown")
         for zone in listed(answer, "AvailableSpotZones", "AvailableSpotZone")
         if zone["ZoneId"] in wanted
-        for one in listed(zone, "AvailableSpotResources", "AvailableSpotResource")
+        for resource in listed(zone, "AvailableSpotResources", "AvailableSpotResource")
     }
     if not rates:
         return Finding(subject, Verdict.NOTE, "none sold in the pool's zones", "name other pools.types")
-    says = ", ".join(f"{name} taken back {rate}" for name, rate in rates.items())
+    says = ", ".join(f"{name} interrupted {rate}" for name, rate in rates.items())
     calm = any(rate != OFTEN_INTERRUPTED for rate in rates.values())
     if calm:
         return Finding(subject, Verdict.FINE, says)
@@ -97,18 +99,18 @@ def _reservation(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
         raise CannotCheckError(f"{identifier}: ids begin with {' or '.join(RESERVATIONS)}")
     action, outer, inner = known
     ids = {"PrivatePoolOptions.Ids": json.dumps([identifier])}
-    found = listed(cloud.ask("ecs", action, RegionId=stack.region, **ids), outer, inner)
-    if not found:
+    reservations = listed(cloud.ask("ecs", action, RegionId=stack.region, **ids), outer, inner)
+    if not reservations:
         remedy = "name another pools.reservation_id"
         return Finding(subject, Verdict.PROBLEM, f"{identifier} is not in {stack.region}", remedy)
-    return _usable(stack, pool, subject, found[0])
+    return _usable(stack, pool, subject, reservations[0])
 
 
-def _usable(stack: Stack, pool: Pool, subject: str, one: dict[str, Any]) -> Finding:
-    """Active, of the pool's type, with as many machines as the pool may have."""
-    resources = listed(one, "AllocatedResources", "AllocatedResource")
+def _usable(stack: Stack, pool: Pool, subject: str, reservation: dict[str, Any]) -> Finding:
+    """Active, of the pool's type, with as many instances as the pool may have."""
+    resources = listed(reservation, "AllocatedResources", "AllocatedResource")
     total = sum(int(part.get("TotalAmount", 0)) for part in resources if part["InstanceType"] in pool.types)
-    says = f"{one['Status']}, {total} of {', '.join(pool.types)}; the pool wants {pool.size.max}"
-    if one["Status"] == "Active" and total >= pool.size.max:
+    says = f"{reservation['Status']}, {total} of {', '.join(pool.types)}; the pool wants {pool.size.max}"
+    if reservation["Status"] == "Active" and total >= pool.size.max:
         return Finding(subject, Verdict.FINE, says)
     return Finding(subject, Verdict.PROBLEM, says, f"name another pools.reservation_id in {stack.region}")

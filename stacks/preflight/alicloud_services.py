@@ -113,9 +113,9 @@ def services(
 
 
 def _role(role: Role, cloud: Alicloud) -> Finding:
-    found = usable.unless_missing(partial(cloud.ask, "ram", "GetRole", RoleName=role.name), "EntityNotExist")
+    answer = usable.unless_missing(partial(cloud.ask, "ram", "GetRole", RoleName=role.name), "EntityNotExist")
     subject = f"role {role.name}"
-    if found:
+    if answer:
         return Finding(subject, Verdict.FINE, "is there")
     if role.by_itself:
         says = f"is missing: {role.why}; the service makes it for whoever may ram:CreateServiceLinkedRole"
@@ -125,8 +125,8 @@ def _role(role: Role, cloud: Alicloud) -> Finding:
 
 def _flow_logs(stack: Stack, cloud: Alicloud) -> Finding:
     """API GetFlowLogServiceStatus."""
-    told = cloud.ask("vpc", "GetFlowLogServiceStatus", RegionId=stack.region)
-    if told.get("Enabled") in (True, "true"):
+    answer = cloud.ask("vpc", "GetFlowLogServiceStatus", RegionId=stack.region)
+    if answer.get("Enabled") in (True, "true"):
         return Finding("flow logs", Verdict.FINE, "are activated")
     says = "are not activated: the network's flow log is refused"
     return Finding(
@@ -148,8 +148,8 @@ def _kms(cloud: Alicloud) -> Finding:
 
 def _logs(cloud: Alicloud) -> Finding:
     """API GetSlsService: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
-    told = cloud.ask("sls", "GetSlsService")
-    if told.get("Enabled") in (True, "true") or told.get("Status") == "Opened":
+    answer = cloud.ask("sls", "GetSlsService")
+    if answer.get("Enabled") in (True, "true") or answer.get("Status") == "Opened":
         return Finding("Simple Log Service", Verdict.FINE, "is activated")
     remedy = "aliyun sls OpenSlsService --endpoint sls.aliyuncs.com --version 2019-10-23 --force"
     return Finding("Simple Log Service", Verdict.PROBLEM, "is not activated: no log store is made", remedy)
@@ -159,12 +159,12 @@ def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
     """API CheckProductOpen: it says true, or refuses."""
     remedy = f"aliyun privatelink OpenPrivateLinkService --RegionId {stack.region}"
     try:
-        told = cloud.ask("privatelink", "CheckProductOpen", RegionId=stack.region)
+        answer = cloud.ask("privatelink", "CheckProductOpen", RegionId=stack.region)
     except CannotCheckError as error:
         if not error.code or any(denial in error.code for denial in DENIALS):
             raise
         return Finding("PrivateLink", Verdict.PROBLEM, f"is not activated ({error.code})", remedy)
-    if told.get("Success") in (True, "true"):
+    if answer.get("Success") in (True, "true"):
         return Finding("PrivateLink", Verdict.FINE, "is activated")
     return Finding("PrivateLink", Verdict.PROBLEM, "is not activated", remedy)
 
@@ -179,9 +179,9 @@ def _nas(stack: Stack, cloud: Alicloud, kind: str) -> Finding:
     subject, zone = f"NAS {kind}", stack.network.home_zone
     answer = cloud.ask("nas", "DescribeZones", RegionId=stack.region, FileSystemType=kind)
     sold = sorted(
-        str(one["ZoneId"])
-        for one in listed(answer, "Zones", "Zone")
-        if listed(one, "InstanceTypes", "InstanceType")
+        str(zone["ZoneId"])
+        for zone in listed(answer, "Zones", "Zone")
+        if listed(zone, "InstanceTypes", "InstanceType")
     )
     if zone in sold:
         return Finding(subject, Verdict.FINE, f"{zone} sells it")
@@ -192,7 +192,7 @@ def _nas(stack: Stack, cloud: Alicloud, kind: str) -> Finding:
 def _to_open(stack: Stack) -> Finding:
     wanted = UNTOLD | ({"NAS": NAS_CONSOLE} if file_systems(stack) else {})
     named = ", ".join(f"{name} ({console})" for name, console in wanted.items())
-    says = "no call tells whether these are activated without activating them; each is opened once an account"
+    says = "no call says whether these are activated without activating them; each is opened once an account"
     return Finding("activation", Verdict.NOTE, says, f"open once in the console: {named}")
 
 
@@ -227,7 +227,7 @@ def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) 
     if access is oss.Access.FORBIDDEN:
         says = f"{public} refuses this account objects of mainland China: `gpu-fleet up` would stop"
         return Finding("OSS from here", Verdict.PROBLEM, says, inside)
-    says = f"{public} answers; no bucket tells whether it refuses this account objects of mainland China"
+    says = f"{public} answers; no bucket says whether it refuses this account objects of mainland China"
     remedy = f"{inside}; or, if the account had OSS before 2025-03-20, `export {oss.CHOSEN}=https://{public}`"
     return Finding("OSS from here", Verdict.NOTE, says, remedy)
 
@@ -245,11 +245,11 @@ def _name(stack: Stack, s3: Any) -> Finding:
 def _region_of(s3: Any, bucket: str) -> str | None:
     """Where a bucket is, None for nowhere: API GetBucketLocation, say ``oss-cn-beijing``."""
     try:
-        found = oss.ask(s3, "get_bucket_location", Bucket=bucket)
+        answer = oss.ask(s3, "get_bucket_location", Bucket=bucket)
     except CannotCheckError as error:
         if error.code == oss.NO_BUCKET:
             return None
         if oss.ELSEWHERE in str(error):
             return "another region"
         raise
-    return str(found.get("LocationConstraint") or "").removeprefix("oss-")
+    return str(answer.get("LocationConstraint") or "").removeprefix("oss-")

@@ -20,9 +20,9 @@ def account(stack: Stack, aws: Aws) -> Finding:
     Raises:
         CannotCheckError: there are no credentials, or nobody answers.
     """
-    found = aws.ask("sts", "get_caller_identity")
+    identity = aws.ask("sts", "get_caller_identity")
     remedy = "choose another AWS_PROFILE, or set account_id"
-    return usable.account(stack, found["Arn"], found["Account"], remedy)
+    return usable.account(stack, identity["Arn"], identity["Account"], remedy)
 
 
 def owned(stack: Stack, aws: Aws) -> Iterator[Finding]:
@@ -41,8 +41,8 @@ def _name(stack: Stack, aws: Aws) -> Finding:
     bucket = naming.prefixed(stack.name, "records", stack.account_id)
     # a HEAD has no body, so its error is the status alone: API HeadBucket, "404 Not Found"
     asked = partial(aws.ask, "s3", "head_bucket", Bucket=bucket, ExpectedBucketOwner=stack.account_id)
-    found = usable.unless_missing(asked, "HeadBucket: 404")
-    region = found.get("BucketRegion", stack.region)
+    answer = usable.unless_missing(asked, "HeadBucket: 404")
+    region = answer.get("BucketRegion", stack.region)
     if region == stack.region:
         return Finding("name", Verdict.FINE, f"no stack {stack.name!r} in another region")
     says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
@@ -51,14 +51,14 @@ def _name(stack: Stack, aws: Aws) -> Finding:
 
 def _image(stack: Stack, aws: Aws) -> Finding:
     identifier = _image_id(stack, aws)
-    found = usable.unless_missing(
+    answer = usable.unless_missing(
         partial(aws.ask, "ec2", "describe_images", ImageIds=[identifier]), "InvalidAMIID"
     )
-    images = found.get("Images")
+    images = answer.get("Images")
     if not images:
         return usable.no_image(stack, identifier, BUILD)
-    (one,) = images
-    return usable.image(f"{identifier} ({one.get('Name', 'unnamed')})", _wrong_with(stack, one), BUILD)
+    (image,) = images
+    return usable.image(f"{identifier} ({image.get('Name', 'unnamed')})", _wrong_with(stack, image), BUILD)
 
 
 def _image_id(stack: Stack, aws: Aws) -> str:
@@ -90,11 +90,11 @@ def _wrong_with(stack: Stack, image: dict[str, Any]) -> list[str]:
 
 def _key(stack: Stack, aws: Aws) -> Finding:
     alias = f"alias/{naming.prefixed(stack.name)}"
-    found = usable.unless_missing(partial(aws.ask, "kms", "describe_key", KeyId=alias), "NotFoundException")
-    which = f"--region {stack.region} --key-id {found.get('KeyMetadata', {}).get('KeyId', alias)}"
+    answer = usable.unless_missing(partial(aws.ask, "kms", "describe_key", KeyId=alias), "NotFoundException")
+    which = f"--region {stack.region} --key-id {answer.get('KeyMetadata', {}).get('KeyId', alias)}"
     return usable.key(
         alias,
-        found,
+        answer,
         enable=f"aws kms enable-key {which}",
         cancel_deletion=f"aws kms cancel-key-deletion {which}",
     )
@@ -104,6 +104,6 @@ def _budget(stack: Stack, aws: Aws) -> Finding:
     """Whether these credentials may see budgets at all; the account's owner can close that door."""
     name, wanted = naming.prefixed(stack.name), stack.budget.monthly
     budgets = aws.pages("budgets", "describe_budgets", "Budgets", AccountId=stack.account_id)
-    known = next((one for one in budgets if one["BudgetName"] == name), None)
+    known = next((budget for budget in budgets if budget["BudgetName"] == name), None)
     now = "none of that name yet" if known is None else f"now {known['BudgetLimit']['Amount']}"
     return Finding("budget", Verdict.FINE, f"{name}: {wanted} {stack.budget.currency} a month, {now}")

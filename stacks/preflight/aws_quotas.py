@@ -29,7 +29,7 @@ class Need:
     """What is counted against one quota.
 
     Attributes:
-        subject: for people.
+        subject: for users.
         service, code: the quota, as Service Quotas names it.
         wanted: units that the stack needs.
         used: units that the account uses beside this stack.
@@ -45,7 +45,7 @@ class Need:
 def quotas(stack: Stack, aws: Aws) -> Iterator[Finding]:
     """Every quota that the stack touches."""
 
-    for need in (*_of_machines(stack, aws), *_of_the_network(stack, aws), _of_the_sweep(stack, aws)):
+    for need in (*_of_instances(stack, aws), *_of_the_network(stack, aws), _of_the_sweep(stack, aws)):
         yield guarded(need.subject, partial(_held, stack, aws, need))
 
 
@@ -73,7 +73,7 @@ def _held(stack: Stack, aws: Aws, need: Need) -> Finding:
     return Finding(need.subject, Verdict.PROBLEM, says, increase(stack, need, need.wanted + used))
 
 
-def _of_machines(stack: Stack, aws: Aws) -> Iterator[Need]:
+def _of_instances(stack: Stack, aws: Aws) -> Iterator[Need]:
     @cache
     def running() -> dict[str, int]:
         return _running(stack, aws)
@@ -88,7 +88,7 @@ def _of_machines(stack: Stack, aws: Aws) -> Iterator[Need]:
 
 def _of_the_network(stack: Stack, aws: Aws) -> Iterator[Need]:
     def others(operation: str, key: str) -> int:
-        return sum(not _own(stack, one) for one in aws.pages("ec2", operation, key))
+        return sum(not _own(stack, owned) for owned in aws.pages("ec2", operation, key))
 
     if many := gateways(stack.network):
         used = partial(others, "describe_addresses", "Addresses")
@@ -111,24 +111,24 @@ def _reserved(stack: Stack, aws: Aws) -> int:
 
 
 def _running(stack: Stack, aws: Aws) -> dict[str, int]:
-    """Quota code -> virtual CPUs of the account's machines that are not this stack's."""
-    found: dict[str, int] = {}
+    """Quota code -> virtual CPUs of the account's instances that are not this stack's."""
+    vcpus: dict[str, int] = {}
     for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=RUNNING):
-        for machine in reservation["Instances"]:
-            code = None if _own(stack, machine) else _code_of(machine)
+        for instance in reservation["Instances"]:
+            code = None if _own(stack, instance) else _code_of(instance)
             if code is not None:
-                options = machine.get("CpuOptions") or {}
+                options = instance.get("CpuOptions") or {}
                 cpus = options.get("CoreCount", 0) * options.get("ThreadsPerCore", 1)
-                found[code] = found.get(code, 0) + cpus
-    return found
+                vcpus[code] = vcpus.get(code, 0) + cpus
+    return vcpus
 
 
-def _code_of(machine: dict[str, Any]) -> str | None:
-    """The quota a machine counts against: its type's, or that of a type with the same letters in front."""
-    name, spot = machine["InstanceType"], machine.get("InstanceLifecycle") == "spot"
+def _code_of(instance: dict[str, Any]) -> str | None:
+    """The quota an instance counts against: its type's, or that of a type with the same letters in front."""
+    name, spot = instance["InstanceType"], instance.get("InstanceLifecycle") == "spot"
     known = catalog.load()
     kind = known.find(name) or next(
-        (one for one in known.of_cloud(Cloud.AWS) if _letters(one.name) == _letters(name)), None
+        (kind for kind in known.of_cloud(Cloud.AWS) if _letters(kind.name) == _letters(name)), None
     )
     return None if kind is None else quota_of(kind, Market.SPOT if spot else Market.ON_DEMAND)
 

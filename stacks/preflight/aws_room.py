@@ -9,7 +9,7 @@ from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.preflight.needs import types_of
 from stacks.preflight.usable import so
 from stacks.settings import Grouping, Market, Pool, Stack
-from stacks.settings.quantities import Level, machines
+from stacks.settings.quantities import Level, instances
 
 # docs.aws.amazon.com/AWSEC2/latest/UserGuide/how-sps-works.html: 10 is "highly likely to succeed", 1 is not.
 SCARCE_SPOT_SCORE = 3
@@ -39,13 +39,13 @@ def _offered(stack: Stack, aws: Aws, pool: Pool) -> Finding:
         return Finding(subject, Verdict.FINE, f"{', '.join(wanted)} sell {_some(pool)}")
     says = f"{', '.join(empty)} sell no {_some(pool)}"
     remedy = f"name other pools.zones: sold in {', '.join(elsewhere)}" if elsewhere else "name other types"
-    # one group over several zones starts its machines in those that have the type
+    # one group over several zones starts its instances in those that have the type
     hard = pool.grouping is Grouping.PER_ZONE or len(empty) == len(wanted)
     return Finding(subject, Verdict.PROBLEM if hard else Verdict.NOTE, says, remedy)
 
 
 def _zones_by_type(aws: Aws, pool: Pool) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {name: set() for name in pool.types}
+    zones: dict[str, set[str]] = {name: set() for name in pool.types}
     for offer in aws.pages(
         "ec2",
         "describe_instance_type_offerings",
@@ -53,8 +53,8 @@ def _zones_by_type(aws: Aws, pool: Pool) -> dict[str, set[str]]:
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": list(pool.types)}],
     ):
-        found[offer["InstanceType"]].add(offer["Location"])
-    return found
+        zones[offer["InstanceType"]].add(offer["Location"])
+    return zones
 
 
 def _some(pool: Pool) -> str:
@@ -76,7 +76,7 @@ def _efa(aws: Aws, pool: Pool) -> Finding:
 
 def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
     """How likely a request for the whole pool is to be met, by EC2's own score from 1 to 10."""
-    subject, many = f"spot for {pool.name}", machines(stack, pool)[Level.MAX]
+    subject, many = f"spot for {pool.name}", instances(stack, pool)[Level.MAX]
     scores = aws.ask(
         "ec2",
         "get_spot_placement_scores",
@@ -87,7 +87,7 @@ def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
         RegionNames=[stack.region],
     )["SpotPlacementScores"]
     best = max((score["Score"] for score in scores), default=0)
-    says = f"{many} machines at once: placement score {best} of 10"
+    says = f"{many} instances at once: placement score {best} of 10"
     if best > SCARCE_SPOT_SCORE:
         return Finding(subject, Verdict.FINE, says)
     return Finding(subject, Verdict.NOTE, says, "name more pools.types or zones, or an on_demand_base")
@@ -97,20 +97,24 @@ def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
     """A reservation or capacity block that is there, of the pool's type and zone, and has room."""
     subject = f"reservation of {pool.name}"
     held = aws.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=[pool.reservation_id])
-    (one,) = held["CapacityReservations"]
-    ends = one.get("EndDate")
-    block = one.get("ReservationType") == "capacity-block"
+    (reservation,) = held["CapacityReservations"]
+    ends = reservation.get("EndDate")
+    block = reservation.get("ReservationType") == "capacity-block"
     wrong = so(
-        (f"is {one['State']}", one["State"] not in USABLE_STATES),
-        (f"is of {one['InstanceType']}", one["InstanceType"] not in pool.types),
-        (f"lies in {one['AvailabilityZone']}", one["AvailabilityZone"] not in stack.zones_of(pool)),
-        (f"holds {one['TotalInstanceCount']}", one["TotalInstanceCount"] < pool.size.max),
+        (f"is {reservation['State']}", reservation["State"] not in USABLE_STATES),
+        (f"is of {reservation['InstanceType']}", reservation["InstanceType"] not in pool.types),
+        (
+            f"lies in {reservation['AvailabilityZone']}",
+            reservation["AvailabilityZone"] not in stack.zones_of(pool),
+        ),
+        (f"holds {reservation['TotalInstanceCount']}", reservation["TotalInstanceCount"] < pool.size.max),
         ("is a capacity block", block and pool.market is not Market.CAPACITY_BLOCK),
         ("is no capacity block", not block and pool.market is Market.CAPACITY_BLOCK),
         (f"ended {ends:%Y-%m-%d}" if ends else "", ends is not None and ends <= now),
     )
     if not wrong:
-        says = f"{one['State']}, {one['AvailableInstanceCount']} of {one['TotalInstanceCount']} free"
+        free, total = reservation["AvailableInstanceCount"], reservation["TotalInstanceCount"]
+        says = f"{reservation['State']}, {free} of {total} free"
         return Finding(subject, Verdict.FINE, says)
     wanted = f"{pool.size.max} {pool.types[0]} in {', '.join(stack.zones_of(pool))}"
     says = f"{pool.reservation_id} {', '.join(wrong)}; the pool wants {wanted} ({pool.market})"

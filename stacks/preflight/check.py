@@ -10,7 +10,7 @@ from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost, hold_to_budget, warnings
 from stacks.settings import Pool, Stack, stack_files
 from stacks.settings.neighbours import group_labels
-from stacks.settings.quantities import Level, machines
+from stacks.settings.quantities import Level, instances
 from stacks.settings.stack_files import StackName
 
 
@@ -45,7 +45,7 @@ def room(stack: Stack, pool: Pool) -> str:
     """How many instances of which types a pool's groups allow; each group may grow to ``size.max``."""
     *others, last = pool.types
     types = f"{', '.join(others)} or {last}" if others else last
-    most = f"up to {machines(stack, pool)[Level.MAX]} {types}"
+    most = f"up to {instances(stack, pool)[Level.MAX]} {types}"
     groups = group_labels(stack, pool)
     return (
         most if len(groups) == 1 else f"{most}: {pool.size.max} in each of {', '.join(stack.zones_of(pool))}"

@@ -36,10 +36,10 @@ def preflight(name: str) -> None:
     """
     stack = stack_files.settings_of(name)
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     with console.status(f"asking {stack.cloud}") as status:
         for finding in look(stack):
-            found.append(finding)
+            findings.append(finding)
             status.update(f"asking {stack.cloud}: {finding.subject}")
-    console.print(report.page(name, found))
-    sys.exit(exit_code(found))
+    console.print(report.page(name, findings))
+    sys.exit(exit_code(findings))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stacks import catalog
 from stacks.catalog.instance_types import InstanceType
 from stacks.settings import Market, Pool, Stack
-from stacks.settings.quantities import Level, machines, on_demand_machines
+from stacks.settings.quantities import Level, instances, on_demand_instances
 
 # Bought before, under limits of their own.
 OUTSIDE_OF_QUOTAS = frozenset({Market.CAPACITY_BLOCK})
@@ -32,7 +32,7 @@ def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) 
         stack: the settings.
         quota_of: the quota of a type in a market; None where none limits it.
     """
-    found: dict[str, Demand] = {}
+    demands: dict[str, Demand] = {}
     for pool in stack.pools:
         for market, count in by_market(stack, pool):
             largest: dict[str, int] = {}
@@ -41,18 +41,18 @@ def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) 
                 if quota is not None and count:
                     largest[quota] = max(kind.vcpu, largest.get(quota, 0))
             for quota, cpus in largest.items():
-                before = found.get(quota, Demand(0, ()))
-                found[quota] = Demand(before.vcpus + cpus * count, (*before.pools, pool.name))
-    return found
+                before = demands.get(quota, Demand(0, ()))
+                demands[quota] = Demand(before.vcpus + cpus * count, (*before.pools, pool.name))
+    return demands
 
 
 def by_market(stack: Stack, pool: Pool) -> Iterator[tuple[Market, int]]:
-    """How many machines a pool buys at most, and how."""
+    """How many instances a pool buys at most, and how."""
     if pool.market in OUTSIDE_OF_QUOTAS:
         return
-    most = machines(stack, pool)[Level.MAX]
+    most = instances(stack, pool)[Level.MAX]
     if pool.market is Market.SPOT:
-        certain = on_demand_machines(stack, pool)[Level.MAX]
+        certain = on_demand_instances(stack, pool)[Level.MAX]
         yield Market.ON_DEMAND, certain
         yield Market.SPOT, most - certain
     else:

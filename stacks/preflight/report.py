@@ -25,7 +25,11 @@ def page(stack: str, findings: Sequence[Finding]) -> RenderableType:
     for finding in findings:
         verdict = Text(str(finding.verdict), style=STYLES[finding.verdict])
         table.add_row(verdict, finding.subject, Text(finding.says))
-    remedies = [Text(f"{one.subject}: {one.remedy}", overflow="fold") for one in findings if one.remedy]
+    remedies = [
+        Text(f"{finding.subject}: {finding.remedy}", overflow="fold")
+        for finding in findings
+        if finding.remedy
+    ]
     todo = [Text(), Text("to do", style="bold"), *remedies] if remedies else []
     return Group(table, *todo, Text(), Text(summary(stack, findings), style="bold"))
 

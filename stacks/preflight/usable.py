@@ -50,7 +50,7 @@ def no_image(stack: Stack, identifier: str, build: str) -> Finding:
 
 
 def misfits(stack: Stack, architecture: object, size_gib: int) -> Iterable[str]:
-    """What keeps any cloud's image from the stack's machines."""
+    """What keeps any cloud's image from the stack's instances."""
     smallest = min(pool.volume_gib for pool in stack.pools)
     return so(
         (f"is {architecture}", architecture != ARCHITECTURE),

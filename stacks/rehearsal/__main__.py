@@ -17,7 +17,7 @@ from stacks.rehearsal import (
     bucket_policies,
     budget_act,
     closing,
-    machines,
+    instances,
     reaper_act,
     training_act,
 )
@@ -30,7 +30,7 @@ from stacks.rehearsal.tree import Tree
 from stacks.settings import Stack, stack_files
 from stacks.settings.stack_files import StackName
 
-# The only stack with machines small and idle enough to play people and their forgetfulness with.
+# The only stack with instances small and idle enough to play forgetful users with.
 WHOLE_PLAY = "local"
 # What a shell reports of a process that Ctrl-C ended.
 INTERRUPTED = 130
@@ -42,7 +42,7 @@ INTERRUPTED = 130
     "--folder",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
     default=ROOT / "build",
-    help="For rehearsal.json and everything the acts write; build/ unless told.",
+    help="For rehearsal.json and everything the acts write; build/ by default.",
 )
 def main(name: str, folder: Path) -> None:
     """Stand a stack up in an embedded moto; with the stack `local` also train, interrupt, resume and reap."""
@@ -69,7 +69,7 @@ def rehearse(console: Console, clients: Clients, settings: Stack, build: Path) -
     """Play all acts of a stack and write their figures.
 
     Raises:
-        StacksError: when an act cannot go on, in words for people.
+        StacksError: when an act cannot go on, in words for users.
     """
     started = time.perf_counter()
     folder = _empty(build / "rehearsal" / settings.name)
@@ -82,16 +82,16 @@ def rehearse(console: Console, clients: Clients, settings: Stack, build: Path) -
         }
     }
     if settings.cloud is Cloud.AWS:
-        found = machines.launched(clients, settings.name)
-        _act(console, 2, "the stack's own groups launch machines")
-        console.print(machines.table(found))
-        figures["instances"] = {"launched": len(found)}
+        launched = instances.launched(clients, settings.name)
+        _act(console, 2, "the stack's own groups launch instances")
+        console.print(instances.table(launched))
+        figures["instances"] = {"launched": len(launched)}
     else:
         _act(console, 2, "Alibaba Cloud has no emulator: everything is recorded")
     if settings.name == WHOLE_PLAY:
         figures |= use(console, clients, settings, rehearsed, folder)
     seconds = time.perf_counter() - started
-    _act(console, 6, "what came of it")
+    _act(console, 6, "results")
     console.print(closing.table(figures, seconds))
     target = build / "rehearsal.json"
     closing.write(target, settings.name, figures, seconds)
@@ -111,16 +111,16 @@ def stand_up(console: Console, clients: Clients, name: str) -> Rehearsed:
 def use(
     console: Console, clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path
 ) -> closing.Figures:
-    """Third to fifth act: people train on the machines, forget some of them, and spend the month's money."""
-    _act(console, 3, "training, a spot notice half-way, the resume on another machine")
+    """Third to fifth act: users train on the instances, forget some of them, and spend the month's money."""
+    _act(console, 3, "training, a spot notice half-way, the resume on another instance")
     spot = next(pool.name for pool in settings.pools if pool.market == "spot")
-    user_data = machines.user_data(clients, rehearsed.outputs["launch_template_ids"][spot])
+    user_data = instances.user_data(clients, rehearsed.outputs["launch_template_ids"][spot])
     trained = training_act.play(console, clients, user_data, folder / "training")
     console.print(training_act.table(trained))
-    _act(console, 4, "some machines are forgotten: the sweep, dry and then for real")
+    _act(console, 4, "some instances are forgotten: the sweep, a dry run, then for real")
     reaped = reaper_act.play(console, clients, settings, rehearsed, folder / "reaper")
     console.print(reaper_act.summary(reaped))
-    _act(console, 5, "the month's money is spent: one more sweep")
+    _act(console, 5, "the month's budget is spent: one more sweep")
     breached = budget_act.play(clients, settings, rehearsed, folder / "budget")
     console.print(budget_act.summary(breached))
     return {"trainer": asdict(trained), "reaper": asdict(reaped), "budget": asdict(breached)}

@@ -36,13 +36,13 @@ def archive_files(archive: Any, prefix: str = "") -> dict[str, bytes]:
         RehearsalError: for a remote archive, which would need the network.
     """
     if isinstance(archive, pulumi.AssetArchive):
-        found: dict[str, bytes] = {}
+        content: dict[str, bytes] = {}
         for path, part in archive.assets.items():
             if isinstance(part, pulumi.Archive):
-                found |= archive_files(part, f"{prefix}{path}/")
+                content |= archive_files(part, f"{prefix}{path}/")
             else:
-                found[f"{prefix}{path}"] = asset_bytes(part)
-        return dict(sorted(found.items()))
+                content[f"{prefix}{path}"] = asset_bytes(part)
+        return dict(sorted(content.items()))
     if isinstance(archive, pulumi.FileArchive):
         return dict(sorted(_from_disk(Path(archive.path), prefix).items()))
     raise RehearsalError(f"cannot read {type(archive).__name__} in the rehearsal: use local files")

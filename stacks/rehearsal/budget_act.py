@@ -1,8 +1,8 @@
-"""Fifth act: the month's money is spent. One sweep of the function tells it and freezes the training pools.
+"""Fifth act: the month's budget is spent. One sweep of the function reports it, and freezes training pools.
 
-The meter in the bucket is moved on as if the machines of the month's first weeks had been many: that money is
-the one thing here that nobody spent. Everything else is the stack's own: the function's archive, its policy,
-its bucket, the alarms, the groups.
+The meter in the bucket is moved on as if there had been many instances in the month's first weeks: that
+money is the one thing here that nobody spent. Everything else is the stack's own: the function's archive, its
+policy, its bucket, the alarms, the groups.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stacks import naming
-from stacks.rehearsal import machines, processes, sweeps
+from stacks.rehearsal import instances, processes, sweeps
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.program import ROOT, Rehearsed
@@ -30,14 +30,14 @@ RECENT = timedelta(minutes=15)
 
 @dataclass(frozen=True)
 class Breached:
-    """What came of the act.
+    """Results of the act.
 
     Attributes:
         alarms_raised: of the budget's alarms on money spent, those whose threshold the meter passed.
         alarms_declared: all of them.
         groups_frozen: training groups that start nothing any more, and are as large as they are.
         groups_of_training: all of them.
-        machines_touched: machines that are not as they were.
+        instances_touched: instances that are not as they were.
         limits_given_back: groups that ``gpu-fleet unfreeze`` gave their limit back.
         spent_usd: this month by the meter, most of it invented by this act.
         seconds: of the whole act.
@@ -47,7 +47,7 @@ class Breached:
     alarms_declared: int
     groups_frozen: int
     groups_of_training: int
-    machines_touched: int
+    instances_touched: int
     limits_given_back: int
     spent_usd: Decimal
     seconds: float
@@ -63,22 +63,22 @@ def play(clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path) 
     started = time.perf_counter()
     function = sweeps.unpacked(rehearsed, folder / "function")
     names = training_groups(settings, rehearsed)
-    before, limits = machines.pictures(clients, settings.name), dict(_limits(clients, names))
+    before, limits = instances.pictures(clients, settings.name), dict(_limits(clients, names))
     spend(clients, rehearsed, Decimal(settings.budget.monthly))
     spending = sweeps.by_function(function)["spending"]
     if spending is None:
         raise RehearsalError("the sweep metered nothing: see function.log")
-    after = machines.pictures(clients, settings.name)
+    after = instances.pictures(clients, settings.name)
     frozen = dict(_groups(clients, names))
     alarms = list(_alarms(clients, settings.name))
-    raised = [one for one in alarms if _published(clients, one) > one["Threshold"]]
+    raised = [alarm for alarm in alarms if _published(clients, alarm) > alarm["Threshold"]]
     _unfreeze(function, folder)
     return Breached(
         alarms_raised=len(raised),
         alarms_declared=len(alarms),
-        groups_frozen=sum(_is_frozen(one) for one in frozen.values()),
+        groups_frozen=sum(_is_frozen(group_state) for group_state in frozen.values()),
         groups_of_training=len(names),
-        machines_touched=sum(after.get(key) != picture for key, picture in before.items()),
+        instances_touched=sum(after.get(key) != picture for key, picture in before.items()),
         limits_given_back=sum(limits[name] == most for name, most in _limits(clients, names)),
         spent_usd=Decimal(spending["month_cost"]),
         seconds=time.perf_counter() - started,
@@ -109,8 +109,8 @@ def spend(clients: Clients, rehearsed: Rehearsed, amount: Decimal) -> None:
 
 
 def _groups(clients: Clients, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    found = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
-    for group in found["AutoScalingGroups"]:
+    answer = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
+    for group in answer["AutoScalingGroups"]:
         yield group["AutoScalingGroupName"], group
 
 
@@ -120,7 +120,7 @@ def _limits(clients: Clients, names: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def _is_frozen(group: Mapping[str, Any]) -> bool:
-    closed = LAUNCH in {one["ProcessName"] for one in group["SuspendedProcesses"]}
+    closed = LAUNCH in {suspended_process["ProcessName"] for suspended_process in group["SuspendedProcesses"]}
     return closed and group["MaxSize"] == max(len(group["Instances"]), group["MinSize"])
 
 
@@ -133,7 +133,7 @@ def _alarms(clients: Clients, stack: str) -> Iterator[dict[str, Any]]:
 def _published(clients: Clients, alarm: Mapping[str, Any]) -> float:
     """What the alarm would have looked at: its statistic of its metric, over the time it may come late."""
     now = datetime.now(UTC)
-    found = clients("cloudwatch").get_metric_statistics(
+    statistics = clients("cloudwatch").get_metric_statistics(
         Namespace=alarm["Namespace"],
         MetricName=alarm["MetricName"],
         Dimensions=alarm["Dimensions"],
@@ -142,7 +142,7 @@ def _published(clients: Clients, alarm: Mapping[str, Any]) -> float:
         Period=alarm["Period"],
         Statistics=[alarm["Statistic"]],
     )
-    return max((point[alarm["Statistic"]] for point in found["Datapoints"]), default=0.0)
+    return max((point[alarm["Statistic"]] for point in statistics["Datapoints"]), default=0.0)
 
 
 def _unfreeze(function: sweeps.Function, folder: Path) -> None:
@@ -153,10 +153,12 @@ def _unfreeze(function: sweeps.Function, folder: Path) -> None:
     processes.run(command, folder / "unfreeze.log", {**function.environment, "PYTHONPATH": str(ROOT)})
 
 
-def summary(found: Breached) -> str:
+def summary(breached: Breached) -> str:
     """The act in one line."""
     return (
-        f"{found.spent_usd:,.2f} USD spent: {found.alarms_raised} of {found.alarms_declared} alarms go off, "
-        f"{found.groups_frozen} of {found.groups_of_training} training groups take no machine, "
-        f"{found.machines_touched} machines touched; unfreeze gave {found.limits_given_back} their limit back"
+        f"{breached.spent_usd:,.2f} USD spent: "
+        f"{breached.alarms_raised} of {breached.alarms_declared} alarms go off, "
+        f"{breached.groups_frozen} of {breached.groups_of_training} training groups launch nothing, "
+        f"{breached.instances_touched} instances touched; "
+        f"unfreeze restored {breached.limits_given_back} limits"
     )

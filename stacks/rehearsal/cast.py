@@ -1,4 +1,4 @@
-"""Who plays in the reaper's act: machines, what their people do, and the agents that watch it."""
+"""Who plays in the reaper's act: instances, what their users do, and the agents that watch it."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stacks.rehearsal import first_boot, processes
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.errors import RehearsalError
-from stacks.rehearsal.machines import Machine
+from stacks.rehearsal.instances import LaunchedInstance
 from stacks.rehearsal.metadata import MetadataService, metadata_service
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ class Part:
     """A part to play.
 
     Attributes:
-        name: what people call such a machine.
-        does: the process its people left running.
-        goes: whether the sweep has to take it.
-        share: of the time before the mark that its agent lives; 0 for a machine that comes later.
-        kept: whether somebody asked to keep it.
+        name: what users call such an instance.
+        does: the process its users left running.
+        goes: whether the sweep has to terminate it.
+        share: of the time before the mark that its agent lives; 0 for an instance that comes later.
+        kept: whether its owner asked to keep it.
     """
 
     name: str
@@ -58,27 +58,27 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Player:
-    """A machine in its part.
+    """An instance in its part.
 
     Attributes:
         part: the part.
-        machine: the machine.
+        instance: the instance.
         metadata: its metadata service.
         folder: its ``/scratch/keep`` and logs.
         root: what its first boot made of a folder: files of the user data, agent and commands of the payload.
-        watched: what its people left running.
+        watched: what its users left running.
     """
 
     part: Part
-    machine: Machine
+    instance: LaunchedInstance
     metadata: MetadataService
     folder: Path
     root: Path
     watched: "Popen[bytes]"
 
     def mirror_tags(self, clients: Clients) -> None:
-        """Show the machine its own tags, as ``instance_metadata_tags`` does on EC2."""
-        own = [{"Name": "resource-id", "Values": [self.machine.id]}]
+        """Show the instance its own tags, as ``instance_metadata_tags`` does on EC2."""
+        own = [{"Name": "resource-id", "Values": [self.instance.id]}]
         for tag in clients("ec2").describe_tags(Filters=own)["Tags"]:
             self.metadata.answers[f"{META_DATA}/tags/instance/{tag['Key']}"] = tag["Value"]
 
@@ -107,36 +107,36 @@ def services(metadata: MetadataService) -> dict[str, str]:
 
 @contextmanager
 def cast(
-    clients: Clients, found: Sequence[Machine], user_data: Mapping[str, str], folder: Path
+    clients: Clients, launched: Sequence[LaunchedInstance], user_data: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[Player, ...]]:
     """Give each part to an instance that booted from its pool's user data; all of it ends with the block.
 
     Args:
         clients: of the stack's region.
-        found: the stack's machines.
+        found: the stack's instances.
         user_data: pool -> what cloud-init reads there.
-        folder: for what lies on the machines.
+        folder: for what lies on the instances.
 
     Raises:
-        RehearsalError: there are fewer machines than parts, or one does not come up.
+        RehearsalError: there are fewer instances than parts, or one does not come up.
     """
-    if len(found) < len(PARTS):
-        raise RehearsalError(f"{len(PARTS)} machines are needed for the reaper's act, {len(found)} run")
+    if len(launched) < len(PARTS):
+        raise RehearsalError(f"{len(PARTS)} instances are needed for the reaper's act, {len(launched)} run")
     with ExitStack() as stack:
         players = []
-        for part, machine in zip(PARTS, found, strict=False):
+        for part, instance in zip(PARTS, launched, strict=False):
             home = folder / part.name.replace(" ", "-")
             (home / "keep").mkdir(parents=True)
-            (home / "keep" / KEPT_FILE).write_text(f"notes of the people on {machine.id}\n")
+            (home / "keep" / KEPT_FILE).write_text(f"notes of the users of {instance.id}\n")
             metadata = stack.enter_context(metadata_service())
-            metadata.give_role(machine.pool)
-            metadata.answers[f"{META_DATA}/instance-id"] = machine.id
-            metadata.answers[f"{META_DATA}/instance-type"] = machine.type
+            metadata.give_role(instance.pool)
+            metadata.answers[f"{META_DATA}/instance-id"] = instance.id
+            metadata.answers[f"{META_DATA}/instance-type"] = instance.type
             root = home / "root"
-            first_boot.boot(user_data[machine.pool], root, services(metadata), home / "boot.log")
+            first_boot.boot(user_data[instance.pool], root, services(metadata), home / "boot.log")
             watched = stack.enter_context(processes.child(part.does, home / "people.log"))
             os.setpriority(os.PRIO_PROCESS, watched.pid, 10)  # busy enough, and out of the agents' way
-            players.append(Player(part, machine, metadata, home, root, watched))
+            players.append(Player(part, instance, metadata, home, root, watched))
             players[-1].mirror_tags(clients)
         yield tuple(players)
 
@@ -159,18 +159,18 @@ def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
 
 
 def keep(player: Player, region: str, span: str) -> None:
-    """Ask for a machine as its people do.
+    """Ask for an instance as its users do.
 
     Args:
-        player: the machine.
+        player: the instance.
         region: where it runs.
         span: how long, ``8h`` say.
 
     Raises:
         ChildError: when the command fails.
     """
-    told = ("keep", span, "--reason", "results on Monday")
+    arguments = ("keep", span, "--reason", "results on Monday")
     command = first_boot.people_command(
-        player.root, *told, "--instance-id", player.machine.id, "--region", region
+        player.root, *arguments, "--instance-id", player.instance.id, "--region", region
     )
     processes.run(command, player.folder / "keep.log", player.environment(), inherit=False)

@@ -37,7 +37,7 @@ class ClientPool:
         """A client that is made at the first call and kept.
 
         Raises:
-            RehearsalError: when AWS_ENDPOINT_URL is not this machine: a rehearsal never reaches a cloud.
+            RehearsalError: when AWS_ENDPOINT_URL is not this computer: a rehearsal never reaches a cloud.
         """
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
         if not endpoint.startswith(f"http://{LOOPBACK}:"):

@@ -50,11 +50,11 @@ def broken_promises(figures: Figures) -> list[str]:
             broken.append(f"the model is no better than {trainer['baseline_name']}")
     if reaper is not None:
         if reaper["reaped"] == 0:
-            broken.append("the idle machine was not taken")
+            broken.append("the idle instance was not terminated")
         if reaper["false_kills"] > 0:
-            broken.append(f"{reaper['false_kills']} machines were taken that had to stay")
+            broken.append(f"{reaper['false_kills']} instances were terminated that had to stay")
         if reaper["changed_by_dry_run"] > 0:
-            broken.append(f"the dry sweep changed {reaper['changed_by_dry_run']} machines")
+            broken.append(f"the dry sweep changed {reaper['changed_by_dry_run']} instances")
     if budget is not None:
         broken += _broken_by_budget(budget)
     return broken
@@ -62,11 +62,11 @@ def broken_promises(figures: Figures) -> list[str]:
 
 def _broken_by_budget(budget: dict[str, Any]) -> Iterator[str]:
     if budget["alarms_raised"] < budget["alarms_declared"]:
-        yield "an alarm of the budget stays silent although the money is spent"
+        yield "an alarm of the budget stays silent although the budget is spent"
     if budget["groups_frozen"] < budget["groups_of_training"]:
-        yield "a training group takes machines although the money is spent"
-    if budget["machines_touched"] > 0:
-        yield f"the freeze touched {budget['machines_touched']} machines"
+        yield "a training group launches instances although the budget is spent"
+    if budget["instances_touched"] > 0:
+        yield f"the freeze touched {budget['instances_touched']} instances"
     if budget["limits_given_back"] < budget["groups_of_training"]:
         yield "a group did not get its limit back"
 

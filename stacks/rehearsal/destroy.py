@@ -59,63 +59,65 @@ def destroy(
         KeyError: a type that moto has stands here without a deleter.
     """
     kept = closure(state, exclude)
-    condemned = [one for one in state if one.urn not in kept]
-    refused = tuple(one.urn for one in condemned if one.protected)
+    condemned = [resource for resource in state if resource.urn not in kept]
+    refused = tuple(resource.urn for resource in condemned if resource.protected)
     if refused:
         return Destroyed(refused=refused, left=tuple(state))
-    urns = {one.urn for one in condemned}
+    urns = {resource.urn for resource in condemned}
     asked: list[str] = []
     gone: set[str] = set()
     failed: dict[str, str] = {}
     for layer in layers(condemned):
-        for one in layer:
+        for resource in layer:
             try:
-                if _is_provider_asked(one, urns):
-                    deleters[one.type](clients, one)
-                    asked.append(one.urn)
+                if _is_provider_asked(resource, urns):
+                    deleters[resource.type](clients, resource)
+                    asked.append(resource.urn)
             except ClientError as error:
-                failed[one.urn] = f"{error.operation_name}: {error.response['Error']['Code']}"
+                failed[resource.urn] = f"{error.operation_name}: {error.response['Error']['Code']}"
             else:
-                gone.add(one.urn)
+                gone.add(resource.urn)
         if failed:
             break
-    return Destroyed(tuple(asked), failed, (), tuple(one for one in state if one.urn not in gone))
+    return Destroyed(
+        tuple(asked), failed, (), tuple(resource for resource in state if resource.urn not in gone)
+    )
 
 
 def closure(state: Iterable[Registration], chosen: Iterable[str]) -> frozenset[str]:
     """Some resources with all that they depend on, however far away."""
-    by_urn = {one.urn: one for one in state}
-    found: set[str] = set()
+    by_urn = {resource.urn: resource for resource in state}
+    urns: set[str] = set()
     ahead = [urn for urn in chosen if urn in by_urn]
     while ahead:
         urn = ahead.pop()
-        if urn not in found:
-            found.add(urn)
+        if urn not in urns:
+            urns.add(urn)
             ahead += [other for other in needs(by_urn[urn]) if other in by_urn]
-    return frozenset(found)
+    return frozenset(urns)
 
 
-def needs(one: Registration) -> frozenset[str]:
+def needs(resource: Registration) -> frozenset[str]:
     """What must outlive a resource: its dependencies, its parent, its provider, what it is deleted with."""
-    provider = one.provider.rpartition("::")[0]
-    return frozenset({*one.dependencies, one.parent, provider, one.deleted_with} - {""})
+    provider = resource.provider.rpartition("::")[0]
+    return frozenset({*resource.dependencies, resource.parent, provider, resource.deleted_with} - {""})
 
 
 def layers(condemned: Sequence[Registration]) -> list[list[Registration]]:
     """In the order of deletion; nothing within a layer depends on anything else in it."""
-    waiting = {one.urn: one for one in condemned}
-    found: list[list[Registration]] = []
+    waiting = {resource.urn: resource for resource in condemned}
+    ordered: list[list[Registration]] = []
     while waiting:
-        free = [one for one in waiting.values() if not needs(one) & waiting.keys()]
+        free = [resource for resource in waiting.values() if not needs(resource) & waiting.keys()]
         if not free:
             raise ValueError(f"resources depend on each other: {sorted(waiting)}")
-        found.append(free)
-        for one in free:
-            del waiting[one.urn]
-    return found[::-1]
+        ordered.append(free)
+        for ready in free:
+            del waiting[ready.urn]
+    return ordered[::-1]
 
 
-def _is_provider_asked(one: Registration, deleted: Collection[str]) -> bool:
-    if one.outcome is not Outcome.CREATED or one.retained:
+def _is_provider_asked(resource: Registration, deleted: Collection[str]) -> bool:
+    if resource.outcome is not Outcome.CREATED or resource.retained:
         return False
-    return one.deleted_with not in deleted
+    return resource.deleted_with not in deleted

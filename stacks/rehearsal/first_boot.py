@@ -101,14 +101,14 @@ def service(root: Path, unit: str) -> list[str]:
 
 
 def people_command(root: Path, *arguments: str) -> list[str]:
-    """A command as its people type it on the instance, ``gpu-fleet`` and its arguments.
+    """A command as its users type it on the instance, ``gpu-fleet`` and its arguments.
 
     Raises:
         FirstBootError: the payload brought no such program.
     """
     program = root / "usr/local/bin/gpu-fleet"
     if not program.is_file():
-        raise FirstBootError(f"{program} is missing: the payload brought no commands for people")
+        raise FirstBootError(f"{program} is missing: the payload brought no commands for users")
     return ["/bin/sh", str(program), *arguments]
 
 

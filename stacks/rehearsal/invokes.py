@@ -62,15 +62,15 @@ def _availability_zones(clients: Clients, arguments: Answer) -> Answer:
 
 
 def _parameter(clients: Clients, arguments: Answer) -> Answer:
-    found = clients("ssm").get_parameter(Name=arguments["name"], WithDecryption=True)["Parameter"]
+    parameter = clients("ssm").get_parameter(Name=arguments["name"], WithDecryption=True)["Parameter"]
     return {
-        "id": found["Name"],
-        "name": found["Name"],
-        "arn": found["ARN"],
-        "type": found["Type"],
-        "value": found["Value"],
-        "insecureValue": found["Value"],
-        "version": found["Version"],
+        "id": parameter["Name"],
+        "name": parameter["Name"],
+        "arn": parameter["ARN"],
+        "type": parameter["Type"],
+        "value": parameter["Value"],
+        "insecureValue": parameter["Value"],
+        "version": parameter["Version"],
         "withDecryption": arguments.get("withDecryption", True),
     }
 

@@ -23,7 +23,7 @@ TOKEN_HEADERS = {"aws": "X-aws-ec2-metadata-token", "alicloud": "X-aliyun-ecs-me
 
 
 class MetadataService:
-    """What one machine is told.
+    """What the metadata service says on one instance.
 
     Attributes:
         endpoint: the base URL, for ``AWS_EC2_METADATA_SERVICE_ENDPOINT``.
@@ -54,7 +54,7 @@ class MetadataService:
         )
 
     def send_spot_notice(self, now: datetime | None = None) -> None:
-        """From now on say that the machine is taken in two minutes."""
+        """From now on say that the instance is interrupted in two minutes."""
         taken = (now or datetime.now(UTC)) + NOTICE
         self.answers[SPOT_ACTION] = json.dumps(
             {"action": "terminate", "time": taken.strftime("%Y-%m-%dT%H:%M:%SZ")}

@@ -93,8 +93,8 @@ class _Handler(MotoRequestHandler):
             if name.lower() != "content-length":
                 self.send_header(name, value)
         if int(code) not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
-            told = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body))
-            self.send_header("Content-Length", told)
+            size = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body))
+            self.send_header("Content-Length", size)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

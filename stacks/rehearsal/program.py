@@ -52,21 +52,23 @@ class Rehearsed:
     @property
     def resources(self) -> tuple[Registration, ...]:
         """The cloud resources: no components, no providers."""
-        return tuple(one for one in self.registrations if one.outcome is not Outcome.GROUPED)
+        return tuple(
+            registration for registration in self.registrations if registration.outcome is not Outcome.GROUPED
+        )
 
     @property
     def created(self) -> int:
         """How many resources stand in moto."""
-        return sum(one.outcome is Outcome.CREATED for one in self.registrations)
+        return sum(registration.outcome is Outcome.CREATED for registration in self.registrations)
 
     @property
     def recorded(self) -> int:
         """How many resources moto lacks."""
-        return sum(one.outcome is Outcome.RECORDED for one in self.registrations)
+        return sum(registration.outcome is Outcome.RECORDED for registration in self.registrations)
 
     def of_type(self, type_token: str) -> tuple[Registration, ...]:
         """The resources of one type, say ``aws:ec2/subnet:Subnet``."""
-        return tuple(one for one in self.registrations if one.type == type_token)
+        return tuple(registration for registration in self.registrations if registration.type == type_token)
 
 
 def read_config(stack_name: str, settings_file: Path | None = None) -> dict[str, str]:
@@ -112,7 +114,7 @@ def run_program(
         settings_file: instead of ``stacks/Pulumi.<stack>.yaml``.
         program: registers resources and exports; by default the project's ``__main__.py``.
         config: instead of any file: full key -> value, structures as JSON text.
-        listener: told of each registration as it happens, on a worker thread.
+        listener: called for each registration as it happens, on a worker thread.
         clients: boto3 clients to use and leave open; by default some of its own.
 
     Raises:

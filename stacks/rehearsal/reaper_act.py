@@ -1,8 +1,8 @@
-"""Fourth act: machines that are busy, idle, silent, kept and just started; the sweep dry, then for real.
+"""Fourth act: instances that are busy, idle, silent, kept and just started; the sweep dry, then for real.
 
 Every heartbeat comes from an agent that the stack's own user data and payload brought to a folder, and that
-watches a real process; only its clock runs fast. The mark is set by the sweep as a person would call it; the
-end comes from the very archive that the stack uploads as its function, in an interpreter that holds nothing
+watches a real process; only its clock runs fast. The mark is set by the sweep as operators call it; the
+termination comes from the very archive that the stack uploads as its function, in an interpreter with nothing
 else of this project.
 """
 
@@ -17,31 +17,31 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from stacks.rehearsal import machines, sweeps
+from stacks.rehearsal import instances, sweeps
 from stacks.rehearsal.cast import KEPT_FILE, Player, cast, keep, live
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Idle, Stack
 
-# Sweeps run every few minutes, so nobody is taken at the very moment the grace time ends.
+# Sweeps run every few minutes, so no instance is terminated at the very moment the grace time ends.
 SLACK = timedelta(minutes=10)
-# How long the older machines had run before their agents were first heard.
+# How long the older instances had run before their agents were first heard.
 BEFORE = timedelta(hours=1)
 KEPT_FOR = "8h"
 
 
 @dataclass(frozen=True)
 class Reaped:
-    """What came of the act.
+    """Results of the act.
 
     Attributes:
-        reaped: machines that had to go and went.
-        false_kills: machines that went and had to stay.
-        changed_by_dry_run: machines that the dry sweep touched.
-        saved_usd_per_month: what a month without the ended machines saves, at list price.
+        reaped: instances that had to be terminated and were.
+        false_kills: instances that were terminated and had to stay.
+        changed_by_dry_run: instances that the dry sweep touched.
+        saved_usd_per_month: what a month without the terminated instances saves, at list price.
         kept_files_saved: files of ``/scratch/keep`` that reached the bucket before the end.
-        ledger_entries: confirmed ends in the ledger of the stack's bucket.
-        read_calls, write_calls: of the sweep that ended them.
+        ledger_entries: confirmed terminations in the ledger of the stack's bucket.
+        read_calls, write_calls: of the sweep that terminated them.
         seconds: of the whole act.
     """
 
@@ -62,8 +62,8 @@ class Timeline:
 
     Attributes:
         begin: first heartbeat.
-        mark: the sweep that finds the idle machine.
-        end: the present, when the function takes it.
+        mark: the sweep that finds the idle instance.
+        end: the present, when the function terminates it.
     """
 
     begin: datetime
@@ -78,25 +78,25 @@ def timeline(idle: Idle, now: datetime) -> Timeline:
 
 
 def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path) -> Reaped:
-    """Let the machines live through some hours, and sweep three times: dry, marking, ending.
+    """Let the instances live through some hours, and sweep three times: dry, marking, ending.
 
     Raises:
         ChildError: when an agent or a sweep fails.
-        RehearsalError: when there are fewer machines than parts.
+        RehearsalError: when there are fewer instances than parts.
     """
     started = time.perf_counter()
     function = sweeps.unpacked(rehearsed, folder / "function")
     templates = rehearsed.outputs["launch_template_ids"]
-    user_data = {pool: machines.user_data(clients, template) for pool, template in templates.items()}
-    before = machines.launched(clients, settings.name)
+    user_data = {pool: instances.user_data(clients, template) for pool, template in templates.items()}
+    before = instances.launched(clients, settings.name)
     with cast(clients, before, user_data, folder) as players:
         moments = timeline(settings.pools[0].idle, datetime.now(UTC))
         _past_the_watch(clients, settings, rehearsed.outputs["bucket_uris"]["records"], moments)
         reports, touched = _through_the_hours(clients, settings.name, players, moments, function)
-    gone = machines.running(before) - machines.running(machines.launched(clients, settings.name))
+    gone = instances.running(before) - instances.running(instances.launched(clients, settings.name))
     console.print(table(players, reports, gone))
     ending, buckets = reports[-1], rehearsed.outputs["bucket_uris"]
-    had_to_go = {player.machine.id for player in players if player.part.goes}
+    had_to_go = {player.instance.id for player in players if player.part.goes}
     return Reaped(
         reaped=len(gone & had_to_go),
         false_kills=len(gone - had_to_go),
@@ -123,48 +123,51 @@ def _past_the_watch(clients: Clients, settings: Stack, records: str, moments: Ti
 def _through_the_hours(
     clients: Clients, stack: str, players: Sequence[Player], moments: Timeline, function: sweeps.Function
 ) -> tuple[tuple[sweeps.Report, ...], int]:
-    """From the first heartbeat to the end: the three reports, and how many machines the dry sweep touched."""
+    """From the first heartbeat to the end: three reports, and how many instances the dry sweep touched."""
     for player in players:
         old = player.part.share > 0
-        machines.date_back(clients, player.machine.id, moments.begin - BEFORE if old else moments.mark)
+        instances.date_back(clients, player.instance.id, moments.begin - BEFORE if old else moments.mark)
         if player.part.kept:
             keep(player, clients.region, KEPT_FOR)
     first_hours = moments.mark - moments.begin
     live(
         [
-            (one, moments.begin, moments.begin + first_hours * one.part.share)
-            for one in players
-            if one.part.share
+            (player, moments.begin, moments.begin + first_hours * player.part.share)
+            for player in players
+            if player.part.share
         ]
     )
-    untouched = machines.pictures(clients, stack)
+    untouched = instances.pictures(clients, stack)
     dry = sweeps.by_command(function, moments.mark)
-    touched = sum(untouched[one] != picture for one, picture in machines.pictures(clients, stack).items())
+    touched = sum(
+        untouched[instance_id] != picture
+        for instance_id, picture in instances.pictures(clients, stack).items()
+    )
     marking = sweeps.by_function(function, moments.mark)
     for player in players:
         player.mirror_tags(clients)
-    live([(one, moments.mark, moments.end) for one in players if one.part.share in (0.0, 1.0)])
+    live([(player, moments.mark, moments.end) for player in players if player.part.share in (0.0, 1.0)])
     return (dry, marking, sweeps.by_function(function)), touched
 
 
 def table(players: Sequence[Player], reports: Sequence[sweeps.Report], gone: set[str]) -> Table:
-    """Each machine's part, what the three sweeps said of it, and whether it is still there."""
+    """Each instance's part, what the three sweeps said of it, and whether it is still there."""
     # without lines between the columns, three verdicts fit beside an id in 80 characters
     view = Table(
-        title="three sweeps over five machines", title_justify="left", box=None, padding=(0, 1, 0, 0)
+        title="three sweeps over five instances", title_justify="left", box=None, padding=(0, 1, 0, 0)
     )
-    for heading in ("machine", "part", "dry run", "marking", "function", "end"):
+    for heading in ("instance", "part", "dry run", "marking", "function", "end"):
         view.add_column(heading, no_wrap=True)
     said = [
         {verdict["instance_id"]: verdict["verdict"] for verdict in report["verdicts"]} for report in reports
     ]
     for player in players:
-        went = player.machine.id in gone
+        went = player.instance.id in gone
         right = went is player.part.goes
         outcome = ("gone" if went else "stays") + ("" if right else ", WRONG")
-        verdicts = [verdict.get(player.machine.id, "") for verdict in said]
+        verdicts = [verdict.get(player.instance.id, "") for verdict in said]
         view.add_row(
-            player.machine.id, player.part.name, *verdicts, outcome, style="" if right else "bold red"
+            player.instance.id, player.part.name, *verdicts, outcome, style="" if right else "bold red"
         )
     return view
 
@@ -172,7 +175,7 @@ def table(players: Sequence[Player], reports: Sequence[sweeps.Report], gone: set
 def summary(reaped: Reaped) -> str:
     """The act in one line."""
     return (
-        f"idle machines taken: {reaped.reaped}, others: {reaped.false_kills}; "
+        f"idle instances terminated: {reaped.reaped}, others: {reaped.false_kills}; "
         f"saved: {reaped.saved_usd_per_month:.2f} USD a month; "
-        f"files of their people saved before: {reaped.kept_files_saved}"
+        f"files of their users saved before: {reaped.kept_files_saved}"
     )

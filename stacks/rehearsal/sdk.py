@@ -20,10 +20,10 @@ def resource_class(type_token: str) -> type[pulumi.Resource] | None:
     # The package and not the file in it: the SDKs load lazily, and a file that comes first hides the others.
     path = f"pulumi_{package}.{_KEYWORDS.get(service, service)}"
     try:
-        found = getattr(importlib.import_module(path), name, None)
+        resource = getattr(importlib.import_module(path), name, None)
     except ModuleNotFoundError:
         return None
-    return found if getattr(found, "pulumi_type", None) == type_token else None
+    return resource if getattr(resource, "pulumi_type", None) == type_token else None
 
 
 @cache
@@ -33,10 +33,10 @@ def sure_outputs(type_token: str) -> dict[str, Any]:
     Returns:
         nothing for a type that has no SDK class.
     """
-    found = resource_class(type_token)
-    if found is None:
+    resource = resource_class(type_token)
+    if resource is None:
         return {}
-    return {name: kind for name, kind in resource_types(found).items() if not _optional(found, name)}
+    return {name: kind for name, kind in resource_types(resource).items() if not _optional(resource, name)}
 
 
 def _optional(owner: type, pulumi_name: str) -> bool:

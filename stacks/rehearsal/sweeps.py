@@ -1,4 +1,4 @@
-"""Sweeps of a rehearsed stack: by a person's command, and by the function the stack would upload."""
+"""Sweeps of a rehearsed stack: by an operator's command, and by the function the stack would upload."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Third act: training on real data, a spot notice half-way, the resume on another machine."""
+"""Third act: training on real data, a spot notice half-way, the resume on another instance."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ CONFIG = "opt/gpu-fleet/examples/digits.toml"
 PROCESSES = 2
 # Of the epochs: the notice comes when half of the work is done.
 NOTICE_AFTER = 0.5
-# Often enough that a run of seconds hears the notice before its end; machines ask each second.
+# Often enough that a run of seconds hears the notice before its end; instances ask each second.
 ASK_METADATA_EVERY_S = 0.2
 LOOK_EVERY_S = 0.1
 LONGEST_RUN_S = 300.0
@@ -36,7 +36,7 @@ LONGEST_RUN_S = 300.0
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of the act.
+    """Results of the act.
 
     Attributes:
         metric_name, metric: of the resumed run, on data it never trained on.
@@ -67,7 +67,7 @@ class Stage:
         folder: its run directory.
         uri: where it saves.
         root: what the instance's first boot made of a folder.
-        metadata: the machine's metadata service.
+        metadata: the instance's metadata service.
     """
 
     label: str
@@ -110,7 +110,7 @@ def play(console: Console, clients: Clients, user_data: str, folder: Path) -> Tr
         broken_uri = f"{bucket_uri}/interrupted"
         first = Stage("spot notice", folder / "first", broken_uri, root, noticed)
         stopped = stage(first, on_epoch=_notice_at_half(noticed))
-        resumed = stage(Stage("other machine", folder / "second", broken_uri, root, quiet))
+        resumed = stage(Stage("other instance", folder / "second", broken_uri, root, quiet))
     _check(straight, stopped, resumed)
     return Trained(
         metric_name=resumed["metric_name"],
@@ -126,7 +126,7 @@ def play(console: Console, clients: Clients, user_data: str, folder: Path) -> Tr
 
 
 def table(trained: Trained) -> Table:
-    """The act's outcome for people."""
+    """The act's outcome for users."""
     view = Table(title="training on two processes, checkpoints in the stack's bucket", title_justify="left")
     view.add_column("what")
     view.add_column("figure", justify="right")
@@ -198,21 +198,21 @@ def _command(data: Path, stage: Stage) -> list[str]:
 
 def _watched(process: "Popen[bytes]", metrics: Path) -> Iterator[tuple[float, str]]:
     """Yields (epoch, what to say) whenever the run has written more, until its process has ended."""
-    told = 0
+    shown = 0
     while process.poll() is None:
         lines = metrics.read_text().splitlines() if metrics.exists() else []
-        for line in lines[told:]:
+        for line in lines[shown:]:
             record = json.loads(line)
             if record["kind"] == "train":
                 yield record["epoch"], f"step {record['step']}, loss {record['loss']:.3f}"
-        told = len(lines)
+        shown = len(lines)
         time.sleep(LOOK_EVERY_S)
 
 
-def _notice_at_half(machine: MetadataService) -> Callable[[float, float], None]:
+def _notice_at_half(instance: MetadataService) -> Callable[[float, float], None]:
     def look(epoch: float, epochs: float) -> None:
         if epoch >= epochs * NOTICE_AFTER:
-            machine.send_spot_notice()
+            instance.send_spot_notice()
 
     return look
 

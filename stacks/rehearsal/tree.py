@@ -99,10 +99,10 @@ def resource_tree(
         whole: False for the newest leaf of each branch alone, which fits on a screen.
     """
     children: dict[str, list[Registration]] = defaultdict(list)
-    branches = {one.urn for one in registrations if _is_branch(one)}
-    for one in registrations:
-        if not one.type.startswith(PROVIDERS):
-            children[one.parent if one.parent in branches else ""].append(one)
+    branches = {registration.urn for registration in registrations if _is_branch(registration)}
+    for entry in registrations:
+        if not entry.type.startswith(PROVIDERS):
+            children[entry.parent if entry.parent in branches else ""].append(entry)
     root = rich_tree.Tree(label, highlight=False)
     _grow(root, "", "", children, marks, whole=whole)
     if whole:
@@ -114,9 +114,9 @@ def resource_tree(
 def _reasons(registrations: Sequence[Registration], marks: Marks) -> list[Text]:
     """Why resources are only recorded, each reason once, with how many and of which types."""
     types: dict[str, list[str]] = defaultdict(list)
-    for one in registrations:
-        if one.outcome is Outcome.RECORDED:
-            types[reason(one.type)].append(_short(one.type))
+    for registration in registrations:
+        if registration.outcome is Outcome.RECORDED:
+            types[reason(registration.type)].append(_short(registration.type))
     return [
         Text.assemble(
             (marks.recorded, "yellow"),
@@ -137,26 +137,26 @@ def _grow(
     *,
     whole: bool,
 ) -> None:
-    leaves = [one for one in children[urn] if not _is_branch(one)]
+    leaves = [child for child in children[urn] if not _is_branch(child)]
     for line in _leaf_lines(leaves if whole else leaves[-1:], prefix, marks):
         node.add(line)
-    for one in children[urn]:
-        if _is_branch(one):
-            below = _below(one.urn, children)
-            branch = node.add(_branch_line(one, below))
-            _grow(branch, one.urn, one.name, children, marks, whole=whole)
+    for branching in children[urn]:
+        if _is_branch(branching):
+            below = _below(branching.urn, children)
+            branch = node.add(_branch_line(branching, below))
+            _grow(branch, branching.urn, branching.name, children, marks, whole=whole)
 
 
-def _is_branch(one: Registration) -> bool:
-    return one.outcome is Outcome.GROUPED and not one.type.startswith(PROVIDERS)
+def _is_branch(registration: Registration) -> bool:
+    return registration.outcome is Outcome.GROUPED and not registration.type.startswith(PROVIDERS)
 
 
 def _below(urn: str, children: dict[str, list[Registration]]) -> list[Registration]:
     """Every resource under a branch."""
-    found: list[Registration] = []
-    for one in children.get(urn, []):
-        found += _below(one.urn, children) if _is_branch(one) else [one]
-    return found
+    below: list[Registration] = []
+    for child in children.get(urn, []):
+        below += _below(child.urn, children) if _is_branch(child) else [child]
+    return below
 
 
 def _heading(
@@ -176,14 +176,14 @@ def _heading(
 def counts(registrations: Sequence[Registration]) -> tuple[int, int]:
     """How many were created, and how many only recorded."""
     return (
-        sum(one.outcome is Outcome.CREATED for one in registrations),
-        sum(one.outcome is Outcome.RECORDED for one in registrations),
+        sum(registration.outcome is Outcome.CREATED for registration in registrations),
+        sum(registration.outcome is Outcome.RECORDED for registration in registrations),
     )
 
 
-def _branch_line(one: Registration, below: Sequence[Registration]) -> Text:
+def _branch_line(branch: Registration, below: Sequence[Registration]) -> Text:
     seconds = sum(leaf.seconds for leaf in below)
-    line = Text.assemble((_short(one.type), "bold"), f" {one.name}", no_wrap=True)
+    line = Text.assemble((_short(branch.type), "bold"), f" {branch.name}", no_wrap=True)
     return line.append(f"  {len(below)} resources, {seconds:.2f} s", "dim")
 
 

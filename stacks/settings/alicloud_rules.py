@@ -43,10 +43,10 @@ def _keys_of_alicloud(stack: Stack) -> Iterator[Problem]:
 
 
 def _redundancy_of_alicloud(stack: Stack) -> Iterator[Problem]:
-    found = stack.storage.redundancy
-    if stack.cloud is Cloud.AWS and found is not None:
+    redundancy = stack.storage.redundancy
+    if stack.cloud is Cloud.AWS and redundancy is not None:
         allowed = "is of Alibaba Cloud: S3 keeps copies in three zones at least; leave it out"
-        yield Problem("storage.redundancy", str(found), allowed)
+        yield Problem("storage.redundancy", str(redundancy), allowed)
 
 
 def _rate_of_alicloud(stack: Stack) -> Iterator[Problem]:
@@ -84,13 +84,13 @@ def _kms_instance(stack: Stack) -> Iterator[Problem]:
     """
     if stack.cloud is not Cloud.ALICLOUD:
         return
-    found = stack.storage.kms_instance_id
-    if found is None:
+    instance_id = stack.storage.kms_instance_id
+    if instance_id is None:
         allowed = "required on alicloud: only a key in a KMS instance turns sooner than yearly"
         yield Problem("storage.kms_instance_id", None, allowed)
-    elif not found.startswith(KMS_INSTANCE):
+    elif not instance_id.startswith(KMS_INSTANCE):
         allowed = f"the id of a KMS instance begins with {KMS_INSTANCE}"
-        yield Problem("storage.kms_instance_id", found, allowed)
+        yield Problem("storage.kms_instance_id", instance_id, allowed)
 
 
 def _cpfs(stack: Stack) -> Iterator[Problem]:
@@ -150,7 +150,7 @@ def _limit_of_spot(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 def _step_of_limit(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     limit = pool.spot_price_limit
     if limit is not None and limit % SPOT_PRICE_STEP and stack.cloud is Cloud.ALICLOUD:
-        allowed = f"must be a multiple of {SPOT_PRICE_STEP}: Auto Scaling is told no more digits"
+        allowed = f"must be a multiple of {SPOT_PRICE_STEP}: Auto Scaling takes no more digits"
         yield Problem(f"{key}.spot_price_limit", str(limit), allowed)
 
 
@@ -184,7 +184,7 @@ def _scratch_disk(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 def _group_size(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if pool.size.max > LARGEST_GROUP and stack.cloud is Cloud.ALICLOUD:
-        allowed = f"a scaling group holds {LARGEST_GROUP} machines at most"
+        allowed = f"a scaling group holds {LARGEST_GROUP} instances at most"
         yield Problem(f"{key}.size.max", pool.size.max, allowed)
 
 
@@ -201,10 +201,10 @@ def _gpu_memory(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _too_small(kind: InstanceType) -> str:
-    found = f"{kind.name} has {kind.gpu_model or 'GPUs'} with {kind.gpu_memory_gib} GiB each"
+    memory = f"{kind.name} has {kind.gpu_model or 'GPUs'} with {kind.gpu_memory_gib} GiB each"
     if not kind.name.startswith(f"ecs.{A10_FAMILY}-"):
-        return found
-    return f"{found}: gn7i is A10 and not A100; A100 is gn7 with 40 GiB, gn7e and ebmgn7e with 80 GiB"
+        return memory
+    return f"{memory}: gn7i is A10 and not A100; A100 is gn7 with 40 GiB, gn7e and ebmgn7e with 80 GiB"
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (

@@ -24,15 +24,15 @@ def _one_source(stack: Stack) -> Iterator[Problem]:
 
 
 def _id(stack: Stack) -> Iterator[Problem]:
-    found = stack.image.id
-    if found is None:
+    image_id = stack.image.id
+    if image_id is None:
         return
-    if stack.cloud is Cloud.AWS and not re.fullmatch(AWS_IMAGE, found):
+    if stack.cloud is Cloud.AWS and not re.fullmatch(AWS_IMAGE, image_id):
         allowed = "must be an image of AWS: ami- and 8 or 17 of the digits 0 to 9 and a to f"
-        yield Problem("image.id", found, allowed)
-    if stack.cloud is Cloud.ALICLOUD and not re.fullmatch(ALICLOUD_IMAGE, found):
+        yield Problem("image.id", image_id, allowed)
+    if stack.cloud is Cloud.ALICLOUD and not re.fullmatch(ALICLOUD_IMAGE, image_id):
         allowed = "must be an image of Alibaba Cloud: m-..., or the name of a public one, which ends in .vhd"
-        yield Problem("image.id", found, allowed)
+        yield Problem("image.id", image_id, allowed)
 
 
 def _parameter(stack: Stack) -> Iterator[Problem]:

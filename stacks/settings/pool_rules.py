@@ -12,8 +12,8 @@ RESERVED_MARKETS = (Market.RESERVATION, Market.CAPACITY_BLOCK)
 
 
 def known_types(pool: Pool) -> list[InstanceType]:
-    """The pool's types that the catalog has; the others are told of by a rule of their own."""
-    return [found for name in pool.types if (found := catalog.load().find(name)) is not None]
+    """The pool's types that the catalog has; the others have a rule of their own."""
+    return [kind for name in pool.types if (kind := catalog.load().find(name)) is not None]
 
 
 def _each_type_once(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
@@ -33,18 +33,18 @@ def _known(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 def _of_cloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     known = catalog.load()
     for index, name in enumerate(pool.types):
-        found = known.find(name)
-        if found is not None and found.cloud is not stack.cloud:
+        kind = known.find(name)
+        if kind is not None and kind.cloud is not stack.cloud:
             nearest = ", ".join(known.suggest(name, cloud=stack.cloud))
-            allowed = f"a type of {found.cloud}; this stack is on {stack.cloud}, which has {nearest}"
+            allowed = f"a type of {kind.cloud}; this stack is on {stack.cloud}, which has {nearest}"
             yield Problem(f"{key}.types[{index}]", name, allowed)
 
 
 def _size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     size = pool.size
     if not size.min <= size.desired <= size.max:
-        found = f"min {size.min}, desired {size.desired}, max {size.max}"
-        yield Problem(f"{key}.size", found, "must hold min <= desired <= max")
+        sizes = f"min {size.min}, desired {size.desired}, max {size.max}"
+        yield Problem(f"{key}.size", sizes, "must hold min <= desired <= max")
 
 
 def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
@@ -81,13 +81,13 @@ def _adapters_of_cloud(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 
 def _efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    lacking = [found.name for found in known_types(pool) if not found.efa_interfaces]
+    lacking = [kind.name for kind in known_types(pool) if not kind.efa_interfaces]
     if pool.efa and lacking:
         yield Problem(f"{key}.efa", True, f"needs types with such adapters; {', '.join(lacking)} has none")
 
 
 def _erdma(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    lacking = [found.name for found in known_types(pool) if not found.erdma_interfaces]
+    lacking = [kind.name for kind in known_types(pool) if not kind.erdma_interfaces]
     if pool.erdma and lacking:
         yield Problem(f"{key}.erdma", True, f"needs types with such adapters; {', '.join(lacking)} has none")
 
@@ -106,16 +106,16 @@ def _zone_of_efa(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 def _mig(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
-    """Every type must know the profile: the same unit cuts whichever machine of the pool starts."""
+    """Every type must know the profile: the same unit cuts whichever instance of the pool starts."""
     where, wanted = f"{key}.mig_profile", pool.mig_profile
     if wanted is None:
         return
-    for found in known_types(pool):
-        known = found.mig_profiles
+    for kind in known_types(pool):
+        known = kind.mig_profiles
         if wanted not in known:
-            what = f"{found.gpu_model or 'GPUs'} with {found.gpu_memory_gib} GiB"
+            what = f"{kind.gpu_model or 'GPUs'} with {kind.gpu_memory_gib} GiB"
             has = ", ".join(known) or "no such instances: MIG begins with A100"
-            yield Problem(where, wanted, f"{found.name} has {what}, which know {has}")
+            yield Problem(where, wanted, f"{kind.name} has {what}, which know {has}")
 
 
 def _zones(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
@@ -137,7 +137,7 @@ def _volume(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
 
 
 def _too_old(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
-    too_old = [found.name for found in known_types(pool) if not found.runs_bundled_image]
+    too_old = [kind.name for kind in known_types(pool) if not kind.runs_bundled_image]
     if too_old and stack.image.bundled:
         allowed = (
             f"the bundled image's open kernel modules need Turing or newer; {', '.join(too_old)} is older"
@@ -154,7 +154,7 @@ def _stop_with_disks(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     """A stop keeps the root volume only: refused where that is not all there is."""
     if pool.idle.action is not IdleAction.STOP:
         return
-    with_scratch = [found.name for found in known_types(pool) if found.instance_store_scratch]
+    with_scratch = [kind.name for kind in known_types(pool) if kind.instance_store_scratch]
     if with_scratch:
         allowed = (
             f"must be terminate: a stop empties the local disks of {', '.join(with_scratch)} all the same"

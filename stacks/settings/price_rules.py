@@ -2,7 +2,7 @@
 
 A stack whose pools or large disks nobody publishes a price for has no worst month to hold to its budget. Its
 file must say what to count, under ``budget.assume``; small things (traffic, addresses, logs) may stay
-unknown, and sums are then told as "at least".
+unknown, and sums are then shown as "at least".
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ def _types(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
     if pool.market is Market.CAPACITY_BLOCK:
         return
     for index, name in enumerate(pool.types):
-        found = catalog.load().find(name)
-        if found is not None and found.cloud is stack.cloud and found.price is None:
+        kind = catalog.load().find(name)
+        if kind is not None and kind.cloud is stack.cloud and kind.price is None:
             yield from _needed(
                 stack, f"{key}.types[{index}]", name, name, f"an hour of it in {stack.budget.currency}"
             )
@@ -82,9 +82,9 @@ def _listed(stack: Stack) -> Iterator[tuple[str, str]]:
     """What the stack uses and a list has the price of: its name -> the region of that price."""
     for pool in stack.pools:
         for name in pool.types:
-            found = catalog.load().find(name)
-            if found is not None and found.price is not None:
-                yield name, found.price.region
+            kind = catalog.load().find(name)
+            if kind is not None and kind.price is not None:
+                yield name, kind.price.region
     quotes = prices.load(stack.cloud).quotes
     for what in _items(stack):
         if quotes[what].amount is not None:

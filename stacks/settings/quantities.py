@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Volumes:
-    """What people will store and send, which no stack file says: by default 100 GB of each.
+    """What users will store and send, which no stack file says: by default 100 GB of each.
 
     Attributes:
         bucket_gb: in all buckets, on average over the month.
@@ -51,8 +51,8 @@ class Volumes:
 DEFAULT_VOLUMES = Volumes()
 
 
-def machines(stack: Stack, pool: Pool) -> Mapping[Level, int]:
-    """How many machines a pool has at each level.
+def instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
+    """How many instances a pool has at each level.
 
     A pool with a group for each zone starts in the first and may move to any other, so at its worst every
     group is full.
@@ -61,10 +61,10 @@ def machines(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: most}
 
 
-def on_demand_machines(stack: Stack, pool: Pool) -> Mapping[Level, int]:
-    """How many machines of a spot pool are bought on demand: each of its groups buys its own base first."""
+def on_demand_instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
+    """How many instances of a spot pool are bought on demand: each of its groups buys its own base first."""
     base, groups = pool.on_demand_base, {Level.MAX: _groups(stack, pool)}
-    return {level: min(base * groups.get(level, 1), many) for level, many in machines(stack, pool).items()}
+    return {level: min(base * groups.get(level, 1), many) for level, many in instances(stack, pool).items()}
 
 
 def _groups(stack: Stack, pool: Pool) -> int:
@@ -102,4 +102,4 @@ def bucket_price(stack: Stack) -> str:
 
 def disk_gib(stack: Stack, pool: Pool) -> int:
     """GiB of the disks of a pool with every group full."""
-    return machines(stack, pool)[Level.MAX] * (pool.volume_gib + pool.scratch_gib)
+    return instances(stack, pool)[Level.MAX] * (pool.volume_gib + pool.scratch_gib)

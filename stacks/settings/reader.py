@@ -70,8 +70,8 @@ def from_mapping(name: str, raw: Mapping[str, Any]) -> Stack:
 
 
 def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stack:
-    parsed, found = _section(Stack, "", {"name": name, **raw})
-    problems = [*problems, *found, *rules.check(parsed)]
+    parsed, unparsed = _section(Stack, "", {"name": name, **raw})
+    problems = [*problems, *unparsed, *rules.check(parsed)]
     if problems:
         raise SettingsError(name, tuple(problems))
     whole: Stack = parsed
@@ -119,9 +119,9 @@ def _section(kind: Any, path: str, raw: object) -> Parsed:
     unparsed = []
     for name, field in kind.__pydantic_fields__.items():
         if name in raw:
-            values[name], found = _field(kind, name, f"{at}{name}", raw[name])
-            problems += found
-            if values[name] is None and found:
+            values[name], field_problems = _field(kind, name, f"{at}{name}", raw[name])
+            problems += field_problems
+            if values[name] is None and field_problems:
                 unparsed.append(name)
         elif field.is_required():
             problems.append(Problem(f"{at}{name}", None, "required, and missing"))
@@ -152,7 +152,7 @@ def _sections(kind: Any, adapter: TypeAdapter[Any], path: str, raw: list[object]
     """A list of mappings, each parsed by itself."""
     parts = [_section(kind, f"{path}[{index}]", item) for index, item in enumerate(raw)]
     sections = tuple(section for section, _ in parts)
-    if problems := [problem for _, found in parts for problem in found]:
+    if problems := [problem for _, listed in parts for problem in listed]:
         return sections, problems
     return _leaf(adapter, path, sections)
 
@@ -162,9 +162,9 @@ def _items(adapter: TypeAdapter[Any], path: str, raw: Mapping[Any, object]) -> P
     values: dict[Any, Any] = {}
     problems = []
     for key, item in raw.items():
-        parsed, found = _leaf(adapter, path, {key: item})
+        parsed, item_problems = _leaf(adapter, path, {key: item})
         values |= parsed or {}
-        problems += found
+        problems += item_problems
     return values, problems
 
 

@@ -45,9 +45,9 @@ def json_schema() -> Schema:
     for name, definition in [*definitions.items(), ("Stack", stack)]:
         _describe(definition, getattr(schema, name))
     stack["properties"]["region"]["enum"] = sorted(
-        {one for cloud in Cloud for one in regions.of_cloud(cloud)}
+        {region for cloud in Cloud for region in regions.of_cloud(cloud)}
     )
-    definitions["Pool"]["properties"]["types"]["items"]["enum"] = sorted(one.name for one in catalog.load())
+    definitions["Pool"]["properties"]["types"]["items"]["enum"] = sorted(kind.name for kind in catalog.load())
     prefix = namespaces.PREFIX
     config = {
         "type": "object",
@@ -89,8 +89,8 @@ def _describe(definition: Schema, kind: type) -> None:
 def _no_quoted_numbers(entry: Schema) -> None:
     """A decimal may be text to pydantic; in a stack file it is a number."""
     options = entry.get("anyOf", [])
-    if any(one.get("type") == "number" for one in options):
-        kept = [one for one in options if one.get("type") != "string"]
+    if any(option.get("type") == "number" for option in options):
+        kept = [option for option in options if option.get("type") != "string"]
         entry.pop("anyOf")
         entry |= kept[0] if len(kept) == 1 else {"anyOf": kept}
 
@@ -150,7 +150,7 @@ def _value(entry: Schema) -> str:
     if name := _named(entry):
         return f"[{name}](#{name.lower()})"
     if "anyOf" in entry:
-        return " or ".join(dict.fromkeys(_value(one) for one in entry["anyOf"]))
+        return " or ".join(dict.fromkeys(_value(option) for option in entry["anyOf"]))
     if entry.get("type") == "array":
         return f"list of {_value(entry['items'])}"
     if entry.get("type") == "object":

@@ -131,7 +131,7 @@ def _peers(stack: Stack) -> Iterator[Problem]:
 
 def _way_out(stack: Stack) -> Iterator[Problem]:
     if stack.network.nat is Nat.NONE and not stack.network.interface_endpoints:
-        allowed = "must be true where network.nat is none: private machines reach nothing otherwise"
+        allowed = "must be true where network.nat is none: private instances reach nothing otherwise"
         yield Problem("network.interface_endpoints", False, allowed)
 
 

@@ -105,7 +105,7 @@ class Nat(StrEnum):
 class Market(StrEnum):
     """How capacity is bought; the axis runs from dear and certain-to-stay to cheap and revocable.
 
-    ``reservation`` and ``capacity-block`` start machines only inside capacity that is already paid for.
+    ``reservation`` and ``capacity-block`` start instances only inside capacity that is already paid for.
     """
 
     ON_DEMAND = "on-demand"
@@ -115,10 +115,10 @@ class Market(StrEnum):
 
 
 class Purpose(StrEnum):
-    """Who uses the pool: people at a prompt, a distributed training job, or a service that follows load.
+    """Who uses the pool: users at a prompt, a distributed training job, or a service that follows load.
 
     Only ``serving`` and ``interactive`` pools scale by load unless ``scaling`` says otherwise: a training job
-    of fixed world size gains nothing from a machine that joins late.
+    of fixed world size gains nothing from an instance that joins late.
     """
 
     INTERACTIVE = "interactive"
@@ -134,7 +134,7 @@ class Grouping(StrEnum):
 
 
 class IdleAction(StrEnum):
-    """What the sweep does with a machine that stayed idle through its grace time."""
+    """What the sweep does with an instance that stayed idle through its grace time."""
 
     STOP = "stop"
     TERMINATE = "terminate"
@@ -150,8 +150,8 @@ class ThresholdKind(StrEnum):
 class OnExceeded(StrEnum):
     """What the sweep does once the last thresholds of kind ``actual`` are passed.
 
-    ``notify`` leaves it to people. ``freeze`` caps the training pools at the size they have when the last
-    but one is passed, and lets them start nothing more when the last is; no machine that runs is touched, and
+    ``notify`` leaves it to users. ``freeze`` caps the training pools at the size they have when the last
+    but one is passed, and lets them start nothing more when the last is; no running instance is touched, and
     ``gpu-fleet unfreeze`` or the next month lifts it.
     """
 
@@ -271,7 +271,7 @@ class Storage:
 
 @dataclass(frozen=True, config=EXACT)
 class Size:
-    """Machines of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``.
+    """Instances of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``.
 
     A pool with a group for each zone may reach ``max`` in each of them; its worst month is counted so.
 
@@ -288,7 +288,7 @@ class Size:
 
 @dataclass(frozen=True, config=EXACT)
 class QuietHours:
-    """A daily span in the reaper's time zone during which nothing is taken away; may pass midnight.
+    """A daily span in the reaper's time zone during which nothing is terminated; may pass midnight.
 
     Attributes:
         start, end: times of the day, ``"22:00"``; in quotes, or YAML may read a number.
@@ -315,15 +315,15 @@ class IdleLimits:
 
 @dataclass(frozen=True, config=EXACT)
 class Idle:
-    """When a machine of the pool counts as forgotten, and what happens then.
+    """When an instance of the pool counts as forgotten, and what happens then.
 
     What counts as activity (``watch``, ``limits``, ``command``) reaches running instances within ten minutes.
 
     Attributes:
-        after_hours: idle time before a machine is marked; 14 days at most, heartbeats are kept no longer.
+        after_hours: idle time before an instance is marked; 14 days at most, heartbeats are kept no longer.
         grace_minutes: time between the mark, which notifies the owner, and the action; a week at most.
         action: stop (keeps the disk, and only that) or terminate.
-        min_uptime_minutes: a younger machine is left alone.
+        min_uptime_minutes: a younger instance is left alone.
         coverage_percent: share of the window's heartbeats without which nothing is decided.
         terminate_stopped_after_days: second stage after a stop; null for never.
         quiet_hours: daily spans without any action.
@@ -352,12 +352,12 @@ class Idle:
 
 @dataclass(frozen=True, config=EXACT)
 class Pool:
-    """A set of like machines that is bought, sized and reaped together.
+    """A set of like instances that is bought, sized and reaped together.
 
     Attributes:
         name: lower case letters, digits and dashes.
         types: instance types in order of preference; one only where ``efa`` is on.
-        size: how many machines.
+        size: how many instances.
         market: how they are bought.
         reservation_id: the reservation or capacity block to start in.
         purpose: who uses the pool.
@@ -367,16 +367,16 @@ class Pool:
         erdma: elastic RDMA interfaces (Alibaba Cloud).
         gpu_memory_gib: what the work needs of each GPU; a type with less is refused. Null for no such need.
         mig_profile: cut each GPU into instances of this profile at boot, say ``1g.10gb``; null: whole ones.
-        on_demand_base: machines of a spot pool that are bought on demand first.
-        spot_price_limit: most to pay for a spot machine and hour, in the currency of the account (Alibaba
+        on_demand_base: instances of a spot pool that are bought on demand first.
+        spot_price_limit: most to pay for a spot instance and hour, in the currency of the account (Alibaba
             Cloud); null for whatever the market asks, which never passes the on-demand price.
         volume_gib: size of the encrypted root volume.
         scratch_gib: size of an encrypted disk for /scratch (Alibaba Cloud, whose types have no local disks);
             0 for none.
         containers: allow containers to reach the metadata service (one network hop more).
         scaling: scale out under load, ask the sweep to scale in; by default off for training.
-        idle: when a machine counts as forgotten.
-        max_lifetime_hours: age at which the sweep is asked to replace a machine; at least 24.
+        idle: when an instance counts as forgotten.
+        max_lifetime_hours: age at which the sweep is asked to replace an instance; at least 24.
         owner: who answers for the pool; the stack's owner when empty.
     """
 
@@ -411,7 +411,7 @@ class Pool:
     def rebalances(self) -> bool:
         """Whether a spot instance may be replaced before its market asks for it, on a recommendation (AWS).
 
-        Of serving pools alone: what people or a training job run would end for a mere risk. And not of EFA
+        Of serving pools alone: jobs of users and training would end for a mere risk. And not of EFA
         pools, whose instances stand close together, nor of a fixed size (``size.min`` = ``size.max``), where
         there is no room for one instance more.
         """
@@ -458,7 +458,7 @@ class Budget:
         assume: what to count where no list has a price: instance type -> price of an hour on demand, or the
             name of a price in ``prices.toml``, such as ``disk`` -> price of its unit; in ``currency``.
         allow_overcommit: build the stack although its worst month would cost more than ``monthly``.
-        on_exceeded: only tell people, or also let training pools start no more machines.
+        on_exceeded: only notify, or also keep training pools from launching.
     """
 
     monthly: Positive = 5000
@@ -474,7 +474,7 @@ class Budget:
 
 @dataclass(frozen=True, config=EXACT)
 class Leftovers:
-    """Unattached volumes, unassociated addresses, long-stopped machines: listed, or removed if told so.
+    """Unattached volumes, unassociated addresses, long-stopped instances: listed, or also removed.
 
     Attributes:
         older_than_days: younger ones are passed over.
@@ -493,7 +493,7 @@ class Reaper:
         every_minutes: time between sweeps; 10 at most, since each of them meters the spend too, and an alarm
             on it is to come within 15 minutes.
         dry_run: decide, report and publish, but touch nothing.
-        max_actions: machines ended by one sweep, at most.
+        max_actions: instances terminated by one sweep, at most.
         max_percent: the same as a share of the fleet.
         time_zone: IANA name for quiet hours and weekends.
         leftovers: what to do with storage and addresses that nobody uses.
@@ -512,7 +512,7 @@ class Reaper:
 
 @dataclass(frozen=True, config=EXACT)
 class Image:
-    """The image every machine of the stack boots; exactly one of ``id`` and ``parameter``.
+    """The image every instance of the stack boots; exactly one of ``id`` and ``parameter``.
 
     Attributes:
         id: a fixed image id.

@@ -74,11 +74,13 @@ class AlicloudStack:
         """What the stack holds now. Changes nothing."""
         instances = self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
-        own = {one.id for one in instances}
+        own = {instance.id for instance in instances}
         return Holdings(
             instances,
-            tuple(self._store(one) for one in stores),
-            tuple(one for key in state.of(resources, state.KEYS) for one in self._remnants(key.id, own)),
+            tuple(self._store(store) for store in stores),
+            tuple(
+                remnant for key in state.of(resources, state.KEYS) for remnant in self._remnants(key.id, own)
+            ),
         )
 
     def instances(self, resources: Sequence[Resource], now: datetime) -> tuple[Instance, ...]:
@@ -90,8 +92,8 @@ class AlicloudStack:
         }
         tags = {"Tag.1.Key": TAG_STACK, "Tag.1.Value": self._stack.name}
         raw = self._tokens("DescribeInstances", "Instances", "Instance", **tags)
-        made = (_instance(one, members.get(one["InstanceId"], ""), now) for one in raw)
-        return tuple(one for one in made if one.group or one.managed)
+        made = (_instance(item, members.get(item["InstanceId"], ""), now) for item in raw)
+        return tuple(instance for instance in made if instance.group or instance.managed)
 
     def _members(self, group: str) -> Iterator[dict[str, Any]]:
         """The instances of a group, protected or not."""
@@ -123,25 +125,25 @@ class AlicloudStack:
                 return
             token = {"NextToken": str(page["NextToken"])}
 
-    def _store(self, one: Resource) -> Store:
-        kind = state.kind_of(self._stack.name, one)
+    def _store(self, resource: Resource) -> Store:
+        kind = state.kind_of(self._stack.name, resource)
         try:
-            if one.type in state.FILE_SYSTEMS:
-                holds, empty = self._size(one.id), False
+            if resource.type in state.FILE_SYSTEMS:
+                holds, empty = self._size(resource.id), False
             else:
-                holds, empty = self._versions(one.id)
+                holds, empty = self._versions(resource.id)
         except CannotCheckError as error:
             if not any(code in str(error) for code in ABSENT):
                 raise
             holds, empty = "gone already", True
-        return Store(kind, one.urn, one.id, holds, empty, one.protected)
+        return Store(kind, resource.urn, resource.id, holds, empty, resource.protected)
 
     def _size(self, file_system: str) -> str:
         answer = self._cloud.ask(
             "nas", "DescribeFileSystems", RegionId=self._stack.region, FileSystemId=file_system
         )
-        (found,) = listed(answer, "FileSystems", "FileSystem")
-        return f"{gib(float(found['MeteredSize']))} of {found['Capacity']} GiB"
+        (described,) = listed(answer, "FileSystems", "FileSystem")
+        return f"{gib(float(described['MeteredSize']))} of {described['Capacity']} GiB"
 
     def _versions(self, bucket: str) -> tuple[str, bool]:
         """What a bucket holds, in words, and whether that is nothing at all."""
@@ -151,7 +153,7 @@ class AlicloudStack:
                 more = True
                 break
             count += len(buckets.versions_in(page))
-            size += sum(one["Size"] for one in page.get("Versions", ()))
+            size += sum(version["Size"] for version in page.get("Versions", ()))
         words = f"{count:,} versions of objects, {gib(size)}"
         return (f"at least {words}" if more else words), count == 0
 
@@ -167,8 +169,8 @@ class AlicloudStack:
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
         """What is under the key and in no state: nothing of it can be read once the key is gone."""
         snapshots = self._tokens("DescribeSnapshots", "Snapshots", "Snapshot", Encrypted="true")
-        mine = {one["SnapshotId"] for one in snapshots if one.get("KMSKeyId") == key_id}
-        yield from (Remnant("snapshot", one) for one in sorted(mine))
+        mine = {snapshot["SnapshotId"] for snapshot in snapshots if snapshot.get("KMSKeyId") == key_id}
+        yield from (Remnant("snapshot", snapshot_id) for snapshot_id in sorted(mine))
         for image in self._images():
             disks = listed(image, "DiskDeviceMappings", "DiskDeviceMapping")
             if mine & {disk.get("SnapshotId") for disk in disks}:
@@ -201,12 +203,12 @@ class AlicloudStack:
         A group that was made without an expected number takes none later; its limit alone then empties it.
         """
         self._unprotect(group.id)
-        (found,) = self._cloud.ask(
+        (described,) = self._cloud.ask(
             "ess",
             "DescribeScalingGroups",
             **{"RegionId": self._stack.region, "ScalingGroupIds.1": group.id},
         )["ScalingGroups"]
-        expected = {"DesiredCapacity": "0"} if expects_a_number(found) else {}
+        expected = {"DesiredCapacity": "0"} if expects_a_number(described) else {}
         self._cloud.ask(
             "ess",
             "ModifyScalingGroup",
@@ -224,7 +226,7 @@ class AlicloudStack:
         ]
         for start in range(0, len(ids), UNPROTECTED_AT_ONCE):
             some = ids[start : start + UNPROTECTED_AT_ONCE]
-            named = {f"InstanceIds.{number}": one for number, one in enumerate(some, 1)}
+            named = {f"InstanceIds.{number}": instance_id for number, instance_id in enumerate(some, 1)}
             self._cloud.ask(
                 "ess",
                 "SetInstancesProtection",
@@ -238,7 +240,7 @@ class AlicloudStack:
         """Release stopped instances that no group has."""
         for start in range(0, len(ids), TERMINATED_AT_ONCE):
             some = ids[start : start + TERMINATED_AT_ONCE]
-            named = {f"InstanceId.{number}": one for number, one in enumerate(some, 1)}
+            named = {f"InstanceId.{number}": instance_id for number, instance_id in enumerate(some, 1)}
             self._cloud.ask("ecs", "DeleteInstances", RegionId=self._stack.region, Force="true", **named)
 
     def empty(self, bucket: str, note: Note) -> None:
@@ -247,14 +249,14 @@ class AlicloudStack:
 
     def schedule_key_deletion(self, key: Resource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""
-        found = self._cloud.ask("kms", "DescribeKey", KeyId=key.id)["KeyMetadata"]
-        if found["KeyState"] == "PendingDeletion":
+        metadata = self._cloud.ask("kms", "DescribeKey", KeyId=key.id)["KeyMetadata"]
+        if metadata["KeyState"] == "PendingDeletion":
             return
-        if found.get("DeletionProtection") == "Enabled":
+        if metadata.get("DeletionProtection") == "Enabled":
             self._cloud.ask(
                 "kms",
                 "SetDeletionProtection",
-                ProtectedResourceArn=found["Arn"],
+                ProtectedResourceArn=metadata["Arn"],
                 EnableDeletionProtection="false",
             )
         self._cloud.ask("kms", "ScheduleKeyDeletion", KeyId=key.id, PendingWindowInDays=str(days))

@@ -74,11 +74,13 @@ class AwsStack:
         """What the stack holds now. Changes nothing."""
         instances = self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
-        own = {one.id for one in instances}
+        own = {instance.id for instance in instances}
         return Holdings(
             instances,
-            tuple(self._store(one) for one in stores),
-            tuple(one for key in state.of(resources, state.KEYS) for one in self._remnants(key.id, own)),
+            tuple(self._store(store) for store in stores),
+            tuple(
+                remnant for key in state.of(resources, state.KEYS) for remnant in self._remnants(key.id, own)
+            ),
         )
 
     def instances(self, resources: Sequence[Resource], now: datetime) -> tuple[Instance, ...]:
@@ -88,20 +90,22 @@ class AwsStack:
             {"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]},
             {"Name": "instance-state-name", "Values": list(THERE)},
         ]
-        found = self._aws.pages("ec2", "describe_instances", "Reservations", Filters=filters)
-        raw = [one for reservation in found for one in reservation["Instances"]]
-        made = (_instance(one, members.get(one["InstanceId"], ""), now) for one in raw)
-        return tuple(one for one in made if one.group or one.managed)
+        reservations = self._aws.pages("ec2", "describe_instances", "Reservations", Filters=filters)
+        raw = [instance for reservation in reservations for instance in reservation["Instances"]]
+        made = (_instance(item, members.get(item["InstanceId"], ""), now) for item in raw)
+        return tuple(instance for instance in made if instance.group or instance.managed)
 
     def _members(self, groups: Sequence[Resource]) -> dict[str, str]:
         """Instance id -> its group."""
-        found: dict[str, str] = {}
-        names = [one.id for one in groups]
+        members: dict[str, str] = {}
+        names = [group.id for group in groups]
         for start in range(0, len(names), NAMED_AT_ONCE):
             some = names[start : start + NAMED_AT_ONCE]
             for group in self._groups(some):
-                found |= {one["InstanceId"]: group["AutoScalingGroupName"] for one in group["Instances"]}
-        return found
+                members |= {
+                    instance["InstanceId"]: group["AutoScalingGroupName"] for instance in group["Instances"]
+                }
+        return members
 
     def _groups(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         return self._aws.pages(
@@ -111,25 +115,29 @@ class AwsStack:
             AutoScalingGroupNames=list(names),
         )
 
-    def _store(self, one: Resource) -> Store:
-        kind = state.kind_of(self._stack.name, one)
+    def _store(self, resource: Resource) -> Store:
+        kind = state.kind_of(self._stack.name, resource)
         try:
-            if one.type in state.FILE_SYSTEMS:
-                holds, empty = self._size(one), False
+            if resource.type in state.FILE_SYSTEMS:
+                holds, empty = self._size(resource), False
             else:
-                holds, empty = self._versions(one.id)
+                holds, empty = self._versions(resource.id)
         except CannotCheckError as error:
             if not any(code in str(error) for code in ABSENT):
                 raise
             holds, empty = "gone already", True
-        return Store(kind, one.urn, one.id, holds, empty, one.protected)
+        return Store(kind, resource.urn, resource.id, holds, empty, resource.protected)
 
-    def _size(self, one: Resource) -> str:
-        if one.type == EFS:
-            (found,) = self._aws.ask("efs", "describe_file_systems", FileSystemId=one.id)["FileSystems"]
-            return gib(found["SizeInBytes"]["Value"])
-        (found,) = self._aws.ask("fsx", "describe_file_systems", FileSystemIds=[one.id])["FileSystems"]
-        return f"{found['StorageCapacity']:,} GiB large"
+    def _size(self, resource: Resource) -> str:
+        if resource.type == EFS:
+            (file_system,) = self._aws.ask("efs", "describe_file_systems", FileSystemId=resource.id)[
+                "FileSystems"
+            ]
+            return gib(file_system["SizeInBytes"]["Value"])
+        (file_system,) = self._aws.ask("fsx", "describe_file_systems", FileSystemIds=[resource.id])[
+            "FileSystems"
+        ]
+        return f"{file_system['StorageCapacity']:,} GiB large"
 
     def _versions(self, bucket: str) -> tuple[str, bool]:
         """What a bucket holds, in words, and whether that is nothing at all."""
@@ -139,7 +147,7 @@ class AwsStack:
                 more = True
                 break
             count += len(page.get("Versions", ())) + len(page.get("DeleteMarkers", ()))
-            size += sum(one["Size"] for one in page.get("Versions", ()))
+            size += sum(version["Size"] for version in page.get("Versions", ()))
         words = f"{count:,} versions of objects, {gib(size)}"
         return (f"at least {words}" if more else words), count == 0
 
@@ -157,17 +165,17 @@ class AwsStack:
         encrypted = [{"Name": "encrypted", "Values": ["true"]}]
         listed = partial(self._aws.pages, "ec2")
         mine = {
-            one["SnapshotId"]
-            for one in listed("describe_snapshots", "Snapshots", OwnerIds=["self"], Filters=encrypted)
-            if _is_under(one, key_id)
+            snapshot["SnapshotId"]
+            for snapshot in listed("describe_snapshots", "Snapshots", OwnerIds=["self"], Filters=encrypted)
+            if _is_under(snapshot, key_id)
         }
-        yield from (Remnant("snapshot", one) for one in sorted(mine))
+        yield from (Remnant("snapshot", remnant_id) for remnant_id in sorted(mine))
         for image in listed("describe_images", "Images", Owners=["self"]):
             disks = [disk.get("Ebs", {}) for disk in image.get("BlockDeviceMappings", [])]
             if mine & {disk.get("SnapshotId") for disk in disks}:
                 yield Remnant("image", image["ImageId"])
         for volume in listed("describe_volumes", "Volumes", Filters=encrypted):
-            holders = {one["InstanceId"] for one in volume.get("Attachments", [])}
+            holders = {attachment["InstanceId"] for attachment in volume.get("Attachments", [])}
             if _is_under(volume, key_id) and not holders & instances:
                 yield Remnant("volume", volume["VolumeId"])
         for backup in self._aws.pages("fsx", "describe_backups", "Backups"):
@@ -177,7 +185,7 @@ class AwsStack:
     def drain(self, group: Resource) -> None:
         """Size zero, and no instance protected any more: the group then ends each of them by its hook.
 
-        A group that somebody deleted beside Pulumi is empty.
+        A group that was deleted outside Pulumi is empty.
         """
         if not list(self._groups([group.id])):
             return
@@ -193,8 +201,12 @@ class AwsStack:
         self._unprotect(group.id)  # what was launched in between came protected
 
     def _unprotect(self, group: str) -> None:
-        for found in self._groups([group]):
-            ids = [one["InstanceId"] for one in found["Instances"] if one.get("ProtectedFromScaleIn")]
+        for described in self._groups([group]):
+            ids = [
+                instance["InstanceId"]
+                for instance in described["Instances"]
+                if instance.get("ProtectedFromScaleIn")
+            ]
             for start in range(0, len(ids), UNPROTECTED_AT_ONCE):
                 self._aws.ask(
                     "autoscaling",
@@ -214,8 +226,8 @@ class AwsStack:
 
     def schedule_key_deletion(self, key: Resource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""
-        found = self._aws.ask("kms", "describe_key", KeyId=key.id)["KeyMetadata"]
-        if found["KeyState"] != "PendingDeletion":
+        metadata = self._aws.ask("kms", "describe_key", KeyId=key.id)["KeyMetadata"]
+        if metadata["KeyState"] != "PendingDeletion":
             self._aws.ask("kms", "schedule_key_deletion", KeyId=key.id, PendingWindowInDays=days)
 
 
@@ -232,6 +244,6 @@ def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> Instance:
     )
 
 
-def _is_under(one: Mapping[str, Any], key_id: str) -> bool:
+def _is_under(encrypted: Mapping[str, Any], key_id: str) -> bool:
     """Whether a key id or ARN is that of the key."""
-    return str(one.get("KmsKeyId", "")).rpartition("/")[2] == key_id
+    return str(encrypted.get("KmsKeyId", "")).rpartition("/")[2] == key_id

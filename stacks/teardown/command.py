@@ -97,7 +97,7 @@ def destroy(
 
 
 def confirm(name: str) -> None:
-    """Have the person write the stack's name.
+    """Have the user write the stack's name.
 
     Raises:
         TeardownError: it was another, or nobody is there to write it.

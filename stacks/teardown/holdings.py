@@ -25,7 +25,7 @@ class Instance:
         pool: its pool, or empty.
         group: the scaling group it is in; empty for one that the sweep detached.
         hold: why a user or an administrator keeps it; empty for no hold.
-        managed: the sweep may end it; none of a stack with ``image.mode: none`` is.
+        managed: the sweep may terminate it; none of a stack with ``image.mode: none`` is.
     """
 
     id: str

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from stacks.settings import Stack
 from stacks.teardown.holdings import Instance
-from stacks.teardown.plan import Plan, key_days, lifting
+from stacks.teardown.plan import DestroyPlan, key_days, lifting
 
 REASON_PROTECTED = "protected"
 
 
-def lines(stack: Stack, plan: Plan) -> Iterator[str]:
+def lines(stack: Stack, plan: DestroyPlan) -> Iterator[str]:
     """What a destroy would do, a line each."""
     yield f"{stack.name}, {stack.cloud} {stack.region}, account {stack.account_id}"
     yield ""
@@ -30,27 +30,30 @@ def lines(stack: Stack, plan: Plan) -> Iterator[str]:
         yield f"To lift the protection: {lifting(stack)}."
 
 
-def _instances(plan: Plan) -> Iterator[str]:
-    for one in plan.draining:
-        yield f"terminate {one.id} {one.type}, pool {one.pool or '-'}: {_saves(one)}{_held(one.hold)}"
-    for one in plan.stopped:
-        place = f"{one.state}, in no group"
-        yield f"terminate {one.id} {one.type}, pool {one.pool or '-'}: {place}{_held(one.hold)}"
+def _instances(plan: DestroyPlan) -> Iterator[str]:
+    for instance in plan.draining:
+        yield f"{_terminates(instance)}: {_saves(instance)}{_held(instance.hold)}"
+    for stopped in plan.stopped:
+        yield f"{_terminates(stopped)}: {stopped.state}, in no group{_held(stopped.hold)}"
     if not plan.draining and not plan.stopped:
         yield "terminate no instance: none is there"
 
 
-def _saves(one: Instance) -> str:
-    if one.stopped:
+def _terminates(instance: Instance) -> str:
+    return f"terminate {instance.id} {instance.type}, pool {instance.pool or '-'}"
+
+
+def _saves(instance: Instance) -> str:
+    if instance.stopped:
         return "is stopped and saves nothing"
-    return "has its lifecycle hook's time to save" if one.managed else "runs no agent and saves nothing"
+    return "has its lifecycle hook's time to save" if instance.managed else "runs no agent and saves nothing"
 
 
 def _held(hold: str) -> str:
     return f" (held: {hold})" if hold else ""
 
 
-def afterwards(stack: Stack, plan: Plan) -> Iterator[str]:
+def afterwards(stack: Stack, plan: DestroyPlan) -> Iterator[str]:
     """What is left, and how to go on with it."""
     if not plan.kept and not plan.key_kept:
         yield f"{stack.name} is destroyed. `pulumi stack rm {stack.name}` forgets its history."

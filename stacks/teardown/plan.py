@@ -17,7 +17,7 @@ GUARDS = ("groupDeletionProtection", "deletionProtection")
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a person asked for.
+    """What a user asked for.
 
     Attributes:
         delete_data: kinds of data to give up.
@@ -31,7 +31,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DestroyPlan:
     """What happens to what.
 
     Attributes:
@@ -60,14 +60,14 @@ class Plan:
         return frozenset(store.urn for store, _ in self.kept)
 
 
-def plan(stack: Stack, resources: Sequence[Resource], holdings: Holdings, wishes: Wishes) -> Plan:
+def plan(stack: Stack, resources: Sequence[Resource], holdings: Holdings, wishes: Wishes) -> DestroyPlan:
     """Decide; nothing is kept or deleted but what stands here.
 
     Args:
         stack: the settings.
         resources: of the state.
         holdings: what the cloud says.
-        wishes: of the person.
+        wishes: of the user.
     """
     kept: list[tuple[Store, str]] = []
     given_up: list[Store] = []
@@ -79,10 +79,10 @@ def plan(stack: Stack, resources: Sequence[Resource], holdings: Holdings, wishes
         else:
             (empty if store.empty else given_up).append(store)
     staying = state.closure(resources, state.kept_with(resources, {store.urn for store, _ in kept}))
-    going = [one for one in state.real(resources) if one.urn not in staying]
-    return Plan(
-        draining=tuple(one for one in holdings.instances if one.group),
-        stopped=tuple(one for one in holdings.instances if not one.group),
+    going = [resource for resource in state.real(resources) if resource.urn not in staying]
+    return DestroyPlan(
+        draining=tuple(instance for instance in holdings.instances if instance.group),
+        stopped=tuple(instance for instance in holdings.instances if not instance.group),
         given_up=tuple(given_up),
         kept=tuple(kept),
         empty=tuple(empty),
@@ -116,14 +116,14 @@ def _key_kept_because(resources: Sequence[Resource], holdings: Holdings, data_ke
     if data_kept:
         return "the data that stays needs it"
     if holdings.remnants:
-        kinds = sorted({one.kind for one in holdings.remnants})
+        kinds = sorted({remnant.kind for remnant in holdings.remnants})
         listed = ", ".join(f"{_count(holdings, kind)} {kind}s" for kind in kinds)
         return f"needed by {listed}"
     return ""
 
 
 def _count(holdings: Holdings, kind: str) -> int:
-    return sum(one.kind == kind for one in holdings.remnants)
+    return sum(remnant.kind == kind for remnant in holdings.remnants)
 
 
 def lifting(stack: Stack) -> str:
@@ -139,45 +139,45 @@ def _protected(stack: Stack, holdings: Holdings, wishes: Wishes, going: Sequence
     named = sorted(
         store.kind for store in holdings.stores if store.protected and store.kind in wishes.delete_data
     )
-    found = [f"--delete-data {kind}: it is protected; {lifting(stack)}" for kind in named]
+    reasons = [f"--delete-data {kind}: it is protected; {lifting(stack)}" for kind in named]
     stores = {store.urn for store in holdings.stores}
     guarded = [
-        one.name
-        for one in going
-        if one.urn not in stores
-        and one.type not in state.KEYS
-        and (one.protected or any(one.inputs.get(guard) is True for guard in GUARDS))
+        resource.name
+        for resource in going
+        if resource.urn not in stores
+        and resource.type not in state.KEYS
+        and (resource.protected or any(resource.inputs.get(guard) is True for guard in GUARDS))
     ]
     if guarded:
-        found.append(f"{', '.join(guarded)}: protected against deletion; {lifting(stack)}")
-    return found
+        reasons.append(f"{', '.join(guarded)}: protected against deletion; {lifting(stack)}")
+    return reasons
 
 
 def _held(holdings: Holdings, wishes: Wishes) -> list[str]:
     if wishes.ignore_holds:
         return []
     return [
-        f"{one.id} ({one.pool or 'no pool'}) is held, {one.hold}; its user runs `gpu-fleet release` for it,"
-        " or --ignore-holds REASON"
-        for one in holdings.instances
-        if one.hold
+        f"{instance.id} ({instance.pool or 'no pool'}) is held, {instance.hold}; its user runs "
+        "`gpu-fleet release` for it, or --ignore-holds REASON"
+        for instance in holdings.instances
+        if instance.hold
     ]
 
 
 def _outside(stack: Stack, holdings: Holdings, wishes: Wishes) -> list[str]:
     """Instances in no group: their volumes need the key, and no drain reaches them."""
-    loose = [one for one in holdings.instances if not one.group]
-    stopped = [one.id for one in loose if one.stopped]
-    running = [one.id for one in loose if not one.stopped]
-    found = []
+    loose = [instance for instance in holdings.instances if not instance.group]
+    stopped = [instance.id for instance in loose if instance.stopped]
+    running = [instance.id for instance in loose if not instance.stopped]
+    reasons = []
     if stopped and not wishes.terminate_stopped:
-        found.append(
+        reasons.append(
             f"{', '.join(stopped)}: stopped by the sweep, in no group, with volumes under the stack's key;"
             " start and save what is on them, or --terminate-stopped, which deletes their volumes"
         )
     if running:
-        found.append(
+        reasons.append(
             f"{', '.join(running)}: running in no group, so no drain reaches them; attach them to a group of"
             f" {stack.name}, or stop them and use --terminate-stopped"
         )
-    return found
+    return reasons

@@ -13,7 +13,7 @@ from stacks.settings import Stack
 from stacks.teardown import state
 from stacks.teardown.errors import StillThereError
 from stacks.teardown.holdings import Cloud, Instance, Note
-from stacks.teardown.plan import Plan, Wishes, key_days, plan
+from stacks.teardown.plan import DestroyPlan, Wishes, key_days, plan
 from stacks.teardown.state import Resource
 
 # The drain hook holds an instance for 900 s (fleet.py, DRAIN_S), and it then shuts down.
@@ -44,8 +44,8 @@ class Teardown:
         stack: the settings.
         cloud: where it stands.
         engine: deletes what is in the state.
-        wishes: of the person.
-        note: tells the person.
+        wishes: of the user.
+        note: shows a line to the user.
         clock, sleep: time, as tests give it.
         drain_s: how long instances may take to leave.
     """
@@ -59,13 +59,13 @@ class Teardown:
     sleep: Callable[[float], None] = time.sleep
     drain_s: float = DRAIN_S
 
-    def look(self) -> tuple[tuple[Resource, ...], Plan]:
+    def look(self) -> tuple[tuple[Resource, ...], DestroyPlan]:
         """State and plan as they are now; changes nothing."""
         resources = self.engine.resources()
         holdings = self.cloud.look(resources, self.clock())
         return resources, plan(self.stack, resources, holdings, self.wishes)
 
-    def run(self, resources: Sequence[Resource], decided: Plan) -> Plan:
+    def run(self, resources: Sequence[Resource], decided: DestroyPlan) -> DestroyPlan:
         """Do it; gives what was found to be kept in the end.
 
         Args:
@@ -78,7 +78,7 @@ class Teardown:
             CannotCheckError: the cloud refused a call.
         """
         self._empty_fleet(resources, decided)
-        stores = {one.urn for one in state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)}
+        stores = {resource.urn for resource in state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)}
         self._delete_all_but(resources, state.kept_with(resources, stores))
         # From here on nothing of the stack writes any more.
         for store in decided.given_up:
@@ -92,12 +92,12 @@ class Teardown:
         return decided
 
     def _urns(self, types: frozenset[str]) -> set[str]:
-        return {one.urn for one in state.of(self.engine.resources(), types)}
+        return {resource.urn for resource in state.of(self.engine.resources(), types)}
 
-    def _empty_fleet(self, resources: Sequence[Resource], decided: Plan) -> None:
+    def _empty_fleet(self, resources: Sequence[Resource], decided: DestroyPlan) -> None:
         """Every instance leaves through its group's hook; the stopped ones, where asked, at once."""
         if decided.stopped:
-            ids = [one.id for one in decided.stopped]
+            ids = [instance.id for instance in decided.stopped]
             self.note(f"terminating {len(ids)} stopped: {', '.join(ids)}")
             self.cloud.terminate(ids)
         groups = state.of(resources, state.GROUPS)
@@ -122,10 +122,10 @@ class Teardown:
     def _delete_all_but(self, resources: Sequence[Resource], keep: frozenset[str]) -> None:
         """Nothing is asked of the engine where nothing would be deleted: it would fail on protected parts."""
         staying = state.closure(resources, keep)
-        if any(one.urn not in staying for one in state.real(resources)):
+        if any(resource.urn not in staying for resource in state.real(resources)):
             self.engine.destroy(keep)
 
-    def _let_the_key_go(self, decided: Plan) -> None:
+    def _let_the_key_go(self, decided: DestroyPlan) -> None:
         """Scheduled while it is still in the state: a destroy that is cut off here finds it again."""
         resources = self.engine.resources()
         if decided.key_kept or not resources:
@@ -138,6 +138,6 @@ class Teardown:
 
 
 def _named(instances: Sequence[Instance]) -> str:
-    shown = ", ".join(one.id for one in instances[:5])
+    shown = ", ".join(instance.id for instance in instances[:5])
     more = f" and {len(instances) - 5} more" if len(instances) > 5 else ""  # noqa: PLR2004 - as above
     return f"{shown}{more}"

@@ -72,8 +72,8 @@ def read(text: str) -> tuple[Resource, ...]:
         TeardownError: it is no export of a stack.
     """
     try:
-        found = (json.loads(text).get("deployment") or {}).get("resources") or []
-        return tuple(_resource(one) for one in found if not one.get("delete"))
+        listed = (json.loads(text).get("deployment") or {}).get("resources") or []
+        return tuple(_resource(raw) for raw in listed if not raw.get("delete"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TeardownError(f"`pulumi stack export` printed no state: {error}") from error
 
@@ -102,7 +102,7 @@ def _resource(raw: dict[str, Any]) -> Resource:
 
 def of(resources: Iterable[Resource], types: Collection[str]) -> list[Resource]:
     """Those of some types."""
-    return [one for one in resources if one.type in types]
+    return [resource for resource in resources if resource.type in types]
 
 
 def kind_of(stack: str, store: Resource) -> str:
@@ -116,33 +116,33 @@ def kept_with(resources: Sequence[Resource], stores: Collection[str]) -> frozens
     The engine itself keeps what these depend on. It would not keep what depends on them, and states of older
     releases know neither that settings go with their store nor that a bucket needs the key.
     """
-    chosen = {one.urn for one in resources if one.urn in stores}
-    settings = {one.urn for one in of(resources, SETTINGS) if one.needs & chosen}
+    chosen = {resource.urn for resource in resources if resource.urn in stores}
+    settings = {resource.urn for resource in of(resources, SETTINGS) if resource.needs & chosen}
     return frozenset(chosen | settings | key_parts(resources))
 
 
 def key_parts(resources: Iterable[Resource]) -> frozenset[str]:
     """The key and its alias."""
-    return frozenset(one.urn for one in of(resources, KEYS | ALIASES))
+    return frozenset(resource.urn for resource in of(resources, KEYS | ALIASES))
 
 
 def closure(resources: Iterable[Resource], chosen: Collection[str]) -> frozenset[str]:
     """Some resources with everything that they depend on: what ``--exclude`` keeps."""
-    by_urn = {one.urn: one for one in resources}
-    found: set[str] = set()
+    by_urn = {resource.urn: resource for resource in resources}
+    urns: set[str] = set()
     ahead = [urn for urn in chosen if urn in by_urn]
     while ahead:
         urn = ahead.pop()
-        if urn not in found:
-            found.add(urn)
+        if urn not in urns:
+            urns.add(urn)
             ahead += [other for other in by_urn[urn].needs if other in by_urn]
-    return frozenset(found)
+    return frozenset(urns)
 
 
 def real(resources: Iterable[Resource]) -> list[Resource]:
     """What stands in the cloud: no components, no providers, not the stack itself."""
     return [
-        one
-        for one in resources
-        if one.id and one.type != STACK_TYPE and not one.type.startswith(PROVIDER_PREFIX)
+        resource
+        for resource in resources
+        if resource.id and resource.type != STACK_TYPE and not resource.type.startswith(PROVIDER_PREFIX)
     ]

@@ -23,7 +23,7 @@ from moto.ssm.models import Command
 from image.readiness.__main__ import write_report
 from image.readiness.checks import Finding
 from stacks.acceptance.account import TAG_KEEP_UNTIL
-from stacks.rehearsal import cast, first_boot, machines, processes, sweeps
+from stacks.rehearsal import cast, first_boot, instances, processes, sweeps
 from stacks.rehearsal.cast import META_DATA, RESTS, Part, Player
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.metadata import NOTICE, metadata_service
@@ -99,7 +99,7 @@ class Box:
 
     @property
     def id(self) -> str:
-        return self.player.machine.id
+        return self.player.instance.id
 
     @property
     def folder(self) -> Path:
@@ -161,34 +161,34 @@ class Fleet:
                     process.wait(REAL_SECONDS_A_LOOK)
 
     def _running(self) -> list[Box]:
-        alive = machines.running(machines.launched(self.clients, self.stack))
+        alive = instances.running(instances.launched(self.clients, self.stack))
         return [box for key, box in self.boxes.items() if key in alive]
 
     def _find_instances(self) -> None:
         """Moto launches at the wall's time, on demand, and boots nothing."""
         templates = self.rehearsed.outputs["launch_template_ids"]
-        for machine in machines.launched(self.clients, self.stack):
-            if machine.id in self.boxes or machine.state != "running":
+        for instance in instances.launched(self.clients, self.stack):
+            if instance.id in self.boxes or instance.state != "running":
                 continue
             backend = get_backend("ec2")[self.clients.account_id][self.clients.region]
-            machines.date_back(self.clients, machine.id, self.clock.now())
-            if machine.pool == "spot":
-                backend.get_instance(machine.id).lifecycle = "spot"
-            user_data = machines.user_data(self.clients, templates[machine.pool])
-            self.boxes[machine.id] = self._booted(machine, user_data)
+            instances.date_back(self.clients, instance.id, self.clock.now())
+            if instance.pool == "spot":
+                backend.get_instance(instance.id).lifecycle = "spot"
+            user_data = instances.user_data(self.clients, templates[instance.pool])
+            self.boxes[instance.id] = self._booted(instance, user_data)
 
-    def _booted(self, machine: machines.Machine, user_data: str) -> Box:
-        folder = self.folder / machine.id
+    def _booted(self, instance: instances.LaunchedInstance, user_data: str) -> Box:
+        folder = self.folder / instance.id
         root = folder / "root"
         (folder / "keep").mkdir(parents=True)
         metadata = self._ended.enter_context(metadata_service())
-        metadata.give_role(machine.pool)
-        metadata.answers[f"{META_DATA}/instance-id"] = machine.id
-        metadata.answers[f"{META_DATA}/instance-type"] = machine.type
+        metadata.give_role(instance.pool)
+        metadata.answers[f"{META_DATA}/instance-id"] = instance.id
+        metadata.answers[f"{META_DATA}/instance-type"] = instance.type
         first_boot.boot(user_data, root, cast.services(metadata), folder / "boot.log")
         self._install_stand_ins(root)
         watched = self._ended.enter_context(processes.child(RESTS, folder / "people.log"))
-        player = Player(Part(machine.pool, RESTS), machine, metadata, folder, root, watched)
+        player = Player(Part(instance.pool, RESTS), instance, metadata, folder, root, watched)
         return Box(player, self.clock.now(), self.clock.now())
 
     def _install_stand_ins(self, root: Path) -> None:
@@ -313,7 +313,7 @@ class Fleet:
 
     def _sweep(self) -> None:
         now = self.clock.now()
-        idle = [box for box in self._running() if box.player.machine.pool == "people"]
+        idle = [box for box in self._running() if box.player.instance.pool == "people"]
         held = any(f"{META_DATA}/tags/instance/{TAG_KEEP_UNTIL}" in self._tags(box) for box in idle)
         # the first comes on time: the meter counts from it on
         every = SWEEP_WHILE_HELD if held and self.swept_at is not None else SWEEP_EVERY

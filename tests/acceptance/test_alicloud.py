@@ -301,7 +301,9 @@ def test_an_erdma_pool_is_held_to_its_interface(account, cloud, traffic, kept):
 
     found = made(stack(pools=pools), cloud.clock).kept({"people": ["group-people"]})
 
-    assert [one.asked == one.found for one in found if one.setting == "NetworkInterfaceTrafficMode"] == [kept]
+    assert [row.asked == row.actual for row in found if row.setting == "NetworkInterfaceTrafficMode"] == [
+        kept
+    ]
 
 
 NONE = {"min": 0, "desired": 0, "max": 1}

@@ -297,7 +297,7 @@ def test_the_evidence_hides_the_account_and_names_calls_times_and_versions(play)
 
 
 def test_the_evidence_is_there_after_every_step(play, tmp_path):
-    """A machine that is switched off in the middle leaves what had been seen."""
+    """An instance that is switched off in the middle leaves what had been seen."""
     seen = []
 
     class Watching(PretendCloud):

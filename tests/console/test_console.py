@@ -130,7 +130,7 @@ def test_help_lists_the_commands_by_who_uses_them():
 
     titles = [f"{title}:" for title in SECTIONS]
     assert [line for line in shown.splitlines() if line in titles] == titles
-    assert shown.index("People") < shown.index("  keep ") < shown.index("Platform") < shown.index("  up ")
+    assert shown.index("Users of") < shown.index("  keep ") < shown.index("Platform") < shown.index("  up ")
 
 
 def test_an_unknown_command_is_answered_with_the_nearest():

@@ -33,7 +33,7 @@ class LaunchTemplates(Mocks):
         self.user_data: dict[str, str] = {}
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str, dict[str, Any]]:
-        """Write down what a launch template would hand its machines."""
+        """Write down what a launch template would hand its instances."""
         if args.typ in STARTS:
             self.user_data[args.name] = base64.b64decode(args.inputs["userData"]).decode()
         made = {"arn": f"arn:aws:mock:::{args.name}", "name": args.name}
@@ -48,7 +48,7 @@ class LaunchTemplates(Mocks):
 
 
 def user_data(stack: Stack) -> dict[str, str]:
-    """Launch template -> the text cloud-init would read on a machine started from it."""
+    """Launch template -> the text cloud-init would read on an instance started from it."""
     mocks = LaunchTemplates()
     build = build_aws if stack.cloud is Cloud.AWS else build_alicloud
 

@@ -14,8 +14,8 @@ from image.errors import BakeError, RequirementError
 
 
 @pytest.fixture
-def machine_that_may(monkeypatch):
-    """A machine on which nothing hinders a bake, and no package is installed by a test."""
+def instance_that_may(monkeypatch):
+    """An instance on which nothing hinders a bake, and no package is installed by a test."""
     monkeypatch.setattr(build_requirements, "hindrance", lambda: None)
     monkeypatch.setattr(build_requirements, "install", lambda packages: list(packages)[:0])
 
@@ -35,21 +35,21 @@ def test_not_root_is_one_message(tmp_path, monkeypatch):
         bake.check_machine(tmp_path)
 
 
-def test_a_machine_without_apt_is_told_what_it_needs(tmp_path, monkeypatch):
+def test_an_instance_without_apt_is_told_what_it_needs(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _name: None)
 
     with pytest.raises(RequirementError, match="apt-get is not on PATH: this needs Debian 12 or Ubuntu"):
         bake.check_machine(tmp_path)
 
 
-def test_no_disk_space_is_told_in_gib(tmp_path, machine_that_may, monkeypatch):
+def test_no_disk_space_is_told_in_gib(tmp_path, instance_that_may, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(100, 99, 2**30))
 
     with pytest.raises(RequirementError, match=r"1\.0 GiB free, a bake needs 8; use --output"):
         bake.check_machine(tmp_path)
 
 
-def test_a_failed_bake_leaves_nothing_under_the_final_name_and_keeps_its_log(tmp_path, machine_that_may):
+def test_a_failed_bake_leaves_nothing_under_the_final_name_and_keeps_its_log(tmp_path, instance_that_may):
     def make(folder, _listener):
         (folder / "rootfs").mkdir()
         (folder / "qemu.log").write_text("event=step-failed")
@@ -61,7 +61,7 @@ def test_a_failed_bake_leaves_nothing_under_the_final_name_and_keeps_its_log(tmp
     assert [file.name for file in tmp_path.iterdir()] == ["qemu.log"]
 
 
-def test_a_bake_of_the_same_inputs_is_taken_from_before(tmp_path, machine_that_may):
+def test_a_bake_of_the_same_inputs_is_taken_from_before(tmp_path, instance_that_may):
     made = []
 
     def make(folder, _listener):
@@ -76,7 +76,7 @@ def test_a_bake_of_the_same_inputs_is_taken_from_before(tmp_path, machine_that_m
     assert json.loads((first.folder / build.REPORT).read_text())["size_bytes"] == 7
 
 
-def test_a_bake_of_other_inputs_replaces_the_one_before(tmp_path, machine_that_may):
+def test_a_bake_of_other_inputs_replaces_the_one_before(tmp_path, instance_that_may):
     old = build.kept("rootfs", FILES, tmp_path, lambda *_: (7, {}), silent)
 
     new = build.kept("rootfs", FILES | {"lib.sh": b"changed"}, tmp_path, lambda *_: (7, {}), silent)
@@ -105,7 +105,7 @@ def test_a_place_that_cannot_be_written_is_one_message(tmp_path, monkeypatch):
     assert said.output.splitlines()[-1] == f"error: {tmp_path}/file/below: Not a directory; use --output"
 
 
-def test_a_disk_that_fills_up_is_one_message(tmp_path, machine_that_may, monkeypatch):
+def test_a_disk_that_fills_up_is_one_message(tmp_path, instance_that_may, monkeypatch):
     def fill(_root, folder, *_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "disk.raw"))
 

@@ -20,7 +20,7 @@ def cloud_builder(tmp_path):
     Gives what was said and, in their order, the calls.
     """
     if build_requirements.hindrance() is not None or shutil.which("unshare") is None:
-        pytest.skip("a step changes the machine: in mounts of its own, which need root and unshare")
+        pytest.skip("a step changes the instance: in mounts of its own, which need root and unshare")
     payload.write(payload.assemble(), tmp_path)
     for folder in ("sources.list.d", "preferences.d"):
         (tmp_path / "etc/apt" / folder).mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_the_modules_are_of_the_clouds_own_kernel_and_of_its_version(cloud_build
 def keys():
     """Two keys as an archive's maker publishes them: fingerprint -> the key in armour."""
     if shutil.which("gpg") is None:
-        pytest.skip("no gpg on this machine")
+        pytest.skip("no gpg on this instance")
     return dict(new_key(person) for person in ("maker", "stranger"))
 
 

@@ -32,38 +32,38 @@ def account(plain, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def machine(plain, account, tmp_path_factory):
+def instance(plain, account, tmp_path_factory):
     """The instance after its first heartbeat."""
     folder = tmp_path_factory.mktemp("first-boot")
-    with account.machine(plain, folder, nvml.files(folder)) as machine:
-        found = first_boot.until_heartbeat(machine, account.heartbeats)
+    with account.instance(plain, folder, nvml.files(folder)) as instance:
+        found = first_boot.until_heartbeat(instance, account.heartbeats)
         first_boot.record(found, "bootstrap_first_heartbeat_alicloud_s")
-        yield machine
+        yield instance
 
 
 @pytest.fixture(scope="module")
-def last_hours(account, machine):
-    return last_hours_of.lived(account, machine, SETTINGS)
+def last_hours(account, instance):
+    return last_hours_of.lived(account, instance, SETTINGS)
 
 
-def test_cloud_init_got_exactly_what_the_stack_registered(account, machine):
-    assert machine.run("cat /var/lib/cloud/instance/user-data.txt").rstrip() == account.user_data.rstrip()
+def test_cloud_init_got_exactly_what_the_stack_registered(account, instance):
+    assert instance.run("cat /var/lib/cloud/instance/user-data.txt").rstrip() == account.user_data.rstrip()
 
 
-def test_the_agent_sees_the_gpu_that_its_stack_expects(account, machine):
-    activity = json.loads(machine.run("cat /run/gpu-fleet/activity.json"))
+def test_the_agent_sees_the_gpu_that_its_stack_expects(account, instance):
+    activity = json.loads(instance.run("cat /run/gpu-fleet/activity.json"))
 
     assert (activity["instance_id"], activity["unknown"]) == (account.instance.id, [])
 
 
-def test_every_request_was_made_by_the_role_and_went_to_a_name_inside_the_network(account, machine):
+def test_every_request_was_made_by_the_role_and_went_to_a_name_inside_the_network(account, instance):
     records = account.rehearsed.outputs["bucket_uris"]["records"].removeprefix("oss://")
 
     assert account.front.refused == []
     assert {f"{records}.{OSS}", f"metrics-vpc.{REGION}.aliyuncs.com"} <= account.front.hosts()
 
 
-def test_status_outside_shows_the_instance(account, machine):
+def test_status_outside_shows_the_instance(account, instance):
     command = [sys.executable, "-m", "image.console", "status", "--stack", STACK]
 
     shown = subprocess.run(

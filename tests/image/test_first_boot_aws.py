@@ -6,7 +6,7 @@ there on everything on the instance is what that user data brings. What stands i
 names and refuses what is not signed by the role's keys, which only the metadata service hands out.
 
 Of the test are, on the disk: host names, one certificate authority, and a library in the place of NVIDIA's
-driver, for no emulated machine has a GPU. Hours pass at once where the pool's idle time and grace ask for it
+driver, for no emulated instance has a GPU. Hours pass at once where the pool's idle time and grace ask for it
 (``Aws.pass_hours`` says what is moved). The pool is ``spot``: the other one leaves weekends alone, and this
 test must run on each day.
 """
@@ -37,55 +37,55 @@ def account(plain, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def machine(plain, account, tmp_path_factory):
+def instance(plain, account, tmp_path_factory):
     """The instance after its first heartbeat."""
     folder = tmp_path_factory.mktemp("first-boot")
-    with account.machine(plain, folder, nvml.files(folder)) as machine:
-        first_boot.record(first_boot.until_heartbeat(machine, account.heartbeats))
-        yield machine
+    with account.instance(plain, folder, nvml.files(folder)) as instance:
+        first_boot.record(first_boot.until_heartbeat(instance, account.heartbeats))
+        yield instance
 
 
 @pytest.fixture(scope="module")
-def last_hours(account, machine):
-    return last_hours_of.lived(account, machine, SETTINGS)
+def last_hours(account, instance):
+    return last_hours_of.lived(account, instance, SETTINGS)
 
 
-def environment_of(machine, unit: str) -> dict[str, str]:
+def environment_of(instance, unit: str) -> dict[str, str]:
     """What the unit's main process was started with."""
-    words = machine.run(
+    words = instance.run(
         f"tr '\\0' '\\n' < /proc/$(systemctl show {unit} --value --property=MainPID)/environ"
     ).split("\n")
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def test_cloud_init_got_exactly_what_the_stack_registered(account, machine):
-    assert machine.run("cat /var/lib/cloud/instance/user-data.txt").rstrip() == account.user_data.rstrip()
-    assert machine.run("cloud-init query platform").strip() == "ec2"
+def test_cloud_init_got_exactly_what_the_stack_registered(account, instance):
+    assert instance.run("cat /var/lib/cloud/instance/user-data.txt").rstrip() == account.user_data.rstrip()
+    assert instance.run("cloud-init query platform").strip() == "ec2"
 
 
-def test_the_agent_runs_with_nothing_in_its_environment_that_leads_it(machine):
-    assert machine.run("systemctl is-active gpu-reaper").strip() == "active"
-    restarts = machine.run("systemctl show gpu-reaper --value --property=NRestarts").strip()
-    assert restarts == "0", machine.run("journalctl --no-pager --lines=60 --unit=gpu-reaper", 120)
+def test_the_agent_runs_with_nothing_in_its_environment_that_leads_it(instance):
+    assert instance.run("systemctl is-active gpu-reaper").strip() == "active"
+    restarts = instance.run("systemctl show gpu-reaper --value --property=NRestarts").strip()
+    assert restarts == "0", instance.run("journalctl --no-pager --lines=60 --unit=gpu-reaper", 120)
     assert not [
-        name for name in environment_of(machine, "gpu-reaper") if name.startswith(("AWS", "GPU_FLEET"))
+        name for name in environment_of(instance, "gpu-reaper") if name.startswith(("AWS", "GPU_FLEET"))
     ]
 
 
-def test_the_agent_sees_the_gpu_that_its_stack_expects(account, machine):
-    activity = json.loads(machine.run("cat /run/gpu-fleet/activity.json"))
+def test_the_agent_sees_the_gpu_that_its_stack_expects(account, instance):
+    activity = json.loads(instance.run("cat /run/gpu-fleet/activity.json"))
 
     assert (activity["instance_id"], activity["unknown"]) == (account.instance.id, [])
     assert activity["gpu_memory_used_percent"] == pytest.approx(100 / 24)
 
 
-def test_the_gate_has_spoken(machine):
-    report = json.loads(machine.run("cat /run/gpu-fleet/ready.json"))
+def test_the_gate_has_spoken(instance):
+    report = json.loads(instance.run("cat /run/gpu-fleet/ready.json"))
 
     assert report["checks"]["gpu_count"] == {"ok": True, "detail": "1 of 1 GPUs"}
 
 
-def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(account, machine):
+def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(account, instance):
     assert account.front.refused == []
     assert {
         f"monitoring.{REGION}.amazonaws.com",
@@ -93,7 +93,7 @@ def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(
     } <= account.front.hosts()
 
 
-def test_status_outside_shows_the_instance(account, machine):
+def test_status_outside_shows_the_instance(account, instance):
     command = [sys.executable, "-m", "image.console", "status", "--stack", STACK]
 
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

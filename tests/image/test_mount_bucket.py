@@ -1,4 +1,4 @@
-"""A bucket as a folder: on each cloud the machine's own role signs."""
+"""A bucket as a folder: on each cloud the instance's own role signs."""
 
 import json
 import os
@@ -132,7 +132,7 @@ def test_the_keys_of_the_role_are_told_as_the_sdk_of_aws_asks_for_them():
     }
 
 
-def test_a_machine_without_a_role_is_one_line():
+def test_an_instance_without_a_role_is_one_line():
     with metadata_server("alicloud") as service:
         done = credentials(service.base)
 

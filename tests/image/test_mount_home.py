@@ -1,4 +1,4 @@
-"""How a machine mounts the shared homes: each cloud's file system speaks its own NFS."""
+"""How an instance mounts the shared homes: each cloud's file system speaks its own NFS."""
 
 import os
 import re
@@ -12,7 +12,7 @@ UNIT = SCRIPT.parents[3] / "etc/systemd/system/home-tunnel.service"
 
 
 @pytest.fixture
-def machine(tmp_path):
+def instance(tmp_path):
     """Programs that only say how they were called; nothing is mounted."""
     (tmp_path / "mount").write_text('#!/bin/sh\necho "mount $*"\n')
     (tmp_path / "mountpoint").write_text("#!/bin/sh\nexit 1\n")
@@ -23,19 +23,19 @@ def machine(tmp_path):
     return tmp_path
 
 
-def run(machine, text, *arguments):
-    (machine / "instance.toml").write_text(text)
+def run(instance, text, *arguments):
+    (instance / "instance.toml").write_text(text)
     environment = os.environ | {
-        "PATH": f"{machine}:{os.environ['PATH']}",
-        "GPU_FLEET_INSTANCE_FILE": str(machine / "instance.toml"),
+        "PATH": f"{instance}:{os.environ['PATH']}",
+        "GPU_FLEET_INSTANCE_FILE": str(instance / "instance.toml"),
     }
     return subprocess.run(
         ["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False
     )
 
 
-def mounted(machine, text):
-    done = run(machine, text)
+def mounted(instance, text):
+    done = run(instance, text)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -44,15 +44,15 @@ EFS = 'cloud = "aws"\nhome_file_system = "fs-1.efs.example"\n'
 NAS = 'cloud = "alicloud"\nhome_file_system = "1.extreme.nas.example"\n'
 
 
-def test_efs_which_refuses_plain_connections_is_mounted_through_the_tunnel(machine):
-    told = mounted(machine, EFS)
+def test_efs_which_refuses_plain_connections_is_mounted_through_the_tunnel(instance):
+    told = mounted(instance, EFS)
 
     assert "-t nfs4 -o nfsvers=4.1,port=20049," in told
     assert "127.0.0.1:/ /home" in told
 
 
-def test_the_tunnel_leads_to_the_file_system_and_to_no_other(machine):
-    done = run(machine, EFS, "tunnel")
+def test_the_tunnel_leads_to_the_file_system_and_to_no_other(instance):
+    done = run(instance, EFS, "tunnel")
 
     told = done.stdout.splitlines()
     assert told[0] == "stunnel4 -fd 0"
@@ -78,23 +78,23 @@ def test_only_homes_on_efs_start_the_tunnel(tmp_path, text, needed):
     assert all(subprocess.run(["sh", "-c", one], check=False).returncode == 0 for one in conditions) is needed
 
 
-def test_a_name_that_nobody_knows_is_one_line(machine):
-    done = run(machine, 'cloud = "aws"\nhome_file_system = "fs-1.efs.nowhere"\n')
+def test_a_name_that_nobody_knows_is_one_line(instance):
+    done = run(instance, 'cloud = "aws"\nhome_file_system = "fs-1.efs.nowhere"\n')
 
     assert done.returncode == 1
     assert done.stderr.endswith("home_file_system = 'fs-1.efs.nowhere': no such host\n")
 
 
-def test_extreme_nas_is_mounted_by_version_3_from_its_share(machine):
-    told = mounted(machine, NAS)
+def test_extreme_nas_is_mounted_by_version_3_from_its_share(instance):
+    told = mounted(instance, NAS)
 
     assert "-t nfs -o vers=3,nolock,noacl,proto=tcp," in told
     assert "1.extreme.nas.example:/share /home" in told
 
 
 @pytest.mark.parametrize("cloud", ["aws", "alicloud"])
-def test_a_stack_without_homes_leaves_them_on_the_root_disk(machine, cloud):
-    told = mounted(machine, f'cloud = "{cloud}"\nhome_file_system = ""\n')
+def test_a_stack_without_homes_leaves_them_on_the_root_disk(instance, cloud):
+    told = mounted(instance, f'cloud = "{cloud}"\nhome_file_system = ""\n')
 
     assert told == "event=home-on-root-disk reason=no-home-file-system\n"
 

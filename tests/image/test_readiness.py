@@ -31,11 +31,11 @@ def bent(**changes):
     return replace(SOUND, gpus=(SOUND.gpus[0], replace(SOUND.gpus[1], **changes)))
 
 
-def test_a_sound_machine_passes_every_check():
+def test_a_sound_instance_passes_every_check():
     assert failed(SOUND) == {}
 
 
-def test_a_machine_without_its_gpus_says_how_many_and_why():
+def test_an_instance_without_its_gpus_says_how_many_and_why():
     seen = Seen(efa_interfaces=4, driver_problem="Driver Not Loaded")
 
     assert failed(seen, Expected(gpus=8)) == {"gpu_count": "0 of 8 GPUs: Driver Not Loaded"}
@@ -80,7 +80,7 @@ def test_a_fatal_error_in_the_kernels_log_fails(code):
     assert failed(replace(SOUND, kernel_log=log)) == {"xid": f"Xid {code} on PCI:0000:10:1c"}
 
 
-def test_an_error_of_a_program_is_not_the_machines_fault():
+def test_an_error_of_a_program_is_not_the_instances_fault():
     assert failed(replace(SOUND, kernel_log="NVRM: Xid (PCI:0000:10:1c): 31, pid=7, a bad pointer\n")) == {}
 
 
@@ -117,7 +117,7 @@ def test_rdma_devices_are_counted_by_their_driver(tmp_path):
 
 
 class NoDriver:
-    """Speaks like pynvml on a machine whose driver is not loaded."""
+    """Speaks like pynvml on an instance whose driver is not loaded."""
 
     class NVMLError(Exception):
         pass
@@ -128,7 +128,7 @@ class NoDriver:
 
 
 class OneGpu(NoDriver):
-    """Speaks like pynvml on a machine with one sound GPU that has no NVLink."""
+    """Speaks like pynvml on an instance with one sound GPU that has no NVLink."""
 
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_FEATURE_DISABLED = NVML_NVLINK_MAX_LINKS = 0
 

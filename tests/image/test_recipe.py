@@ -38,9 +38,9 @@ def tools():
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory):
+def instance(tmp_path_factory):
     """A root with our units, and something to run wherever one of them wants a program or other units."""
-    root = tmp_path_factory.mktemp("machine")
+    root = tmp_path_factory.mktemp("instance")
     shutil.copytree(IMAGE / "rootfs", root, dirs_exist_ok=True)
     units = root / "etc/systemd/system"
     for name in (
@@ -80,11 +80,11 @@ def test_a_script_stops_at_its_first_error(script):
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
-def test_systemd_accepts_the_unit(machine, unit):
+def test_systemd_accepts_the_unit(instance, unit):
     name = unit.name.replace("@.", "@name.")
 
     checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={machine}", name],
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", f"--root={instance}", name],
         capture_output=True,
         text=True,
         check=False,
@@ -94,9 +94,9 @@ def test_systemd_accepts_the_unit(machine, unit):
     assert checked.stderr == ""
 
 
-def test_systemd_accepts_the_unit_of_the_user_data(machine, tmp_path):
+def test_systemd_accepts_the_unit_of_the_user_data(instance, tmp_path):
     root = tmp_path / "root"
-    shutil.copytree(machine, root)
+    shutil.copytree(instance, root)
     program = root / user_data.PROGRAM.lstrip("/")
     program.parent.mkdir(parents=True, exist_ok=True)
     program.touch()
@@ -112,9 +112,9 @@ def test_systemd_accepts_the_unit_of_the_user_data(machine, tmp_path):
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_systemd_refuses_a_unit_with_a_typo(machine, tmp_path):
+def test_systemd_refuses_a_unit_with_a_typo(instance, tmp_path):
     root = tmp_path / "root"
-    shutil.copytree(machine, root)
+    shutil.copytree(instance, root)
     unit = root / "etc/systemd/system/scratch.service"
     unit.write_text(unit.read_text().replace("RemainAfterExit=", "RemainAfterExt="))
 

@@ -34,7 +34,7 @@ PRIVATE_KEY = re.compile(
     rb"-----BEGIN (?:OPENSSH |RSA |EC |DSA |ENCRYPTED )?PRIVATE KEY-----\n[A-Za-z0-9+/=\n]{64}"
 )
 TOKENS = re.compile(rb"\b(?:AKIA[0-9A-Z]{16}|LTAI[0-9A-Za-z]{16,20}|ghp_[0-9A-Za-z]{36}|hf_[A-Za-z]{34})\b")
-# Where a machine's own secrets would lie; packages bring examples of keys elsewhere.
+# Where an instance's own secrets would lie; packages bring examples of keys elsewhere.
 SECRET_PLACES = ("etc", "root", "home", "opt/gpu-fleet/lib", "var/lib", "srv", "usr/local")
 LARGEST_GIB = 3.5
 
@@ -110,7 +110,7 @@ def test_the_driver_loads_where_there_is_a_gpu_and_not_on_every_boot(host):
     assert 'ATTR{vendor}=="0x10de"' in host.file("/etc/udev/rules.d/70-gpu-fleet-nvidia.rules").content_string
 
 
-def test_no_machine_shares_an_identity(host):
+def test_no_instance_shares_an_identity(host):
     assert host.file("/etc/machine-id").content_string == ""
     assert not [name for name in host.file("/etc/ssh").listdir() if name.startswith("ssh_host_")]
     assert not host.file("/var/lib/systemd/random-seed").exists

@@ -20,8 +20,8 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def machine(tmp_path):
-    """Runs the program on a machine with two disks; gives its exit status, what it said, and the calls."""
+def instance(tmp_path):
+    """Runs the program on an instance with two disks; gives its exit status, what it said, and the calls."""
     if os.geteuid() != 0:
         pytest.skip("block devices are made by root")
     links = tmp_path / "dev/disk/by-id"
@@ -61,8 +61,8 @@ def made(calls):
     return [call for call in calls if call.startswith(("mdadm --create", "mkfs.xfs"))]
 
 
-def test_blank_disks_become_one_file_system(machine):
-    status, _, calls = machine()
+def test_blank_disks_become_one_file_system(instance):
+    status, _, calls = instance()
 
     assert status == 0
     create, mkfs = made(calls)
@@ -70,16 +70,16 @@ def test_blank_disks_become_one_file_system(machine):
     assert mkfs == "mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"
 
 
-def test_what_a_reboot_finds_is_mounted_as_it_is(machine):
-    status, _, calls = machine(LABELLED="/dev/md127")
+def test_what_a_reboot_finds_is_mounted_as_it_is(instance):
+    status, _, calls = instance(LABELLED="/dev/md127")
 
     assert status == 0
     assert made(calls) == []
     assert any(call.startswith("mount -o noatime /dev/md127") for call in calls)
 
 
-def test_a_stripe_of_which_a_disk_is_missing_is_left_as_it_is(machine):
-    status, said, calls = machine(HELD_BY="/dev/nvme1n1", HELD="linux_raid_member")
+def test_a_stripe_of_which_a_disk_is_missing_is_left_as_it_is(instance):
+    status, said, calls = instance(HELD_BY="/dev/nvme1n1", HELD="linux_raid_member")
 
     assert status == 1
     assert said.startswith(
@@ -88,19 +88,19 @@ def test_a_stripe_of_which_a_disk_is_missing_is_left_as_it_is(machine):
     assert made(calls) == []
 
 
-def test_an_array_without_a_file_system_gets_one(machine, tmp_path):
+def test_an_array_without_a_file_system_gets_one(instance, tmp_path):
     block_device(tmp_path / "dev/md/gpu-scratch")
 
-    status, _, calls = machine(HELD_BY="n1", HELD="linux_raid_member")
+    status, _, calls = instance(HELD_BY="n1", HELD="linux_raid_member")
 
     assert status == 0
     assert made(calls) == ["mkfs.xfs -q -f -K -L gpu-scratch /dev/md/gpu-scratch"]
 
 
-def test_an_array_with_somebody_elses_file_system_is_left_as_it_is(machine, tmp_path):
+def test_an_array_with_somebody_elses_file_system_is_left_as_it_is(instance, tmp_path):
     block_device(tmp_path / "dev/md/gpu-scratch")
 
-    status, _, calls = machine(HELD_BY="/md/gpu-scratch", HELD="ext4")
+    status, _, calls = instance(HELD_BY="/md/gpu-scratch", HELD="ext4")
 
     assert status == 1
     assert made(calls) == []

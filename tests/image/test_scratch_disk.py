@@ -25,8 +25,8 @@ def service(monkeypatch):
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """A machine that sees these disks, writes down what is run on it, and has its /scratch here."""
+def instance(monkeypatch, tmp_path):
+    """An instance that sees these disks, writes down what is run on it, and has its /scratch here."""
     told: list[tuple[str, ...]] = []
     listing = {
         "blockdevices": [device("/dev/vda", "bp1root", children=[part("/")]), device("/dev/vdb", "bp1data")]
@@ -57,7 +57,7 @@ def part(mounted):
     return {"path": "/dev/vda1", "type": "part", "serial": None, "fstype": "ext4", "mountpoints": [mounted]}
 
 
-def test_the_stack_and_the_machine_name_the_disk_alike():
+def test_the_stack_and_the_instance_name_the_disk_alike():
     assert launch.SCRATCH_DISK == scratch_disk.NAME
 
 
@@ -65,17 +65,17 @@ def test_the_disk_is_found_by_the_name_that_the_stack_gave_it(service):
     assert serial_of(Metadata("alicloud"), "scratch") == "bp1data"
 
 
-def test_a_machine_without_such_a_disk_keeps_scratch_where_it_is(service, machine):
+def test_an_instance_without_such_a_disk_keeps_scratch_where_it_is(service, instance):
     service.says("disks/bp1data/name", "somebodys")
 
     assert scratch_disk.main() == 0
-    assert machine[1] == []
+    assert instance[1] == []
 
 
-def test_a_blank_disk_gets_a_file_system_and_is_mounted(service, machine, tmp_path):
+def test_a_blank_disk_gets_a_file_system_and_is_mounted(service, instance, tmp_path):
     assert scratch_disk.main() == 0
 
-    assert machine[1][1:] == [
+    assert instance[1][1:] == [
         ("mkfs.xfs", "-q", "-K", "-L", "gpu-scratch", "/dev/vdb"),
         ("mount", "-o", "noatime", "/dev/vdb", str(tmp_path / "scratch")),
     ]
@@ -83,12 +83,12 @@ def test_a_blank_disk_gets_a_file_system_and_is_mounted(service, machine, tmp_pa
         assert oct((tmp_path / folder).stat().st_mode)[-4:] == "1777"
 
 
-def test_after_a_reboot_what_the_disk_holds_stays(service, machine):
-    machine[0]["blockdevices"][1].update(fstype="xfs", label="gpu-scratch")
+def test_after_a_reboot_what_the_disk_holds_stays(service, instance):
+    instance[0]["blockdevices"][1].update(fstype="xfs", label="gpu-scratch")
 
     assert scratch_disk.main() == 0
 
-    assert [command[0] for command in machine[1][1:]] == ["mount"]
+    assert [command[0] for command in instance[1][1:]] == ["mount"]
 
 
 @pytest.mark.parametrize(
@@ -100,23 +100,23 @@ def test_after_a_reboot_what_the_disk_holds_stays(service, machine):
     ],
     ids=["a-file-system", "partitions", "in-use"],
 )
-def test_a_disk_with_anything_else_on_it_is_left_and_said_so(service, machine, holds, caplog):
-    machine[0]["blockdevices"][1].update(holds)
+def test_a_disk_with_anything_else_on_it_is_left_and_said_so(service, instance, holds, caplog):
+    instance[0]["blockdevices"][1].update(holds)
 
     assert scratch_disk.main() == 1
 
-    assert [command[0] for command in machine[1]] == ["lsblk"]
+    assert [command[0] for command in instance[1]] == ["lsblk"]
     assert "event=scratch-disk-left serial=bp1data" in caplog.text
 
 
-def test_a_silent_metadata_service_is_said(monkeypatch, machine, caplog):
+def test_a_silent_metadata_service_is_said(monkeypatch, instance, caplog):
     monkeypatch.setenv("GPU_FLEET_ALICLOUD_METADATA_ENDPOINT", "http://127.0.0.1:1")
 
     assert scratch_disk.main() == 1
     assert "event=scratch-disk-left" in caplog.text
 
 
-def test_a_disk_that_the_machine_does_not_see_is_refused():
+def test_a_disk_that_the_instance_does_not_see_is_refused():
     assert disk_of({"blockdevices": [device("/dev/vda", "bp1root")]}, "bp1data") is None
     assert "no disk with this serial" in refusal(None)
 

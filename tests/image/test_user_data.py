@@ -1,4 +1,4 @@
-"""What shipped stacks hand their machines, judged by the program that will read it: cloud-init itself."""
+"""What shipped stacks hand their instances, judged by the program that will read it: cloud-init itself."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from tests.image.declared import user_data
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
 
 CACHE = Path(__file__).resolve().parents[2] / "build" / "cloud-init"
-# cloud-init with the modules it imports; unpacked beside one another, never installed on this machine.
+# cloud-init with the modules it imports; unpacked beside one another, never installed on this instance.
 CLOUD_INIT = (
     "cloud-init",
     "python3-attr",

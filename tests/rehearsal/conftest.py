@@ -45,7 +45,7 @@ def subnet_id(create, vpc_id) -> str:
 
 @pytest.fixture
 def group_id(create, vpc_id) -> str:
-    return create("aws:ec2/securityGroup:SecurityGroup", vpcId=vpc_id, description="machines")[0]
+    return create("aws:ec2/securityGroup:SecurityGroup", vpcId=vpc_id, description="instances")[0]
 
 
 @pytest.fixture

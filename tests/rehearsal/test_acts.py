@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.rehearsal import closing, machines
+from stacks.rehearsal import closing, instances
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.cast import PARTS
 from stacks.rehearsal.clients import ClientPool, Clients
@@ -29,7 +29,7 @@ REAPER = {"reaped": 1, "false_kills": 0, "changed_by_dry_run": 0}
 
 
 @given(st.floats(0.1, 300), st.integers(0, 600))
-def test_a_machine_idle_from_the_first_heartbeat_is_due_when_the_function_runs(after_hours, grace_minutes):
+def test_an_instance_idle_from_the_first_heartbeat_is_due_when_the_function_runs(after_hours, grace_minutes):
     moments = timeline(Idle(after_hours=after_hours, grace_minutes=grace_minutes), NOW)
 
     assert moments.mark - moments.begin >= timedelta(hours=after_hours)
@@ -50,9 +50,9 @@ def test_figures_without_a_fault_break_no_promise():
     [
         ("trainer", {"resume_equal": False}, "other weights than the undisturbed one"),
         ("trainer", {"metric": 0.5}, "no better than nearest centroid"),
-        ("reaper", {"reaped": 0}, "the idle machine was not taken"),
-        ("reaper", {"false_kills": 2}, "2 machines were taken that had to stay"),
-        ("reaper", {"changed_by_dry_run": 1}, "the dry sweep changed 1 machines"),
+        ("reaper", {"reaped": 0}, "the idle instance was not terminated"),
+        ("reaper", {"false_kills": 2}, "2 instances were terminated that had to stay"),
+        ("reaper", {"changed_by_dry_run": 1}, "the dry sweep changed 1 instances"),
     ],
 )
 def test_a_figure_that_must_never_be_is_told(act, changes, words):
@@ -128,18 +128,18 @@ def test_conditional_refusals_of_a_bucket_policy_are_left_out_and_stay_written(l
     assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
 
 
-def test_a_machine_that_is_dated_back_says_so(local):
+def test_an_instance_that_is_dated_back_says_so(local):
     clients = Clients("us-east-1", ClientPool())
-    machine, *_ = machines.launched(clients, "local")
+    instance, *_ = instances.launched(clients, "local")
 
-    machines.date_back(clients, machine.id, NOW)
+    instances.date_back(clients, instance.id, NOW)
 
-    assert machines.pictures(clients, "local")[machine.id]["LaunchTime"] == NOW
+    assert instances.pictures(clients, "local")[instance.id]["LaunchTime"] == NOW
 
 
 def test_the_user_data_is_what_the_launch_template_holds(local):
     clients = Clients("us-east-1", ClientPool())
 
-    text = machines.user_data(clients, local.outputs["launch_template_ids"]["spot"])
+    text = instances.user_data(clients, local.outputs["launch_template_ids"]["spot"])
 
     assert 'pool = "spot"' in text

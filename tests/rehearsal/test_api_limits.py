@@ -40,4 +40,4 @@ def test_what_the_api_refuses_is_named(service, operation, parameters, word):
 def test_what_the_api_takes_has_no_violation():
     tags = [{"Key": "gpu-fleet:owner", "Value": "ml-platform@example.com"}]
 
-    assert of_call("iam", "CreateRole", RoleName="machines", AssumeRolePolicyDocument="{}", Tags=tags) == []
+    assert of_call("iam", "CreateRole", RoleName="instances", AssumeRolePolicyDocument="{}", Tags=tags) == []

@@ -19,7 +19,7 @@ def local():
         yield run_program("local"), Clients("us-east-1", ClientPool())
 
 
-def test_one_sweep_after_the_money_is_spent_alarms_freeze_and_no_machine_is_touched(local, tmp_path):
+def test_one_sweep_after_the_money_is_spent_alarms_freeze_and_no_instance_is_touched(local, tmp_path):
     rehearsed, clients = local
     with pytest.raises(RehearsalError, match="no sweep has metered yet"):
         budget_act.spend(clients, rehearsed, 1)
@@ -29,7 +29,7 @@ def test_one_sweep_after_the_money_is_spent_alarms_freeze_and_no_machine_is_touc
 
     assert (breached.alarms_raised, breached.alarms_declared) == (2, 2)
     assert (breached.groups_frozen, breached.groups_of_training) == (1, 1)
-    assert (breached.machines_touched, breached.limits_given_back) == (0, 1)
+    assert (breached.instances_touched, breached.limits_given_back) == (0, 1)
     assert closing.broken_promises({"budget": asdict(breached)}) == []
 
 
@@ -37,8 +37,8 @@ def test_one_sweep_after_the_money_is_spent_alarms_freeze_and_no_machine_is_touc
     ("changes", "words"),
     [
         ({"alarms_raised": 1}, "stays silent"),
-        ({"groups_frozen": 0}, "takes machines although"),
-        ({"machines_touched": 3}, "touched 3 machines"),
+        ({"groups_frozen": 0}, "launches instances although"),
+        ({"instances_touched": 3}, "touched 3 instances"),
         ({"limits_given_back": 0}, "did not get its limit back"),
     ],
 )
@@ -48,7 +48,7 @@ def test_a_figure_of_the_budget_that_must_never_be_is_told(changes, words):
         "alarms_declared": 2,
         "groups_frozen": 1,
         "groups_of_training": 1,
-        "machines_touched": 0,
+        "instances_touched": 0,
         "limits_given_back": 1,
     }
 

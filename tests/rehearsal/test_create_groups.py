@@ -1,4 +1,4 @@
-"""What the Auto Scaling creators leave in moto, and the machines that groups start there, read with boto3."""
+"""What the Auto Scaling creators leave in moto, and the instances that groups start, read with boto3."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def template(create):
     )[0]
 
 
-def test_a_group_starts_the_machines_it_desires(clients, create, template, subnet_id):
+def test_a_group_starts_the_instances_it_desires(clients, create, template, subnet_id):
     name, _ = create(
         GROUP,
         minSize=0,
@@ -30,12 +30,12 @@ def test_a_group_starts_the_machines_it_desires(clients, create, template, subne
 
     of_group = [{"Name": "tag:aws:autoscaling:groupName", "Values": [name]}]
     reservations = clients("ec2").describe_instances(Filters=of_group)["Reservations"]
-    machines = [machine for reservation in reservations for machine in reservation["Instances"]]
-    assert [machine["InstanceType"] for machine in machines] == ["g5.xlarge", "g5.xlarge"]
-    assert {machine["SubnetId"] for machine in machines} == {subnet_id}
+    instances = [instance for reservation in reservations for instance in reservation["Instances"]]
+    assert [instance["InstanceType"] for instance in instances] == ["g5.xlarge", "g5.xlarge"]
+    assert {instance["SubnetId"] for instance in instances} == {subnet_id}
 
 
-def test_machines_carry_the_tags_of_group_and_template(clients, create, template, subnet_id):
+def test_instances_carry_the_tags_of_group_and_template(clients, create, template, subnet_id):
     create(
         GROUP,
         minSize=1,
@@ -45,8 +45,8 @@ def test_machines_carry_the_tags_of_group_and_template(clients, create, template
         tags=[{"key": "gpu-fleet:pool", "value": "dev", "propagateAtLaunch": True}],
     )
 
-    machine = clients("ec2").describe_instances()["Reservations"][0]["Instances"][0]
-    tags = as_map(machine["Tags"])
+    instance = clients("ec2").describe_instances()["Reservations"][0]["Instances"][0]
+    tags = as_map(instance["Tags"])
     assert (tags["gpu-fleet:pool"], tags["from"]) == ("dev", "template")
 
 
@@ -77,7 +77,7 @@ def test_a_group_mixes_types_and_markets(clients, create, template, subnet_id):
     assert group["AutoScalingGroups"][0]["CapacityRebalance"] is True
 
 
-def test_a_group_protects_its_machines_and_suspends_processes(clients, create, template, subnet_id):
+def test_a_group_protects_its_instances_and_suspends_processes(clients, create, template, subnet_id):
     name, outputs = create(
         GROUP,
         minSize=1,
@@ -91,7 +91,7 @@ def test_a_group_protects_its_machines_and_suspends_processes(clients, create, t
 
     group = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
     seen = group["AutoScalingGroups"][0]
-    assert [machine["ProtectedFromScaleIn"] for machine in seen["Instances"]] == [True]
+    assert [instance["ProtectedFromScaleIn"] for instance in seen["Instances"]] == [True]
     assert [one["ProcessName"] for one in seen["SuspendedProcesses"]] == ["AZRebalance"]
     assert [one["Metric"] for one in seen["EnabledMetrics"]] == ["GroupDesiredCapacity"]
     assert (outputs["arn"], outputs["availabilityZones"]) == (seen["AutoScalingGroupARN"], [f"{REGION}a"])
@@ -123,7 +123,7 @@ def test_a_scaling_policy_tells_its_arn(clients, create, group):
     assert (seen["ScalingAdjustment"], seen["Cooldown"]) == (1, 300)
 
 
-def test_a_lifecycle_hook_holds_an_ending_machine(clients, create, group):
+def test_a_lifecycle_hook_holds_an_ending_instance(clients, create, group):
     create(
         "aws:autoscaling/lifecycleHook:LifecycleHook",
         name="drain",

@@ -152,11 +152,11 @@ def test_a_flow_log_writes_to_its_group(clients, create, vpc_id, role):
 
 
 def test_a_new_security_group_lets_nothing_out(clients, create, vpc_id):
-    made, _ = create("aws:ec2/securityGroup:SecurityGroup", vpcId=vpc_id, description="machines", tags=TAGS)
+    made, _ = create("aws:ec2/securityGroup:SecurityGroup", vpcId=vpc_id, description="instances", tags=TAGS)
 
     seen = clients("ec2").describe_security_groups(GroupIds=[made])["SecurityGroups"][0]
     assert (seen["IpPermissions"], seen["IpPermissionsEgress"]) == ([], [])
-    assert (seen["Description"], as_map(seen["Tags"])) == ("machines", TAGS)
+    assert (seen["Description"], as_map(seen["Tags"])) == ("instances", TAGS)
 
 
 def test_rules_may_stand_inside_a_security_group(clients, create, vpc_id):

@@ -11,7 +11,7 @@ def test_a_role_trusts_whom_it_should_and_has_its_policies(clients, create):
     name, outputs = create(
         "aws:iam/role:Role",
         assumeRolePolicy=TRUST,
-        description="machines",
+        description="instances",
         inlinePolicies=[{"name": "read", "policy": READ_ONLY}],
         managedPolicyArns=[managed],
         tags=TAGS,

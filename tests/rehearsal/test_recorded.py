@@ -29,7 +29,7 @@ def test_promised_outputs_have_a_value_that_names_the_resource(clients):
 def test_promised_outputs_have_their_types(clients):
     token = "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"
 
-    _, outputs = recorded(clients, token, "machines", {})
+    _, outputs = recorded(clients, token, "instances", {})
 
     assert (outputs["latestVersionNumber"], outputs["autoRenew"]) == (1, False)
 

@@ -33,7 +33,7 @@ class Seen:
 
     run: Rehearsed
     refusable: set[str]
-    machines: list[dict[str, Any]]
+    instances: list[dict[str, Any]]
     templates: dict[str, dict[str, Any]]
 
 
@@ -51,9 +51,9 @@ def seen(stack: str) -> Seen:
         reservations = ec2.describe_instances()["Reservations"]
         versions = ec2.describe_launch_template_versions(Versions=["$Latest"])["LaunchTemplateVersions"]
         clients.pool.close()
-    machines = [machine for reservation in reservations for machine in reservation["Instances"]]
+    instances = [instance for reservation in reservations for instance in reservation["Instances"]]
     templates = {one["LaunchTemplateId"]: one["LaunchTemplateData"] for one in versions}
-    return Seen(run, refusable, machines, templates)
+    return Seen(run, refusable, instances, templates)
 
 
 def rehearsed(stack: str) -> Rehearsed:
@@ -124,10 +124,10 @@ def test_every_resource_stands_in_a_component(stack):
 
 
 @pytest.mark.parametrize("stack", AWS_STACKS)
-def test_the_machines_that_groups_desire_run(stack):
+def test_the_instances_that_groups_desire_run(stack):
     groups = rehearsed(stack).of_type("aws:autoscaling/group:Group")
 
-    assert len(seen(stack).machines) == sum(group.inputs["desiredCapacity"] for group in groups)
+    assert len(seen(stack).instances) == sum(group.inputs["desiredCapacity"] for group in groups)
 
 
 def test_production_has_four_efa_interfaces_on_cards_0_to_3():

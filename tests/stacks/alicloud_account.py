@@ -1,4 +1,4 @@
-"""An Alibaba Cloud account made of answers, behind a server of this machine."""
+"""An Alibaba Cloud account made of answers, behind a server of this instance."""
 
 import json
 import threading

@@ -46,13 +46,13 @@ def product(usage: str, amount: str, **attributes: str) -> str:
     )
 
 
-def get_products(machines: dict[str, str] | None = None, **changes: str):
-    """The Price List: what the catalog says, with some machines at another price or, at "", not listed."""
+def get_products(instances: dict[str, str] | None = None, **changes: str):
+    """The Price List: what the catalog says, with some instances at another price or, at "", not listed."""
     known = {
         kind.name: str(kind.price.amount_per_hour)
         for kind in catalog.load().of_cloud(Cloud.AWS)
         if kind.price is not None
-    } | (machines or {})
+    } | (instances or {})
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
         filters = {one["Field"]: one["Value"] for one in asked["Filters"]}
@@ -62,12 +62,12 @@ def get_products(machines: dict[str, str] | None = None, **changes: str):
 
 
 def _matching(
-    service: str, filters: dict[str, str], machines: dict[str, str], changes: dict[str, str]
+    service: str, filters: dict[str, str], instances: dict[str, str], changes: dict[str, str]
 ) -> Iterator[str]:
     name = filters.get("instanceType")
     if name is not None:
-        if machines.get(name):
-            yield product(f"BoxUsage:{name}", machines[name], marketoption="OnDemand")
+        if instances.get(name):
+            yield product(f"BoxUsage:{name}", instances[name], marketoption="OnDemand")
             yield product(f"BoxUsage:{name}", "0.001", marketoption="CapacityBlock")
         return
     for (of, usage), amount in {**LISTED, **OTHERS}.items():
@@ -83,19 +83,19 @@ def spot_history(**prices: str) -> dict[str, Any]:
     }
 
 
-def describe_price(machine: float = 12.5, disk: float = 1.5, currency: str = "CNY"):
-    """Alibaba Cloud's answer: a machine with the system disk that comes with it, or a disk alone."""
+def describe_price(instance: float = 12.5, disk: float = 1.5, currency: str = "CNY"):
+    """Alibaba Cloud's answer: an instance with the system disk that comes with it, or a disk alone."""
 
     def answer(asked: dict[str, str]) -> dict[str, Any]:
         if asked["ResourceType"] == "disk":
             price: dict[str, Any] = {"OriginalPrice": disk, "TradePrice": disk / 2, "Currency": currency}
         else:
             parts = [
-                {"Resource": "instanceType", "OriginalPrice": machine, "TradePrice": machine / 2},
+                {"Resource": "instanceType", "OriginalPrice": instance, "TradePrice": instance / 2},
                 {"Resource": "systemDisk", "OriginalPrice": 0.07, "TradePrice": 0.07},
             ]
             price = {
-                "OriginalPrice": machine + 0.07,
+                "OriginalPrice": instance + 0.07,
                 "Currency": currency,
                 "DetailInfos": {"DetailInfo": parts},
             }

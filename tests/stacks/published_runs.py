@@ -15,7 +15,7 @@ class Published:
     """One figure: samples (tokens for a decoder) a second of all GPUs, and where it stands."""
 
     name: str
-    machine: str
+    instance: str
     gpus: int
     flops_per_sample: float
     samples_per_s: float
@@ -25,10 +25,10 @@ class Published:
     @property
     def error(self) -> float:
         """The advised time over the published one, less 1."""
-        machine = peak(of_type(load().get(self.machine)), "fp16")
-        assert machine is not None
+        instance = peak(of_type(load().get(self.instance)), "fp16")
+        assert instance is not None
         advised = seconds(
-            self.flops_per_sample, PLAIN, machine * self.gpus, facts()["utilisation"][self.kind]
+            self.flops_per_sample, PLAIN, instance * self.gpus, facts()["utilisation"][self.kind]
         )
         return advised * self.samples_per_s - 1
 

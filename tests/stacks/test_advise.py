@@ -74,15 +74,15 @@ def test_memory_grows_with_the_model_and_the_sequence_and_never_with_the_number_
 
 
 def test_a_small_model_runs_on_one_card():
-    assert {(plan.machines, plan.gpus) for plan in plans(SMALL)} == {(1, 1)}
+    assert {(plan.instances, plan.gpus) for plan in plans(SMALL)} == {(1, 1)}
 
 
-def test_a_large_model_needs_a_cluster_of_machines_with_rdma():
+def test_a_large_model_needs_a_cluster_of_instances_with_rdma():
     found = plans(LARGE)
 
     assert found
-    assert max(plan.machines for plan in found) > 1
-    assert all(plan.offer.joined for plan in found if plan.machines > 1)
+    assert max(plan.instances for plan in found) > 1
+    assert all(plan.offer.joined for plan in found if plan.instances > 1)
 
 
 def test_every_plan_fits_into_the_memory_of_its_gpus():
@@ -104,11 +104,11 @@ def test_the_cheapest_comes_first_within_each_currency_and_the_unknown_last():
         assert amounts == sorted(amounts)
 
 
-def test_a_hurry_takes_more_machines_and_keeps_its_day():
+def test_a_hurry_takes_more_instances_and_keeps_its_day():
     offer = of_type(catalog.load().get("p5.48xlarge"))
     slow, fast = plan_of(SEVEN, offer, None), plan_of(SEVEN, offer, 10)
 
-    assert (slow.machines, fast.machines) == (1, 4)
+    assert (slow.instances, fast.instances) == (1, 4)
     assert slow.hours > 240 >= fast.hours
 
 

@@ -111,7 +111,7 @@ def test_only_an_expected_number_that_reaches_the_cloud_is_registered():
     assert [group.get("desiredCapacity") for group in inputs(found, GROUP)] == [1, None]
 
 
-def test_an_update_leaves_the_machines_protected_that_are():
+def test_an_update_leaves_the_instances_protected_that_are():
     """The provider reads them back into ``protected_instances``, and takes an absent one for nobody."""
     groups = register(stack()).of_type(GROUP)
 
@@ -138,7 +138,7 @@ def test_a_training_pool_does_not_scale_by_load():
     assert register(stack(pools=[pool(purpose="training")])).of_type("alicloud:ess/alarm:Alarm") == ()
 
 
-def test_full_gpus_of_a_pool_start_one_machine_however_many_groups_it_has():
+def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has():
     """The metric is the pool's, so an alarm on each group would start one in every zone."""
     found = register(stack(pools=[pool(groups="per_zone")]))
 
@@ -252,7 +252,7 @@ def test_the_sweep_runs_as_often_as_the_settings_say():
 
 @pytest.mark.parametrize("name", STACKS)
 def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(name):
-    """Compute at list price for every machine of a known price that a pool may grow to."""
+    """Compute at list price for every instance of a known price that a pool may grow to."""
     known, found = catalog.load(), stack_files.settings_of(name)
     worst = Decimal(0)
     for one in found.pools:

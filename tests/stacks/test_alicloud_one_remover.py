@@ -1,4 +1,4 @@
-"""Nothing that an Alibaba Cloud stack declares ends a healthy on-demand machine; only the sweep does."""
+"""Nothing that an Alibaba Cloud stack declares ends a healthy on-demand instance; only the sweep does."""
 
 from pathlib import Path
 
@@ -45,33 +45,33 @@ def test_no_group_but_of_spot_takes_away_what_somebody_stopped(found):
     assert suspended == on_demand
 
 
-def test_groups_do_not_end_machines_for_their_age(found):
+def test_groups_do_not_end_instances_for_their_age(found):
     assert [one for one in inputs(found, GROUP) if "maxInstanceLifetime" in one] == []
 
 
-def test_groups_do_not_rebalance_zones_by_ending_machines(found):
+def test_groups_do_not_rebalance_zones_by_ending_instances(found):
     for group in inputs(found, GROUP):
         assert group["azBalance"] is False
         assert group["autoRebalance"] is False
 
 
-def test_no_group_ends_an_on_demand_machine_for_a_cheaper_one(found):
+def test_no_group_ends_an_on_demand_instance_for_a_cheaper_one(found):
     spot = [one for one in inputs(found, GROUP) if one["multiAzPolicy"] == "COST_OPTIMIZED"]
 
     assert [one["capacityOptionsSpotAutoReplaceOnDemand"] for one in spot] == [False] * len(spot)
 
 
-def test_only_spot_groups_replace_machines_ahead_of_an_interruption(found):
+def test_only_spot_groups_replace_instances_ahead_of_an_interruption(found):
     """By the market's own notice, five minutes before it takes the instance, not by a recommendation."""
     for group in inputs(found, GROUP):
         assert group.get("spotInstanceRemedy", False) is (group["multiAzPolicy"] == "COST_OPTIMIZED")
 
 
-def test_groups_judge_machines_by_their_own_health_alone(found):
+def test_groups_judge_instances_by_their_own_health_alone(found):
     assert {group["healthCheckType"] for group in inputs(found, GROUP)} == {"ECS"}
 
 
-def test_no_role_but_the_sweeps_may_end_machines(found):
+def test_no_role_but_the_sweeps_may_end_instances(found):
     """By what the roles may do at all, so that an action of tomorrow is refused too."""
     allowed = {
         (policy.name, action)
@@ -98,13 +98,15 @@ def test_a_later_update_leaves_the_size_to_the_sweep(found):
     assert all("desiredCapacity" in one.ignored_changes for one in found.of_type(GROUP))
 
 
-def test_no_policy_takes_machines_away(found):
+def test_no_policy_takes_instances_away(found):
     for rule in inputs(found, RULE):
         assert rule["adjustmentType"] != "TotalCapacity"
         assert rule["adjustmentValue"] >= 0
 
 
-def test_a_rule_that_changes_nothing_does_so_in_percent_since_by_machines_not_every_release_takes_zero(found):
+def test_a_rule_that_changes_nothing_does_so_in_percent_since_not_every_release_takes_zero_instances(
+    found,
+):
     asking = [rule for rule in inputs(found, RULE) if rule["adjustmentValue"] == 0]
 
     assert {rule["adjustmentType"] for rule in asking} <= {"PercentChangeInCapacity"}
@@ -123,12 +125,12 @@ def test_no_schedule_changes_a_groups_size(found):
     assert found.of_type("alicloud:ess/scheduledTask:ScheduledTask") == ()
 
 
-def test_no_machine_is_born_with_a_time_to_die(found):
+def test_no_instance_is_born_with_a_time_to_die(found):
     for template in inputs(found, "alicloud:ecs/ecsLaunchTemplate:EcsLaunchTemplate"):
         assert "autoReleaseTime" not in template
 
 
-def test_every_group_waits_for_a_checkpoint_before_a_machine_goes(found):
+def test_every_group_waits_for_a_checkpoint_before_an_instance_goes(found):
     hooks = inputs(found, "alicloud:ess/lifecycleHook:LifecycleHook")
 
     assert {hook["scalingGroupId"] for hook in hooks} == {one.id for one in found.of_type(GROUP)}

@@ -22,7 +22,7 @@ SETTINGS = (
 GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
 HOOK = "alicloud:ess/lifecycleHook:LifecycleHook"
 CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
-# What machines go through, and no id in a launch template or a group names.
+# What instances go through, and no id in a launch template or a group names.
 SURROUNDINGS = (
     "alicloud:vpc/routeEntry:RouteEntry",
     "alicloud:vpc/routeTableAttachment:RouteTableAttachment",
@@ -43,7 +43,7 @@ def found(request):
     return programs.everything() if request.param == "everything" else shipped(request.param)
 
 
-def test_machines_have_their_network_and_their_files_until_their_group_is_gone(found):
+def test_instances_have_their_network_and_their_files_until_their_group_is_gone(found):
     needed = {one.urn for token in SURROUNDINGS for one in found.of_type(token)}
 
     assert needed
@@ -66,7 +66,7 @@ def test_a_drain_ends_before_the_provider_gives_up_on_a_deleted_group(found):
     assert all(hook["heartbeatTimeout"] < PROVIDER_WAITS_S for hook in inputs(found, HOOK))
 
 
-def test_no_configuration_takes_its_group_and_the_machines_away_with_it():
+def test_no_configuration_takes_its_group_and_the_instances_away_with_it():
     """The provider deletes the group with its last configuration where ``force_delete`` says so."""
     configurations = programs.everything().of_type(CONFIGURATION)
 
@@ -90,8 +90,8 @@ def test_whatever_the_key_encrypts_is_gone_before_the_key_is(found):
     assert [one.urn for one in stored if one.urn not in before] == []
 
 
-def test_the_network_of_a_machine_that_stays_keeps_the_key_of_its_disks(found):
-    """A stopped machine is in no group; its network cannot be deleted, and what that stands on stays."""
+def test_the_network_of_an_instance_that_stays_keeps_the_key_of_its_disks(found):
+    """A stopped instance is in no group; its network cannot be deleted, and what that stands on stays."""
     _, before = outlived(found)
 
     assert {one.urn for one in found.of_type("alicloud:vpc/network:Network")} <= before

@@ -70,7 +70,7 @@ def test_ssh_is_open_to_the_named_networks_alone(everything):
     assert set(opened) == {"198.51.100.0/24"}
 
 
-def test_machines_of_one_job_reach_each_other_through_their_vswitches_both_ways():
+def test_instances_of_one_job_reach_each_other_through_their_vswitches_both_ways():
     settings = stack(pools=[pool(zones=["cn-shenzhen-e"])])
 
     everything_open = [rule for rule in firewall.rules(settings) if rule.protocol == "all"]
@@ -81,7 +81,7 @@ def test_machines_of_one_job_reach_each_other_through_their_vswitches_both_ways(
     )
 
 
-def test_a_lone_machine_is_reached_by_nobody():
+def test_a_lone_instance_is_reached_by_nobody():
     settings = stack(pools=[pool(size={"min": 0, "desired": 1, "max": 1})])
 
     assert [rule for rule in firewall.rules(settings) if not rule.egress] == []
@@ -108,7 +108,7 @@ def test_the_metadata_service_wants_a_token_and_is_not_for_containers_unless_ask
         assert template["httpPutResponseHopLimit"] == (2 if asked else 1)
 
 
-def test_a_machine_that_starts_without_a_token_may_harden_itself_and_only_its_own_pool(everything):
+def test_an_instance_that_starts_without_a_token_may_harden_itself_and_only_its_own_pool(everything):
     (harden,) = [
         one
         for one in role_statements(everything, "cluster-instance")
@@ -122,13 +122,13 @@ def test_a_machine_that_starts_without_a_token_may_harden_itself_and_only_its_ow
     }
 
 
-def test_a_machine_with_tokens_from_the_start_may_not_change_its_metadata(everything):
+def test_an_instance_with_tokens_from_the_start_may_not_change_its_metadata(everything):
     actions = {action for one in role_statements(everything, "dev-instance") for action in one["Action"]}
 
     assert "ecs:ModifyInstanceMetadataOptions" not in actions
 
 
-def test_no_machine_gets_a_public_address(found):
+def test_no_instance_gets_a_public_address(found):
     for one in [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]:
         assert one["internetMaxBandwidthOut"] == 0
 
@@ -266,7 +266,7 @@ def test_every_taggable_resource_carries_the_stacks_tags(found):
     assert untagged == []
 
 
-def test_machines_are_tagged_at_launch_with_the_reapers_licence(found):
+def test_instances_are_tagged_at_launch_with_the_reapers_licence(found):
     starts = [*inputs(found, TEMPLATE), *inputs(found, CONFIGURATION)]
 
     assert {one["tags"]["gpu-fleet:managed"] for one in starts} == {"true"}
@@ -299,7 +299,7 @@ def test_no_role_may_do_everything_or_anything_to_everything(found):
     assert [action for action in allowed if action == "*" or action.endswith(":*")] == []
 
 
-def test_the_sweep_may_end_managed_machines_of_its_stack_alone(found):
+def test_the_sweep_may_end_managed_instances_of_its_stack_alone(found):
     ends = [
         one
         for one in role_statements(found, "-reaper")
@@ -333,7 +333,7 @@ def test_every_resource_uses_the_stacks_own_provider(found):
     assert [one.name for one in found.resources if not one.provider.startswith(provider.urn)] == []
 
 
-def test_machines_reach_out_by_few_ports_only(found):
+def test_instances_reach_out_by_few_ports_only(found):
     out = [
         (rule["ipProtocol"], rule["portRange"])
         for rule in inputs(found, RULE)
@@ -367,7 +367,7 @@ def test_the_sweep_removes_leftovers_only_where_it_is_told_to():
     assert "ecs:DeleteDisk" in actions(stack(reaper={"leftovers": {"remove": True}}))
 
 
-def test_a_machine_writes_below_its_pools_own_prefix_only(everything):
+def test_an_instance_writes_below_its_pools_own_prefix_only(everything):
     writes = [one for one in role_statements(everything, "dev-instance") if "oss:PutObject" in one["Action"]]
 
     assert [one["Resource"] for one in writes] == [
@@ -378,7 +378,7 @@ def test_a_machine_writes_below_its_pools_own_prefix_only(everything):
     ]
 
 
-def test_a_machine_lets_go_of_machines_of_its_own_pools_groups_alone(everything):
+def test_an_instance_lets_go_of_instances_of_its_own_pools_groups_alone(everything):
     (lets_go,) = [
         one
         for one in role_statements(everything, "dev-instance")
@@ -438,7 +438,7 @@ def test_people_find_the_policy_of_the_sweep_under_the_stacks_own_key(found):
 
 
 @given(st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from(["none", "one", "per_zone"]))
-def test_whatever_the_shape_of_a_pool_the_internet_stays_out(machines, erdma, home, nat):
+def test_whatever_the_shape_of_a_pool_the_internet_stays_out(instances, erdma, home, nat):
     kinds = ["ecs.gn8v.4xlarge"] if erdma else ["ecs.gn7i-c8g1.2xlarge"]
     settings = stack(
         network={
@@ -448,7 +448,7 @@ def test_whatever_the_shape_of_a_pool_the_internet_stays_out(machines, erdma, ho
             "interface_endpoints": nat == "none",
         },
         storage={"kms_instance_id": "kst-1", "home": home},
-        pools=[pool(types=kinds, erdma=erdma, size={"min": 0, "desired": 0, "max": machines})],
+        pools=[pool(types=kinds, erdma=erdma, size={"min": 0, "desired": 0, "max": instances})],
     )
 
     rules = firewall.rules(settings)

@@ -97,7 +97,7 @@ BAD_INPUTS = {
         {"pools": [pool(types=["ecs.gn7-c12g1.3xlarge"], gpu_memory_gib=80)]},
         "pools[0].gpu_memory_gib = 80: ecs.gn7-c12g1.3xlarge has A100 with 40 GiB each",
     ),
-    "a limit on what an on-demand machine costs": (
+    "a limit on what an on-demand instance costs": (
         {"pools": [pool(spot_price_limit="9.5")]},
         "pools[0].spot_price_limit = '9.5': only for market spot",
     ),
@@ -113,7 +113,7 @@ BAD_INPUTS = {
         {"pools": [pool(market="spot", spot_price_limit="0.001")]},
         "pools[0].spot_price_limit = '0.001': must be a multiple of 0.01",
     ),
-    "more machines always on demand than Auto Scaling keeps so": (
+    "more instances always on demand than Auto Scaling keeps so": (
         {"pools": [pool(market="spot", on_demand_base=1001, size={"min": 0, "desired": 0, "max": 1900})]},
         "pools[0].on_demand_base = 1001: must be 1000 at most",
     ),
@@ -133,9 +133,9 @@ BAD_INPUTS = {
         {"pools": [pool(scratch_gib=10)]},
         "pools[0].scratch_gib = 10: must be from 20 to 65536; 0 for none",
     ),
-    "a group of more machines than one holds": (
+    "a group of more instances than one holds": (
         {"pools": [pool(size={"min": 0, "desired": 0, "max": 2001})]},
-        "pools[0].size.max = 2001: a scaling group holds 2000 machines at most",
+        "pools[0].size.max = 2001: a scaling group holds 2000 instances at most",
     ),
     "a name too long for a rule of one zone's group": (
         {"pools": [pool(name="a" * 40)]},

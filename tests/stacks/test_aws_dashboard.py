@@ -33,7 +33,7 @@ def rows(body):
 def test_it_shows_size_work_memory_cost_sweep_and_spot(body):
     titles = " ".join(widget["properties"]["title"] for widget in body["widgets"])
 
-    for subject in ("machines", "worked", "memory", "budget", "sweep", "spot", "freeze"):
+    for subject in ("instances", "worked", "memory", "budget", "sweep", "spot", "freeze"):
         assert subject in titles
 
 

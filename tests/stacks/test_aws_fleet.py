@@ -22,7 +22,7 @@ def template_of(prod, pool_name: str) -> dict:
     return found["LaunchTemplateVersions"][0]["LaunchTemplateData"]
 
 
-def test_a_p4d_machine_has_four_efa_interfaces_on_cards_zero_to_three(prod):
+def test_a_p4d_instance_has_four_efa_interfaces_on_cards_zero_to_three(prod):
     cards = template_of(prod, "train")["NetworkInterfaces"]
 
     assert [card["NetworkCardIndex"] for card in cards] == [0, 1, 2, 3]
@@ -40,7 +40,7 @@ def test_a_p4d_pool_has_one_group_per_zone_in_its_own_placement_group(prod):
     assert all(len(group.inputs["vpcZoneIdentifiers"]) == 1 for group in groups)
 
 
-def test_machines_of_an_efa_pool_may_say_anything_to_one_another_both_ways(prod):
+def test_instances_of_an_efa_pool_may_say_anything_to_one_another_both_ways(prod):
     group = prod.rehearsed.outputs["security_group_ids"]["train"]
     (found,) = prod.client("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"]
 
@@ -84,7 +84,7 @@ def test_each_zone_of_production_goes_out_through_its_own_gateway(prod):
 
 
 def test_the_worst_month_of_a_shipped_stack_stays_within_its_budget(shipped):
-    """Compute at list price for every machine a pool may grow to: the largest part by far."""
+    """Compute at list price for every instance a pool may grow to: the largest part by far."""
     known = catalog.load()
     worst = sum(
         (
@@ -164,7 +164,7 @@ def test_an_interactive_pool_watches_its_load(register, label, threshold, cooldo
     assert alarm.inputs["period"] * alarm.inputs["evaluationPeriods"] == cooldown_s
 
 
-def test_full_gpus_of_a_pool_start_one_machine_however_many_groups_it_has(register):
+def test_full_gpus_of_a_pool_start_one_instance_however_many_groups_it_has(register):
     """The metric is the pool's, so an alarm on each group would start one in every zone."""
     serving = pool(name="serve", types=["p4d.24xlarge"], efa=True, purpose="serving")
 

@@ -1,4 +1,4 @@
-"""What the role of a pool's machines may do to what is not theirs: nothing."""
+"""What the role of a pool's instances may do to what is not theirs: nothing."""
 
 import json
 from fnmatch import fnmatch
@@ -13,20 +13,20 @@ ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
 
 @pytest.fixture
 def statements(register):
-    """By its name, each statement of the machines of pool ``dev``, which has a neighbour ``dev-large``."""
+    """By its name, each statement of the instances of pool ``dev``, which has a neighbour ``dev-large``."""
     rehearsed = register(stack(pools=[pool(), pool(name="dev-large")]))
     (policy,) = [one for one in rehearsed.of_type(ROLE_POLICY) if one.name == "gpu-fleet-test-dev-instance"]
     return {one["Sid"]: one for one in json.loads(policy.inputs["policy"])["Statement"]}
 
 
-def test_a_machine_speaks_of_the_leaving_of_its_own_pools_machines_alone(statements):
+def test_an_instance_speaks_of_the_leaving_of_its_own_pools_instances_alone(statements):
     """The resource's pattern alone would take in the groups of every pool whose name begins alike."""
     assert statements["OwnGroups"]["Condition"] == {
         "StringEquals": {"aws:ResourceTag/gpu-fleet:stack": "test", "aws:ResourceTag/gpu-fleet:pool": "dev"}
     }
 
 
-def test_the_groups_of_a_pool_carry_the_tags_that_its_machines_are_let_in_by(register):
+def test_the_groups_of_a_pool_carry_the_tags_that_its_instances_are_let_in_by(register):
     rehearsed = register(stack(pools=[pool(), pool(name="dev-large")]))
 
     tags = [
@@ -39,14 +39,14 @@ def test_the_groups_of_a_pool_carry_the_tags_that_its_machines_are_let_in_by(reg
     }
 
 
-def test_a_machine_cannot_write_into_the_record_of_its_own_connections(statements):
-    """The flow log is a log group of the stack too, and nothing on a machine writes to any."""
+def test_an_instance_cannot_write_into_the_record_of_its_own_connections(statements):
+    """The flow log is a log group of the stack too, and nothing on an instance writes to any."""
     actions = {action for one in statements.values() for action in one["Action"]}
 
     assert not any(action.startswith("logs:") for action in actions)
 
 
-def test_a_machine_writes_below_its_pools_own_prefix_only(statements):
+def test_an_instance_writes_below_its_pools_own_prefix_only(statements):
     writing = [one for one in statements.values() if "s3:PutObject" in one["Action"]]
 
     assert [one["Resource"] for one in writing] == [

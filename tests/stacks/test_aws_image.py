@@ -142,7 +142,7 @@ def test_the_builder_reaches_the_endpoints_of_the_network(built):
     assert let_in.inputs["securityGroupId"] == built.outputs["security_group_ids"]["endpoints"]
 
 
-def test_the_builder_reads_its_payload_writes_its_log_and_touches_no_machine_or_data(built):
+def test_the_builder_reads_its_payload_writes_its_log_and_touches_no_instance_or_data(built):
     allowed = statements(built, "-builder")
     records = "arn:aws:s3:::gpu-fleet-test-records-123456789012"
 

@@ -1,4 +1,4 @@
-"""Nothing that a stack declares ends a healthy on-demand machine; only the sweep does."""
+"""Nothing that a stack declares ends a healthy on-demand instance; only the sweep does."""
 
 import json
 from pathlib import Path
@@ -27,18 +27,18 @@ def groups(shipped) -> list[dict]:
     return found["AutoScalingGroups"]
 
 
-def test_groups_never_choose_a_running_machine_when_they_shrink(shipped):
+def test_groups_never_choose_a_running_instance_when_they_shrink(shipped):
     assert groups(shipped)
     assert all(group["NewInstancesProtectedFromScaleIn"] for group in groups(shipped))
 
 
-def test_groups_do_not_rebalance_zones_by_ending_machines(shipped):
+def test_groups_do_not_rebalance_zones_by_ending_instances(shipped):
     suspended = [{part["ProcessName"] for part in group["SuspendedProcesses"]} for group in groups(shipped)]
 
     assert all("AZRebalance" in processes for processes in suspended)
 
 
-def test_groups_do_not_end_machines_for_their_age(shipped):
+def test_groups_do_not_end_instances_for_their_age(shipped):
     assert all("maxInstanceLifetime" not in group.inputs for group in shipped.of_type(GROUP))
 
 
@@ -52,7 +52,7 @@ def rebalancing(found) -> list[bool]:
     return [group.inputs["capacityRebalance"] for group in found.of_type(GROUP)]
 
 
-def test_only_spot_groups_replace_machines_ahead_of_an_interruption(shipped):
+def test_only_spot_groups_replace_instances_ahead_of_an_interruption(shipped):
     """On a mere recommendation, and so none where people or a training job work on them."""
     assert rebalancing(shipped) == [False] * len(groups(shipped))
 
@@ -79,11 +79,11 @@ def test_only_a_service_of_changing_size_has_spot_instances_replaced_on_a_recomm
     assert set(rebalancing(found)) == {rebalances}
 
 
-def test_groups_judge_machines_by_their_own_health_alone(shipped):
+def test_groups_judge_instances_by_their_own_health_alone(shipped):
     assert {group["HealthCheckType"] for group in groups(shipped)} == {"EC2"}
 
 
-def test_no_policy_takes_machines_away(shipped):
+def test_no_policy_takes_instances_away(shipped):
     policies = shipped.of_type("aws:autoscaling/policy:Policy")
 
     assert {policy.inputs["policyType"] for policy in policies} <= {"SimpleScaling"}
@@ -105,7 +105,7 @@ def test_an_alarm_for_little_load_asks_and_does_not_act(shipped):
     assert all(alarm.inputs.get("alarmActions", []) == [] for alarm in low)
 
 
-def test_no_role_but_the_sweeps_may_end_machines(shipped):
+def test_no_role_but_the_sweeps_may_end_instances(shipped):
     """By what the roles may do at all, so that an action of tomorrow is refused too."""
     allowed = {
         (one.name, action)
@@ -129,7 +129,7 @@ def test_the_only_hooks_hold_instances_that_are_being_terminated(shipped):
     assert all("initialLifecycleHooks" not in group.inputs for group in shipped.of_type(GROUP))
 
 
-def test_every_group_waits_for_a_checkpoint_before_a_machine_goes(shipped):
+def test_every_group_waits_for_a_checkpoint_before_an_instance_goes(shipped):
     autoscaling = shipped.client("autoscaling")
 
     for group in groups(shipped):
@@ -140,7 +140,7 @@ def test_every_group_waits_for_a_checkpoint_before_a_machine_goes(shipped):
         assert hook["HeartbeatTimeout"] >= 900
 
 
-def test_every_machine_is_launched_under_protection(shipped):
+def test_every_instance_is_launched_under_protection(shipped):
     members = [member for group in groups(shipped) for member in group["Instances"]]
 
     assert all(member["ProtectedFromScaleIn"] for member in members)

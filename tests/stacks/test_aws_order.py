@@ -25,7 +25,7 @@ RULES = (
     "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule",
     "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule",
 )
-# What machines go through, and no id in a launch template or a group names.
+# What instances go through, and no id in a launch template or a group names.
 SURROUNDINGS = (
     "aws:ec2/route:Route",
     "aws:ec2/routeTableAssociation:RouteTableAssociation",
@@ -50,14 +50,14 @@ def test_lustre_waits_for_the_rules_that_let_its_port_in(prod):
     assert rules <= set(lustre.dependencies)
 
 
-def test_machines_have_their_network_and_their_files_until_their_group_is_gone(shipped):
+def test_instances_have_their_network_and_their_files_until_their_group_is_gone(shipped):
     needed = {one.urn for token in SURROUNDINGS for one in shipped.of_type(token)}
 
     assert needed
     assert all(needed <= set(group.dependencies) for group in shipped.of_type(GROUP))
 
 
-def test_the_drain_hook_holds_machines_that_leave_because_their_group_is_deleted(shipped):
+def test_the_drain_hook_holds_instances_that_leave_because_their_group_is_deleted(shipped):
     """Otherwise Pulumi deletes the hook first, as what depends on the group."""
     hooks = shipped.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
 
@@ -65,7 +65,7 @@ def test_the_drain_hook_holds_machines_that_leave_because_their_group_is_deleted
     assert all(hook.retained for hook in hooks)
 
 
-def test_a_group_that_is_deleted_has_the_time_that_its_machines_take_to_drain(shipped):
+def test_a_group_that_is_deleted_has_the_time_that_its_instances_take_to_drain(shipped):
     """The provider's own limit is 10 minutes: github.com/hashicorp/terraform-provider-aws/pull/949."""
     longest_s = max(
         hook.inputs["heartbeatTimeout"]
@@ -91,8 +91,8 @@ def test_whatever_the_key_encrypts_is_gone_before_the_key_is(shipped):
     assert [one.urn for one in stored if one.urn not in before] == []
 
 
-def test_the_network_of_a_machine_that_stays_keeps_the_key_of_its_disks(shipped):
-    """A stopped machine is in no group; its network cannot be deleted, and what that stands on stays."""
+def test_the_network_of_an_instance_that_stays_keeps_the_key_of_its_disks(shipped):
+    """A stopped instance is in no group; its network cannot be deleted, and what that stands on stays."""
     _, before = outlived(shipped.rehearsed)
 
     assert {one.urn for one in shipped.of_type("aws:ec2/vpc:Vpc")} <= before

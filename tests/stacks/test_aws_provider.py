@@ -1,4 +1,4 @@
-"""The shipped AWS stacks before the real provider's own validation, where this machine has it."""
+"""The shipped AWS stacks before the real provider's own validation, where this instance has it."""
 
 import json
 import shutil

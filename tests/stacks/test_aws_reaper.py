@@ -51,7 +51,7 @@ def allowing(shipped, action: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("action", ["ec2:TerminateInstances", "ec2:StopInstances"])
-def test_the_sweep_ends_only_managed_machines_of_its_stack(shipped, action):
+def test_the_sweep_ends_only_managed_instances_of_its_stack(shipped, action):
     (statement,) = allowing(shipped, action)
 
     assert statement["Condition"]["StringEquals"] == {

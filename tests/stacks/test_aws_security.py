@@ -73,7 +73,7 @@ def test_the_default_security_group_allows_nothing(shipped):
     assert default["IpPermissionsEgress"] == []
 
 
-def test_machines_reach_out_by_few_ports_only(shipped):
+def test_instances_reach_out_by_few_ports_only(shipped):
     out = [
         (rule["IpProtocol"], rule.get("FromPort"), rule.get("ToPort"))
         for group in groups_of_the_stack(shipped)
@@ -109,7 +109,7 @@ def test_the_metadata_service_wants_a_token_and_is_not_for_containers_unless_ask
         assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == hops[pool.name]
 
 
-def test_no_machine_gets_a_public_address(shipped):
+def test_no_instance_gets_a_public_address(shipped):
     subnets = shipped.client("ec2").describe_subnets(
         SubnetIds=list(shipped.rehearsed.outputs["private_subnet_ids"].values())
     )["Subnets"]
@@ -229,7 +229,7 @@ def _tags(inputs: dict) -> dict[str, str]:
     return tags if isinstance(tags, dict) else {tag["key"]: tag["value"] for tag in tags}
 
 
-def test_machines_are_tagged_at_launch_with_the_reapers_licence(shipped):
+def test_instances_are_tagged_at_launch_with_the_reapers_licence(shipped):
     for pool, data in zip(shipped.settings.pools, launch_templates(shipped), strict=True):
         tagged = {part["ResourceType"]: part["Tags"] for part in data["TagSpecifications"]}
 
@@ -250,7 +250,7 @@ def test_no_role_may_do_everything_or_anything_to_everything(shipped):
     assert wide == []
 
 
-def test_a_machine_may_change_no_tag_but_its_keep_tags(shipped):
+def test_an_instance_may_change_no_tag_but_its_keep_tags(shipped):
     tagging = [
         part
         for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")

@@ -255,7 +255,7 @@ def test_a_limit_on_the_spot_price_bounds_the_worst_case():
     assert within.worst_month < without.worst_month
 
 
-def test_machines_bought_on_demand_within_a_spot_pool_get_no_discount():
+def test_instances_bought_on_demand_within_a_spot_pool_get_no_discount():
     mixed = pool(market="spot", on_demand_base=2, size={"desired": 3, "max": 4})
 
     found = estimate(stack(pools=[mixed]))

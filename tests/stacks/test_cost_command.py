@@ -150,7 +150,7 @@ def test_a_preview_says_how_the_cost_differs_from_the_deployed_one(register, sai
     register(larger)
 
     (line,) = [text for text in said if text.startswith("info: cost of")]
-    # a machine more is 1.006 x 730 and 21.00 of disk, two at worst
+    # an instance more is 1.006 x 730 and 21.00 of disk, two at worst
     assert line.endswith("; deployed: +755.38 a month now, +1,510.76 at worst, USD")
 
 

@@ -34,7 +34,7 @@ def test_an_hour_at_worst_by_the_meter_is_an_hour_at_worst_by_the_estimate():
 
     document, cost = budget_document(stack), estimate(stack)
 
-    machines = sum(
+    instances = sum(
         pool.size.max
         * (
             max(
@@ -48,7 +48,7 @@ def test_an_hour_at_worst_by_the_meter_is_an_hour_at_worst_by_the_estimate():
         for pool in stack.pools
     )
     worst = cost.hour(Level.MAX).high.amount
-    assert abs(machines + Decimal(document["shared_per_hour"]) - worst) < Decimal("0.0001")
+    assert abs(instances + Decimal(document["shared_per_hour"]) - worst) < Decimal("0.0001")
 
 
 def test_only_training_pools_freeze():

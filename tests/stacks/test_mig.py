@@ -1,4 +1,4 @@
-"""Pools whose GPUs are cut into instances: which can be, and what their machines are told."""
+"""Pools whose GPUs are cut into instances: which can be, and what their instances are told."""
 
 import re
 import tomllib
@@ -15,24 +15,24 @@ KINDS = [kind for cloud in Cloud for kind in catalog.load().of_cloud(cloud)]
 
 
 def told(settings):
-    """The instance file of the first pool's machines."""
+    """The instance file of the first pool's instances."""
     return tomllib.loads(instance_file.instance_toml(settings, settings.pools[0], "s3://c", "s3://d"))
 
 
-def test_a_machine_of_a_pool_with_a_profile_is_told_it():
+def test_an_instance_of_a_pool_with_a_profile_is_told_it():
     settings = stack(pools=[pool(types=["p4d.24xlarge"], mig_profile="3g.20gb")])
 
     assert told(settings)["mig_profile"] == "3g.20gb"
 
 
-def test_a_machine_on_alibaba_cloud_is_told_it_too():
+def test_an_instance_on_alibaba_cloud_is_told_it_too():
     kind = "ecs.gn7e-c16g1.4xlarge"
     settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind], mig_profile="1g.10gb")])
 
     assert told(settings)["mig_profile"] == "1g.10gb"
 
 
-def test_a_machine_of_any_other_pool_keeps_its_gpus_whole():
+def test_an_instance_of_any_other_pool_keeps_its_gpus_whole():
     assert told(stack())["mig_profile"] == ""
 
 

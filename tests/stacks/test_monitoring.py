@@ -99,12 +99,12 @@ def test_every_counter_is_one_that_an_exporter_publishes_by_default(expression):
     assert named <= DEFAULT_COUNTERS | KNOWN_ELSEWHERE
 
 
-def test_machines_are_found_by_the_tags_that_stacks_give_them():
+def test_instances_are_found_by_the_tags_that_stacks_give_them():
     jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
 
     ports = {job["job_name"]: job["ec2_sd_configs"][0]["port"] for job in jobs}
     labels = {part["source_labels"][0] for job in jobs for part in job["relabel_configs"]}
-    assert ports == {"gpu": 9400, "machine": 9100}
+    assert ports == {"gpu": 9400, "instance": 9100}
     assert all(
         {"name": f"tag:{naming.PROJECT}:managed", "values": ["true"]} in job["ec2_sd_configs"][0]["filters"]
         for job in jobs

@@ -221,7 +221,7 @@ def test_a_limit_that_is_not_told_is_not_guessed():
     told = look(stack(), account(DescribeAccountAttributes={}))["vCPUs for dev, postpaid"]
 
     assert told.verdict is Verdict.UNCHECKED
-    assert "DescribeAccountAttributes tells no max-postpaid-instance-vcpu-count" in told.says
+    assert "DescribeAccountAttributes says no max-postpaid-instance-vcpu-count" in told.says
 
 
 def test_a_full_quota_is_told_with_the_command_that_asks_for_more():
@@ -285,13 +285,13 @@ def test_a_type_must_be_sold_in_a_zone_of_the_pool(zones, verdict, remedy):
 @pytest.mark.parametrize(
     ("answer", "verdict", "says"),
     [
-        (advice("0-3%"), Verdict.FINE, "taken back 0-3%"),
-        (advice("10-100%"), Verdict.NOTE, "taken back 10-100%"),
+        (advice("0-3%"), Verdict.FINE, "interrupted 0-3%"),
+        (advice("10-100%"), Verdict.NOTE, "interrupted 10-100%"),
         ({}, Verdict.NOTE, "none sold"),
     ],
     ids=["calm", "stormy", "none"],
 )
-def test_spot_machines_that_are_often_taken_back_are_worth_a_note(answer, verdict, says):
+def test_spot_instances_that_are_often_interrupted_are_worth_a_note(answer, verdict, says):
     found = look(stack(pools=[pool(market="spot")]), account(DescribeSpotAdvice=answer))
 
     assert found["spot for dev"].verdict is verdict
@@ -456,7 +456,7 @@ INNER, PUBLIC = "oss-cn-shenzhen-internal.aliyuncs.com", "oss-cn-shenzhen.aliyun
             Verdict.PROBLEM,
             f"{PUBLIC} refuses this account objects",
         ),
-        ({PUBLIC}, Buckets(), Verdict.NOTE, f"{PUBLIC} answers; no bucket tells"),
+        ({PUBLIC}, Buckets(), Verdict.NOTE, f"{PUBLIC} answers; no bucket says"),
         (set(), Buckets(), Verdict.PROBLEM, f"neither {PUBLIC} nor {INNER} answers"),
     ],
     ids=["inside", "allowed", "shut", "unknown", "offline"],

@@ -124,17 +124,17 @@ def test_too_small_a_quota_is_a_problem_with_the_command_that_asks_for_more():
 
 
 def test_what_others_of_the_account_run_counts_and_what_this_stack_runs_does_not():
-    def machine(name: str, cores: int, owner: str, **more: Any) -> dict[str, Any]:
+    def instance(name: str, cores: int, owner: str, **more: Any) -> dict[str, Any]:
         tags = [{"Key": "gpu-fleet:stack", "Value": owner}]
         options = {"CoreCount": cores, "ThreadsPerCore": 2}
         return {"InstanceType": name, "CpuOptions": options, "Tags": tags, **more}
 
     running = [
-        machine("g5.48xlarge", 96, "other"),
-        machine("g5.48xlarge", 96, "test"),
-        machine("g5.48xlarge", 96, "other", InstanceLifecycle="spot"),
-        machine("g7.unheard-of", 4, "other"),
-        machine("m5.large", 1, "other"),
+        instance("g5.48xlarge", 96, "other"),
+        instance("g5.48xlarge", 96, "test"),
+        instance("g5.48xlarge", 96, "other", InstanceLifecycle="spot"),
+        instance("g7.unheard-of", 4, "other"),
+        instance("m5.large", 1, "other"),
     ]
     cloud = account(
         ec2_DescribeInstances={"Reservations": [{"Instances": running}]},
@@ -149,7 +149,7 @@ def test_what_others_of_the_account_run_counts_and_what_this_stack_runs_does_not
     assert told.remedy.endswith("--desired-value 208")
 
 
-def test_a_spot_pool_needs_the_spot_quota_and_its_certain_machines_the_other():
+def test_a_spot_pool_needs_the_spot_quota_and_its_certain_instances_the_other():
     mixed = pool(market="spot", types=["g5.xlarge"], on_demand_base=1, size={"max": 3})
 
     told = [finding.says for finding in aws.look(stack(pools=[mixed]), account().client)]
@@ -157,7 +157,7 @@ def test_a_spot_pool_needs_the_spot_quota_and_its_certain_machines_the_other():
     assert [says for says in told if says.startswith("needs 8,") and "(L-3819A6DF)" in says]
 
 
-def test_each_group_of_a_pool_buys_its_own_certain_machines():
+def test_each_group_of_a_pool_buys_its_own_certain_instances():
     """A p4d.24xlarge has 96 virtual CPUs; the pool has a group in each of two zones."""
     mixed = pool(market="spot", types=["p4d.24xlarge"], efa=True, on_demand_base=1, size={"max": 2})
 
@@ -269,7 +269,7 @@ def test_scarce_spot_capacity_is_worth_a_note_and_stops_nothing(score, verdict):
     told = look(stack(pools=[pool(market="spot")]), cloud)["spot for dev"]
 
     assert told.verdict is verdict
-    assert told.says == f"2 machines at once: placement score {score} of 10"
+    assert told.says == f"2 instances at once: placement score {score} of 10"
 
 
 def reserved(**changes: Any) -> dict[str, Any]:

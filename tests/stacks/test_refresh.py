@@ -67,7 +67,7 @@ def test_aws_is_asked_for_every_type_and_everything_else_it_lists(cloud):
 
     named = {kind.name for kind in catalog.load().of_cloud(Cloud.AWS)}
     priced = {kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if kind.price is not None}
-    assert {name for name, _ in found.machines} == priced
+    assert {name for name, _ in found.instances} == priced
     assert set(found.unlisted) == {f"{name} in us-east-1" for name in named - priced}
     assert set(found.others) == set(prices.load(Cloud.AWS).quotes) - {"scratch"}
 
@@ -78,10 +78,10 @@ def test_each_price_of_aws_is_the_one_that_is_meant(cloud):
 
     for what, listed in found.others.items():
         assert listed.amount == prices.load(Cloud.AWS).quotes[what].amount, what
-    assert found.machines["g5.xlarge", "us-east-1"].amount == Decimal("1.006")
+    assert found.instances["g5.xlarge", "us-east-1"].amount == Decimal("1.006")
 
 
-def test_spot_is_as_far_below_the_list_as_the_cheapest_machine_right_now(cloud):
+def test_spot_is_as_far_below_the_list_as_the_cheapest_instance_right_now(cloud):
     assert ask(cloud).spot_most == Listed(
         Decimal("0.75"), "USD", "EC2 DescribeSpotPriceHistory, GPU types of us-east-1"
     )
@@ -89,7 +89,7 @@ def test_spot_is_as_far_below_the_list_as_the_cheapest_machine_right_now(cloud):
 
 @given(st.lists(st.tuples(st.decimals("0.01", 9, places=4), st.decimals("0.01", 9, places=4)), max_size=9))
 @settings(max_examples=50, deadline=None)
-def test_the_largest_discount_is_a_share_that_no_machine_passes(pairs):
+def test_the_largest_discount_is_a_share_that_no_instance_passes(pairs):
     found = largest_discount(pairs)
 
     assert (found is None) == all(spot > price for spot, price in pairs)
@@ -246,10 +246,10 @@ def alicloud_answers(**changes):
         return alicloud.ask("cn-shenzhen", wanted(CATALOG, Cloud.ALICLOUD), TODAY, say, asked), account
 
 
-def test_alibaba_cloud_lists_machines_without_their_disk_and_a_gib_of_disk_by_the_month():
+def test_alibaba_cloud_lists_instances_without_their_disk_and_a_gib_of_disk_by_the_month():
     found, account = alicloud_answers()
 
-    assert found.machines["ecs.gn7i-c8g1.2xlarge", "cn-shenzhen"].amount == Decimal("12.5")
+    assert found.instances["ecs.gn7i-c8g1.2xlarge", "cn-shenzhen"].amount == Decimal("12.5")
     assert plain(found.others["disk"].amount) == "1.095"  # 1.5 x 730 hours / 1000 GiB
     regions = {
         asked["InstanceType"]: asked["RegionId"] for _, asked in account.asked if "InstanceType" in asked

@@ -153,7 +153,7 @@ BAD_INPUTS = {
         {"budget": {"monthly": 0, "recipients": ["a@b.org"]}},
         "budget.monthly = 0: must be greater than 0",
     ),
-    "more machines than can be counted": (
+    "more instances than can be counted": (
         {"pools": [pool(size={"max": 10**30})]},
         f"pools[0].size.max = {10**30}: must be less than or equal to 1000000000",
     ),
@@ -237,11 +237,11 @@ BAD_INPUTS = {
         {"pools": [pool(max_lifetime_hours=2)]},
         "pools[0].max_lifetime_hours = 2: must be greater than or equal to 24",
     ),
-    "stopping a spot machine": (
+    "stopping a spot instance": (
         {"pools": [pool(market="spot", idle={"action": "stop"})]},
         "pools[0].idle.action = 'stop': must be terminate for market spot",
     ),
-    "stopping a machine with local disks": (
+    "stopping an instance with local disks": (
         {"pools": [pool(idle={"action": "stop"})]},
         "must be terminate: a stop empties the local disks of g5.xlarge all the same",
     ),

@@ -1,4 +1,4 @@
-"""Prices of Alibaba Cloud: DescribePrice of ECS, for machines and disks.
+"""Prices of Alibaba Cloud: DescribePrice of ECS, for instances and disks.
 
 www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeprice. What the other products
 cost, no read call tells without an order to price: those stay as they are.
@@ -17,8 +17,8 @@ from stacks.errors import CannotCheckError
 SOURCE = "ECS DescribePrice, pay-as-you-go before discount"
 # A price is per disk, and rounded: of a large one little is lost.
 DISK_GIB = 1000
-# What DescribePrice calls the machine among the parts of a price.
-MACHINE = "instanceType"
+# What DescribePrice calls the instance among the parts of a price.
+INSTANCE = "instanceType"
 # Types that are sold in no zone of a region, or only to whom they were offered.
 NOT_SOLD = ("InvalidInstanceType", "InvalidResourceType", "NotSupport", "PricePlanResultNotFound")
 
@@ -26,31 +26,31 @@ Say = Callable[[str], None]
 
 
 def ask(
-    region: str, machines: Mapping[str, str], today: datetime.date, say: Say, cloud: Alicloud | None = None
+    region: str, instances: Mapping[str, str], today: datetime.date, say: Say, cloud: Alicloud | None = None
 ) -> Answers:
     """Every price of Alibaba Cloud that its API tells.
 
     Args:
-        region: of what is no machine.
-        machines: type -> the region its price is of.
+        region: of what is no instance.
+        instances: type -> the region its price is of.
         today: the day of the answers.
-        say: told what is asked next.
+        say: called with what is asked next.
         cloud: whom to ask; by default with the credentials of the environment.
 
     Raises:
         CannotCheckError: any call was denied or not answered.
     """
     asked = cloud or Alicloud(region)
-    found: dict[tuple[str, str], Listed] = {}
+    prices: dict[tuple[str, str], Listed] = {}
     others: dict[str, Listed] = {}
     unlisted = []
-    for name, where in machines.items():
+    for name, where in instances.items():
         say(name)
-        price = _part(_price(asked, where, ResourceType="instance", InstanceType=name), MACHINE)
+        price = _part(_price(asked, where, ResourceType="instance", InstanceType=name), INSTANCE)
         if price is None:
             unlisted.append(f"{name} in {where}")
         else:
-            found[name, where] = price
+            prices[name, where] = price
     say("disk")
     disk = {"DataDisk.1.Category": "cloud_essd", "DataDisk.1.PerformanceLevel": "PL1"}
     whole = _price(asked, region, ResourceType="disk", **disk, **{"DataDisk.1.Size": str(DISK_GIB)})
@@ -60,7 +60,7 @@ def ask(
         hour = _listed(whole, whole)
         month = hour.amount * HOURS_PER_MONTH / DISK_GIB
         others["disk"] = Listed(month, hour.currency, f"{SOURCE}, {HOURS_PER_MONTH} hours")
-    return Answers(today, found, others, None, tuple(unlisted))
+    return Answers(today, prices, others, None, tuple(unlisted))
 
 
 def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:
@@ -76,7 +76,7 @@ def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:
 
 
 def _part(price: dict[str, Any] | None, resource: str) -> Listed | None:
-    """What one part of a price costs: DescribePrice adds a system disk to every machine."""
+    """What one part of a price costs: DescribePrice adds a system disk to every instance."""
     parts = [] if price is None else listed(price, "DetailInfos", "DetailInfo")
     ours = next((part for part in parts if part.get("Resource") == resource), None)
     return None if price is None or ours is None else _listed(ours, price)

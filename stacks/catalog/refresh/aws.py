@@ -22,7 +22,7 @@ PRICE_LIST_REGION = "us-east-1"
 SOURCE = "AWS Price List API, GetProducts"
 SPOT_SOURCE = "EC2 DescribeSpotPriceHistory"
 CURRENCY = "USD"
-MACHINE = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
+INSTANCE = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
 FIRST_TIER = "0"
 MIB_PER_GIB = 1024
 
@@ -63,32 +63,32 @@ QUESTIONS = {
 
 
 def ask(
-    region: str, machines: Mapping[str, str], today: datetime.date, say: Say, aws: Aws | None = None
+    region: str, instances: Mapping[str, str], today: datetime.date, say: Say, aws: Aws | None = None
 ) -> Answers:
     """Every price of AWS.
 
     Args:
-        region: of what is no machine, and of spot.
-        machines: type -> the region its price is of.
+        region: of what is no instance, and of spot.
+        instances: type -> the region its price is of.
         today: the day of the answers.
-        say: told what is asked next.
+        say: called with what is asked next.
         aws: whom to ask; by default with the credentials of the environment.
 
     Raises:
         CannotCheckError: any call was denied or not answered.
     """
     prices = aws or Aws(clients_in(PRICE_LIST_REGION))
-    found: dict[tuple[str, str], Listed] = {}
+    on_demand: dict[tuple[str, str], Listed] = {}
     others: dict[str, Listed] = {}
     unlisted = []
-    for name, where in machines.items():
+    for name, where in instances.items():
         say(name)
-        question = Question("AmazonEC2", {**MACHINE, "instanceType": name}, f"BoxUsage:{name}")
+        question = Question("AmazonEC2", {**INSTANCE, "instanceType": name}, f"BoxUsage:{name}")
         amount = _price(prices, question, where)
         if amount is None:
             unlisted.append(f"{name} in {where}")
         else:
-            found[name, where] = Listed(amount, CURRENCY, SOURCE)
+            on_demand[name, where] = Listed(amount, CURRENCY, SOURCE)
     for what, question in QUESTIONS.items():
         say(what)
         amount = _price(prices, question, region)
@@ -97,8 +97,8 @@ def ask(
         else:
             others[what] = Listed(amount, CURRENCY, SOURCE)
     say("spot prices")
-    spot = _spot(aws or Aws(clients_in(region)), region, found, today)
-    return Answers(today, found, others, spot, tuple(unlisted))
+    spot = _spot(aws or Aws(clients_in(region)), region, on_demand, today)
+    return Answers(today, on_demand, others, spot, tuple(unlisted))
 
 
 def _price(aws: Aws, question: Question, region: str) -> Decimal | None:
@@ -134,7 +134,7 @@ def _amounts(product: dict[str, Any]) -> Iterator[Decimal]:
 def _spot(
     aws: Aws, region: str, listed: Mapping[tuple[str, str], Listed], today: datetime.date
 ) -> Listed | None:
-    """How far below its list price any GPU machine of a region is right now."""
+    """How far below its list price any GPU instance of a region is right now."""
     names = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if (kind.name, region) in listed]
     if not names:
         return None
@@ -148,9 +148,9 @@ def _spot(
         StartTime=start,
     )
     pairs = [
-        (Decimal(one["SpotPrice"]), listed[one["InstanceType"], region].amount)
-        for one in history
-        if (one["InstanceType"], region) in listed
+        (Decimal(quote["SpotPrice"]), listed[quote["InstanceType"], region].amount)
+        for quote in history
+        if (quote["InstanceType"], region) in listed
     ]
     most = largest_discount(pairs)
     return None if most is None else Listed(most, CURRENCY, f"{SPOT_SOURCE}, GPU types of {region}")

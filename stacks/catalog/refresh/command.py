@@ -65,8 +65,8 @@ def _asked(
         with console.status(f"asking {cloud}") as status:
             answers = ask(cloud, texts[CATALOG], today, lambda what: status.update(f"asking for {what}"))
         for path, write in ((CATALOG, rewrite_catalog), (PRICES, rewrite_prices)):
-            texts[path], found = write(texts[path], cloud, answers)
-            changes += found
+            texts[path], written = write(texts[path], cloud, answers)
+            changes += written
         unlisted += answers.unlisted
     return texts, changes, unlisted
 
@@ -75,12 +75,12 @@ def ask(cloud: Cloud, text: str, today: datetime.date, say: Callable[[str], None
     """Every price that one cloud lists of what the files name."""
     # an SDK takes a second to load: only those that are asked
     module = importlib.import_module(f"stacks.catalog.refresh.{cloud}")
-    found: Answers = module.ask(_region(cloud), wanted(text, cloud), today, say)
-    return found
+    answers: Answers = module.ask(_region(cloud), wanted(text, cloud), today, say)
+    return answers
 
 
 def _region(cloud: Cloud) -> str:
-    """Where the prices of what is no machine are of."""
+    """Where the prices of what is no instance are of."""
     return next(iter(load(cloud).quotes.values())).region
 
 
@@ -102,14 +102,14 @@ def _check(texts: dict[Path, str]) -> None:
 def table(changes: Sequence[Change]) -> Table:
     """What moved, and by how much; what stayed the same is counted below."""
     moved = [change for change in changes if change.moved]
-    found = Table(box=None, header_style="bold")
+    listing = Table(box=None, header_style="bold")
     for heading in ("price of", "before", "now", "", "source"):
-        found.add_column(heading, justify="right" if heading in ("before", "now", "") else "left")
+        listing.add_column(heading, justify="right" if heading in ("before", "now", "") else "left")
     for change in moved:
         share = ""
         if change.before is not None:
             share = f"{float(change.after) / float(change.before) - 1:+.1%}"
         before = change.before or "unknown"
-        found.add_row(change.what, before, f"{change.after} {change.currency}", share, change.source)
-    found.caption = f"{len(moved)} moved, {len(changes) - len(moved)} stayed"
-    return found
+        listing.add_row(change.what, before, f"{change.after} {change.currency}", share, change.source)
+    listing.caption = f"{len(moved)} moved, {len(changes) - len(moved)} stayed"
+    return listing

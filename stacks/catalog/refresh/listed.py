@@ -28,14 +28,14 @@ class Answers:
 
     Attributes:
         date: the day.
-        machines: (type, region) -> its price for an hour.
+        instances: (type, region) -> its price for an hour.
         others: thing of prices.toml -> its price.
-        spot_most: the largest share off that any spot machine has right now; None where nobody asked.
-        unlisted: what was asked for and is not in the list, for people.
+        spot_most: the largest share off that any spot instance has right now; None where nobody asked.
+        unlisted: what was asked for and is not in the list, for users.
     """
 
     date: datetime.date
-    machines: dict[tuple[str, str], Listed]
+    instances: dict[tuple[str, str], Listed]
     others: dict[str, Listed]
     spot_most: Listed | None
     unlisted: tuple[str, ...]

@@ -42,7 +42,7 @@ class Change:
 
 
 def rewrite_catalog(text: str, cloud: Cloud, answers: Answers) -> tuple[str, list[Change]]:
-    """catalog.toml with the machines' prices of one cloud.
+    """catalog.toml with the instances' prices of one cloud.
 
     A price list whose every type was answered gets the day and the source. Of one that was answered in part,
     the types without an answer move to a list that keeps the old day.
@@ -56,16 +56,16 @@ def rewrite_catalog(text: str, cloud: Cloud, answers: Answers) -> tuple[str, lis
     changes, kept = [], []
     for family, row in list(_rows(document, cloud)):
         name = _list_of(family, row) or _default_list(lists, cloud)
-        found = None if name is None else answers.machines.get((row["name"], lists[name]["region"]))
-        if name is None or found is None:
+        listed = None if name is None else answers.instances.get((row["name"], lists[name]["region"]))
+        if name is None or listed is None:
             kept.append((family, row))
             continue
-        _same_currency(row["name"], found, lists[name]["currency"], f"price_lists.{name}")
-        changes.append(_change(row["name"], row.get("price"), found))
-        row["price"] = plain(found.amount)
+        _same_currency(row["name"], listed, lists[name]["currency"], f"price_lists.{name}")
+        changes.append(_change(row["name"], row.get("price"), listed))
+        row["price"] = plain(listed.amount)
         if _list_of(family, row) is None:
             row["price_list"] = name
-        lists[name]["date"], lists[name]["source"] = answers.date, found.source
+        lists[name]["date"], lists[name]["source"] = answers.date, listed.source
     _keep_old_days(lists, before, kept)
     return tomlkit.dumps(document), changes
 
@@ -79,11 +79,11 @@ def rewrite_prices(text: str, cloud: Cloud, answers: Answers) -> tuple[str, list
     document = tomlkit.parse(text)
     table = document["clouds"][cloud]
     changes = []
-    for what, found in answers.others.items():
+    for what, listed in answers.others.items():
         row = table["prices"][what]
-        _same_currency(what, found, table["currency"], f"clouds.{cloud}")
-        changes.append(_change(what, row.get("amount"), found))
-        row["amount"], row["date"], row["source"] = plain(found.amount), answers.date, found.source
+        _same_currency(what, listed, table["currency"], f"clouds.{cloud}")
+        changes.append(_change(what, row.get("amount"), listed))
+        row["amount"], row["date"], row["source"] = plain(listed.amount), answers.date, listed.source
     if answers.spot_most is not None:
         spot = table["spot_discount"]
         changes.append(_change("spot discount, at most", spot["most"], answers.spot_most))
@@ -96,12 +96,12 @@ def wanted(text: str, cloud: Cloud) -> dict[str, str]:
     """Every type of a cloud and the region whose price it has, or would have."""
     document = tomlkit.parse(text)
     lists = document["price_lists"]
-    found = {}
+    names = {}
     for family, row in _rows(document, cloud):
         name = _list_of(family, row) or _default_list(lists, cloud)
         if name is not None:
-            found[str(row["name"])] = str(lists[name]["region"])
-    return found
+            names[str(row["name"])] = str(lists[name]["region"])
+    return names
 
 
 def _rows(document: Any, cloud: Cloud) -> Iterator[tuple[Any, Any]]:
@@ -146,15 +146,15 @@ def _keep_old_days(
         row["price_list"] = old
 
 
-def _change(what: str, before: Any, found: Listed) -> Change:
+def _change(what: str, before: Any, listed: Listed) -> Change:
     return Change(
-        what, None if before is None else str(before), plain(found.amount), found.currency, found.source
+        what, None if before is None else str(before), plain(listed.amount), listed.currency, listed.source
     )
 
 
-def _same_currency(what: str, found: Listed, currency: str, where: str) -> None:
-    if found.currency != currency:
+def _same_currency(what: str, listed: Listed, currency: str, where: str) -> None:
+    if listed.currency != currency:
         raise RefreshError(
-            f"{what} is listed in {found.currency}, {where} is in {currency}: ask with an account that is "
+            f"{what} is listed in {listed.currency}, {where} is in {currency}: ask with an account that is "
             f"billed in {currency}"
         )

@@ -27,7 +27,7 @@ _GROUP = {
 def group(clients: Clients, name: str, inputs: Inputs) -> Created:
     """aws:autoscaling/group:Group.
 
-    moto starts every machine in the first subnet and as the first type, whatever the policy says.
+    moto starts every instance in the first subnet and as the first type, whatever the policy says.
     """
     autoscaling, group_name = clients("autoscaling"), physical_name(name, inputs)
     autoscaling.create_auto_scaling_group(

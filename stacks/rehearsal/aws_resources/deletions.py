@@ -14,8 +14,8 @@ Deleter = Callable[[Clients, Registration], None]
 def call(service: str, operation: str, **parameters: str) -> Deleter:
     """One call; each parameter names an output of the resource, or ``id``."""
 
-    def delete(clients: Clients, one: Registration) -> None:
-        known = {**one.inputs, **one.outputs, "id": one.id}
+    def delete(clients: Clients, resource: Registration) -> None:
+        known = {**resource.inputs, **resource.outputs, "id": resource.id}
         getattr(clients(service), operation)(**{name: known[key] for name, key in parameters.items()})
 
     return delete
@@ -25,42 +25,42 @@ def nothing(_: Clients, __: Registration) -> None:
     """The provider only forgets it."""
 
 
-def suspend_versions(clients: Clients, one: Registration) -> None:
+def suspend_versions(clients: Clients, resource: Registration) -> None:
     """Versions cannot be switched off again: the provider suspends them."""
     suspended = {"Status": "Suspended"}
-    clients("s3").put_bucket_versioning(Bucket=one.id, VersioningConfiguration=suspended)
+    clients("s3").put_bucket_versioning(Bucket=resource.id, VersioningConfiguration=suspended)
 
 
-def delete_every_version(clients: Clients, one: Registration) -> None:
+def delete_every_version(clients: Clients, resource: Registration) -> None:
     """aws:s3/bucketObjectv2: all versions of the key."""
-    s3, bucket, key = clients("s3"), one.inputs["bucket"], one.inputs["key"]
+    s3, bucket, key = clients("s3"), resource.inputs["bucket"], resource.inputs["key"]
     for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=key):
         for version in (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):
             if version["Key"] == key:
                 s3.delete_object(Bucket=bucket, Key=key, VersionId=version["VersionId"])
 
 
-def schedule_key_deletion(clients: Clients, one: Registration) -> None:
+def schedule_key_deletion(clients: Clients, resource: Registration) -> None:
     """A key waits for days before it is gone, and cannot be used meanwhile."""
-    days = one.inputs.get("deletionWindowInDays", 30)
-    clients("kms").schedule_key_deletion(KeyId=one.id, PendingWindowInDays=days)
+    days = resource.inputs.get("deletionWindowInDays", 30)
+    clients("kms").schedule_key_deletion(KeyId=resource.id, PendingWindowInDays=days)
 
 
-def drain_and_delete(clients: Clients, one: Registration) -> None:
+def drain_and_delete(clients: Clients, resource: Registration) -> None:
     """The provider empties a group, protected instances included, and deletes it when they are gone."""
-    autoscaling, name = clients("autoscaling"), one.id
+    autoscaling, name = clients("autoscaling"), resource.id
     autoscaling.update_auto_scaling_group(AutoScalingGroupName=name, MinSize=0, MaxSize=0, DesiredCapacity=0)
     autoscaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
 
 
-def delete_service_linked_role(clients: Clients, one: Registration) -> None:
+def delete_service_linked_role(clients: Clients, resource: Registration) -> None:
     """A task of IAM's own; moto has none, and knows the role as any other."""
-    clients("iam").delete_role(RoleName=one.outputs["name"])
+    clients("iam").delete_role(RoleName=resource.outputs["name"])
 
 
-def delete_role(clients: Clients, one: Registration) -> None:
+def delete_role(clients: Clients, resource: Registration) -> None:
     """With whatever is still attached to it."""
-    iam, name = clients("iam"), one.id
+    iam, name = clients("iam"), resource.id
     for policy in iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]:
         iam.detach_role_policy(RoleName=name, PolicyArn=policy["PolicyArn"])
     for policy_name in iam.list_role_policies(RoleName=name)["PolicyNames"]:
@@ -68,32 +68,32 @@ def delete_role(clients: Clients, one: Registration) -> None:
     iam.delete_role(RoleName=name)
 
 
-def delete_instance_profile(clients: Clients, one: Registration) -> None:
+def delete_instance_profile(clients: Clients, resource: Registration) -> None:
     """Empty first: IAM refuses a profile with a role."""
-    iam, name = clients("iam"), one.id
+    iam, name = clients("iam"), resource.id
     for role in iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Roles"]:
         iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=role["RoleName"])
     iam.delete_instance_profile(InstanceProfileName=name)
 
 
-def delete_internet_gateway(clients: Clients, one: Registration) -> None:
+def delete_internet_gateway(clients: Clients, resource: Registration) -> None:
     """Detached from its network first."""
     ec2 = clients("ec2")
-    ec2.detach_internet_gateway(InternetGatewayId=one.id, VpcId=one.inputs["vpcId"])
-    ec2.delete_internet_gateway(InternetGatewayId=one.id)
+    ec2.detach_internet_gateway(InternetGatewayId=resource.id, VpcId=resource.inputs["vpcId"])
+    ec2.delete_internet_gateway(InternetGatewayId=resource.id)
 
 
-def disassociate(clients: Clients, one: Registration) -> None:
+def disassociate(clients: Clients, resource: Registration) -> None:
     """A subnet goes back to the main table."""
-    clients("ec2").disassociate_route_table(AssociationId=one.id)
+    clients("ec2").disassociate_route_table(AssociationId=resource.id)
 
 
 def revoke(direction: str) -> Deleter:
     """One rule of a security group, by its id."""
 
-    def delete(clients: Clients, one: Registration) -> None:
+    def delete(clients: Clients, resource: Registration) -> None:
         act = getattr(clients("ec2"), f"revoke_security_group_{direction}")
-        act(GroupId=one.inputs["securityGroupId"], SecurityGroupRuleIds=[one.id])
+        act(GroupId=resource.inputs["securityGroupId"], SecurityGroupRuleIds=[resource.id])
 
     return delete
 
@@ -101,27 +101,27 @@ def revoke(direction: str) -> Deleter:
 def listed(service: str, operation: str, parameter: str) -> Deleter:
     """One call that takes a list of ids."""
 
-    def delete(clients: Clients, one: Registration) -> None:
-        getattr(clients(service), operation)(**{parameter: [one.id]})
+    def delete(clients: Clients, resource: Registration) -> None:
+        getattr(clients(service), operation)(**{parameter: [resource.id]})
 
     return delete
 
 
-def delete_role_policy(clients: Clients, one: Registration) -> None:
+def delete_role_policy(clients: Clients, resource: Registration) -> None:
     """A policy inside a role."""
-    role, _, name = one.id.partition(":")
+    role, _, name = resource.id.partition(":")
     clients("iam").delete_role_policy(RoleName=role, PolicyName=name)
 
 
-def delete_schedule(clients: Clients, one: Registration) -> None:
+def delete_schedule(clients: Clients, resource: Registration) -> None:
     """Its id is ``group/name``."""
-    group, _, name = one.id.partition("/")
+    group, _, name = resource.id.partition("/")
     clients("scheduler").delete_schedule(GroupName=group, Name=name)
 
 
-def remove_target(clients: Clients, one: Registration) -> None:
+def remove_target(clients: Clients, resource: Registration) -> None:
     """One target of a rule."""
-    clients("events").remove_targets(Rule=one.inputs["rule"], Ids=[one.outputs["targetId"]])
+    clients("events").remove_targets(Rule=resource.inputs["rule"], Ids=[resource.outputs["targetId"]])
 
 
 DELETERS: Mapping[str, Deleter] = {
@@ -202,7 +202,7 @@ DELETERS: Mapping[str, Deleter] = {
     "aws:sns/topicPolicy:TopicPolicy": nothing,  # the topic's default policy comes back; it goes next
     "aws:sns/topicSubscription:TopicSubscription": call("sns", "unsubscribe", SubscriptionArn="id"),
     "aws:sqs/queue:Queue": call("sqs", "delete_queue", QueueUrl="url"),
-    "aws:sqs/queuePolicy:QueuePolicy": nothing,  # it goes with its queue
+    "aws:sqs/queuePolicy:QueuePolicy": nothing,  # it is deleted with its queue
     "aws:ssm/parameter:Parameter": call("ssm", "delete_parameter", Name="name"),
     "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": revoke("egress"),
     "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": revoke("ingress"),

@@ -10,7 +10,7 @@ from stacks.rehearsal.values import Created, Inputs, physical_name, picked, with
 def security_group(clients: Clients, name: str, inputs: Inputs) -> Created:
     """aws:ec2/securityGroup:SecurityGroup.
 
-    The provider takes away the egress rule to anywhere that AWS puts into every new group; so does this.
+    The provider removes the egress rule to anywhere that AWS puts into every new group; so does this.
     """
     ec2 = clients("ec2")
     group_name = physical_name(name, inputs)
@@ -99,8 +99,10 @@ def _inline_permission(group_id: str, rule: Inputs) -> dict[str, Any]:
         "ToPort": rule["toPort"],
         "IpRanges": [{"CidrIp": cidr, **text} for cidr in rule.get("cidrBlocks", [])],
         "Ipv6Ranges": [{"CidrIpv6": cidr, **text} for cidr in rule.get("ipv6CidrBlocks", [])],
-        "PrefixListIds": [{"PrefixListId": one, **text} for one in rule.get("prefixListIds", [])],
-        "UserIdGroupPairs": [{"GroupId": one, **text} for one in groups],
+        "PrefixListIds": [
+            {"PrefixListId": prefix_list, **text} for prefix_list in rule.get("prefixListIds", [])
+        ],
+        "UserIdGroupPairs": [{"GroupId": group, **text} for group in groups],
     }
 
 

@@ -16,7 +16,7 @@ from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIV
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
 from image.reaper.times import format_time, parse_time
 from stacks import naming
-from stacks.rehearsal import machines, sweeps
+from stacks.rehearsal import instances, sweeps
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.metadata import MetadataService, metadata_service
@@ -62,7 +62,7 @@ class Aws:
     rehearsed: Rehearsed
     metadata: MetadataService
     front: Front
-    instance: machines.Machine
+    instance: instances.LaunchedInstance
     user_data: str
     function: sweeps.Function
     hosts: tuple[str, ...] = field(default_factory=tuple)
@@ -115,12 +115,12 @@ class Aws:
 
     def tags(self) -> dict[str, str]:
         """The instance's tags."""
-        picture = machines.pictures(self.clients, STACK)[self.instance.id]
+        picture = instances.pictures(self.clients, STACK)[self.instance.id]
         return {tag["Key"]: tag["Value"] for tag in picture.get("Tags", [])}
 
     def state(self) -> str:
         """The instance's state in EC2."""
-        return str(machines.pictures(self.clients, STACK)[self.instance.id]["State"]["Name"])
+        return str(instances.pictures(self.clients, STACK)[self.instance.id]["State"]["Name"])
 
     def mirror_tags(self) -> None:
         """Show the instance its own tags, as ``instance_metadata_tags`` does on EC2."""
@@ -150,8 +150,8 @@ class Aws:
             for datum in self._published(metric):
                 datum.timestamp -= passed
         newest = self.heartbeats()[-1]
-        launched = machines.pictures(self.clients, STACK)[self.instance.id]["LaunchTime"]
-        machines.date_back(self.clients, self.instance.id, launched.astimezone(UTC) - passed)
+        launched = instances.pictures(self.clients, STACK)[self.instance.id]["LaunchTime"]
+        instances.date_back(self.clients, self.instance.id, launched.astimezone(UTC) - passed)
         marked = {key: value for key, value in self.tags().items() if key in (TAG_IDLE_SINCE, TAG_REAP_AFTER)}
         if marked:
             moved = [
@@ -200,15 +200,15 @@ def aws_account(folder: Path) -> Iterator[Aws]:
             yield account
 
 
-def _launched(clients: Clients, rehearsed: Rehearsed) -> machines.Machine:
+def _launched(clients: Clients, rehearsed: Rehearsed) -> instances.LaunchedInstance:
     """The instance that the pool's group launches when somebody asks it for one."""
     (group,) = rehearsed.outputs["group_names"][POOL]
     clients("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
-    (instance,) = machines.launched(clients, STACK)
+    (instance,) = instances.launched(clients, STACK)
     return instance
 
 
-def _told(instance: machines.Machine) -> dict[str, str]:
+def _told(instance: instances.LaunchedInstance) -> dict[str, str]:
     return {
         "ami-id": "ami-0123456789abcdef0",
         "autoscaling/target-lifecycle-state": "InService",

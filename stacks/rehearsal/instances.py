@@ -1,4 +1,4 @@
-"""The machines that the stack's own groups launched in moto."""
+"""The instances that the stack's own groups launched in moto."""
 
 import base64
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ ENDED = frozenset({"terminated", "shutting-down"})
 
 
 @dataclass(frozen=True)
-class Machine:
+class LaunchedInstance:
     """One instance as EC2 and its scaling group describe it.
 
     Attributes:
@@ -40,23 +40,23 @@ class Machine:
     protected: bool
 
 
-def launched(clients: Clients, stack: str) -> tuple[Machine, ...]:
+def launched(clients: Clients, stack: str) -> tuple[LaunchedInstance, ...]:
     """Every instance that carries the stack's tag, ended ones among them, by pool and id."""
     members = {
         member["InstanceId"]: member
         for page in clients("autoscaling").get_paginator("describe_auto_scaling_instances").paginate()
         for member in page["AutoScalingInstances"]
     }
-    found = [
-        _machine(instance, members.get(identifier, {}))
+    described = [
+        _launched(instance, members.get(identifier, {}))
         for identifier, instance in pictures(clients, stack).items()
     ]
-    return tuple(sorted(found, key=lambda machine: (machine.pool, machine.id)))
+    return tuple(sorted(described, key=lambda instance: (instance.pool, instance.id)))
 
 
-def _machine(instance: dict[str, Any], member: dict[str, Any]) -> Machine:
+def _launched(instance: dict[str, Any], member: dict[str, Any]) -> LaunchedInstance:
     tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
-    return Machine(
+    return LaunchedInstance(
         id=instance["InstanceId"],
         pool=tags.get(f"{naming.PROJECT}:pool", ""),
         group=member.get("AutoScalingGroupName", ""),
@@ -68,9 +68,9 @@ def _machine(instance: dict[str, Any], member: dict[str, Any]) -> Machine:
     )
 
 
-def running(machines: Iterable[Machine]) -> set[str]:
+def running(instances: Iterable[LaunchedInstance]) -> set[str]:
     """The ids of those that have not ended."""
-    return {machine.id for machine in machines if machine.state not in ENDED}
+    return {instance.id for instance in instances if instance.state not in ENDED}
 
 
 def pictures(clients: Clients, stack: str) -> dict[str, dict[str, Any]]:
@@ -86,11 +86,11 @@ def pictures(clients: Clients, stack: str) -> dict[str, dict[str, Any]]:
 
 
 def date_back(clients: Clients, instance_id: str, launched_at: datetime) -> None:
-    """Make moto say that a machine was launched earlier: the one thing here that no API can do.
+    """Make moto say that an instance was launched earlier: the one thing here that no API can do.
 
     Args:
-        clients: of the machine's region.
-        instance_id: the machine.
+        clients: of the instance's region.
+        instance_id: the instance.
         launched_at: aware UTC.
     """
     backend: Any = get_backend("ec2")[clients.account_id][clients.region]
@@ -99,25 +99,25 @@ def date_back(clients: Clients, instance_id: str, launched_at: datetime) -> None
 
 def user_data(clients: Clients, launch_template_id: str) -> str:
     """What cloud-init reads on an instance of a launch template's newest version."""
-    found = clients("ec2").describe_launch_template_versions(
+    answer = clients("ec2").describe_launch_template_versions(
         LaunchTemplateId=launch_template_id, Versions=["$Latest"]
     )
-    return base64.b64decode(found["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"]).decode()
+    return base64.b64decode(answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"]).decode()
 
 
-def table(machines: Iterable[Machine]) -> Table:
-    """What runs, as a table for people."""
+def table(instances: Iterable[LaunchedInstance]) -> Table:
+    """What runs, as a table for users."""
     view = Table(title="instances launched by the stack's own groups", title_justify="left")
     for heading in ("instance", "pool", "type", "zone", "state", "scale-in"):
         view.add_column(heading, no_wrap=True)
-    for machine in machines:
-        protection = "protected" if machine.protected else "allowed"
+    for instance in instances:
+        protection = "protected" if instance.protected else "allowed"
         view.add_row(
-            machine.id,
-            machine.pool,
-            machine.type,
-            machine.zone,
-            machine.state,
-            protection if machine.group else "in no group",
+            instance.id,
+            instance.pool,
+            instance.type,
+            instance.zone,
+            instance.state,
+            protection if instance.group else "in no group",
         )
     return view

@@ -1,0 +1,131 @@
+"""Three trips through the house, as the READMEs draw them: the files a reader opens from end to end.
+
+A README holds a block ``text`` whose first line is ``trip: ...``. Each line after it is a stop: a file, the
+name in it that the trip passes, and what happens there. Every stop must be tied to one before it, by an
+import or by a text that both files hold. A trip that grows by a file fails here, and one that passes a name
+that is gone.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TRIP = re.compile(r"^```text\ntrip: (?P<title>[^\n]+)\n(?P<stops>.*?)^```$", re.MULTILINE | re.DOTALL)
+# README -> the most files of its trip, and its two ends
+TRIPS = {
+    "stacks/README.md": (6, "stacks/Pulumi.aws-prod.yaml", "stacks/aws/firewall.py"),
+    "training/README.md": (9, "training/gpu_fleet/data/shards.py", "training/gpu_fleet/evaluation.py"),
+    "image/reaper/README.md": (15, "image/reaper/agent/sensors/gpu.py", "image/reaper/aws/machines.py"),
+}
+# What hands a trip on where no import does: the text that both files hold.
+HANDED_ON = {
+    ("stacks/Pulumi.aws-prod.yaml", "stacks/settings/schema.py"): "network",
+    ("image/reaper/agent/sensors/look.py", "image/reaper/agent/loop.py"): "sample(",
+    ("image/reaper/agent/publish.py", "image/reaper/sweep/observe.py"): "METRIC_SECONDS_SINCE_ACTIVITY",
+    ("image/reaper/sweep/carry_out.py", "image/reaper/aws/machines.py"): "terminate",
+}
+
+
+@dataclass(frozen=True)
+class Stop:
+    file: str
+    name: str
+
+    @property
+    def source(self):
+        return (ROOT / self.file).read_text()
+
+    @property
+    def module(self):
+        return self.file.removeprefix("training/").removesuffix(".py").replace("/", ".")
+
+
+def trip(readme):
+    (found,) = TRIP.finditer((ROOT / readme).read_text())
+    return [Stop(*line.split()[:2]) for line in found["stops"].splitlines()]
+
+
+def defined(stop):
+    """Every class, function and method of a Python file; every key of a YAML file."""
+    if stop.file.endswith(".yaml"):
+        return set(re.findall(r"([\w-]+):", stop.source))
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    tree = ast.parse(stop.source)
+    methods = {
+        f"{owner.name}.{node.name}"
+        for owner in ast.walk(tree)
+        if isinstance(owner, ast.ClassDef)
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    return methods | {node.name for node in tree.body if isinstance(node, kinds)}
+
+
+def imported(stop):
+    """The modules that a file imports; of a folder's own ``__init__`` that which it hands on."""
+    if stop.file.endswith(".yaml"):
+        return set()
+    names = set()
+    for node in ast.walk(ast.parse(stop.source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    faces = {"stacks.settings": "stacks.settings.schema", "stacks.catalog": "stacks.catalog.lookup"}
+    return names | {faces[name] for name in names if name in faces}
+
+
+def uses(stop, name):
+    """``name``, where the file of a stop uses it other than to define or to import it."""
+    if stop.file.endswith(".yaml"):
+        return set()
+    nodes = list(ast.walk(ast.parse(stop.source)))
+    words = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return (words | {node.attr for node in nodes if isinstance(node, ast.Attribute)}) & {name}
+
+
+def tied(stop, other):
+    handed = HANDED_ON.get((other.file, stop.file))
+    if handed is not None:
+        return handed in stop.source and handed in other.source
+    return stop.module in imported(other) or other.module in imported(stop)
+
+
+@pytest.mark.parametrize("readme", TRIPS)
+def test_a_trip_has_no_more_files_than_its_readme_promises(readme):
+    most, first, last = TRIPS[readme]
+    files = [stop.file for stop in trip(readme)]
+
+    assert (files[0], files[-1]) == (first, last)
+    assert len(set(files)) <= most
+
+
+@pytest.mark.parametrize("readme", TRIPS)
+def test_every_stop_of_a_trip_is_where_the_readme_says(readme):
+    assert [stop for stop in trip(readme) if stop.name not in defined(stop)] == []
+
+
+@pytest.mark.parametrize("readme", TRIPS)
+def test_every_stop_of_a_trip_is_tied_to_one_before_it(readme):
+    stops = trip(readme)
+
+    loose = [
+        stop for at, stop in enumerate(stops) if at and not any(tied(stop, other) for other in stops[:at])
+    ]
+
+    assert loose == []
+
+
+@pytest.mark.parametrize("readme", TRIPS)
+def test_every_stop_of_a_trip_is_called_at_one_of_them(readme):
+    """By its last name: a method is called on an object that comes from elsewhere."""
+    stops = trip(readme)
+    names = {stop: stop.name.rpartition(".")[2] for stop in stops[1:]}
+
+    lonely = [stop for stop, name in names.items() if not any(name in uses(other, name) for other in stops)]
+
+    assert lonely == []

@@ -1,0 +1,89 @@
+"""The field's words, in what users read: messages, help texts and READMEs.
+
+One list for all rooms. Docstrings and comments follow it too, but are held by review.
+"""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# a word that is of this house alone -> the field's
+HOUSE_WORDS = {
+    r"(?<!virtual )\bmachines?\b": "instance; computer, where it is the user's own",
+    r"\b(?:people|persons?|somebody)\b(?! else)": "owner, user or operator",
+    r"\btold\b": "notified, or what was said",
+    r"\btak(?:e|es|en|ing) (?:it |them )?(?:away|back)\b": "terminate, stop, interrupt",
+    r"\bwhat came of\b": "results",
+    r"\bwill go\b": "will be terminated",
+    r"\b(?:is|are|was|were) sound\b": "OK, healthy",
+    r"\basks nobody\b": "skip peer discovery",
+}
+# room -> what of it is another's
+ROOMS = {"stacks": (), "image": ("image/reaper",)}
+# file -> text that holds such a word, and why it may
+EXCEPTIONS = {
+    "image/wheels.py": {
+        "so the machine has no CUDA of its own": "the bytes of the list name wheels in deployed buckets",
+    },
+    "stacks/monitoring/grafana.py": {'job="machine"': "a label of the scrapes of stacks that are deployed"},
+    "stacks/acceptance/README.md": {"pool `people`": "the name of a pool"},
+    "stacks/alicloud/README.md": {"`people: launch`": "a step of the acceptance run, named by its pool"},
+}
+
+
+def texts(path):
+    """What of a file users read: a README's text, or the strings of a module that are no docstrings."""
+    if path.suffix == ".md":
+        return path.read_text().splitlines()
+    tree = ast.parse(path.read_text())
+    bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    strings = [node.value for node in constants if isinstance(node.value, str) and id(node) not in docstrings]
+    return [text for text in strings if " " in text.strip()]  # a text of one word is a key, a name or a path
+
+
+def files(room):
+    others = ROOMS[room]
+    paths = [*(ROOT / room).rglob("*.py"), *(ROOT / room).rglob("README.md")]
+    return sorted(path for path in paths if not str(path.relative_to(ROOT)).startswith(others or "//"))
+
+
+def found(path):
+    """A line for every house word in a file, but for the exceptions."""
+    allowed = EXCEPTIONS.get(str(path.relative_to(ROOT)), {})
+    for text in texts(path):
+        left = functools.reduce(lambda rest, part: rest.replace(part, ""), allowed, text)
+        for word, instead in HOUSE_WORDS.items():
+            if hit := re.search(word, left, re.IGNORECASE):
+                line = " ".join(left.split())[:100]
+                yield f"{path.relative_to(ROOT)}: {hit[0]!r} (write {instead}): {line}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_users_read_the_words_of_the_field(room):
+    paths = files(room)
+
+    assert len(paths) > 20
+    assert [line for path in paths for line in found(path)] == []
+
+
+@pytest.mark.parametrize("path", EXCEPTIONS)
+def test_every_exception_is_still_there(path):
+    whole = "\n".join(texts(ROOT / path))
+
+    assert [text for text in EXCEPTIONS[path] if text not in whole] == []
+
+
+def test_a_house_word_in_a_message_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.test_words.ROOT", tmp_path)
+    module = tmp_path / "module.py"
+    module.write_text('"""A machine of a docstring."""\nKEY = "machine"\nTEXT = f"{KEY}: the machine goes"\n')
+
+    (line,) = found(module)
+
+    assert "the machine goes" in line
