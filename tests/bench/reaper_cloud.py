@@ -30,7 +30,7 @@ TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"
 IDLE_EVERY, IDLE_FOR_S = 10, 30 * 3600  # one machine of ten is idle
 UP_FOR = timedelta(hours=72)
 JUST_BOOTED = timedelta(minutes=10)
-PERIOD_S, DEAD_FOR_S = 300, 2 * 3600
+PERIOD_S = 300
 DENIED_ONE_OF = 50
 DEFAULT_PAGE = 1000
 SLOWER = "<Error><Code>RequestLimitExceeded</Code><Message>slower</Message></Error>"
@@ -67,7 +67,8 @@ class Account:
 
     Args:
         count: how many machines run.
-        case: one of ``tests.reaper.custodian_cases``, as far as the cloud plays a part in it; else empty.
+        case: one of ``tests.reaper.custodian_cases``, as far as the cloud plays a part in it; ``mixed``, each
+            idle for two hours more than the one before; or empty.
 
     Attributes:
         ended: machines that were terminated.
@@ -80,7 +81,12 @@ class Account:
         self.ended = 0
         launched = datetime.now(UTC) - (JUST_BOOTED if case == "just-booted" else UP_FOR)
         self._machines = [_machine_xml(index, launched) for index in range(count)]
-        self._idle = {_id(index): bool(case) or index % IDLE_EVERY == 0 for index in range(count)}
+        self._idle_for_s = {_id(index): self._idle_time(index) for index in range(count)}
+
+    def _idle_time(self, index: int) -> float:
+        if self._case == "mixed":
+            return (2 * index + 1) * 3600.0
+        return IDLE_FOR_S if self._case or index % IDLE_EVERY == 0 else 0.0
 
     def describe_instances(self, ask: dict[str, Any]) -> str:
         """One page."""
@@ -98,15 +104,15 @@ class Account:
         stat = query["MetricStat"]
         (dimension,) = stat["Metric"]["Dimensions"]
         asked = stat["Metric"]["MetricName"] == METRIC_SECONDS_SINCE_ACTIVITY
-        idle, period = asked and self._idle[dimension["Value"]], int(stat["Period"])
+        idle_s, period = self._idle_for_s[dimension["Value"]] if asked else 0.0, int(stat["Period"])
         last = min(float(ask["EndTime"]), time.time())
         slots = list(range(int(last // period) * period, int(float(ask["StartTime"])) - 1, -period))
-        idle_at = self._began_s - IDLE_FOR_S
-        values = [max(0.0, slot - idle_at) if idle else 3.0 for slot in slots]
+        idle_at = self._began_s - idle_s
+        values = [max(0.0, slot - idle_at) if idle_s else 3.0 for slot in slots]
         return {"Id": query["Id"], "Timestamps": slots, "Values": values, "StatusCode": "Complete"}
 
     def get_metric_statistics(self, ask: dict[str, Any]) -> dict[str, Any]:
-        """The CPU, as a policy without an agent looks at it.
+        """The smallest value of the agent's metric in the time that is asked for, as one period.
 
         Raises:
             RefusedError: one of fifty, in the case of denied calls.
@@ -115,10 +121,13 @@ class Account:
         if self._case == "denied" and self._statistics_asked % DENIED_ONE_OF == 0:
             raise RefusedError("AccessDenied")
         machine = next(one["Value"] for one in ask["Dimensions"] if one["Name"] == "InstanceId")
-        value = 0.5 if self._idle.get(machine, False) else 60.0
-        # The last word of an agent that died two hours ago, or the only one of a machine that just booted.
-        age_s = DEAD_FOR_S if self._case == "agent-dead" else PERIOD_S
-        point = {"Timestamp": time.time() - age_s, "Average": value, "Unit": "Percent"}
+        now, start = time.time(), float(ask["StartTime"])
+        if self._case == "just-booted":  # the only word of its agent so far
+            point = {"Timestamp": now - PERIOD_S, "Minimum": 0.0, "Unit": "Seconds"}
+        else:
+            # an agent that died two hours ago said the same before
+            idle_s = self._idle_for_s[machine]
+            point = {"Timestamp": start, "Minimum": max(0.0, start - now + idle_s), "Unit": "Seconds"}
         return {"Label": ask["MetricName"], "Datapoints": [point]}
 
     def terminate_instances(self, ask: dict[str, Any]) -> str:
