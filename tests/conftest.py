@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import os
+import signal
 from pathlib import Path
 
 from hypothesis import settings
@@ -10,6 +11,10 @@ from hypothesis import settings
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parents[1] / "training"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# Tests in a shell's background ignore Ctrl-C, and so does every program they start, but some of them send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Timing depends on the machine, so no deadline. The same examples in every run, so that a change is judged by
 # what it changed; `make bench` plays new ones.
