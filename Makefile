@@ -11,10 +11,10 @@ POLICY := $(VENV)/policy/.ready
 PROOFS := reaper reaper_alicloud image first_boot
 
 .DEFAULT_GOAL := help
-.PHONY: help rehearse test test-image lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
+.PHONY: help rehearse test test-image test-libraries lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): $(LOCKS) pyproject.toml .ci/environment.py
 	@echo "setting up $(VENV): some 450 MB, a minute or two; with an NVIDIA GPU 3 GB"
@@ -33,10 +33,13 @@ rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a s
 	@$(FLEET) rehearse $(STACK)
 
 test: $(READY) ## Run the tests (under 10 minutes on 2 cores)
-	@$(PY) -m pytest -m "not image" -n 2 --dist worksteal $(ARGS)
+	@$(PY) -m pytest -m "not image and not libraries" -n 2 --dist worksteal $(ARGS)
 
 test-image: $(READY) ## Check what instances boot with: needs root and Debian packages
 	@$(PY) -m pytest -m image $(ARGS)
+
+test-libraries: $(READY) ## Check the callbacks with the libraries themselves, which this brings from PyPI
+	@$(PY) -m pytest -m libraries $(ARGS)
 
 lint: $(READY) ## Format and lint with ruff, type-check with mypy --strict
 	@$(VENV)/bin/ruff format --check .

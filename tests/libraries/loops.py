@@ -1,0 +1,157 @@
+"""One small training with each library, as a user writes it; run in an environment that has them.
+
+python loops.py KIND DIRECTORY WORKERS STOP_AT: writes DIRECTORY/weights.txt at its end.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpu_fleet.callbacks import guard
+from gpu_fleet.stopping.interrupt import Interruption, Reason
+
+STEPS, BATCH, SAMPLES = 11, 8, 48  # six steps an epoch
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 2))
+
+    def forward(self, x, labels=None):
+        logits = self.layers(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Told(Interruption):
+    """Hears a notice after so many steps."""
+
+    stop_at = 0
+    asked = 0
+
+    @property
+    def reason(self):
+        return Reason.SPOT_NOTICE if 0 < self.stop_at <= self.asked else Reason.NONE
+
+
+def points():
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, 4, generator=generator)
+    return x, (x.sum(1) > 0).long()
+
+
+def hugging_face(directory, workers):
+    from datasets import Dataset
+    from transformers import Trainer, TrainingArguments
+
+    from gpu_fleet.callbacks.huggingface import FleetCallback
+
+    x, labels = points()
+    data = Dataset.from_dict({"x": x.tolist(), "labels": labels.tolist()}).with_format("torch")
+    arguments = TrainingArguments(
+        output_dir=str(directory), max_steps=STEPS, per_device_train_batch_size=BATCH, report_to=[],
+        dataloader_num_workers=workers, seed=0, save_strategy="no", use_cpu=True, disable_tqdm=True,
+        learning_rate=0.05,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, callback = Net(), FleetCallback(directory)
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[callback])
+    trainer.train(resume_from_checkpoint=callback.newest())
+    return model
+
+
+def accelerate(directory, workers):
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    from gpu_fleet.callbacks.accelerate import FleetSteps
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    loader = DataLoader(TensorDataset(*points()), BATCH, shuffle=True, num_workers=workers)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, labels in FleetSteps(accelerator, directory).over(loader, STEPS):
+        optimizer.zero_grad()
+        accelerator.backward(model(x, labels)["loss"])
+        optimizer.step()
+    return accelerator.unwrap_model(model)
+
+
+class Stateful(DataLoader):
+    """A loader in a fixed order that knows how far it is."""
+
+    done = 0
+    begin = 0
+
+    def __iter__(self):
+        self.done, self.begin = self.begin, 0
+        for number, batch in enumerate(super().__iter__()):
+            if number >= self.done:
+                self.done = number + 1
+                yield batch
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.begin = state["done"] % len(self)
+
+
+def lightning(directory, workers, loader_kind=Stateful):
+    from lightning.pytorch import LightningModule, Trainer
+
+    from gpu_fleet.callbacks.lightning import FleetCallback
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch, _index):
+            return self.net(*batch)["loss"]
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+    torch.manual_seed(0)
+    model, callback = Module(), FleetCallback(directory)
+    loader = loader_kind(TensorDataset(*points()), BATCH, num_workers=workers)
+    trainer = Trainer(
+        max_steps=STEPS, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[callback],
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(directory),
+    )  # fmt: skip
+    trainer.fit(model, loader, ckpt_path=callback.newest())
+    return model
+
+
+def plain_lightning(directory, workers):
+    return lightning(directory, workers, DataLoader)
+
+
+def main(kind, directory, workers, stop_at):
+    Told.stop_at = int(stop_at)
+    guard.Interruption = Told
+    asked = guard.Guard.stopping
+
+    def counted(self):
+        Told.asked += 1
+        return asked(self)
+
+    guard.Guard.stopping = counted
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = globals()[kind](folder, int(workers))
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.detach().numpy().tobytes())
+    (folder / "weights.txt").write_text(digest.hexdigest())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

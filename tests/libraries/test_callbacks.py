@@ -1,0 +1,120 @@
+"""The callbacks with the real libraries: stopped by a notice and resumed is as if undisturbed."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+REQUIREMENTS = HERE / "requirements.txt"
+LIBRARIES = ("hugging_face", "accelerate", "lightning")
+
+pytestmark = [pytest.mark.libraries, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """An interpreter with the libraries over the packages of this one, kept in build/ for the next time."""
+    name = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.prefix.encode()).hexdigest()[:12]
+    folder = ROOT / "build" / f"libraries-{name}"
+    program = folder / "bin/python"
+    if not (folder / "whole").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        site = folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+        (site / "parent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+        pip = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", REQUIREMENTS]
+        installed = subprocess.run(pip, capture_output=True, text=True, check=False)
+        if installed.returncode:
+            pytest.skip(f"no libraries from PyPI: {installed.stderr.strip().splitlines()[-1]}")
+        (folder / "whole").touch()
+    return program
+
+
+def run(python: Path, kind: str, folder: Path, workers: int, stop_at: int = 0) -> tuple[int, str]:
+    """One training as its library's users start it: its exit status, and all it said."""
+    done = subprocess.run(
+        [python, HERE / "loops.py", kind, folder, str(workers), str(stop_at)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_notice_in_the_midst_of_an_epoch_changes_no_bit(
+    library: str, workers: int, python: Path, tmp_path: Path
+) -> None:
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+
+    undisturbed = run(python, library, straight, workers)
+    stopped = run(python, library, broken, workers, stop_at=8)
+    written = (broken / "weights.txt").exists()
+    resumed = run(python, library, broken, workers)
+
+    assert [status for status, _ in (undisturbed, stopped, resumed)] == [0, 85, 0], stopped[1] + resumed[1]
+    assert not written
+    assert (broken / "weights.txt").read_text() == (straight / "weights.txt").read_text()
+    assert "not exact" not in undisturbed[1]
+
+
+def test_a_loader_that_cannot_go_on_is_told_at_the_start(python: Path, tmp_path: Path) -> None:
+    status, said = run(python, "plain_lightning", tmp_path, workers=0)
+
+    assert status == 0
+    assert "gpu-fleet: not exact in the midst of an epoch: DataLoader has no state_dict" in said
+
+
+def test_a_folder_of_hugging_faces_datasets_is_trained_from(python: Path, tmp_path: Path) -> None:
+    """Four steps and then four more are eight; a column that is not there is named."""
+    data = str(tmp_path / "data")
+    make = (
+        "from loops import points; from datasets import Dataset, DatasetDict; import sys; x, y = points()\n"
+    )
+    make += "train = Dataset.from_dict({'x': x.tolist(), 'labels': y.tolist(), 'text': ['a'] * len(y)})\n"
+    make += "DatasetDict(train=train, validation=train).save_to_disk(sys.argv[1])\n"
+    subprocess.run([python, "-c", make, data], cwd=HERE, check=True, capture_output=True)
+    table = f"""
+    [run]
+    batch_size = 8
+    steps = 8
+    [model]
+    name = "loops.py:Net"
+    [data]
+    path = "{data}"
+    columns = ["x", "labels"]
+    [schedule]
+    name = "constant"
+    """
+    (tmp_path / "job.toml").write_text(table)
+
+    def train(directory: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+        words = [
+            python,
+            "-m",
+            "gpu_fleet",
+            "train",
+            tmp_path / "job.toml",
+            "--run.directory",
+            tmp_path / directory,
+        ]
+        return subprocess.run([*words, *overrides], cwd=HERE, capture_output=True, text=True, check=False)
+
+    whole = train("whole")
+    parts = [train("parts", "--run.steps", "4"), train("parts")]
+    wrong = train("wrong", "--data.columns", '["x", "label"]')
+
+    weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert [done.returncode for done in (whole, *parts)] == [0, 0, 0], whole.stderr
+    assert weights[0] == weights[1]
+    assert "data.columns: 'label' is no column of" in wrong.stderr
+    assert "it has x, labels, text" in wrong.stderr
+    assert "Traceback" not in wrong.stderr

@@ -1,0 +1,67 @@
+"""For loops with Accelerate: `for batch in FleetSteps(accelerator, "runs/mine").over(loader, steps=1000)`.
+
+Exact at the same number of processes where the loader shuffles by a seed of its own:
+`Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu_fleet.callbacks.guard import Guard, newest
+from gpu_fleet.state import capture_rng, restore_rng
+
+DONE = "whole"  # written last
+
+
+class FleetSteps:
+    """The steps of a loop: from the newest checkpoint on, saved now and then, ended at a notice."""
+
+    def __init__(
+        self, accelerator: Any, directory: str | Path, *, uri: str = "", every_steps: int = 0
+    ) -> None:
+        """Everything that is saved has to be prepared or registered with `accelerator` before `over`."""
+        self._accelerator, self._every_steps = accelerator, every_steps
+        self._guard = Guard(directory, uri)
+        self.step = 0
+
+    def over(self, loader: Any, steps: int) -> Iterator[Any]:
+        """The batches of a prepared loader, epoch after epoch, until `steps` are done."""
+        if not self._accelerator.dataloader_config.use_seedable_sampler:
+            self._accelerator.print(
+                "gpu-fleet: not exact: set use_seedable_sampler in DataLoaderConfiguration"
+            )
+        self._guard.bring()
+        if (folder := newest(self._guard.directory, "step-*", DONE)) is not None:
+            self._accelerator.load_state(folder)
+            self.step = int(Path(folder).name.removeprefix("step-"))
+        self._guard.begin()
+        while self.step < steps:
+            yield from self._epoch(loader, steps)
+        self._guard.end()
+
+    def _epoch(self, loader: Any, steps: int) -> Iterator[Any]:
+        epoch, done = divmod(self.step, len(loader))
+        loader.set_epoch(epoch)
+        generators = capture_rng()
+        rest = iter(self._accelerator.skip_first_batches(loader, done) if done else loader)
+        for number, batch in enumerate(rest):
+            if done and number == 0:
+                restore_rng(generators)  # a new iterator has drawn a seed, which one that went on would not
+            yield batch
+            self.step += 1
+            stopping = self._guard.stopping()
+            if stopping or self.step == steps or (self._every_steps and self.step % self._every_steps == 0):
+                self._save()
+            if stopping:
+                self._guard.end()
+            if self.step == steps:
+                return
+
+    def _save(self) -> None:
+        folder = self._guard.directory / f"step-{self.step}"
+        self._accelerator.save_state(str(folder))
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process:
+            (folder / DONE).touch()
+        self._guard.saved()

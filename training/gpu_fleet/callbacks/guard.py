@@ -1,0 +1,85 @@
+"""A notice for a library's own loop, and its folder of checkpoints kept in the bucket."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu_fleet import exit_codes, outcome
+from gpu_fleet.checkpoint.folder import FolderSync
+from gpu_fleet.checkpoint.manager import place_of_checkpoints
+from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
+
+POLL_S = 1.0
+log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Listens for notices from `begin` to `end`; every rank has one and calls it alike."""
+
+    def __init__(self, directory: str | Path, uri: str = "") -> None:
+        """`uri` as checkpoint.uri: empty is the stack's bucket, and none elsewhere."""
+        self.directory = Path(directory)
+        place = place_of_checkpoints(uri, "", self.directory)
+        self._sync = FolderSync(self.directory, Store(place)) if place else None
+        self._interruption = Interruption(sources(), POLL_S)
+        self.stopped = False
+
+    def bring(self) -> None:
+        """Fills an empty folder from the bucket, once per machine; the others wait."""
+        if self._sync is not None and _local_rank() == 0:
+            self._sync.down()
+        if dist.is_initialized():
+            dist.barrier()
+
+    def begin(self) -> None:
+        """From now on notices are heard."""
+        self._interruption.__enter__()
+
+    def stopping(self) -> bool:
+        """Whether any rank has heard a notice; called by all ranks after each step."""
+        heard = self._interruption.reason is not Reason.NONE
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+            flag = torch.tensor(int(heard), device=device)
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+            heard = bool(flag)
+        self.stopped = self.stopped or heard
+        return self.stopped
+
+    def saved(self) -> None:
+        """A checkpoint is whole on this disk."""
+        if self._sync is not None and _rank() == 0:
+            self._sync.up(last=True)
+
+    def end(self) -> None:
+        """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""
+        self._interruption.__exit__(None, None, None)
+        self.saved()
+        if self.stopped:
+            log.warning("event=stopped reason=%s", self._interruption.reason.label)
+            sys.exit(exit_codes.FINISHED if outcome.attempt() else exit_codes.STOPPED)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def newest(directory: Path, pattern: str, mark: str = "") -> str | None:
+    """The entry `pattern` (with one *, a step) of the greatest step, with the file `mark` in it."""
+    before, _, after = pattern.partition("*")
+    found: dict[int, Any] = {}
+    for entry in directory.glob(pattern):
+        step = entry.name.removeprefix(before).removesuffix(after)
+        if step.isdigit() and (not mark or (entry / mark).exists()):
+            found[int(step)] = entry
+    return str(found[max(found)]) if found else None

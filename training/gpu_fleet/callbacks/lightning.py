@@ -1,0 +1,63 @@
+"""For the Trainer of Lightning: `Trainer(callbacks=[callback])`, `fit(model, ckpt_path=callback.newest())`.
+
+Lightning goes on in mid-epoch only with a loader that has `state_dict` and `load_state_dict`, such
+as StatefulDataLoader of torchdata; with any other it reads the first batches again, and says so.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback  # type: ignore[import-not-found,unused-ignore]  # an environment of its own
+
+from gpu_fleet.callbacks.guard import Guard, newest
+from gpu_fleet.state import capture_rng, restore_rng
+
+
+class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
+    """Saves and ends at a notice, and keeps a folder of checkpoints in the bucket."""
+
+    def __init__(self, directory: str | Path, *, uri: str = "", every_steps: int = 0) -> None:
+        self._guard, self._every_steps = Guard(directory, uri), every_steps
+        self._generators: dict[str, Any] | None = None
+
+    def newest(self) -> str | None:
+        """The newest checkpoint, from the bucket where this disk has none; None for a new run."""
+        self._guard.bring()
+        return newest(self._guard.directory, "step-*.ckpt")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generators, which Lightning does not save."""
+        return {"generators": capture_rng()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._generators = state_dict["generators"]
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        loader = trainer.train_dataloader
+        if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+            trainer.print(
+                f"gpu-fleet: not exact in the midst of an epoch: {type(loader).__name__} has no state_dict"
+            )
+        if trainer.world_size > 1:
+            trainer.print("gpu-fleet: not exact: all ranks go on with the generators of rank 0")
+        self._guard.begin()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._generators is not None:  # only now: making the loader's iterator draws from them
+            restore_rng(self._generators)
+            self._generators = None
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step, stopping = trainer.global_step, self._guard.stopping()
+        if stopping or (self._every_steps and step % self._every_steps == 0):
+            staged = self._guard.directory / f"step-{step}.ckpt.part"
+            trainer.save_checkpoint(staged)
+            if trainer.is_global_zero:
+                staged.rename(staged.with_suffix(""))
+            self._guard.saved()
+        trainer.should_stop = trainer.should_stop or stopping
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._guard.end()
