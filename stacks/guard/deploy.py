@@ -78,7 +78,7 @@ class Deployment:
         if stages:
             environ[first_pass.VARIABLE] = json.dumps(stages)
         asked = [self.executable, command, "--stack", self.stack.name, *more, *self.arguments]
-        return _to_its_end(asked, self.root, environ)
+        return to_its_end(asked, self.root, environ)
 
     def output(self, name: str) -> Any:
         """One output of the deployed stack.
@@ -95,8 +95,8 @@ class Deployment:
         return json.loads(done.stdout)
 
 
-def _to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str]) -> int:
-    """Run the CLI until it ends by itself; gives its exit code.
+def to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str] | None = None) -> int:
+    """Run the CLI until it ends by itself, in this environment or another; gives its exit code.
 
     A Ctrl-C reaches it too: it finishes what is under way, and writes its state. ``subprocess.run`` would
     kill it a quarter of a second later, and leave operations that nobody knows the end of.

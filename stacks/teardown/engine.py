@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import Collection, Sequence
 
-from stacks.guard import pulumi_command
+from stacks.guard import deploy, pulumi_command
 from stacks.guard.pulumi_command import ROOT, SHORT, TAKE_A_VALUE
 from stacks.teardown import state
 from stacks.teardown.errors import TeardownError
@@ -90,9 +90,9 @@ class Engine:
         Raises:
             TeardownError: it failed; the CLI has said why.
         """
-        done = subprocess.run(self.command(exclude), cwd=ROOT, check=False)
-        if done.returncode:
+        code = deploy.to_its_end(self.command(exclude), ROOT)
+        if code:
             raise TeardownError(
-                f"`pulumi destroy` ended with exit code {done.returncode}, its reason is above; what is left"
+                f"`pulumi destroy` ended with exit code {code}, its reason is above; what is left"
                 f" is in the stack's state, and `gpu-fleet destroy {self._stack}` goes on from there"
             )

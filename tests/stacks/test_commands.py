@@ -3,6 +3,10 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -311,3 +315,48 @@ def test_outputs_of_a_stack_that_is_not_deployed_are_one_message(shell):
 
     assert done.exit_code == 1
     assert "error: the outputs of aws-dev cannot be read: error: no stack named" in done.output
+
+
+# what a terminal sends at Ctrl-C reaches the command and the CLI alike; the CLI then writes its state
+
+BUSY = """
+trap 'sleep 0.6; echo whole > "$FOLDER/state"; exit 1' INT
+echo up > "$FOLDER/ready"
+while :; do sleep 0.05; done
+"""
+DRIVER = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from stacks.guard import deploy
+from stacks.teardown import engine
+root = Path(os.environ["FOLDER"])
+"""
+
+
+@pytest.mark.parametrize("command", ["up", "destroy"])
+def test_ctrl_c_lets_the_cli_write_its_state(command, tmp_path):
+    program = tmp_path / "pulumi"
+    program.write_text(f"#!/bin/sh{BUSY}")
+    program.chmod(0o755)
+    act = {
+        "up": "deploy.Deployment('pulumi', SimpleNamespace(name='aws-dev'), root, os.environ).run('up')",
+        "destroy": "engine.Engine('aws-dev', (), 'a test').destroy(())",
+    }[command]
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER + act],
+        cwd=ROOT,
+        env=os.environ | {"FOLDER": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None
+        threading.Event().wait(0.05)  # polls another process; its clock is not ours
+
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+
+    assert (tmp_path / "state").read_text() == "whole\n"
+    assert "waiting for Pulumi to finish what is under way" in said
