@@ -2,9 +2,13 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests.reaper.alicloud_api import UNDOCUMENTED
 
 # Processes that a test starts take the trainer of this checkout too, whichever is installed: a git worktree
 # often shares the environment of another.
@@ -20,3 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # what it changed; `make bench` plays new ones.
 settings.register_profile("gpu-fleet", deadline=None, derandomize=True)
 settings.load_profile("gpu-fleet")
+
+
+@pytest.fixture(autouse=True)
+def _answers_are_documented() -> Iterator[None]:
+    """No stand-in of Alibaba Cloud was asked or answered what the cloud does not document."""
+    yield
+    found = sorted(set(UNDOCUMENTED))
+    UNDOCUMENTED.clear()
+    assert found == []

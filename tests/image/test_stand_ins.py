@@ -10,9 +10,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tests.image.stand_ins import ec2_metadata, hours
+from image.reaper.alicloud import agent
+from tests.image.stand_ins import alicloud, ec2_metadata, hours
 from tests.image.stand_ins.https_front import Forward, RefusedError, https_front
 from tests.image.stand_ins.signatures import Keys
+from tests.reaper import alicloud_server
+from tests.reaper.alicloud_server import serving
 
 NAME = "records.s3.us-east-1.amazonaws.com"
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -124,3 +127,33 @@ def test_a_heartbeat_a_minute_fills_the_hours_that_passed():
         (timedelta(minutes=1), 100.0),
         (timedelta(minutes=2), 160.0),
     ]
+
+
+def test_the_account_of_the_first_boot_answers_what_an_agent_asks_there():
+    """Every action of it has its documented fields, or the test ends in an error (``tests/conftest.py``)."""
+    world = alicloud.LiveWorld()
+    actions = alicloud.LiveActions(world)
+    world.group("asg-spot", 0, 2)
+    instance = world.join("asg-spot", {"gpu-fleet:reap-after": "2026-11-22T05:00:00+00:00"}, spot=True)
+    datum = {
+        "MetricName": "SecondsSinceActivity",
+        "Value": 1.0,
+        "Dimensions": [{"Name": "InstanceId", "Value": instance.id}],
+    }
+    with serving(actions) as server:
+        clients = alicloud_server.clients(server)
+        notices = agent.Notices(NoNotice(), clients, instance.id, lambda: NOON)
+        agent.CloudMonitor(clients.cms, "test").put_metric_data(MetricData=[datum])
+
+        assert notices.find() is None
+
+        assert notices.mark() == datetime(2026, 11, 22, 5, tzinfo=UTC)
+        assert set(server.asked) == {"PutCustomMetric", "DescribeScalingInstances", "DescribeInstances"}
+    assert [value for _, value in actions.metrics["SecondsSinceActivity_test", instance.id]] == [1.0]
+
+
+class NoNotice:
+    """A metadata service that tells of no spot notice."""
+
+    def get(self, _):
+        return None

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from image.instance.alicloud_credentials import Credentials
 from image.reaper.alicloud.session import PRODUCTS, Clients, Product
-from tests.reaper.alicloud_api import misfit
+from tests.reaper.alicloud_api import refused
 
 SECRET = "made-up"
 ENVIRON = {"ALIBABA_CLOUD_ACCESS_KEY_ID": "made-up", "ALIBABA_CLOUD_ACCESS_KEY_SECRET": SECRET}
@@ -86,13 +86,11 @@ class _Handler(BaseHTTPRequestHandler):
             if act is None:
                 raise RefusedError("InvalidAction.NotFound", 404)
             answer = act(nested(asked))
-            if odd := misfit(action, asked, answer):
+            if odd := refused(action, asked, answer):
                 raise RefusedError(f"Undocumented: {odd}")
             self._send(200, {"RequestId": "made-up", **answer})
-        except RefusedError as refused:
-            self._send(
-                refused.status, {"Code": refused.code, "Message": f"no: {action}", "RequestId": "made-up"}
-            )
+        except RefusedError as error:
+            self._send(error.status, {"Code": error.code, "Message": f"no: {action}", "RequestId": "made-up"})
 
     def _send(self, status: int, answer: dict[str, Any]) -> None:
         content = json.dumps(answer).encode()

@@ -282,7 +282,9 @@ def test_a_machine_that_asks_for_tokens_is_left_as_it_is(cloud, metadata, agent_
     assert not cloud.asked
 
 
-def test_a_machine_that_was_started_without_tokens_asks_for_them_from_now_on(cloud, metadata, agent_cloud):
+def test_a_machine_that_was_started_without_tokens_asks_for_them_from_now_on(
+    cloud, metadata, agent_cloud, caplog
+):
     metadata.open = True
     hardened = []
     cloud.actions.modify_instance_metadata_options = lambda ask: hardened.append(ask["HttpTokens"]) or {}
@@ -290,6 +292,7 @@ def test_a_machine_that_was_started_without_tokens_asks_for_them_from_now_on(clo
     agent_cloud.harden(Metadata("alicloud"), MACHINE)
 
     assert hardened == ["required"]
+    assert "event=metadata-not-hardened" not in caplog.text
 
 
 def test_a_machine_that_cannot_be_hardened_says_so_and_goes_on(metadata, agent_cloud, caplog):

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud
-from tests.reaper.alicloud_api import misfit
+from tests.reaper.alicloud_api import refused
 
 OK, FORBIDDEN, SERVER_ERROR = 200, 403, 500
 
@@ -47,7 +47,7 @@ class Account:
             answer = answer(parameters)
         if isinstance(answer, Refusal):
             return FORBIDDEN, {"Code": answer.code, "Message": answer.message, "RequestId": "test"}
-        if odd := misfit(action, parameters, answer):
+        if odd := refused(action, parameters, answer):
             return SERVER_ERROR, {"Code": "Undocumented", "Message": odd, "RequestId": "test"}
         return OK, {"RequestId": "test", **answer}
 
