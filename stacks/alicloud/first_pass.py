@@ -6,7 +6,10 @@ Two resources take more than one ``pulumi up`` to come to what the program means
   inside ``network_interfaces`` ("security_group_id or security_group_ids must be assigned",
   resource_alicloud_ess_scaling_configuration.go), but its update does, and Auto Scaling then forgets the
   group outside. The same update enables the scaling group before it changes the interface, and a group that
-  is enabled starts instances: so it is made first, given its interface second, and enabled third.
+  is enabled starts instances: so it is made first, given its interface second, and enabled third. Processes
+  are suspended in the third: of a group that is not enabled, Auto Scaling may refuse it
+  (IncorrectScalingGroupStatus), which the provider tries again until it gives up
+  (resource_alicloud_ess_suspend_process.go).
 - An alarm on a custom metric. Auto Scaling takes one only once CloudMonitor knows the metric (API
   CreateAlarm), so it is left out until a first value was reported into the stack's application group.
 
@@ -24,6 +27,8 @@ from typing import Any, Protocol
 VARIABLE = "GPU_FLEET_FIRST_PASS"
 CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
 ALARM = "alicloud:ess/alarm:Alarm"
+SUSPENSION = "alicloud:ess/suspendProcess:SuspendProcess"
+HEALTH = "-health"  # ends the name of a group's suspension, which begins as its configuration's
 CREATES = ("create", "create-replacement", "replace")
 
 
@@ -89,10 +94,10 @@ def passes(steps: Sequence[Step]) -> tuple[dict[str, Stage], ...]:
     first = (
         dict.fromkeys(created, Stage.MADE)
         | dict.fromkeys(made, Stage.JOINED)
-        | dict.fromkeys(withheld, Stage.WITHHELD)
+        | dict.fromkeys([*withheld, *_suspended(steps, [*created, *made])], Stage.WITHHELD)
     )
-    second = dict.fromkeys(created, Stage.JOINED)
-    return tuple(urns for urns in (first, second) if urns)
+    second = dict.fromkeys(created, Stage.JOINED) | dict.fromkeys(_suspended(steps, created), Stage.WITHHELD)
+    return tuple(stages for stages in (first, second) if stages)
 
 
 def first_values(steps: Sequence[Step]) -> tuple[FirstValue, ...]:
@@ -111,6 +116,14 @@ def _wants_interface(step: Step) -> bool:
 def _lacks_interface(step: Step) -> bool:
     """Made by a first pass, and nothing after it."""
     return step.op == "update" and _wants_interface(step) and not step.old.get("networkInterfaces")
+
+
+def _suspended(steps: Sequence[Step], configurations: Sequence[str]) -> list[str]:
+    """New suspensions of processes in the groups of some configurations; one that stands is left alone."""
+    names = {f"{name}{HEALTH}" for name in configurations}
+    return [
+        step.name for step in steps if step.type == SUSPENSION and step.op == "create" and step.name in names
+    ]
 
 
 def _on_custom_metric(step: Step) -> bool:

@@ -4,6 +4,7 @@ Nothing declared here terminates a healthy on-demand instance. Groups have no ru
 rebalance zones, carry no maximum lifetime, and leave the desired capacity to the sweep once they exist.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
+from stacks.alicloud.first_pass import HEALTH, Stage, stage_of
 from stacks.alicloud.identity import Identity, IdentityArgs
 from stacks.alicloud.launch import (
     LaunchArgs,
@@ -135,11 +137,16 @@ class Fleet(pulumi.ComponentResource):
         stem = naming.prefixed(stack.name)
         plans = {f"{stem}-{plan.label}": plan for plan in group_plans(stack, pool)}
         groups = {label: self._group(label, plan, template) for label, plan in plans.items()}
-        starts = [template.id] if template is not None else []
-        if template is None:
-            starts = [
-                scaling_configuration(label, launch, group.id, self).id for label, group in groups.items()
-            ]
+        made = {
+            label: scaling_configuration(label, launch, group.id, self)
+            for label, group in groups.items()
+            if template is None
+        }
+        for label, group in groups.items():
+            self._suspend(label, group, after=[made[label]] if label in made else [])
+        starts = (
+            [template.id] if template is not None else [configuration.id for configuration in made.values()]
+        )
         self.group_names = [pulumi.Output.from_input(label) for label in groups]
         self.group_ids = [group.id for group in groups.values()]
         self.launch_template_id = starts[0]
@@ -148,7 +155,7 @@ class Fleet(pulumi.ComponentResource):
     def _group(
         self, name: str, plan: GroupPlan, template: alicloud.ecs.EcsLaunchTemplate | None
     ) -> alicloud.ess.ScalingGroup:
-        args, child = self._args, pulumi.ResourceOptions(parent=self)
+        args = self._args
         group = alicloud.ess.ScalingGroup(
             name,
             scaling_group_name=name,
@@ -176,10 +183,6 @@ class Fleet(pulumi.ComponentResource):
             **capacity(args.pool),
             **_starts_from(args.pool, template),
         )
-        if args.pool.market is not Market.SPOT:
-            alicloud.ess.SuspendProcess(
-                f"{name}-health", scaling_group_id=group.id, process=SUSPENDED, opts=child
-            )
         if args.stack.image.managed:  # without an agent nobody would answer, and each end would wait
             alicloud.ess.LifecycleHook(
                 f"{name}-drain",
@@ -205,6 +208,20 @@ class Fleet(pulumi.ComponentResource):
                 parent=self,
             )
         return group
+
+    def _suspend(
+        self, name: str, group: alicloud.ess.ScalingGroup, *, after: Sequence[pulumi.Resource]
+    ) -> None:
+        """Suspend what must not run by itself, once the group is enabled: see ``first_pass``."""
+        own = f"{name}{HEALTH}"
+        if self._args.pool.market is Market.SPOT or stage_of(own, os.environ) is Stage.WITHHELD:
+            return
+        alicloud.ess.SuspendProcess(
+            own,
+            scaling_group_id=group.id,
+            process=SUSPENDED,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=after),
+        )
 
 
 def capacity(pool: Pool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ CLUSTER = stack(pools=[pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdm
 BOTH = stack(pools=[pool(), pool(name="cluster", types=["ecs.gn8v-8x.48xlarge"], erdma=True)])
 CONFIGURATION = "alicloud:ess/scalingConfiguration:ScalingConfiguration"
 NAME = "gpu-fleet-test-cluster"
+HEALTH = f"{NAME}-health"
 
 
 def at(stages, settings=CLUSTER):
@@ -35,7 +36,8 @@ def steps(before, after):
 def test_a_new_erdma_configuration_is_made_then_joined_then_enabled():
     before = passes(steps(None, register(CLUSTER)))
 
-    assert before == ({NAME: Stage.MADE}, {NAME: Stage.JOINED})
+    health = {HEALTH: Stage.WITHHELD}
+    assert before == ({NAME: Stage.MADE} | health, {NAME: Stage.JOINED} | health)
 
 
 def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instance_before_the_last():
@@ -54,11 +56,28 @@ def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instanc
 
 @pytest.mark.parametrize(
     ("left_by", "then"),
-    [({NAME: "made"}, ({NAME: Stage.JOINED},)), ({NAME: "joined"}, ()), ({}, ())],
-    ids=["after the first pass", "after the second", "after all"],
+    [
+        ({NAME: "made", HEALTH: "withheld"}, ({NAME: Stage.JOINED, HEALTH: Stage.WITHHELD},)),
+        ({NAME: "joined", HEALTH: "withheld"}, ()),
+        ({}, ()),
+        ({NAME: "made"}, ({NAME: Stage.JOINED},)),
+    ],
+    ids=["after the first pass", "after the second", "after all", "a suspension that stands stays"],
 )
 def test_an_up_that_broke_off_goes_on_where_it_stopped(left_by, then):
     assert passes(steps(at(left_by), register(CLUSTER))) == then
+
+
+def test_processes_are_suspended_in_the_pass_that_enables_the_group_and_after_it():
+    """Auto Scaling may refuse it before, and the provider would try until it gives up: no pass would end."""
+    kind = "alicloud:ess/suspendProcess:SuspendProcess"
+    first, second = passes(steps(None, register(CLUSTER)))
+
+    assert not any(at(stages).of_type(kind) for stages in (first, second))
+    whole = register(CLUSTER)
+    (suspension,), (configuration,) = whole.of_type(kind), whole.of_type(CONFIGURATION)
+    assert configuration.inputs["enable"]
+    assert configuration.urn in suspension.dependencies
 
 
 def test_another_change_of_an_erdma_pool_takes_one_pass():
@@ -138,7 +157,8 @@ def test_up_makes_every_pass_and_reports_the_first_value_between_them(at_cli):  
 
     alarms = {f"gpu-fleet-test-{name}-gpu-memory-high": "withheld" for name in ("dev", "cluster")}
     assert code == 0
-    assert passes_asked(at_cli) == [{NAME: "made"} | alarms, {NAME: "joined"}, {}]
+    health = {HEALTH: "withheld"}
+    assert passes_asked(at_cli) == [{NAME: "made"} | alarms | health, {NAME: "joined"} | health, {}]
     assert {one["MetricList.1.GroupId"] for one in cloud.put} == {"4711"}
     assert sorted(one["MetricList.1.Dimensions"] for one in cloud.put) == [
         '{"Pool": "cluster", "Stack": "test"}',
