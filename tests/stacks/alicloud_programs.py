@@ -114,3 +114,17 @@ VARIANTS = {
         }
     ),
 }
+
+
+def programs() -> dict[str, Rehearsed]:
+    """All of them by name: both shipped stacks, each shape by itself, and every key at once."""
+    return {
+        **{name: shipped(name) for name in STACKS},
+        **{name: _shape(name) for name in VARIANTS},
+        "everything": everything(),
+    }
+
+
+@cache
+def _shape(name: str) -> Rehearsed:
+    return register(VARIANTS[name])

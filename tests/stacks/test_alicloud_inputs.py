@@ -7,13 +7,12 @@ import pytest
 from stacks.rehearsal.records import Outcome
 from tests.rehearsal.provider_schema import problems
 from tests.stacks.alicloud_limits import ALLOWED, BETWEEN, CONFLICTS, PATTERNS
-from tests.stacks.alicloud_programs import STACKS, everything, shipped
+from tests.stacks.alicloud_programs import STACKS, everything, programs, shipped
 
 
 @pytest.fixture(scope="module")
 def resources():
-    programs = [*(shipped(name) for name in STACKS), everything()]
-    return [one for rehearsed in programs for one in rehearsed.resources]
+    return [one for rehearsed in programs().values() for one in rehearsed.resources]
 
 
 def values(inputs, path):

@@ -2,23 +2,17 @@
 
 import pytest
 
-from tests.stacks.alicloud_programs import STACKS, VARIANTS, everything, register, shipped
+from tests.stacks.alicloud_programs import STACKS, VARIANTS, everything, programs
 from tests.stacks.required_when import RULES, UNCONDITIONAL
-
-PROGRAMS = {
-    **{name: lambda name=name: shipped(name) for name in STACKS},
-    **{name: lambda settings=settings: register(settings) for name, settings in VARIANTS.items()},
-    "everything": everything,
-}
 
 
 def broken(rule, inputs):
     return rule.when(inputs) and not rule.holds(inputs)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [*STACKS, *VARIANTS, "everything"])
 def test_no_program_breaks_a_documented_condition(program):
-    found = PROGRAMS[program]()
+    found = programs()[program]
 
     assert [
         f"{one.name} ({one.type}): {rule.says}; see {rule.link}"
@@ -38,7 +32,7 @@ def test_every_condition_applies_to_something_that_is_registered(rule):
 
 def test_every_registered_type_was_looked_up():
     """A type that comes to a program must be read about: has it a condition, or none?"""
-    registered = {one.type for make in PROGRAMS.values() for one in make().resources}
+    registered = {one.type for program in programs().values() for one in program.resources}
     ruled = {rule.type for rule in RULES}
 
     assert sorted(registered - ruled - UNCONDITIONAL) == []
