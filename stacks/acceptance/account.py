@@ -141,6 +141,12 @@ class Account(Protocol):
     def raise_empty(self, groups: Mapping[str, Sequence[str]]) -> Sequence[str]:
         """Ask for an instance where a group was made for none and grows by request; gives those groups."""
 
+    def logged(self) -> Mapping[str, float]:
+        """Log store -> the most bytes per second that arrived in it lately, 0 where nothing did.
+
+        Stores alone that the cloud may make with a key which it then cannot use.
+        """
+
     def why_none(self, group: str) -> str:
         """What the scaling group said of its last launch; empty where it said nothing."""
 

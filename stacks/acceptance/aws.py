@@ -136,6 +136,12 @@ class AwsAccount:
         """None: every group has a desired capacity of its own."""
         return []
 
+    def logged(self) -> dict[str, float]:
+        """None: CloudWatch Logs tries the key before it makes a group
+        (docs.aws.amazon.com/AmazonCloudWatch/latest/logs/encrypt-log-data-kms.html).
+        """
+        return {}
+
     def why_none(self, group: str) -> str:
         """The status message of the group's newest activity."""
         activities = self._ask(

@@ -90,6 +90,7 @@ STEPS: tuple[Step, ...] = (
         "terminate", 60, "the sweep terminates it after its grace period, with a record in the ledger", "mark"
     ),
     _minutes("meter", 20, "the meter counted the instance-hours that were", "terminate"),
+    _minutes("logs", 20, "lines arrive in each log store that only the stack's key opens", "mark"),
 )
 
 

@@ -63,6 +63,7 @@ def actions(look: Callable[[Any], Any] = preflight_look) -> dict[str, Action]:
         "mark": _mark,
         "terminate": _terminate,
         "meter": _meter,
+        "logs": _logs,
     }
 
 
@@ -497,3 +498,17 @@ def _meter(run: Run) -> Outcome:
         raise StepError("; ".join(wrong))
     within = f"within {METER_PERCENT:.0f} % and a sweep's period of the hours seen"
     return Outcome(within, f"{len(facts['instances'])} instances, {day_reading['month']} this month", facts)
+
+
+def _logs(run: Run) -> Outcome:
+    """Wait until something arrived in every log store that the cloud tells of."""
+
+    def arrived() -> Mapping[str, float] | None:
+        found = run.account.logged()
+        return found if all(found.values()) else None
+
+    found = run.wait("something in every log store", arrived)
+    observed = (
+        ", ".join(f"{store} {most:g} bytes/s" for store, most in found.items()) or "no store to ask for"
+    )
+    return Outcome("something in every log store", observed, dict(found))

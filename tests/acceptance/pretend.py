@@ -185,6 +185,9 @@ class PretendCloud:
     def raise_empty(self, groups: dict[str, list[str]]) -> list[str]:
         return []
 
+    def logged(self) -> dict[str, float]:
+        return {"flow": 12.5, "reaper": 0.0 if "log" in self.broken else 3.0}
+
     def why_none(self, group: str) -> str:
         return f"{group}: InsufficientInstanceCapacity"
 

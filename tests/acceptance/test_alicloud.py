@@ -40,6 +40,7 @@ class Rpc:
         self.assistant = "true"
         self.groups: dict[str, dict[str, object]] = {}
         self.traffic = ["Standard"]
+        self.inflow = {"flow": 120.5, "reaper": 3.0}
 
     def get_caller_identity(self, _):
         return {"AccountId": ACCOUNT}
@@ -94,6 +95,13 @@ class Rpc:
             self.cloud.newest_heartbeat(instance, box.instance.launched_at),
         } - {None}
         points = [{"timestamp": at.timestamp() * 1000, "dimension": wanted["dimension"]} for at in heard]
+        return {"Code": "200", "Datapoints": json.dumps(points)}
+
+    def describe_metric_last(self, ask):
+        assert (ask["Namespace"], ask["MetricName"]) == ("acs_sls_dashboard", "LogInflow")
+        (place,) = json.loads(ask["Dimensions"])
+        assert place["project"] == f"gpu-fleet-alicloud-dev-accept-{place['logstore']}-{ACCOUNT}"
+        points = [{**place, "timestamp": 0, "Average": self.inflow[place["logstore"]]}]
         return {"Code": "200", "Datapoints": json.dumps(points)}
 
     def describe_metric_rule_list(self, ask):
@@ -291,6 +299,18 @@ def test_what_auto_scaling_makes_of_a_request_is_held_against_it(play, account, 
     assert result.exit_code == 1
     assert f"{group}: {words}" in step["observed"]
     assert evidence["steps"][-1]["status"] == "ok", "torn down all the same"
+
+
+def test_a_log_store_that_takes_no_lines_under_its_own_key_fails_the_run(play, account):
+    """A role that cannot use the key shows nowhere else: the store is made all the same."""
+    _, rpc = account
+    rpc.inflow["reaper"] = 0
+
+    result, evidence = play()
+
+    (step,) = [step for step in evidence["steps"] if step["name"] == "logs"]
+    assert result.exit_code == 1
+    assert "something in every log store: not seen" in step["observed"]
 
 
 @pytest.mark.parametrize(("traffic", "kept"), [("HighPerformance", True), ("Standard", False)])
