@@ -8,7 +8,7 @@ LOCKS := requirements.lock torch-pypi.lock torch-cpu.lock
 READY := $(VENV)/.ready
 POLICY := $(VENV)/policy/.ready
 # The benches that are proofs: each fails when what it looks for is found.
-PROOFS := reaper reaper_alicloud image first_boot
+PROOFS := reaper reaper_alicloud image first_boot guard
 
 .DEFAULT_GOAL := help
 .PHONY: help rehearse test test-image test-libraries lock image-lock lint format bench prove policy up preview preflight check cost refresh clean
@@ -59,7 +59,7 @@ image-lock: $(READY) ## Hold the image's lockfile against what lies here
 bench: $(READY) ## Measure; writes build/bench.json
 	@$(PY) -m tests.bench $(ARGS)
 
-prove: $(READY) ## Prove what takes longer than CI may: 100,000 sweeps under faults, many first boots; needs root
+prove: $(READY) ## Prove what takes longer than CI may: 100,000 sweeps under faults, first boots, pairs of edits; needs root
 	@$(PY) -m tests.bench $(PROOFS)
 
 check: $(READY) ## Check a stack file without a cloud: make check STACK=aws-dev

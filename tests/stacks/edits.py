@@ -9,8 +9,9 @@ class Edit:
     """One change of a stack file.
 
     Attributes:
-        key: its path, with [] for the first of a list.
-        value: what stands there afterwards.
+        key: its path, with [] for the first of a list; several of one section are joined by +, and their
+            values are a tuple.
+        value: what stands there afterwards; of ``pools``, what makes the new list of the old.
         loses: clouds on which the providers replace or delete something that holds data.
     """
 
@@ -48,6 +49,8 @@ def edits(cloud: str) -> tuple[Edit, ...]:
         Edit("network.slots", dict(zip(zones, (1, 0), strict=True)), loses=BOTH),
         Edit("network.slots", SLOTS[cloud] | {third: 5}),
         Edit("pools[].zones", zones[1:]),
+        Edit("pools", lambda pools: [*pools, pools[0] | {"name": "more"}]),
+        Edit("pools", lambda pools: [pools[0] | {"name": "more"}, *pools]),
     )
 
 
@@ -74,6 +77,8 @@ _COMMON = (
     Edit("pools[].max_lifetime_hours", 48),
     Edit("pools[].owner", "vision"),
     Edit("pools[].market", "spot"),
+    Edit("pools[].market+on_demand_base", ("spot", 1)),
+    Edit("pools[].gpu_memory_gib", 16),
     Edit("budget.monthly", 6000),
     Edit("budget.recipients", ["other@example.com"]),
     Edit("budget.thresholds", [{"percent": 90, "kind": "actual"}]),
@@ -83,6 +88,9 @@ _COMMON = (
     Edit("reaper.max_percent", 10),
     Edit("reaper.time_zone", "Asia/Shanghai"),
     Edit("reaper.leftovers", {"remove": True}),
+    Edit("reaper.leftovers", {"older_than_days": 30}),
+    Edit("reaper.watch_days", 7),
+    Edit("budget.on_exceeded", "freeze"),
     Edit("image.size_gib", 50),
 )
 _OF_AWS = (
@@ -92,6 +100,15 @@ _OF_AWS = (
     Edit("pools[].types", ["g5.2xlarge"]),
     Edit("budget.scope", "tag"),
     Edit("image.id", "ami-0fedcba9876543210"),
+    Edit("image.mode+bundled", ("baked", True)),
+    Edit("image.parameter+id", ("/aws/service/deeplearning/ami/x86_64/base/ami-id", None)),
+    Edit("network.s3_buckets", ["lab-*"]),
+    Edit("pools[].types+efa+zones", (["p4d.24xlarge"], True, ["us-east-1a"])),
+    Edit("pools[].types+mig_profile", (["p4d.24xlarge"], "1g.5gb")),
+    Edit(
+        "pools[].types+market+reservation_id+zones",
+        (["p5.48xlarge"], "capacity-block", "cr-0123456789abcdef0", ["us-east-1a"]),
+    ),
 )
 _OF_ALICLOUD = (
     Edit("protected", True),
@@ -103,6 +120,11 @@ _OF_ALICLOUD = (
     Edit("pools[].types", ["ecs.gn7i-c16g1.4xlarge"]),
     Edit("pools[].scratch_gib", 300),
     Edit("image.id", "m-wz91111111111111111"),
+    Edit("image.mode+bundled", ("baked", True)),
+    Edit("budget.cny_per_usd", "7.1"),
+    Edit("pools[].market+spot_price_limit", ("spot", "5.5")),
+    Edit("pools[].types+erdma", (["ecs.gn8v-8x.48xlarge"], True)),
+    Edit("pools[].market+reservation_id", ("reservation", "eap-bp67acfmxazb40000000")),
 )
 
 
@@ -110,15 +132,15 @@ def applied(content: dict[str, Any], chosen: tuple[Edit, ...]) -> dict[str, Any]
     """A stack file with some edits made; the one given stays as it is."""
     made: dict[str, Any] = {**content}
     for edit in chosen:
-        if edit.key == "network.zones+slots":
-            zones, slots = edit.value
-            made["network"] = made["network"] | {"zones": zones, "slots": slots}
-            continue
-        section, _, key = edit.key.partition(".")
-        if section == "pools[]":
-            made["pools"] = [made["pools"][0] | {key: edit.value}, *made["pools"][1:]]
-        elif key:
-            made[section] = made.get(section, {}) | {key: edit.value}
+        section, _, joined = edit.key.partition(".")
+        keys = joined.split("+")
+        values = dict(zip(keys, edit.value if len(keys) > 1 else (edit.value,), strict=True))
+        if section == "pools":
+            made["pools"] = edit.value(made["pools"])
+        elif section == "pools[]":
+            made["pools"] = [made["pools"][0] | values, *made["pools"][1:]]
+        elif joined:
+            made[section] = made.get(section, {}) | values
         else:
             made[section] = edit.value
     return made

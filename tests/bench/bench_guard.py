@@ -1,0 +1,42 @@
+"""``python -m tests.bench.bench_guard``: every pair of edits of a stack file, and whether the guard holds it.
+
+Some twenty minutes on one core: `make prove` runs it, `make test` some of the pairs.
+"""
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from tests.stacks.edits import BOTH
+from tests.stacks.test_guard import is_sound, lost_as_expected, pairs
+
+COMMAND = "python -m tests.bench.bench_guard"
+
+
+def measure() -> dict[str, Any]:
+    """All entries of this bench."""
+    say = Console(stderr=True).print
+    found = {}
+    for cloud in BOTH:
+        sound = [chosen for chosen in pairs(cloud) if is_sound(cloud, chosen)]
+        say(f"{len(sound)} pairs of edits on {cloud}")
+        with contextlib.redirect_stdout(sys.stderr):
+            wrong = [chosen for chosen in sound if not lost_as_expected(cloud, chosen)]
+        for chosen in wrong:
+            say(f"wrong: {' and '.join(str(edit) for edit in chosen)}")
+        found[f"guard_pairs_wrong_{cloud}"] = {
+            "value": len(wrong),
+            "unit": f"of {len(sound)} pairs of edits",
+            "peer": None,
+            "ratio": None,
+            "goal": "0",
+            "command": COMMAND,
+        }
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=2))  # noqa: T201 - the result is what the command is for
