@@ -88,7 +88,7 @@ def install_torch() -> str:
     """Install the first build of torch that is to be had; gives the error of none, or of another wheel."""
     error = ""
     for words, options in torch_sources(
-        platform.system(), platform.instance(), DRIVER.exists(), index_answers
+        platform.system(), platform.machine(), DRIVER.exists(), index_answers
     ):
         error = pip("--require-hashes", *options)
         if not error:
