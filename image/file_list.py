@@ -84,7 +84,7 @@ def _how(first: Entry | None, other: Entry | None) -> str:
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image compare build/one/rootfs build/two/rootfs")
-@click.argument("one", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("first", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("other", type=click.Path(path_type=Path, exists=True, file_okay=False))
 def main(first: Path, other: Path) -> None:
     """Compare two root file systems; exit status 1 when they differ where they may not."""

@@ -22,8 +22,7 @@ STEPS, WORKERS = int(os.environ.get("STEPS", "40")), int(os.environ.get("WORKERS
 def main(directory: str) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    points = torch.randn(500, 8)
-    dataset = TensorDataset(points, (points.sum(dim=1) > 0).long())
+    dataset = TensorDataset(points := torch.randn(500, 8), (points.sum(dim=1) > 0).long())
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.01)
