@@ -40,7 +40,7 @@ def account(plain, tmp_path_factory):
 def instance(plain, account, tmp_path_factory):
     """The instance after its first heartbeat."""
     folder = tmp_path_factory.mktemp("first-boot")
-    with account.instance(plain, folder, nvml.files(folder)) as instance:
+    with account.machine(plain, folder, nvml.files(folder)) as instance:
         first_boot.record(first_boot.until_heartbeat(instance, account.heartbeats))
         yield instance
 
