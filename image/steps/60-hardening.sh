@@ -6,11 +6,11 @@ set -euo pipefail
 
 lay etc/ssh etc/sysctl.d etc/audit
 # sshd's own check, with a key that lives as long as the check: the image carries none
-key=$(mktemp -u)
-ssh-keygen -q -t ed25519 -N '' -f "$key"
+keys=$(mktemp -d) # in a folder of its own: nobody else foresees or replaces what is in it
+ssh-keygen -q -t ed25519 -N '' -f "$keys/key"
 mkdir -p /run/sshd
-sshd -t -h "$key" || fail "sshd refuses its configuration"
-rm -f "$key" "$key.pub"
+sshd -t -h "$keys/key" || fail "sshd refuses its configuration"
+rm -r "$keys"
 passwd --lock --quiet root
 if [ -n "$BOOTSTRAP" ]; then
     sysctl --quiet --load=/etc/sysctl.d/60-gpu-fleet.conf
