@@ -17,7 +17,6 @@ from stacks.alicloud.first_pass import HEALTH, Stage, stage_of
 from stacks.alicloud.identity import Identity, IdentityArgs
 from stacks.alicloud.launch import (
     LaunchArgs,
-    instance_tags,
     launch_template,
     needs_configuration,
     scaling_configuration,
@@ -25,7 +24,8 @@ from stacks.alicloud.launch import (
 )
 from stacks.alicloud.scaling import scale_by_load
 from stacks.payload import instance_file
-from stacks.settings import Grouping, Market, Pool, Size, Stack
+from stacks.settings import Market, Pool, Stack
+from stacks.settings.pools import GroupPlan, group_plans, instance_tags
 
 # A spot instance gets five minutes; an on-demand one that fails its health check may need longer to save. The
 # provider waits 1,000 s for a deleted group, whatever timeout it is given.
@@ -37,34 +37,6 @@ MOST_SPOT_POOLS = 10
 # process of scaling in: where that is suspended, Auto Scaling refuses the sweep's own DetachInstances too
 # (www.alibabacloud.com/help/en/auto-scaling/suspend-a-scaling-process, "manually removing instances").
 SUSPENDED = "HealthCheck"
-
-
-@dataclass(frozen=True)
-class GroupPlan:
-    """One scaling group of a pool, before any id is known.
-
-    Attributes:
-        label: the pool's name, with the zone where the pool has a group for each.
-        zones: where it may start instances.
-        size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
-            desired size; the others start empty and are where the pool goes when the first zone has no room.
-    """
-
-    label: str
-    zones: tuple[str, ...]
-    size: Size
-
-
-def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
-    """The scaling groups of a pool; pure."""
-    zones = stack.zones_of(pool)
-    if pool.grouping is Grouping.SINGLE:
-        return (GroupPlan(pool.name, zones, pool.size),)
-    spare = Size(min=0, desired=0, max=pool.size.max)
-    return tuple(
-        GroupPlan(f"{pool.name}-{zone}", (zone,), pool.size if index == 0 else spare)
-        for index, zone in enumerate(zones)
-    )
 
 
 @dataclass(frozen=True)
@@ -196,16 +168,15 @@ class Fleet(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:
-            first = plan == group_plans(args.stack, args.pool)[0]
+            own = pulumi.ResourceOptions(parent=self)
             scale_by_load(
                 name,
                 args.stack,
                 args.pool,
-                label=plan.label,
-                first=first,
+                plan=plan,
                 group=group,
                 monitor_group=args.monitor_group,
-                parent=self,
+                opts=own,
             )
         return group
 

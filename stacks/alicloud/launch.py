@@ -16,6 +16,7 @@ from stacks.alicloud.first_pass import Stage, stage_of
 from stacks.alicloud.storage import bucket_name
 from stacks.payload import instance_file, user_data
 from stacks.settings import Image, Market, Pool, Stack
+from stacks.settings.pools import instance_tags
 
 # ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).
 DISK_CATEGORY, DISK_PERFORMANCE_LEVEL = "cloud_essd", "PL1"
@@ -160,17 +161,6 @@ def scaling_configuration(
         user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=True),
     )
-
-
-def instance_tags(stack: Stack, pool: Pool) -> dict[str, str]:
-    """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
-
-    Without an agent (``image.mode: none``) nobody would know whether it is used, so it has none.
-    """
-    owner = pool.owner or stack.owner
-    licence = {"managed": "true"} if stack.image.managed else {}
-    name = naming.prefixed(stack.name, pool.name)
-    return naming.tags(stack.name, owner, Name=name, pool=pool.name, **licence)
 
 
 def image_id(image: Image) -> str:

@@ -1,16 +1,12 @@
 """The scheduled sweep: a function, its schedule, and alarms for when it fails or holds back."""
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 
-from stacks.alicloud.fleet import group_plans
 from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from stacks.alicloud.reaper_alarms import declare_alarms
 from stacks.alicloud.reaper_role import RoleArgs, role_policy
-from stacks.alicloud.scaling import LOW_LOAD, alarm_name
 from stacks.alicloud.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.settings import Stack
@@ -81,25 +77,6 @@ class Reaper(pulumi.ComponentResource):
         self.register_outputs({"function_name": sweep.function_name})
 
 
-def policy_document(stack: Stack) -> dict[str, Any]:
-    """The sweep's policy, with the low-load alarm of each pool that scales by load.
-
-    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts instances in
-    the first and moves on only where that has no room; little load there is little load of the pool.
-    """
-    asking = {
-        pool.name: alarm_name(stack, group_plans(stack, pool)[0].label, LOW_LOAD)
-        for pool in stack.pools
-        if pool.scales
-    }
-    return sweep_archive.policy_document(stack, asking)
-
-
-def policy_text(stack: Stack) -> str:
-    """The policy as it lies in the function's archive, in the records bucket and in the output ``policy``."""
-    return json.dumps(policy_document(stack), indent=1, sort_keys=True)
-
-
 def bundle(stack: Stack) -> dict[str, bytes]:
     """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
     modules = sweep_archive.modules(ENTRY, cloud="alicloud")
@@ -108,5 +85,5 @@ def bundle(stack: Stack) -> dict[str, bytes]:
         **sweep_archive.packages(),
         **files,
         ENTRY_FILE: f"from {ENTRY} import handle as handler\n".encode(),
-        sweep_archive.POLICY_FILE: policy_text(stack).encode(),
+        sweep_archive.POLICY_FILE: sweep_archive.policy_text(stack).encode(),
     }

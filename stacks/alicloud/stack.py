@@ -14,9 +14,10 @@ from stacks.alicloud.image import Image, ImageArgs
 from stacks.alicloud.keys import Keys, KeysArgs
 from stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from stacks.alicloud.network import Network, NetworkArgs
-from stacks.alicloud.reaper import Reaper, ReaperArgs, policy_text
+from stacks.alicloud.reaper import Reaper, ReaperArgs
 from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs, bucket_name
 from stacks.cost import notice
+from stacks.payload import sweep_archive
 from stacks.settings import Pool, Stack
 
 
@@ -36,7 +37,7 @@ def build(stack: Stack) -> dict[str, Any]:
     notice.announce_image(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
-    policy = policy_text(stack)
+    policy = sweep_archive.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_id, keys.key_arn, keys), own)
     firewall = Firewall(name, FirewallArgs(stack, network.vpc_id), own)

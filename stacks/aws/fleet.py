@@ -13,10 +13,11 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws.identity import Identity, IdentityArgs
-from stacks.aws.launch import LaunchArgs, instance_tags, launch_template
+from stacks.aws.launch import LaunchArgs, launch_template
 from stacks.aws.scaling import scale_by_load
 from stacks.payload import instance_file
-from stacks.settings import Grouping, Market, Pool, Size, Stack
+from stacks.settings import Market, Pool, Stack
+from stacks.settings.pools import GroupPlan, group_plans, instance_tags
 
 # A spot instance gets two minutes; an on-demand one that fails its health check may need longer to save.
 DRAIN_S = 900
@@ -32,48 +33,13 @@ GROUP_METRICS = (
 )
 
 
-@dataclass(frozen=True)
-class GroupPlan:
-    """One scaling group of a pool, before any id is known.
-
-    Attributes:
-        label: the pool's name, with the zone where the pool has a group for each.
-        zones: where it may start instances.
-        size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
-            desired size; the others start empty and are where the pool goes when the first zone has no room.
-        placement: whether instances stand close together in a cluster placement group.
-    """
-
-    label: str
-    zones: tuple[str, ...]
-    size: Size
-    placement: bool
-
-
-def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
-    """The scaling groups of a pool; pure.
+def _in_placement_group(stack: Stack, pool: Pool, plan: GroupPlan) -> bool:
+    """Whether a group's instances stand close together, in a cluster placement group.
 
     A reservation was made in its own placement group or in none, so none is asked for beside one. The
     emulator of a local stack knows none.
     """
-    zones = stack.zones_of(pool)
-    if pool.grouping is Grouping.SINGLE:
-        placement = pool.efa and len(zones) == 1 and _may_place(stack, pool)
-        return (GroupPlan(pool.name, zones, pool.size, placement),)
-    spare = Size(min=0, desired=0, max=pool.size.max)
-    return tuple(
-        GroupPlan(
-            f"{pool.name}-{zone}",
-            (zone,),
-            pool.size if index == 0 else spare,
-            pool.efa and _may_place(stack, pool),
-        )
-        for index, zone in enumerate(zones)
-    )
-
-
-def _may_place(stack: Stack, pool: Pool) -> bool:
-    return pool.reservation_id is None and not stack.emulated
+    return pool.efa and len(plan.zones) == 1 and pool.reservation_id is None and not stack.emulated
 
 
 @dataclass(frozen=True)
@@ -140,13 +106,14 @@ class Fleet(pulumi.ComponentResource):
 
     def _group(self, name: str, plan: GroupPlan, template: aws.ec2.LaunchTemplate) -> aws.autoscaling.Group:
         args = self._args
+        placed = _in_placement_group(args.stack, args.pool, plan)
         group = aws.autoscaling.Group(
             name,
             min_size=plan.size.min,
             max_size=plan.size.max,
             desired_capacity=plan.size.desired,
             vpc_zone_identifiers=[args.subnet_ids[zone] for zone in plan.zones],
-            placement_group=self._placement(name) if plan.placement else None,
+            placement_group=self._placement(name) if placed else None,
             service_linked_role_arn=args.autoscaling_role_arn,
             protect_from_scale_in=True,
             suspended_processes=["AZRebalance"],
@@ -177,10 +144,8 @@ class Fleet(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         if args.pool.scales:
-            first = plan == group_plans(args.stack, args.pool)[0]
-            scale_by_load(
-                name, args.stack, args.pool, label=plan.label, first=first, group=group, parent=self
-            )
+            own = pulumi.ResourceOptions(parent=self)
+            scale_by_load(name, args.stack, args.pool, plan=plan, group=group, opts=own)
         return group
 
     def _placement(self, name: str) -> pulumi.Output[str]:

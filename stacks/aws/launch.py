@@ -14,6 +14,7 @@ from stacks import catalog, naming
 from stacks.aws.storage import bucket_name
 from stacks.payload import instance_file, user_data
 from stacks.settings import Image, Market, Pool, Stack
+from stacks.settings.pools import instance_tags
 
 # gp3 gives these two without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader
 # wants more throughput than the base, at 0.04 USD per MB/s and month.
@@ -79,17 +80,6 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
         user_data=_user_data(args),
         opts=pulumi.ResourceOptions(parent=parent),
     )
-
-
-def instance_tags(stack: Stack, pool: Pool) -> dict[str, str]:
-    """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
-
-    Without an agent (``image.mode: none``) nobody would know whether it is used, so it has none.
-    """
-    owner = pool.owner or stack.owner
-    licence = {"managed": "true"} if stack.image.managed else {}
-    name = naming.prefixed(stack.name, pool.name)
-    return naming.tags(stack.name, owner, Name=name, pool=pool.name, **licence)
 
 
 def image_id(image: Image) -> str:

@@ -1,18 +1,14 @@
 """The scheduled sweep: a function, its schedule, and alarms for when it fails, falls silent or holds back."""
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import policies
-from stacks.aws.fleet import group_plans
 from stacks.aws.reaper_alarms import declare_alarms
 from stacks.aws.reaper_role import RoleArgs, role_policy, use_key
-from stacks.aws.scaling import LOW_LOAD, alarm_name
 from stacks.aws.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.settings import Stack
@@ -181,28 +177,10 @@ class Reaper(pulumi.ComponentResource):
         )
 
 
-def policy_document(stack: Stack) -> dict[str, Any]:
-    """The sweep's policy, with the low-load alarm of each pool that scales by load.
-
-    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts instances in
-    the first and moves on only where that has no room; little load there is little load of the pool.
-    """
-    asking = {
-        pool.name: alarm_name(stack, group_plans(stack, pool)[0].label, LOW_LOAD)
-        for pool in stack.pools
-        if pool.scales
-    }
-    return sweep_archive.policy_document(stack, asking)
-
-
-def policy_text(stack: Stack) -> str:
-    """The policy as it lies in the function's archive, in the records bucket and in the output ``policy``."""
-    return json.dumps(policy_document(stack), indent=1, sort_keys=True)
-
-
 def bundle(stack: Stack) -> pulumi.AssetArchive:
     """The function's code: equal settings and equal modules give an equal hash."""
     files: dict[str, pulumi.Asset | pulumi.Archive] = {
         path: pulumi.FileAsset(str(sweep_archive.ROOT / path)) for path in sweep_archive.modules(cloud="aws")
     }
-    return pulumi.AssetArchive(files | {sweep_archive.POLICY_FILE: pulumi.StringAsset(policy_text(stack))})
+    policy = pulumi.StringAsset(sweep_archive.policy_text(stack))
+    return pulumi.AssetArchive(files | {sweep_archive.POLICY_FILE: policy})

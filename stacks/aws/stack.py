@@ -14,9 +14,10 @@ from stacks.aws.fleet import Fleet, FleetArgs
 from stacks.aws.image import Image, ImageArgs
 from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
-from stacks.aws.reaper import Reaper, ReaperArgs, policy_text
+from stacks.aws.reaper import Reaper, ReaperArgs
 from stacks.aws.storage import BUCKETS, Storage, StorageArgs, bucket_name
 from stacks.cost import notice
+from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
 # Every service a component of this half calls, by the provider's names: an emulator answers for all of them.
@@ -57,7 +58,7 @@ def build(stack: Stack) -> dict[str, Any]:
     notice.announce_image(stack)
     name = naming.prefixed(stack.name)
     own = pulumi.ResourceOptions(providers=[provider(stack)])
-    policy = policy_text(stack)
+    policy = sweep_archive.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_arn, keys), own)
     firewall = Firewall(name, FirewallArgs(stack, network.vpc_id, network.s3_prefix_list_id), own)

@@ -5,6 +5,7 @@ Pulumi, in the versions that ``requirements.txt`` pins: Function Compute has no 
 """
 
 import ast
+import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, PackagePath, files
@@ -15,6 +16,7 @@ from stacks import catalog, naming
 from stacks.cost import meter_prices
 from stacks.errors import StacksError
 from stacks.settings import Market, Pool, Stack
+from stacks.settings.pools import low_load_alarm
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "image"
@@ -82,13 +84,13 @@ def _imports(source: str) -> list[str]:
     return names
 
 
-def policy_document(stack: Stack, scale_in_alarms: Mapping[str, str]) -> dict[str, Any]:
-    """The sweep's ``policy.json``.
+def policy_text(stack: Stack) -> str:
+    """The policy as it lies in the function's archive, in the records bucket and in the output ``policy``."""
+    return json.dumps(policy_document(stack), indent=1, sort_keys=True)
 
-    Args:
-        stack: the settings.
-        scale_in_alarms: pool -> the alarm that asks for one instance less.
-    """
+
+def policy_document(stack: Stack) -> dict[str, Any]:
+    """The sweep's ``policy.json``."""
     reaper = stack.reaper
     return {
         "schema_version": 1,
@@ -101,7 +103,7 @@ def policy_document(stack: Stack, scale_in_alarms: Mapping[str, str]) -> dict[st
         "max_actions": reaper.max_actions,
         "max_percent": reaper.max_percent,
         "time_zone": reaper.time_zone,
-        "pools": {pool.name: _pool(stack, pool, scale_in_alarms.get(pool.name)) for pool in stack.pools},
+        "pools": {pool.name: _pool(stack, pool) for pool in stack.pools},
         "watch_days": reaper.watch_days,
         "leftovers": {
             "older_than_days": reaper.leftovers.older_than_days,
@@ -111,7 +113,7 @@ def policy_document(stack: Stack, scale_in_alarms: Mapping[str, str]) -> dict[st
     }
 
 
-def _pool(stack: Stack, pool: Pool, scale_in_alarm: str | None) -> dict[str, Any]:
+def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
     idle = pool.idle
     scratch = any(catalog.load().get(name).instance_store_scratch for name in pool.types)
     return {
@@ -127,7 +129,7 @@ def _pool(stack: Stack, pool: Pool, scale_in_alarm: str | None) -> dict[str, Any
         "quiet_weekends": idle.quiet_weekends,
         "instance_store_scratch": scratch,
         "max_lifetime_hours": pool.max_lifetime_hours,
-        "scale_in_alarm": scale_in_alarm,
+        "scale_in_alarm": low_load_alarm(stack, pool),
         "require_acknowledgement": True,
         "sensors": {
             "watch": list(idle.watch),

@@ -10,6 +10,7 @@ from stacks import catalog, naming
 from stacks.catalog import Cloud, InstanceType
 from stacks.errors import Problem
 from stacks.settings import Market, Pool, Stack
+from stacks.settings.pools import LOAD_ALARMS
 
 # github.com/aliyun/terraform-provider-alicloud, alicloud_ess_scaling_configuration, system_disk_size.
 SMALLEST_VOLUME_GIB, LARGEST_VOLUME_GIB = 20, 500
@@ -28,7 +29,7 @@ CPFS_FIRST_GIB, CPFS_STEP_GIB = 3600, 1200
 # help.aliyun.com/en/auto-scaling/user-guide/manage-event-triggered-tasks.
 LONGEST_RULE_NAME = 64
 # What the name of a group that scales is followed by: the longest of its alarms.
-LONGEST_ALARM = "gpu-memory-high"
+LONGEST_ALARM = max((alarm.label for alarm in LOAD_ALARMS), key=len)
 # Prices of mainland China; an account elsewhere is billed in USD, and its prices are in no public list.
 CURRENCY = "CNY"
 KNOWN_CURRENCIES = ("CNY", "USD")

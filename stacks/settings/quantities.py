@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from stacks.catalog import Cloud
 from stacks.catalog.money import HOURS_PER_MONTH
-from stacks.settings.schema import Grouping, Nat, Network, Pool, Redundancy, Stack
+from stacks.settings.pools import group_plans
+from stacks.settings.schema import Nat, Network, Pool, Redundancy, Stack
 
 # Interface endpoints of a stack: as many as the clouds' endpoints.py names; a test holds them together.
 ENDPOINTS = {Cloud.AWS: 12, Cloud.ALICLOUD: 1}
@@ -57,18 +58,14 @@ def instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     A pool with a group for each zone starts in the first and may move to any other, so at its worst every
     group is full.
     """
-    most = pool.size.max * _groups(stack, pool)
+    most = sum(plan.size.max for plan in group_plans(stack, pool))
     return {Level.NOW: pool.size.desired, Level.MIN: pool.size.min, Level.MAX: most}
 
 
 def on_demand_instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     """How many instances of a spot pool are bought on demand: each of its groups buys its own base first."""
-    base, groups = pool.on_demand_base, {Level.MAX: _groups(stack, pool)}
+    base, groups = pool.on_demand_base, {Level.MAX: len(group_plans(stack, pool))}
     return {level: min(base * groups.get(level, 1), many) for level, many in instances(stack, pool).items()}
-
-
-def _groups(stack: Stack, pool: Pool) -> int:
-    return len(stack.zones_of(pool)) if pool.grouping is Grouping.PER_ZONE else 1
 
 
 def gateways(network: Network) -> int:

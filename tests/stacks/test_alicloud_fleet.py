@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stacks import catalog
-from stacks.alicloud.fleet import group_plans
-from stacks.alicloud.reaper import policy_document
 from stacks.catalog import Cloud
+from stacks.payload.sweep_archive import policy_document
 from stacks.settings import stack_files
+from stacks.settings.pools import group_plans
 from tests.stacks.alicloud_examples import pool, priced, stack, stack_file
 from tests.stacks.alicloud_programs import STACKS, inputs, register, shipped
 

@@ -3,12 +3,10 @@
 import pytest
 
 from stacks import catalog
-from stacks.alicloud import scaling
 from stacks.catalog import Cloud
 from stacks.errors import SettingsError
-from stacks.settings import alicloud_rules
 from stacks.settings.reader import from_mapping
-from tests.stacks.alicloud_examples import pool, stack, stack_file
+from tests.stacks.alicloud_examples import pool, stack_file
 from tests.stacks.alicloud_programs import inputs, register
 from tests.stacks.examples import pool as aws_pool
 from tests.stacks.examples import stack_file as aws_stack_file
@@ -163,14 +161,6 @@ BAD_INPUTS = {
 @pytest.mark.parametrize(("changes", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
 def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(changes, message):
     assert message in refusal(stack_file(**changes))
-
-
-def test_the_longest_name_that_the_settings_count_with_is_an_alarms():
-    made = stack(pools=[pool()])
-
-    labels = [watch.label for watch in scaling.watches(made, made.pools[0], first=True)]
-
-    assert max(labels, key=len) == alicloud_rules.LONGEST_ALARM
 
 
 def test_a_usd_budget_is_accepted_with_a_rate():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stacks import catalog
-from stacks.aws.fleet import group_plans
+from stacks.settings.pools import group_plans
 from stacks.settings.reader import from_mapping
 from tests.stacks.examples import pool, stack, stack_files
 

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 
 from image.reaper import policy as policies
 from image.reaper.place import POLICY_KEY
-from stacks.aws.reaper import bundle, policy_document
+from stacks.aws.reaper import bundle
 from stacks.aws.reaper_role import LICENCES, MARKS
-from stacks.aws.scaling import alarm_name
 from stacks.aws.storage import bucket_name
 from stacks.payload import sweep_archive
+from stacks.payload.sweep_archive import policy_document
 from stacks.rehearsal.archives import archive_files, zip_bytes
 from stacks.rehearsal.records import Outcome
 from stacks.settings.reader import from_mapping
@@ -185,7 +185,7 @@ def test_the_policy_carries_what_people_wrote_and_the_catalogs_price():
     assert pool["quiet_hours"] == [span]
     assert pool["require_acknowledgement"] is True
     assert pool["hourly_price"] == {"g5.xlarge": "1.006"}
-    assert pool["scale_in_alarm"] == alarm_name(stack, "dev", "cpu-low")
+    assert pool["scale_in_alarm"] == "gpu-fleet-test-dev-cpu-low"
 
 
 def test_a_price_of_another_region_is_not_claimed():

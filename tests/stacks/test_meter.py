@@ -168,7 +168,7 @@ def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
     kind = "ecs.gn8v-8x.48xlarge"
     settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind])])
 
-    document = sweep_archive.policy_document(settings, {})
+    document = sweep_archive.policy_document(settings)
 
     assert document["pools"]["dev"]["hourly_price"] == {kind: str(settings.budget.assume[kind])}
 
@@ -199,7 +199,7 @@ def test_the_sweep_reads_the_assumed_prices_of_every_shipped_stack():
     for name in stack_files.names():
         settings = stack_files.settings_of(name)
 
-        read = policy.parse(json.dumps(sweep_archive.policy_document(settings, {})))
+        read = policy.parse(json.dumps(sweep_archive.policy_document(settings)))
 
         types = {kind for pool in settings.pools for kind in pool.types}
         assert read.budget.assumed == {

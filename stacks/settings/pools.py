@@ -1,0 +1,110 @@
+"""What a pool becomes on either cloud: scaling groups, the alarms on their load, tags. Pure."""
+
+from dataclasses import dataclass
+
+from stacks import naming
+from stacks.settings.schema import Grouping, Pool, Size, Stack
+
+CPU_OUT_PERCENT = 80
+CPU_IN_PERCENT = 30
+GPU_MEMORY_OUT_PERCENT = 85
+COOLDOWN_OUT_S = 300
+COOLDOWN_IN_S = 600
+PERIOD_S = 60
+GPU_MEMORY_METRIC = "GpuMemoryUsedPercent"
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One scaling group of a pool, before any id is known.
+
+    Attributes:
+        label: the pool's name, with the zone where the pool has a group for each.
+        zones: where it may start instances.
+        size: how many. Of a pool with a group per zone the first zone's group gets the pool's minimum and
+            desired size; the others start empty and are where the pool goes when the first zone has no room.
+        first: whether it is the pool's first.
+    """
+
+    label: str
+    zones: tuple[str, ...]
+    size: Size
+    first: bool = True
+
+
+def group_plans(stack: Stack, pool: Pool) -> tuple[GroupPlan, ...]:
+    """The scaling groups of a pool."""
+    zones = stack.zones_of(pool)
+    if pool.grouping is Grouping.SINGLE:
+        return (GroupPlan(pool.name, zones, pool.size),)
+    spare = Size(min=0, desired=0, max=pool.size.max)
+    return tuple(
+        GroupPlan(f"{pool.name}-{zone}", (zone,), spare if index else pool.size, first=index == 0)
+        for index, zone in enumerate(zones)
+    )
+
+
+@dataclass(frozen=True)
+class LoadAlarm:
+    """One alarm on the load of a scaling group.
+
+    Attributes:
+        label: part of the alarm's name.
+        gpu_memory: it is about the memory of the pool's GPUs, which agents publish, not the group's CPUs.
+        high: whether it is for too much load rather than for too little.
+        percent: the threshold.
+        for_s: how long the load must last.
+    """
+
+    label: str
+    gpu_memory: bool
+    high: bool
+    percent: int
+    for_s: int
+
+    @property
+    def asks(self) -> str:
+        """What is to come of it, for users."""
+        return "one instance more" if self.high else "the sweep may terminate an idle instance"
+
+
+_CPU_HIGH = LoadAlarm("cpu-high", gpu_memory=False, high=True, percent=CPU_OUT_PERCENT, for_s=COOLDOWN_OUT_S)
+_CPU_LOW = LoadAlarm("cpu-low", gpu_memory=False, high=False, percent=CPU_IN_PERCENT, for_s=COOLDOWN_IN_S)
+_GPU_MEMORY_HIGH = LoadAlarm(
+    "gpu-memory-high", gpu_memory=True, high=True, percent=GPU_MEMORY_OUT_PERCENT, for_s=COOLDOWN_OUT_S
+)
+LOAD_ALARMS = (_CPU_HIGH, _CPU_LOW, _GPU_MEMORY_HIGH)
+
+
+def load_alarms(plan: GroupPlan) -> tuple[LoadAlarm, ...]:
+    """What is watched on a group: CPU both ways, GPU memory on the way out.
+
+    The memory is the whole pool's, so only its first group answers to it: of a pool with a group for each
+    zone all would start an instance at once.
+    """
+    return tuple(alarm for alarm in LOAD_ALARMS if plan.first or not alarm.gpu_memory)
+
+
+def alarm_name(stack: Stack, plan: GroupPlan, alarm: LoadAlarm) -> str:
+    """An alarm's full name."""
+    return naming.prefixed(stack.name, plan.label, alarm.label)
+
+
+def low_load_alarm(stack: Stack, pool: Pool) -> str | None:
+    """The name of the alarm that asks the sweep for one instance less; None for a pool that does not scale.
+
+    One alarm a pool: that of its first group. Where a pool has a group for each zone, it starts instances in
+    the first and moves on only where that has no room; little load there is little load of the pool.
+    """
+    return alarm_name(stack, group_plans(stack, pool)[0], _CPU_LOW) if pool.scales else None
+
+
+def instance_tags(stack: Stack, pool: Pool) -> dict[str, str]:
+    """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
+
+    Without an agent (``image.mode: none``) nobody would know whether it is used, so it has none.
+    """
+    owner = pool.owner or stack.owner
+    licence = {"managed": "true"} if stack.image.managed else {}
+    name = naming.prefixed(stack.name, pool.name)
+    return naming.tags(stack.name, owner, Name=name, pool=pool.name, **licence)
