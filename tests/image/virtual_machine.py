@@ -13,6 +13,15 @@ from pathlib import Path
 # The shell is asked for on the kernel's command line; the image itself has no such door.
 # An emulated serial port is slow: the kernel says what is wrong there, systemd what it starts.
 CONSOLE = "console=ttyS0 quiet systemd.show_status=yes systemd.debug_shell=ttyS1"
+# To the agent, whoever types at a terminal uses the instance. So the first command makes a shell of a unit that
+# has the serial port open and no terminal: what a test asks from then on is nobody's input. Raw, as a terminal
+# that waits for whole lines takes 4,096 bytes of one; 4,000 columns, so that nothing is cut.
+AWAY = (
+    "systemd-run --quiet --unit=tests-shell --property=DefaultDependencies=no bash -c '"
+    "systemctl stop debug-shell; "
+    "(stty raw -echo cols 4000; export TERM=dumb PAGER=cat SYSTEMD_COLORS=0; echo away-$((6 * 7)); exec bash)"
+    " </dev/ttyS1 >/dev/ttyS1 2>/dev/null; true'\n"
+)
 SERVICE_ADDRESSES = ("10.0.2.100", "10.0.2.101")
 MEMORY_MIB = 3072
 SCRATCH_DISKS = 2
@@ -93,8 +102,8 @@ class VirtualMachine:
             select.select([], [], [], 0.1)
         self._shell.connect(str(self.folder / "shell"))
         self._read_until(b"# ", until)
-        # no echo, no prompt, no colours: what comes back is what a command said
-        self._shell.sendall(b"stty -echo cols 4000; PS1= PS2=; export TERM=dumb PAGER=cat SYSTEMD_COLORS=0\n")
+        self._shell.sendall(AWAY.encode())
+        self._read_until(b"away-42\n", until)
         self.run("true", timeout_s=max(1.0, until - time.monotonic()))
 
     def run(self, command: str, timeout_s: float = 60) -> str:
