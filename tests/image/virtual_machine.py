@@ -13,9 +13,9 @@ from pathlib import Path
 # The shell is asked for on the kernel's command line; the image itself has no such door.
 # An emulated serial port is slow: the kernel says what is wrong there, systemd what it starts.
 CONSOLE = "console=ttyS0 quiet systemd.show_status=yes systemd.debug_shell=ttyS1"
-# To the agent, whoever types at a terminal uses the instance. So the first command makes a shell of a unit that
-# has the serial port open and no terminal: what a test asks from then on is nobody's input. Raw, as a terminal
-# that waits for whole lines takes 4,096 bytes of one; 4,000 columns, so that nothing is cut.
+# To the agent, whoever types at a terminal uses the instance. So the first command makes a shell of a unit
+# that has the serial port open and no terminal: what a test asks from then on is nobody's input. Raw, as a
+# terminal that waits for whole lines takes 4,096 bytes of one; 4,000 columns, so that nothing is cut.
 AWAY = (
     "systemd-run --quiet --unit=tests-shell --property=DefaultDependencies=no bash -c '"
     "systemctl stop debug-shell; "

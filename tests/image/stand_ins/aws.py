@@ -142,8 +142,9 @@ class Aws:
     def pass_hours(self, machine: VirtualMachine, passed: timedelta) -> None:
         """Let hours go by in which nothing happens: see ``hours``. Moved are, and nothing else is:
 
-        the time of launch, the heartbeats so far, the mark's two tags where it is marked, and what the agent
-        knows of its last activity. Each minute in between gets the heartbeat that continues the last one.
+        the time of launch, the heartbeats so far, the mark's two tags where it is marked, the last input of
+        each terminal, and what the agent knows of its last activity. Each minute in between gets the
+        heartbeat that continues the last one.
         """
         wrote = hours.agent_sleeps(machine)
         for metric in (METRIC_SECONDS_SINCE_ACTIVITY, METRIC_ACKNOWLEDGED):

@@ -12,6 +12,11 @@ from tests.image.virtual_machine import VirtualMachine
 
 ACTIVITY = "/run/gpu-fleet/activity.json"
 MINUTE = timedelta(minutes=1)
+# Each log-in prompt has a terminal, whose access time is that of its last input, at first of the boot.
+TERMINALS_BACK = (
+    "for terminal in /dev/tty[0-9]* /dev/ttyS*; do "
+    "touch -a --date=@$(($(stat --format=%X $terminal) - {seconds})) $terminal; done"
+)
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,14 @@ def agent_sleeps(machine: VirtualMachine) -> dict[str, object]:
 
 
 def agent_goes_on(machine: VirtualMachine, wrote: dict[str, object], passed: timedelta) -> None:
-    """Start the agent as if it had written its file just now, and its last activity lay further back."""
+    """Start the agent as if it had written its file just now, and all activity lay further back."""
     last_active_at = parse_time(str(wrote["last_active_at"])) - passed
     changed = wrote | {
         "at": format_time(datetime.now(UTC)),
         "last_active_at": format_time(last_active_at),
     }
     machine.write(ACTIVITY, json.dumps(changed))
+    machine.run(TERMINALS_BACK.format(seconds=round(passed.total_seconds())))
     machine.run("systemctl start --no-block gpu-reaper")
 
 
