@@ -1,6 +1,6 @@
 """The development environment, every package held by hash: `environment.py install`, `environment.py lock`.
 
-`make` calls both with the Python of `.venv`. torch is apart: an instance without an NVIDIA GPU gets the CPU
+`make` calls both with the Python of `.venv`. torch is apart: a computer without an NVIDIA GPU gets the CPU
 build, a tenth of the CUDA one, from the PyTorch project's index, or from where pip is told to look; PyPI has
 none. Modules are compiled when they are first imported: to do it all at once took half of the set-up's time.
 """
@@ -41,9 +41,9 @@ CPU_ELSEWHERE: Source = ("the CPU build, from where pip's configuration looks", 
 FROM_PYPI: Source = ("PyPI's build, on Linux with 2.5 GB of CUDA", ("-r", TORCH_PYPI))
 
 
-def torch_sources(system: str, instance: str, gpu: bool, reachable: Callable[[], bool]) -> list[Source]:
+def torch_sources(system: str, processor: str, gpu: bool, reachable: Callable[[], bool]) -> list[Source]:
     """Where torch may come from, in the order to try. PyPI's build knows no CUDA on macOS and Windows."""
-    if gpu or (system, instance) != ("Linux", "x86_64"):
+    if gpu or (system, processor) != ("Linux", "x86_64"):
         return [FROM_PYPI]
     return [CPU_BUILD, FROM_PYPI] if reachable() else [CPU_ELSEWHERE, FROM_PYPI]
 
@@ -127,7 +127,7 @@ def split(listing: Path, torch: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """PyPI alone, whatever the instance's own configuration says."""
+    """PyPI alone, whatever the computer's own configuration says."""
     return {name: value for name, value in os.environ.items() if not name.startswith("UV_")} | {
         "UV_NO_CONFIG": "1"
     }

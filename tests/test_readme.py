@@ -5,6 +5,7 @@ import re
 import subprocess
 import time
 import urllib.request
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ SERVERS = {".venv/bin/moto_server -p 5000": "http://127.0.0.1:5000/moto-api/"}
 # asks a cloud; without an account it says so
 ASKING = {"gpu-fleet preflight aws-dev": "Unable to locate credentials"}
 PATIENCE_S = 280
+PYTEST = " -m pytest "
 
 
 def blocks() -> list[tuple[str, list[str]]]:
@@ -73,6 +75,13 @@ def say(command: str, checkout: Path, **environment: str) -> subprocess.Complete
 def run(command: str, checkout: Path) -> None:
     done = say(command, checkout)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+@cache
+def find_tests(command: str) -> None:
+    """Tests that a README names are there; they run on each change anyway."""
+    done = say(command, ROOT, PYTEST_ADDOPTS="--collect-only")
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}"
 
 
 def ask_without_account(command: str, answer: str, checkout: Path) -> None:
@@ -128,6 +137,8 @@ def test_the_commands_of_a_readme_work(place, checkout):
     for command in BLOCKS[place]:
         if command in BY_CI:
             assert f"\n{command.replace('make', 'target')}\n" in f"{by_ci}\n"
+        elif PYTEST in command:
+            find_tests(command)
         elif command in SERVERS:
             serve(command, SERVERS[command], checkout)
         elif command in ASKING:

@@ -16,7 +16,7 @@ NAMESPACES = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill
 
 @pytest.fixture(scope="session")
 def bakeable():
-    """Skips, with the reason, where this instance cannot bake."""
+    """Skips, with the reason, where this computer cannot bake."""
     try:
         bake.check_machine(payload.PROJECT, NEEDED_GIB)
         build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
@@ -24,7 +24,7 @@ def bakeable():
         pytest.skip(f"no bake here: {error}")
     probe = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
-        pytest.skip(f"no bake here: no namespaces on this instance: {probe.stderr.strip()}")
+        pytest.skip(f"no bake here: no namespaces on this computer: {probe.stderr.strip()}")
 
 
 @pytest.fixture(scope="session")

@@ -101,7 +101,7 @@ def test_the_modules_are_of_the_clouds_own_kernel_and_of_its_version(cloud_build
 def keys():
     """Two keys as an archive's maker publishes them: fingerprint -> the key in armour."""
     if shutil.which("gpg") is None:
-        pytest.skip("no gpg on this instance")
+        pytest.skip("no gpg on this computer")
     return dict(new_key(person) for person in ("maker", "stranger"))
 
 

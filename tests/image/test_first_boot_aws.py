@@ -6,7 +6,7 @@ there on everything on the instance is what that user data brings. What stands i
 names and refuses what is not signed by the role's keys, which only the metadata service hands out.
 
 Of the test are, on the disk: host names, one certificate authority, and a library in the place of NVIDIA's
-driver, for no emulated instance has a GPU. Hours pass at once where the pool's idle time and grace ask for it
+driver, for the virtual machine has no GPU. Hours pass at once where the pool's idle time and grace ask for it
 (``Aws.pass_hours`` says what is moved). The pool is ``spot``: the other one leaves weekends alone, and this
 test must run on each day.
 """

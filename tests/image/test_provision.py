@@ -34,7 +34,7 @@ def provision(script, environment, *steps):
 
 @pytest.fixture
 def recipe(tmp_path):
-    """The payload on this instance, with steps that do nothing, for a base that is this instance's."""
+    """The payload on this computer, with steps that do nothing, for a base that is this computer's."""
     if build_requirements.hindrance() is not None:
         pytest.skip(f"the recipe runs on Debian as root: {build_requirements.hindrance()}")
     payload.write(payload.assemble(), tmp_path)

@@ -1,4 +1,4 @@
-"""What stands in for a cloud around the emulated instance: endpoints, metadata service, passing hours."""
+"""What stands in for a cloud around the virtual machine: endpoints, metadata service, passing hours."""
 
 import http.client
 import socket

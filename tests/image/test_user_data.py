@@ -14,7 +14,7 @@ from tests.image.declared import user_data
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
 
 CACHE = Path(__file__).resolve().parents[2] / "build" / "cloud-init"
-# cloud-init with the modules it imports; unpacked beside one another, never installed on this instance.
+# cloud-init with the modules it imports; unpacked beside one another, never installed on this computer.
 CLOUD_INIT = (
     "cloud-init",
     "python3-attr",

@@ -1,4 +1,4 @@
-"""An Alibaba Cloud account made of answers, behind a server of this instance."""
+"""An Alibaba Cloud account made of answers, behind a server of this computer."""
 
 import json
 import threading

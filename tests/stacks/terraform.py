@@ -130,7 +130,7 @@ def _provider() -> dict[str, Any]:
 
 
 def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Terraform in a folder with the provider of this instance, and nothing from the network."""
+    """Run Terraform in a folder with the provider of this computer, and nothing from the network."""
     mirror = folder / "terraform.rc"
     mirror.write_text(f'provider_installation {{\n  filesystem_mirror {{\n    path = "{MIRROR}"\n  }}\n}}\n')
     environment = {

@@ -272,8 +272,8 @@ def test_a_file_that_is_missing_is_named(register):
         register(stack(image=image))
 
 
-def test_a_stack_that_names_no_base_builds_nothing(shipped):
-    assert [one for one in shipped.rehearsed.resources if "imagebuilder" in one.type] == []
-    assert shipped.rehearsed.outputs["image_pipeline_id"] == ""
-    assert shipped.rehearsed.outputs["image_parameter"] == ""
-    assert "image-builder" not in shipped.rehearsed.outputs["security_group_ids"]
+def test_a_stack_that_names_no_base_builds_nothing(declared):
+    assert [one for one in declared.rehearsed.resources if "imagebuilder" in one.type] == []
+    assert declared.rehearsed.outputs["image_pipeline_id"] == ""
+    assert declared.rehearsed.outputs["image_parameter"] == ""
+    assert "image-builder" not in declared.rehearsed.outputs["security_group_ids"]

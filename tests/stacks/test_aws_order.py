@@ -50,29 +50,29 @@ def test_lustre_waits_for_the_rules_that_let_its_port_in(prod):
     assert rules <= set(lustre.dependencies)
 
 
-def test_instances_have_their_network_and_their_files_until_their_group_is_gone(shipped):
-    needed = {one.urn for token in SURROUNDINGS for one in shipped.of_type(token)}
+def test_instances_have_their_network_and_their_files_until_their_group_is_gone(declared):
+    needed = {one.urn for token in SURROUNDINGS for one in declared.of_type(token)}
 
     assert needed
-    assert all(needed <= set(group.dependencies) for group in shipped.of_type(GROUP))
+    assert all(needed <= set(group.dependencies) for group in declared.of_type(GROUP))
 
 
-def test_the_drain_hook_holds_instances_that_leave_because_their_group_is_deleted(shipped):
+def test_the_drain_hook_holds_instances_that_leave_because_their_group_is_deleted(declared):
     """Otherwise Pulumi deletes the hook first, as what depends on the group."""
-    hooks = shipped.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
+    hooks = declared.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
 
     assert hooks
     assert all(hook.retained for hook in hooks)
 
 
-def test_a_group_that_is_deleted_has_the_time_that_its_instances_take_to_drain(shipped):
+def test_a_group_that_is_deleted_has_the_time_that_its_instances_take_to_drain(declared):
     """The provider's own limit is 10 minutes: github.com/hashicorp/terraform-provider-aws/pull/949."""
     longest_s = max(
         hook.inputs["heartbeatTimeout"]
-        for hook in shipped.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
+        for hook in declared.of_type("aws:autoscaling/lifecycleHook:LifecycleHook")
     )
 
-    allowed_s = [int(group.delete_timeout.removesuffix("s")) for group in shipped.of_type(GROUP)]
+    allowed_s = [int(group.delete_timeout.removesuffix("s")) for group in declared.of_type(GROUP)]
     assert all(allowed >= 2 * longest_s for allowed in allowed_s)
 
 
@@ -82,58 +82,58 @@ def outlived(rehearsed):
     return key, {urn for urn, others in reached(rehearsed.registrations).items() if key.urn in others}
 
 
-def test_whatever_the_key_encrypts_is_gone_before_the_key_is(shipped):
-    key, before = outlived(shipped.rehearsed)
-    encrypted = encrypted_with(key, shipped.rehearsed.registrations)
-    stored = [*encrypted, *shipped.of_type(BUCKET), *shipped.of_type(FILE_SYSTEM)]
+def test_whatever_the_key_encrypts_is_gone_before_the_key_is(declared):
+    key, before = outlived(declared.rehearsed)
+    encrypted = encrypted_with(key, declared.rehearsed.registrations)
+    stored = [*encrypted, *declared.of_type(BUCKET), *declared.of_type(FILE_SYSTEM)]
 
     assert len(encrypted) > 10
     assert [one.urn for one in stored if one.urn not in before] == []
 
 
-def test_the_network_of_an_instance_that_stays_keeps_the_key_of_its_disks(shipped):
+def test_the_network_of_an_instance_that_stays_keeps_the_key_of_its_disks(declared):
     """A stopped instance is in no group; its network cannot be deleted, and what that stands on stays."""
-    _, before = outlived(shipped.rehearsed)
+    _, before = outlived(declared.rehearsed)
 
-    assert {one.urn for one in shipped.of_type("aws:ec2/vpc:Vpc")} <= before
-    assert {one.urn for one in shipped.of_type("aws:ec2/securityGroup:SecurityGroup")} <= before
+    assert {one.urn for one in declared.of_type("aws:ec2/vpc:Vpc")} <= before
+    assert {one.urn for one in declared.of_type("aws:ec2/securityGroup:SecurityGroup")} <= before
 
 
-def test_only_a_look_at_everything_under_the_key_lets_it_go(shipped):
+def test_only_a_look_at_everything_under_the_key_lets_it_go(declared):
     """Snapshots, images and detached volumes are in no state file, so Pulumi may not delete it at all."""
-    assert [key.retained for key in shipped.of_type(KEY)] == [True]
+    assert [key.retained for key in declared.of_type(KEY)] == [True]
 
 
-def test_a_kept_key_keeps_the_role_that_its_policy_trusts(shipped):
-    (key,) = shipped.of_type(KEY)
-    (role,) = shipped.of_type("aws:iam/serviceLinkedRole:ServiceLinkedRole")
+def test_a_kept_key_keeps_the_role_that_its_policy_trusts(declared):
+    (key,) = declared.of_type(KEY)
+    (role,) = declared.of_type("aws:iam/serviceLinkedRole:ServiceLinkedRole")
 
     assert role.urn in key.dependencies
 
 
-def test_what_stays_keeps_its_settings(shipped):
+def test_what_stays_keeps_its_settings(declared):
     """They go with their bucket or file system, so a deletion that fails opens nothing."""
-    owners = {one.urn for token in (BUCKET, FILE_SYSTEM) for one in shipped.of_type(token)}
-    found = [one for token in SETTINGS for one in shipped.of_type(token)]
+    owners = {one.urn for token in (BUCKET, FILE_SYSTEM) for one in declared.of_type(token)}
+    found = [one for token in SETTINGS for one in declared.of_type(token)]
 
     assert found
     assert {one.deleted_with for one in found} == owners
     assert all(one.deleted_with in one.dependencies for one in found)
 
 
-def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_destroy(shipped):
+def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_destroy(declared):
     """``pulumi destroy --exclude-protected`` keeps what is protected and what that depends on, no more."""
     tokens = (KEY, BUCKET, FILE_SYSTEM, *SETTINGS, "aws:kms/alias:Alias")
-    found = {one.protected for token in tokens for one in shipped.of_type(token)}
+    found = {one.protected for token in tokens for one in declared.of_type(token)}
 
-    assert found == {shipped.settings.protected}
+    assert found == {declared.settings.protected}
 
 
-def test_the_sweep_is_gone_before_the_bucket_that_it_writes_to_is_deleted(shipped):
-    (records,) = [one for one in shipped.of_type(BUCKET) if one.name.endswith("-records")]
-    (sweep,) = shipped.of_type("aws:lambda/function:Function")
+def test_the_sweep_is_gone_before_the_bucket_that_it_writes_to_is_deleted(declared):
+    (records,) = [one for one in declared.of_type(BUCKET) if one.name.endswith("-records")]
+    (sweep,) = declared.of_type("aws:lambda/function:Function")
 
-    assert records.urn in reached(shipped.rehearsed.registrations)[sweep.urn]
+    assert records.urn in reached(declared.rehearsed.registrations)[sweep.urn]
 
 
 @given(content=stack_files())

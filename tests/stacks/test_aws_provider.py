@@ -1,4 +1,4 @@
-"""The shipped AWS stacks before the real provider's own validation, where this instance has it."""
+"""The shipped AWS stacks before the real provider's own validation, where this computer has it."""
 
 import json
 import shutil

@@ -85,20 +85,20 @@ def meter_alarms(found):
     return {(one["metricName"], one["threshold"]): one for one in own}
 
 
-def test_each_threshold_has_an_alarm_on_the_meter_that_comes_within_a_quarter_of_an_hour(shipped):
-    budget = shipped.settings.budget
+def test_each_threshold_has_an_alarm_on_the_meter_that_comes_within_a_quarter_of_an_hour(declared):
+    budget = declared.settings.budget
     expected = {
         ({"actual": "MonthCost", "forecast": "MonthForecast"}[one.kind], budget.monthly * one.percent / 100)
         for one in budget.thresholds
     }
 
-    found = meter_alarms(shipped)
+    found = meter_alarms(declared)
 
     assert found.keys() == expected
     for alarm in found.values():
-        assert alarm["namespace"] == f"GpuFleet/{shipped.settings.name}"
-        assert alarm["alarmActions"] == [shipped.rehearsed.outputs["topic_arn"]]
-        assert shipped.settings.reaper.every_minutes * 60 + alarm["period"] <= 15 * 60
+        assert alarm["namespace"] == f"GpuFleet/{declared.settings.name}"
+        assert alarm["alarmActions"] == [declared.rehearsed.outputs["topic_arn"]]
+        assert declared.settings.reaper.every_minutes * 60 + alarm["period"] <= 15 * 60
         # nothing new between two sweeps is no all-clear
         assert (alarm["treatMissingData"], alarm["evaluationPeriods"]) == ("ignore", 1)
 
@@ -173,15 +173,15 @@ def test_an_idle_instance_that_is_terminated_saves_its_assumed_price():
     assert document["pools"]["dev"]["hourly_price"] == {kind: str(settings.budget.assume[kind])}
 
 
-def test_running_instances_without_a_price_raise_an_alarm_on_aws(shipped):
+def test_running_instances_without_a_price_raise_an_alarm_on_aws(declared):
     (alarm,) = [
-        one.inputs for one in shipped.of_type(ALARM) if one.inputs["metricName"] == "UnpricedInstances"
+        one.inputs for one in declared.of_type(ALARM) if one.inputs["metricName"] == "UnpricedInstances"
     ]
 
-    assert alarm["namespace"] == f"GpuFleet/{shipped.settings.name}"
+    assert alarm["namespace"] == f"GpuFleet/{declared.settings.name}"
     assert (alarm["statistic"], alarm["comparisonOperator"]) == ("Maximum", "GreaterThanThreshold")
     assert (alarm["threshold"], alarm["treatMissingData"]) == (0, "ignore")
-    assert alarm["alarmActions"] == [shipped.rehearsed.outputs["topic_arn"]]
+    assert alarm["alarmActions"] == [declared.rehearsed.outputs["topic_arn"]]
 
 
 def test_running_instances_without_a_price_raise_an_alarm_on_alibaba_cloud():

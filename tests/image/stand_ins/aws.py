@@ -255,7 +255,7 @@ class Rights:
             action = request.headers.get("x-amz-target", "").rpartition(".")[2]
             namespace = json.loads(request.body).get("Namespace", "")
             return [(f"cloudwatch:{action}", "*", {"cloudwatch:namespace": namespace})]
-        raise RefusedError(f"{service}: nothing on a quiet instance asks it for anything")
+        raise RefusedError(f"{service}: nothing on an idle instance asks it for anything")
 
     def _asked_of_bucket(self, request: Request) -> list[tuple[str, str, dict[str, str]]]:
         """The action on bucket or object, and the one on the key that encrypts every object."""

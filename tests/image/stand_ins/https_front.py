@@ -60,7 +60,7 @@ class Front:
     """The running server.
 
     Attributes:
-        port: on this instance's loopback.
+        port: on this computer's loopback.
         authority: its certificate authority, PEM.
         handled: requests that were handed on.
         refused: (host, why) of those that were not.

@@ -1,4 +1,4 @@
-/* What stands in for NVIDIA's driver and one A10G at rest, which no emulated instance has: the calls of NVML that
+/* What stands in for NVIDIA's driver and one A10G at rest, which no virtual machine has: the calls of NVML that
  * agent and gate make (docs.nvidia.com/deploy/nvml-api). Needs no other library. */
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 3 };
