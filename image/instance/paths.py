@@ -24,6 +24,11 @@ def ready_file() -> Path:
     return run_dir() / "ready.json"
 
 
+def passed_file() -> Path:
+    """Its presence lets trainers start (``trainer@.service``): the gate passed."""
+    return run_dir() / "ready"
+
+
 def stop_file() -> Path:
     """Its presence asks the trainer to save and end; its one line says why."""
     return run_dir() / "stop"

@@ -1,9 +1,15 @@
-"""``python -m image.readiness``: looks once at boot; the agent reports its verdict to the sweep."""
+"""``python -m image.readiness``: waits at boot until the instance is whole; the agent reports the verdict.
+
+Fabric, network cards and driver come up while the instance boots: what has not come yet is asked for again,
+until all of it is there, something is broken, or ``MAY_TAKE_S`` are over.
+"""
 
 import json
 import logging
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,48 +19,117 @@ import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
 from image.instance import instance_file, paths
 from image.instance.errors import CloudError, InstanceFileError
 from image.instance.files import replace_text
+from image.instance.instance_file import Expected
 from image.instance.metadata import Metadata
-from image.readiness.checks import Finding, judge
-from image.readiness.probes import look
+from image.readiness.checks import Finding, Seen, judge
+from image.readiness.probes import look, measured
+
+# An H100's fabric takes about a minute (CUDA answers 802 meanwhile), EFA some seconds.
+MAY_TAKE_S = 300.0
+LOOK_EVERY_S = 5.0
+TIMED_OUT = "timed-out"  # argument: the unit ran into its own time limit
 
 LOG = logging.getLogger("image.readiness")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Exit status 0 when the instance may be used, 1 when it may not."""
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     try:
+        if list(arguments) == [TIMED_OUT]:
+            hangs = Finding("gate", ok=False, detail="no answer in time: a GPU or its driver hangs")
+            return 0 if report([hangs]) else 1
         instance = instance_file.load(paths.instance_file())
+        expected = instance.expected_of(_type_of(Metadata(instance.cloud)))
+        return 0 if report(awaited(expected, _look, report)) else 1
     except InstanceFileError as error:
         LOG.error("event=not-ready reason=%r", str(error))
-        return 1
-    findings = judge(instance.expected_of(_type_of(Metadata(instance.cloud))), look(pynvml))
-    try:
-        ready = write_report(findings, paths.ready_file(), datetime.now(UTC))
     except OSError as error:
         LOG.error("event=no-report reason=%r", f"{paths.ready_file()}: {error.strerror}")
-        return 1
-    return 0 if ready else 1
+    return 1
+
+
+def awaited(
+    expected: Expected,
+    see: Callable[[bool], Seen],
+    tell: Callable[[Sequence[Finding]], object],
+    wait: Callable[[float], None] = time.sleep,
+    now_s: Callable[[], float] = time.monotonic,
+) -> tuple[Finding, ...]:
+    """Look until nothing is waited for, and only then copy on the GPUs; gives findings that wait no more.
+
+    Args:
+        expected: of the instance's type.
+        see: looks once, with copies or without.
+        tell: takes what is found while it is waited.
+        wait: for so many seconds.
+        now_s: monotonic seconds.
+    """
+    until_s = now_s() + MAY_TAKE_S
+    while True:
+        findings = judge(expected, see(False))
+        if all(finding.ok for finding in findings):
+            findings = judge(expected, see(True))
+        if not _may_come(findings):
+            return findings
+        if now_s() >= until_s:
+            return tuple(_given_up(finding) for finding in findings)
+        tell(findings)
+        wait(LOOK_EVERY_S)
+
+
+def _may_come(findings: Sequence[Finding]) -> bool:
+    """Whether something is waited for, and nothing is broken that no waiting mends."""
+    failed = [finding for finding in findings if not finding.ok]
+    return bool(failed) and all(finding.waiting for finding in failed)
+
+
+def _given_up(finding: Finding) -> Finding:
+    late = f"{finding.detail}; still so after {MAY_TAKE_S:.0f} s"
+    return replace(finding, detail=late, waiting=False) if finding.waiting else finding
+
+
+def _look(copies: bool) -> Seen:
+    return look(pynvml, measured if copies else None)
+
+
+def report(findings: Sequence[Finding]) -> bool:
+    """Write the report of this boot, and what lets trainers start or keeps them from it.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    ready = write_report(findings, paths.ready_file(), datetime.now(UTC))
+    if ready:
+        replace_text(paths.passed_file(), "")
+    elif not _may_come(findings):
+        paths.passed_file().unlink(missing_ok=True)
+    return ready
 
 
 def write_report(findings: Sequence[Finding], file: Path, now: datetime) -> bool:
     """Log every finding, write all of them as JSON in one move; True when every check passed.
 
+    The report says ``ready: null`` while something is waited for.
+
     Raises:
         OSError: the file cannot be written.
     """
-    for finding in findings:
-        level = logging.INFO if finding.ok else logging.ERROR
-        LOG.log(level, "event=check name=%s ok=%s detail=%r", finding.check, finding.ok, finding.detail)
     ready = all(finding.ok for finding in findings)
+    waiting = _may_come(findings)
+    for finding in findings:
+        if finding.waiting or not waiting:  # every few seconds only what is waited for
+            level = logging.INFO if finding.ok or waiting else logging.ERROR
+            LOG.log(level, "event=check name=%s ok=%s detail=%r", finding.check, finding.ok, finding.detail)
     content: dict[str, Any] = {
         "schema_version": 1,
-        "ready": ready,
+        "ready": None if waiting else ready,
         "at": now.isoformat(),
         "checks": {finding.check: {"ok": finding.ok, "detail": finding.detail} for finding in findings},
+        "waiting_for": [finding.check for finding in findings if finding.waiting],
     }
     replace_text(file, json.dumps(content, indent=1) + "\n")
-    LOG.info("event=gate ready=%s file=%s", ready, file)
+    LOG.info("event=gate ready=%s file=%s", "waiting" if waiting else ready, file)
     return ready
 
 
@@ -67,4 +142,4 @@ def _type_of(metadata: Metadata) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -15,6 +15,12 @@ XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 SMALLEST_MEMORY_SHARE = 0.9
 # Copies inside one GPU; one that is this much slower than the fastest beside it throttles or has a fault.
 SMALLEST_BANDWIDTH_SHARE = 0.8
+# Of what its memory could do by clock and width, since all of an instance may throttle alike (a power brake).
+# Half is a choice, well below what a sound memory of any kind copies: no sound instance shall be replaced.
+SMALLEST_PEAK_SHARE = 0.5
+# CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager is not up yet (docs.nvidia.com/datacenter/tesla/
+# fabric-manager-user-guide, "CUDA Initialization Failure")
+NOT_READY = "Error 802"
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,10 @@ class Gpu:
         uncorrected_ecc_errors: since boot; None where it has no ECC.
         inactive_nvlinks: links that the GPU has and that are down.
         copy_gib_per_s: memory bandwidth of a copy; None when it was not measured.
+        peak_gib_per_s: what the memory's clock and width allow; None where unknown, or cut by MIG.
+        slowed_by: what holds its clocks down at the moment.
+        fabric_to_come: how far its fabric manager is with it; empty when done or without such a fabric.
+        fabric_problem: why its part of the fabric failed; empty when it did not.
         cuda_problem: why CUDA could run nothing on it; empty when it could, or was not asked.
     """
 
@@ -35,6 +45,10 @@ class Gpu:
     uncorrected_ecc_errors: int | None = None
     inactive_nvlinks: int = 0
     copy_gib_per_s: float | None = None
+    peak_gib_per_s: float | None = None
+    slowed_by: tuple[str, ...] = ()
+    fabric_to_come: str = ""
+    fabric_problem: str = ""
     cuda_problem: str = ""
 
 
@@ -44,13 +58,15 @@ class Seen:
 
     Attributes:
         gpus: every GPU that answers.
-        efa_interfaces: Elastic Fabric Adapters with a driver.
-        erdma_interfaces: elastic RDMA interfaces with a driver.
+        gpus_to_come: GPUs on the PCI bus that a driver of this image may still bring up.
+        efa_interfaces: Elastic Fabric Adapters with a driver, and up.
+        erdma_interfaces: elastic RDMA interfaces with a driver, and up.
         kernel_log: since boot.
         driver_problem: why NVML did not answer; empty when it did.
     """
 
     gpus: tuple[Gpu, ...] = ()
+    gpus_to_come: int = 0
     efa_interfaces: int = 0
     erdma_interfaces: int = 0
     kernel_log: str = ""
@@ -65,18 +81,21 @@ class Finding:
         check: its name.
         ok: whether the instance may be used.
         detail: one sentence.
+        waiting: not ok yet, but it may become so without anybody's help.
     """
 
     check: str
     ok: bool
     detail: str
+    waiting: bool = False
 
 
 def gpu_count(expected: Expected, seen: Seen) -> Finding:
     """As many GPUs as the type has."""
     why = f": {seen.driver_problem}" if seen.driver_problem else ""
     ok = len(seen.gpus) == expected.gpus
-    return Finding("gpu_count", ok, f"{len(seen.gpus)} of {expected.gpus} GPUs{why}")
+    waiting = len(seen.gpus) < expected.gpus <= seen.gpus_to_come
+    return Finding("gpu_count", ok, f"{len(seen.gpus)} of {expected.gpus} GPUs{why}", waiting)
 
 
 def gpu_memory(expected: Expected, seen: Seen) -> Finding:
@@ -92,18 +111,29 @@ def ecc(_expected: Expected, seen: Seen) -> Finding:
     return Finding("ecc", not bad, _told(bad, "no uncorrected error since boot"))
 
 
+def nvswitch(_expected: Expected, seen: Seen) -> Finding:
+    """Every GPU in the fabric of its NVSwitches; an instance's only GPU has nobody to reach."""
+    if len(seen.gpus) == 1:
+        return Finding("nvswitch", ok=True, detail="one GPU, nothing to link it to")
+    failed = [f"GPU {gpu.name}: {gpu.fabric_problem}" for gpu in seen.gpus if gpu.fabric_problem]
+    to_come = [f"GPU {gpu.name}: {gpu.fabric_to_come}" for gpu in seen.gpus if gpu.fabric_to_come]
+    detail = _told(failed + to_come, "every fabric complete")
+    return Finding("nvswitch", not failed + to_come, detail, waiting=bool(to_come) and not failed)
+
+
 def cuda(_expected: Expected, seen: Seen) -> Finding:
     """Each GPU runs something: NVML answers for one that a dead fabric manager keeps from all work."""
     bad = [f"GPU {gpu.name}: {gpu.cuda_problem}" for gpu in seen.gpus if gpu.cuda_problem]
-    return Finding("cuda", not bad, _told(bad, "every GPU that was asked ran a copy"))
+    waiting = bool(bad) and all(NOT_READY in gpu.cuda_problem for gpu in seen.gpus if gpu.cuda_problem)
+    return Finding("cuda", not bad, _told(bad, "every GPU that was asked ran a copy"), waiting)
 
 
 def nvlink(_expected: Expected, seen: Seen) -> Finding:
-    """Every link up; those of an instance's only GPU (p5.4xlarge) lead nowhere and are down."""
+    """Every link up, which a fabric manager may still train; those of an instance's only GPU lead nowhere."""
     if len(seen.gpus) == 1:
         return Finding("nvlink", ok=True, detail="one GPU, nothing to link it to")
     down = [f"GPU {gpu.name}: {gpu.inactive_nvlinks} down" for gpu in seen.gpus if gpu.inactive_nvlinks]
-    return Finding("nvlink", not down, _told(down, "no link down"))
+    return Finding("nvlink", not down, _told(down, "no link down"), waiting=bool(down))
 
 
 def xid(_expected: Expected, seen: Seen) -> Finding:
@@ -114,29 +144,40 @@ def xid(_expected: Expected, seen: Seen) -> Finding:
 
 
 def bandwidth(_expected: Expected, seen: Seen) -> Finding:
-    """No GPU much slower than the fastest beside it."""
-    measured = {gpu.name: gpu.copy_gib_per_s for gpu in seen.gpus if gpu.copy_gib_per_s is not None}
-    least = max(measured.values(), default=0.0) * SMALLEST_BANDWIDTH_SHARE
-    slow = [f"GPU {name}: {speed:.0f} GiB/s" for name, speed in measured.items() if speed < least]
-    return Finding(
-        "bandwidth", not slow, _told(slow, f"{len(measured)} measured, at least {least:.0f} GiB/s")
-    )
+    """No GPU much slower than the fastest beside it, and not all of them slow alike."""
+    measured = [(gpu, gpu.copy_gib_per_s) for gpu in seen.gpus if gpu.copy_gib_per_s is not None]
+    least = max((speed for _, speed in measured), default=0.0) * SMALLEST_BANDWIDTH_SHARE
+    slow = [
+        _speed(gpu, speed)
+        for gpu, speed in measured
+        if speed < max(least, (gpu.peak_gib_per_s or 0.0) * SMALLEST_PEAK_SHARE)
+    ]
+    alike = "all are slow alike: " if slow and len(slow) == len(measured) > 1 else ""
+    detail = alike + _told(slow, f"{len(measured)} measured, at least {least:.0f} GiB/s")
+    return Finding("bandwidth", not slow, detail)
+
+
+def _speed(gpu: Gpu, speed: float) -> str:
+    peak = f" of {gpu.peak_gib_per_s:.0f}" if gpu.peak_gib_per_s else ""
+    held = f" ({', '.join(gpu.slowed_by)})" if gpu.slowed_by else ""
+    return f"GPU {gpu.name}: {speed:.0f}{peak} GiB/s{held}"
 
 
 def fabric(expected: Expected, seen: Seen) -> Finding:
-    """Network cards for collectives, each with its driver."""
+    """Network cards for collectives, each with its driver and up, which may take them a while."""
     rows = (
         ("EFA", seen.efa_interfaces, expected.efa_interfaces),
         ("eRDMA", seen.erdma_interfaces, expected.erdma_interfaces),
     )
     few = [f"{have} of {wanted} {kind} interfaces" for kind, have, wanted in rows if have < wanted]
-    return Finding("fabric", not few, _told(few, "every interface there"))
+    return Finding("fabric", not few, _told(few, "every interface there"), waiting=bool(few))
 
 
 CHECKS: tuple[Callable[[Expected, Seen], Finding], ...] = (
     gpu_count,
     gpu_memory,
     ecc,
+    nvswitch,
     cuda,
     nvlink,
     xid,

@@ -36,4 +36,4 @@ if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
     systemd-tmpfiles --create gpu-fleet.conf
     systemctl daemon-reexec # reads system.conf.d too, which a reload does not
 fi
-serve gpu-reaper.service mig.service gpu-ready.service
+serve mig.service gpu-ready.service gpu-reaper.service

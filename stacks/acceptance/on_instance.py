@@ -51,8 +51,10 @@ class Job:
 
 
 def gate() -> str:
-    """Print the gate's report; exit code 3 while there is none."""
-    return f"[ -f {READY_FILE} ] || exit 3\ncat {READY_FILE}\n"
+    """Print the gate's report; exit code 3 while there is none, or it waits for something."""
+    return (
+        f"[ -f {READY_FILE} ] || exit 3\ngrep -q '\"ready\": null' {READY_FILE} && exit 3\ncat {READY_FILE}\n"
+    )
 
 
 def environment() -> str:

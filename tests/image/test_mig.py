@@ -105,7 +105,8 @@ def test_nobody_holds_a_gpu_before_it_is_cut():
 
     before = re.search("^Before=(.*)$", unit, flags=re.MULTILINE).group(1).split()
 
-    assert {"nvidia-dcgm.service", "nvidia-dcgm-exporter.service", "gpu-ready.service"} <= set(before)
+    assert {"nvidia-dcgm.service", "nvidia-dcgm-exporter.service"} <= set(before)
+    assert {"gpu-ready.service", "gpu-reaper.service"} <= set(before)
 
 
 def test_removing_makes_the_gpus_whole_again(mig):

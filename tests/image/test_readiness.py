@@ -11,11 +11,13 @@ import pynvml
 import pytest
 import torch
 
+from image.instance import paths
 from image.instance.instance_file import Expected
 from image.instance.metadata import SERVICES
 from image.readiness import __main__ as gate
 from image.readiness import checks, copies, probes
 from image.readiness.checks import Finding, Gpu, Seen
+from image.reaper.agent import gate_report
 from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.metadata_server import metadata_server
 
@@ -69,6 +71,18 @@ def test_a_gpu_much_slower_than_its_neighbours_fails():
     assert failed(bent(copy_gib_per_s=900.0)) == {"bandwidth": "GPU 1: 900 GiB/s"}
 
 
+def test_gpus_that_are_all_slow_alike_are_named_with_what_slows_them():
+    gpus = (Gpu("0", 80, 0, 0, 900.0, 2900.0, ("power brake",)), Gpu("1", 80, 0, 0, 910.0, 2900.0))
+
+    assert failed(replace(SOUND, gpus=gpus)) == {
+        "bandwidth": "all are slow alike: GPU 0: 900 of 2900 GiB/s (power brake); GPU 1: 910 of 2900 GiB/s"
+    }
+
+
+def test_sound_gpus_reach_less_than_the_peak_of_their_memory():
+    assert failed(bent(copy_gib_per_s=1290.0, peak_gib_per_s=1290.0 / 0.75)) == {}
+
+
 def test_missing_network_cards_fail():
     assert failed(replace(SOUND, efa_interfaces=3)) == {"fabric": "3 of 4 EFA interfaces"}
 
@@ -104,16 +118,46 @@ def test_the_gate_expects_what_the_instances_own_type_has(cloud, tmp_path, monke
     assert report["checks"]["gpu_count"]["detail"].startswith("0 of 8 GPUs")
 
 
-def test_rdma_devices_are_counted_by_their_driver(tmp_path):
-    for index, driver in enumerate(["efa", "efa", "mlx5_core"]):
-        device = tmp_path / f"rdmap{index}" / "device"
-        device.mkdir(parents=True)
-        (device / "driver").symlink_to(tmp_path / "drivers" / driver)
+def rdma_device(sys, name, driver, state=None):
+    device = sys / "class/infiniband" / name
+    (device / "device").mkdir(parents=True)
+    (device / "device/driver").symlink_to(sys / "drivers" / driver)
+    if state:
+        (device / "ports/1").mkdir(parents=True)
+        (device / "ports/1/state").write_text(f"{state}\n")
 
-    seen = probes.look(NoDriver, tmp_path)
+
+def test_rdma_devices_are_counted_by_their_driver_while_they_are_up(tmp_path):
+    rdma_device(tmp_path, "rdmap0", "efa", "4: ACTIVE")
+    rdma_device(tmp_path, "rdmap1", "efa", "1: DOWN")
+    rdma_device(tmp_path, "rdmap2", "efa")
+    rdma_device(tmp_path, "mlx5_0", "mlx5_core", "4: ACTIVE")
+
+    seen = probes.look(NoDriver, sys=tmp_path)
 
     assert (seen.efa_interfaces, seen.erdma_interfaces) == (2, 0)
     assert seen.driver_problem == "Driver Not Loaded"
+
+
+def pci_device(sys, name, vendor, kind):
+    device = sys / "bus/pci/devices" / name
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+
+
+@pytest.mark.parametrize(("on_the_bus", "waiting"), [(1, False), (2, True)])
+def test_a_driver_that_does_not_answer_is_waited_for_where_its_gpus_are_on_the_bus(
+    tmp_path, on_the_bus, waiting
+):
+    pci_device(tmp_path, "0000:00:01.0", "0x10de", "0x068000")  # an NVSwitch
+    pci_device(tmp_path, "0000:00:03.0", "0x1d0f", "0x030000")  # a screen
+    for index in range(on_the_bus):
+        pci_device(tmp_path, f"0000:10:1{index}.0", "0x10de", "0x030200")
+
+    found = checks.gpu_count(EXPECTED, probes.look(NoDriver, sys=tmp_path))
+
+    assert (found.ok, found.waiting) == (False, waiting)
 
 
 class NoDriver:
@@ -127,17 +171,78 @@ class NoDriver:
         raise NoDriver.NVMLError("Driver Not Loaded")
 
 
+def answering(value):
+    return staticmethod(lambda *_: value)
+
+
 class OneGpu(NoDriver):
-    """Speaks like pynvml on an instance with one sound GPU that has no NVLink."""
+    """Speaks like pynvml on an instance with one sound A10G."""
 
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_FEATURE_DISABLED = NVML_NVLINK_MAX_LINKS = 0
+    fabric = (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0)  # its state and status
 
-    nvmlInit = nvmlShutdown = staticmethod(lambda: None)  # noqa: N815 - NVML's own names
-    nvmlDeviceGetCount = staticmethod(lambda: 1)  # noqa: N815
+    nvmlInit = nvmlShutdown = answering(None)  # noqa: N815 - NVML's own names
+    nvmlDeviceGetCount = answering(1)  # noqa: N815
     nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)  # noqa: N815
-    nvmlDeviceGetTotalEccErrors = staticmethod(lambda *_: 0)  # noqa: N815
-    nvmlDeviceGetPciInfo = staticmethod(lambda _: SimpleNamespace(busId="00:1e.0"))  # noqa: N815
-    nvmlDeviceGetMemoryInfo = staticmethod(lambda _: SimpleNamespace(total=24 * probes.GIB))  # noqa: N815
+    nvmlDeviceGetTotalEccErrors = answering(0)  # noqa: N815
+    nvmlDeviceGetPciInfo = answering(SimpleNamespace(busId="00:1e.0"))  # noqa: N815
+    nvmlDeviceGetMemoryInfo = answering(SimpleNamespace(total=24 * probes.GIB))  # noqa: N815
+    nvmlDeviceGetMigMode = answering((0, 0))  # noqa: N815
+    nvmlDeviceGetMaxClockInfo = answering(6251)  # noqa: N815
+    nvmlDeviceGetMemoryBusWidth = answering(384)  # noqa: N815
+    nvmlDeviceGetCurrentClocksEventReasons = answering(pynvml.nvmlClocksEventReasonGpuIdle)  # noqa: N815
+
+    @classmethod
+    def nvmlDeviceGetGpuFabricInfoV(cls, _, info):  # noqa: N802
+        info._obj.state, info._obj.status = cls.fabric
+        return pynvml.NVML_SUCCESS
+
+
+for name in dir(pynvml):
+    if name.startswith(("NVML_GPU_FABRIC", "NVML_CLOCK", "NVML_DEVICE", "c_nvml", "nvmlClocksEvent")):
+        setattr(OneGpu, name, getattr(pynvml, name))
+
+
+def one_gpu(**changes):
+    return type("Changed", (OneGpu,), changes)
+
+
+def test_the_peak_of_a_memory_is_that_of_its_data_sheet(tmp_path):
+    (gpu,) = probes.look(OneGpu, sys=tmp_path).gpus
+
+    assert gpu.peak_gib_per_s * probes.GIB / 1e9 == pytest.approx(600, rel=0.001)  # NVIDIA A10G
+
+
+def test_a_piece_of_a_gpu_has_no_peak_of_its_own(tmp_path):
+    cut = one_gpu(nvmlDeviceGetMigMode=answering((pynvml.NVML_DEVICE_MIG_ENABLE, 0)))
+
+    assert probes.look(cut, sys=tmp_path).gpus[0].peak_gib_per_s is None
+
+
+def test_what_holds_a_gpu_back_is_named(tmp_path):
+    braked = one_gpu(
+        nvmlDeviceGetCurrentClocksEventReasons=answering(pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown)
+    )
+
+    assert probes.look(braked, sys=tmp_path).gpus[0].slowed_by == ("power brake",)
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "to_come", "problem"),
+    [
+        ("NOT_SUPPORTED", 0, "", ""),
+        ("NOT_STARTED", 0, "fabric not started", ""),
+        ("IN_PROGRESS", 0, "fabric in progress", ""),
+        ("COMPLETED", 0, "", ""),
+        ("COMPLETED", pynvml.NVML_ERROR_UNKNOWN, "", "fabric failed: NVML error 999"),
+    ],
+)
+def test_the_state_of_the_fabric_is_read(tmp_path, state, status, to_come, problem):
+    fabric = (getattr(pynvml, f"NVML_GPU_FABRIC_STATE_{state}"), status)
+
+    (gpu,) = probes.look(one_gpu(fabric=fabric), sys=tmp_path).gpus
+
+    assert (gpu.fabric_to_come, gpu.fabric_problem) == (to_come, problem)
 
 
 def in_this_process(count):
@@ -154,7 +259,7 @@ def test_a_gpu_that_cuda_cannot_use_is_a_finding_and_not_a_crash(tmp_path, monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", refuse)
 
-    seen = probes.look(OneGpu, tmp_path, in_this_process)
+    seen = probes.look(OneGpu, in_this_process, tmp_path)
 
     assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {
         "cuda": "GPU 0 (00:1e.0): Error 802: system not yet initialized"
@@ -180,7 +285,7 @@ def test_a_torch_without_cuda_measures_nothing(tmp_path):
 
     python = environment(tmp_path, sys.executable)
 
-    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, python))
+    seen = probes.look(OneGpu, lambda count: probes.measured(count, python), tmp_path)
 
     assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {}
 
@@ -192,7 +297,7 @@ def test_before_the_trainers_environment_is_there_nothing_is_measured(tmp_path):
 def test_an_environment_that_does_not_answer_is_a_finding(tmp_path):
     python = environment(tmp_path, "/bin/true")
 
-    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, python))
+    seen = probes.look(OneGpu, lambda count: probes.measured(count, python), tmp_path)
 
     assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)).keys() == {"cuda"}
 
@@ -201,7 +306,7 @@ def test_an_environment_that_was_installed_in_part_says_nothing_of_the_gpus(tmp_
     """A sound instance that cannot reach PyPI, say, and was rebooted: it is not to be replaced for that."""
     python = environment(tmp_path, "/bin/false", complete=False)
 
-    seen = probes.look(OneGpu, tmp_path, lambda count: probes.measured(count, python))
+    seen = probes.look(OneGpu, lambda count: probes.measured(count, python), tmp_path)
 
     assert failed(seen, Expected(gpus=1, gpu_memory_gib=24)) == {}
 
@@ -215,7 +320,7 @@ def test_the_recipe_says_last_that_the_environment_is_complete():
 
 
 def test_an_image_without_a_driver_is_named_as_one(tmp_path):
-    seen = probes.look(pynvml, tmp_path)
+    seen = probes.look(pynvml, sys=tmp_path)
 
     if not seen.driver_problem.startswith("no NVIDIA driver"):
         pytest.skip(f"this computer has a driver: {seen.driver_problem}")
@@ -223,6 +328,145 @@ def test_an_image_without_a_driver_is_named_as_one(tmp_path):
         "gpu_count": "0 of 1 GPUs: no NVIDIA driver on this image (NVML Shared Library Not Found); "
         "name one that has it, see image.mode"
     }
+
+
+# waiting
+
+LATE = replace(SOUND, efa_interfaces=3)
+TRAINING = bent(fabric_to_come="fabric in progress", inactive_nvlinks=18)
+NOT_READY = bent(copy_gib_per_s=None, cuda_problem="Error 802: system not yet initialized")
+BROKEN = bent(uncorrected_ecc_errors=3)
+
+
+class Instance:
+    """Shows one thing after another, the last one for ever, on a clock of its own."""
+
+    def __init__(self, *shows, copied=SOUND):
+        self.shows, self.copied, self.copies, self.reports, self.clock_s = list(shows), copied, 0, [], 0.0
+
+    def see(self, copies):
+        if copies:
+            self.copies += 1
+            return self.copied
+        return self.shows.pop(0) if len(self.shows) > 1 else self.shows[0]
+
+    def wait(self, seconds):
+        self.clock_s += seconds
+
+    def judged(self):
+        found = gate.awaited(EXPECTED, self.see, self.reports.append, self.wait, lambda: self.clock_s)
+        return {finding.check: finding.detail for finding in found if not finding.ok}
+
+
+@pytest.mark.parametrize("late", [LATE, TRAINING, Seen(gpus_to_come=2, efa_interfaces=4)])
+def test_what_comes_up_late_is_waited_for(late):
+    instance = Instance(late, late, SOUND)
+
+    assert instance.judged() == {}
+    assert instance.clock_s == 2 * gate.LOOK_EVERY_S
+    assert len(instance.reports) == 2
+
+
+@pytest.mark.parametrize("late", [LATE, TRAINING])
+def test_what_never_comes_up_fails_after_the_stated_time_and_says_so(late):
+    instance = Instance(late)
+
+    found = instance.judged()
+
+    assert found
+    assert all(detail.endswith("; still so after 300 s") for detail in found.values())
+    assert instance.clock_s == gate.MAY_TAKE_S
+    assert instance.copies == 0
+
+
+def test_cuda_that_is_not_ready_is_waited_for():
+    assert Instance(SOUND, copied=NOT_READY).judged() == {
+        "cuda": "GPU 1: Error 802: system not yet initialized; still so after 300 s"
+    }
+
+
+def test_cuda_that_fails_otherwise_is_not_waited_for():
+    lost = bent(
+        copy_gib_per_s=None, cuda_problem="Error 46: all CUDA-capable devices are busy or unavailable"
+    )
+    instance = Instance(SOUND, copied=lost)
+
+    assert instance.judged().keys() == {"cuda"}
+    assert instance.clock_s == 0
+
+
+@pytest.mark.parametrize("seen", [BROKEN, replace(BROKEN, efa_interfaces=0)])
+def test_what_is_broken_is_said_at_once_whatever_else_would_come(seen):
+    instance = Instance(seen)
+
+    assert "ecc" in instance.judged()
+    assert instance.clock_s == 0
+
+
+def test_a_fabric_that_failed_is_not_waited_for():
+    instance = Instance(bent(fabric_problem="fabric failed: NVML error 999"))
+
+    assert instance.judged() == {"nvswitch": "GPU 1: fabric failed: NVML error 999"}
+    assert instance.clock_s == 0
+
+
+def test_an_only_gpu_waits_for_no_fabric():
+    alone = replace(SOUND, gpus=(replace(SOUND.gpus[0], fabric_to_come="fabric not started"),))
+
+    assert failed(alone, replace(EXPECTED, gpus=1)) == {}
+
+
+# the report
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    return tmp_path
+
+
+def finding(ok, *, waiting=False):
+    return [Finding("fabric", ok=ok, detail="as found", waiting=waiting)]
+
+
+def test_only_a_gate_that_passed_lets_trainers_start(run_dir):
+    gate.report(finding(ok=False, waiting=True))
+    while_it_waits = (run_dir / "ready").exists()
+    gate.report(finding(ok=True))
+    passed = (run_dir / "ready").exists()
+    gate.report(finding(ok=False))
+
+    assert (while_it_waits, passed, (run_dir / "ready").exists()) == (False, True, False)
+
+
+def test_a_second_look_keeps_no_trainer_from_starting_while_it_waits(run_dir):
+    gate.report(finding(ok=True))
+    gate.report(finding(ok=False, waiting=True))
+
+    assert (run_dir / "ready").exists()
+
+
+def test_while_the_gate_waits_the_agent_knows_of_no_verdict(run_dir):
+    gate.report(finding(ok=False, waiting=True))
+
+    report = json.loads((run_dir / "ready.json").read_text())
+    assert gate_report.passed(run_dir / "ready.json") is None
+    assert report["waiting_for"] == ["fabric"]
+
+
+def test_a_gate_that_its_unit_had_to_kill_is_a_failed_one(run_dir):
+    gate.report(finding(ok=False, waiting=True))
+
+    assert gate.main([gate.TIMED_OUT]) == 1
+
+    assert gate_report.passed(run_dir / "ready.json") is False
+    assert "hangs" in (run_dir / "ready.json").read_text()
+
+
+def test_the_trainers_unit_wants_the_file_that_the_gate_writes():
+    unit = (Path(gate.__file__).parents[1] / "rootfs/etc/systemd/system/trainer@.service").read_text()
+
+    assert f"AssertPathExists={paths.passed_file()}\n" in unit
 
 
 def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
