@@ -25,6 +25,8 @@ REQUIREMENTS = {
         "tests/requirements.txt",
     ),
     "stacks/crossguard/requirements.lock": ("stacks/crossguard/requirements.txt",),
+    # beside packages of the first, whose versions it keeps to
+    "tests/libraries/requirements.lock": ("tests/libraries/requirements.txt",),
 }
 OLDEST_PYTHON = "3.11"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -115,7 +117,7 @@ def lock() -> int:
             "make lock",
         ]
         subprocess.run([*command, "--output-file", target, *sources], cwd=TOP, check=True, env=_environment())
-    split(TOP / LOCK, TOP / TORCH_PYPI)
+        split(TOP / target, TOP / TORCH_PYPI if target == LOCK else Path(os.devnull))
     return subprocess.run([sys.executable, "-m", "image.wheels"], cwd=TOP, check=False).returncode
 
 

@@ -14,8 +14,6 @@ SPEC = importlib.util.spec_from_file_location("environment", ROOT / ".ci" / "env
 environment = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(environment)
 REQUIREMENTS = sorted(path for paths in environment.REQUIREMENTS.values() for path in paths)
-# Beside the environment that is locked: what callbacks are tested with, installed over it by that test alone.
-UNLOCKED = {"tests/libraries/requirements.txt"}
 LOCKED = pins((ROOT / environment.LOCK).read_text()) | pins((ROOT / environment.TORCH_PYPI).read_text())
 
 
@@ -31,7 +29,7 @@ def test_every_requirements_file_is_locked():
         if ".venv" not in path.parts
     }
 
-    assert {*found, "requirements.txt"} == {*REQUIREMENTS, *UNLOCKED}
+    assert {*found, "requirements.txt"} == {*REQUIREMENTS}
 
 
 def test_each_version_is_written_once():
