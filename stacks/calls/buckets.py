@@ -1,4 +1,4 @@
-"""Empty a bucket: every version of every object in it, on any store that speaks S3."""
+"""Count and delete what a bucket holds: every version of every object in it, on any store that speaks S3."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +8,8 @@ from stacks.errors import CannotCheckError
 
 AT_ONCE = 1000  # docs.aws.amazon.com/AmazonS3/latest/API/API_DeleteObjects.html
 THREADS = 16
+# A page of ListObjectVersions holds 1,000; what is beyond is "at least" so much.
+COUNTED_PAGES = 20
 Ask = Callable[..., dict[str, Any]]
 
 
@@ -36,6 +38,20 @@ def empty(ask: Ask, bucket: str, note: Callable[[str], None], *, in_batches: boo
         removed, before = removed + len(objects), first
         note(f"{bucket}: {removed:,} versions deleted")
     return removed
+
+
+def count(ask: Ask, bucket: str) -> tuple[int, int, bool]:
+    """Versions and delete markers of a bucket, their bytes, and whether there are more than were counted."""
+    versions, size = 0, 0
+    after: dict[str, str] = {}
+    for _ in range(COUNTED_PAGES):
+        page = ask("list_object_versions", Bucket=bucket, **after)
+        versions += len(versions_in(page))
+        size += sum(version["Size"] for version in page.get("Versions", ()))
+        if not page.get("IsTruncated"):
+            return versions, size, False
+        after = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page["NextVersionIdMarker"]}
+    return versions, size, True
 
 
 def versions_in(page: Mapping[str, Any]) -> list[dict[str, Any]]:

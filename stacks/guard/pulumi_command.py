@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -73,14 +73,14 @@ def refuse(arguments: Sequence[str]) -> None:
             raise StacksError("'--' twice: allowed are flags of the Pulumi CLI, say -- --diff")
 
 
-def flag_of(argument: str) -> str:
+def flag_of(argument: str, letters: Mapping[str, str] = SHORT) -> str:
     """The flag of a word as the CLI reads it: ``--stack=x``, ``-s``, ``-sx`` and ``-ysx`` are ``--stack``."""
     if argument.startswith("--") or not argument.startswith("-"):
         return argument.partition("=")[0]
     for letter in argument[1:]:
-        if letter in SHORT:
-            return SHORT[letter]
-        if letter in TAKE_A_VALUE:
+        if letter in letters:
+            return letters[letter]
+        if letter in SHORT or letter in TAKE_A_VALUE:
             break
     return argument
 

@@ -19,9 +19,9 @@ from stacks.teardown.holdings import (
     Instance,
     Note,
     Remnant,
-    Store,
     gib,
     hold_of,
+    store_of,
 )
 from stacks.teardown.state import Resource
 
@@ -29,7 +29,6 @@ PAGE = 100  # DescribeInstances, DescribeDisks, DescribeSnapshots, DescribeImage
 MEMBERS_PAGE = 50  # DescribeScalingInstances, DescribeScalingGroups
 UNPROTECTED_AT_ONCE = 20  # SetInstancesProtection
 TERMINATED_AT_ONCE = 100  # DeleteInstances
-COUNTED_PAGES = 20
 # Somebody deleted it beside Pulumi: error codes of OSS and NAS.
 ABSENT = ("NoSuchBucket", "InvalidFileSystem.NotFound")
 
@@ -68,7 +67,8 @@ class AlicloudStack:
     """
 
     def __init__(self, stack: Stack, cloud: Alicloud, s3: Any) -> None:
-        self._stack, self._cloud, self._s3 = stack, cloud, s3
+        self._stack, self._cloud = stack, cloud
+        self._s3_ask = partial(oss.ask, s3)
 
     def look(self, resources: Sequence[Resource], now: datetime) -> Holdings:
         """What the stack holds now. Changes nothing."""
@@ -77,7 +77,10 @@ class AlicloudStack:
         own = {instance.id for instance in instances}
         return Holdings(
             instances,
-            tuple(self._store(store) for store in stores),
+            tuple(
+                store_of(self._stack.name, store, size=self._size, ask=self._s3_ask, absent=ABSENT)
+                for store in stores
+            ),
             tuple(
                 remnant for key in state.of(resources, state.KEYS) for remnant in self._remnants(key.id, own)
             ),
@@ -125,46 +128,12 @@ class AlicloudStack:
                 return
             token = {"NextToken": str(page["NextToken"])}
 
-    def _store(self, resource: Resource) -> Store:
-        kind = state.kind_of(self._stack.name, resource)
-        try:
-            if resource.type in state.FILE_SYSTEMS:
-                holds, empty = self._size(resource.id), False
-            else:
-                holds, empty = self._versions(resource.id)
-        except CannotCheckError as error:
-            if not any(code in str(error) for code in ABSENT):
-                raise
-            holds, empty = "gone already", True
-        return Store(kind, resource.urn, resource.id, holds, empty, resource.protected)
-
-    def _size(self, file_system: str) -> str:
+    def _size(self, resource: Resource) -> str:
         answer = self._cloud.ask(
-            "nas", "DescribeFileSystems", RegionId=self._stack.region, FileSystemId=file_system
+            "nas", "DescribeFileSystems", RegionId=self._stack.region, FileSystemId=resource.id
         )
         (described,) = listed(answer, "FileSystems", "FileSystem")
         return f"{gib(float(described['MeteredSize']))} of {described['Capacity']} GiB"
-
-    def _versions(self, bucket: str) -> tuple[str, bool]:
-        """What a bucket holds, in words, and whether that is nothing at all."""
-        count, size, more = 0, 0, False
-        for number, page in enumerate(self._version_pages(bucket)):
-            if number == COUNTED_PAGES:
-                more = True
-                break
-            count += len(buckets.versions_in(page))
-            size += sum(version["Size"] for version in page.get("Versions", ()))
-        words = f"{count:,} versions of objects, {gib(size)}"
-        return (f"at least {words}" if more else words), count == 0
-
-    def _version_pages(self, bucket: str) -> Iterator[dict[str, Any]]:
-        after: dict[str, str] = {}
-        while True:
-            page = oss.ask(self._s3, "list_object_versions", Bucket=bucket, **after)
-            yield page
-            if not page.get("IsTruncated"):
-                return
-            after = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page["NextVersionIdMarker"]}
 
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
         """What is under the key and in no state: nothing of it can be read once the key is gone."""
@@ -245,7 +214,7 @@ class AlicloudStack:
 
     def empty(self, bucket: str, note: Note) -> None:
         """Delete every version of every object in a bucket."""
-        buckets.empty(partial(oss.ask, self._s3), bucket, note, in_batches=False)
+        buckets.empty(self._s3_ask, bucket, note, in_batches=False)
 
     def schedule_key_deletion(self, key: Resource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""

@@ -19,17 +19,15 @@ from stacks.teardown.holdings import (
     Instance,
     Note,
     Remnant,
-    Store,
     gib,
     hold_of,
+    store_of,
 )
 from stacks.teardown.state import Resource
 
 # All but `terminated`; one that shuts down still has its volumes.
 THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
-EFS, LUSTRE = "aws:efs/fileSystem:FileSystem", "aws:fsx/lustreFileSystem:LustreFileSystem"
-# A page of ListObjectVersions holds 1,000; what is beyond is "at least" so much.
-COUNTED_PAGES = 20
+EFS = "aws:efs/fileSystem:FileSystem"
 UNPROTECTED_AT_ONCE = 50  # SetInstanceProtection
 NAMED_AT_ONCE = 50  # DescribeAutoScalingGroups
 # Somebody deleted it beside Pulumi: error codes of S3, EFS and FSx.
@@ -69,6 +67,7 @@ class AwsStack:
 
     def __init__(self, stack: Stack, aws: Aws) -> None:
         self._stack, self._aws = stack, aws
+        self._s3_ask = partial(aws.ask, "s3")
 
     def look(self, resources: Sequence[Resource], now: datetime) -> Holdings:
         """What the stack holds now. Changes nothing."""
@@ -77,7 +76,10 @@ class AwsStack:
         own = {instance.id for instance in instances}
         return Holdings(
             instances,
-            tuple(self._store(store) for store in stores),
+            tuple(
+                store_of(self._stack.name, store, size=self._size, ask=self._s3_ask, absent=ABSENT)
+                for store in stores
+            ),
             tuple(
                 remnant for key in state.of(resources, state.KEYS) for remnant in self._remnants(key.id, own)
             ),
@@ -115,19 +117,6 @@ class AwsStack:
             AutoScalingGroupNames=list(names),
         )
 
-    def _store(self, resource: Resource) -> Store:
-        kind = state.kind_of(self._stack.name, resource)
-        try:
-            if resource.type in state.FILE_SYSTEMS:
-                holds, empty = self._size(resource), False
-            else:
-                holds, empty = self._versions(resource.id)
-        except CannotCheckError as error:
-            if not any(code in str(error) for code in ABSENT):
-                raise
-            holds, empty = "gone already", True
-        return Store(kind, resource.urn, resource.id, holds, empty, resource.protected)
-
     def _size(self, resource: Resource) -> str:
         if resource.type == EFS:
             (file_system,) = self._aws.ask("efs", "describe_file_systems", FileSystemId=resource.id)[
@@ -138,27 +127,6 @@ class AwsStack:
             "FileSystems"
         ]
         return f"{file_system['StorageCapacity']:,} GiB large"
-
-    def _versions(self, bucket: str) -> tuple[str, bool]:
-        """What a bucket holds, in words, and whether that is nothing at all."""
-        count, size, more = 0, 0, False
-        for number, page in enumerate(self._version_pages(bucket)):
-            if number == COUNTED_PAGES:
-                more = True
-                break
-            count += len(page.get("Versions", ())) + len(page.get("DeleteMarkers", ()))
-            size += sum(version["Size"] for version in page.get("Versions", ()))
-        words = f"{count:,} versions of objects, {gib(size)}"
-        return (f"at least {words}" if more else words), count == 0
-
-    def _version_pages(self, bucket: str) -> Iterator[dict[str, Any]]:
-        after: dict[str, str] = {}
-        while True:
-            page = self._aws.ask("s3", "list_object_versions", Bucket=bucket, **after)
-            yield page
-            if not page.get("IsTruncated"):
-                return
-            after = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page["NextVersionIdMarker"]}
 
     def _remnants(self, key_id: str, instances: set[str]) -> Iterator[Remnant]:
         """What is under the key and in no state: nothing of it can be read once the key is gone."""
@@ -222,7 +190,7 @@ class AwsStack:
 
     def empty(self, bucket: str, note: Note) -> None:
         """Delete every version of every object in a bucket."""
-        buckets.empty(partial(self._aws.ask, "s3"), bucket, note, in_batches=True)
+        buckets.empty(self._s3_ask, bucket, note, in_batches=True)
 
     def schedule_key_deletion(self, key: Resource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""

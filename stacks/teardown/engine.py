@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 
 from stacks.guard import deploy, pulumi_command
-from stacks.guard.pulumi_command import ROOT, SHORT, TAKE_A_VALUE
+from stacks.guard.pulumi_command import ROOT
 from stacks.teardown import state
 from stacks.teardown.errors import TeardownError
 from stacks.teardown.state import Resource
@@ -33,21 +33,9 @@ def refuse(arguments: Sequence[str]) -> None:
     """
     pulumi_command.refuse(arguments)
     for argument in arguments:
-        name = _flag_of(argument)
+        name = pulumi_command.flag_of(argument, LETTERS)
         if name in REFUSED:
             raise TeardownError(f"{argument!r} after --: not allowed, {REFUSED[name]}")
-
-
-def _flag_of(argument: str) -> str:
-    """``--exclude`` of ``--exclude=URN``, ``-x`` and ``-yx``."""
-    if argument.startswith("--") or not argument.startswith("-"):
-        return argument.partition("=")[0]
-    for letter in argument[1:]:
-        if letter in LETTERS:
-            return LETTERS[letter]
-        if letter in SHORT or letter in TAKE_A_VALUE:
-            break
-    return argument
 
 
 class Engine:

@@ -1,10 +1,13 @@
 """What a stack holds, as its cloud tells it: instances, stores of data, and what else lies under its key."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from stacks.calls import buckets
+from stacks.errors import CannotCheckError
+from stacks.teardown import state
 from stacks.teardown.state import Resource
 
 # Set by users and administrators (image/reaper/model.py); a hold keeps an instance whatever the sweep says.
@@ -130,6 +133,42 @@ def hold_of(tags: dict[str, str], now: datetime) -> str:
         over = False
     reason = tags.get(TAG_KEEP_REASON, "no reason given")
     return "" if over else f"kept until {until}: {reason}"
+
+
+def store_of(
+    stack: str,
+    resource: Resource,
+    *,
+    size: Callable[[Resource], str],
+    ask: buckets.Ask,
+    absent: Collection[str],
+) -> Store:
+    """A bucket or a file system of the state, and what it holds.
+
+    Args:
+        stack: its name.
+        resource: of the state.
+        size: says how large a file system is.
+        ask: makes one call of boto3's S3 client.
+        absent: error codes for what was deleted beside Pulumi.
+    """
+    try:
+        holds, empty = (
+            (size(resource), False) if resource.type in state.FILE_SYSTEMS else _bucket(ask, resource.id)
+        )
+    except CannotCheckError as error:
+        if not any(code in str(error) for code in absent):
+            raise
+        holds, empty = "gone already", True
+    kind = state.kind_of(stack, resource)
+    return Store(kind, resource.urn, resource.id, holds, empty, resource.protected)
+
+
+def _bucket(ask: buckets.Ask, name: str) -> tuple[str, bool]:
+    """What a bucket holds, in words, and whether that is nothing at all."""
+    versions, size, more = buckets.count(ask, name)
+    words = f"{versions:,} versions of objects, {gib(size)}"
+    return (f"at least {words}" if more else words), versions == 0
 
 
 def gib(size_bytes: float) -> str:
