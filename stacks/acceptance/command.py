@@ -26,8 +26,8 @@ from stacks.acceptance.engine import Engine, PulumiCli
 from stacks.acceptance.errors import AcceptanceError
 from stacks.acceptance.evidence import Done, Evidence, Status
 from stacks.acceptance.metering import Metering
-from stacks.acceptance.plan import Price, Step
-from stacks.acceptance.runner import Run, execute, tear_down
+from stacks.acceptance.plan import AcceptanceStep, RunCost
+from stacks.acceptance.runner import AcceptanceRun, execute, tear_down
 from stacks.catalog import Cloud, InstanceType
 from stacks.catalog.money import Money
 from stacks.errors import StacksError
@@ -57,7 +57,7 @@ def account_of(stack: Stack, clock: Clock) -> Account:
 
 
 @dataclass(frozen=True)
-class World:
+class Surroundings:
     """What a run has to do with; tests bring another.
 
     Attributes:
@@ -80,7 +80,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Options:
+class AcceptOptions:
     """The command's options; see their help."""
 
     name: str
@@ -145,8 +145,10 @@ def accept(
     Writes build/acceptance/STACK-TIME.json and .md with every step, time and amount, and what failed.
     Exit code 0: every step passed and nothing paid is left.
     """
-    world = context.obj if isinstance(context.obj, World) else World()
-    options = Options(name, rest["max_usd"], rest["type_name"], interrupt == "stop-file", rest["unpriced"])
+    world = context.obj if isinstance(context.obj, Surroundings) else Surroundings()
+    options = AcceptOptions(
+        name, rest["max_usd"], rest["type_name"], interrupt == "stop-file", rest["unpriced"]
+    )
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     try:
         with ended_like_by_keyboard():
@@ -178,16 +180,16 @@ class Prepared:
         cap: what it is allowed to.
     """
 
-    options: Options
+    options: AcceptOptions
     variant: Stack
     raw: dict[str, Any]
     path: Path
     kind: InstanceType
-    price: Price
+    price: RunCost
     cap: Money
 
 
-def prepare(world: World, options: Options) -> Prepared:
+def prepare(world: Surroundings, options: AcceptOptions) -> Prepared:
     """The variant of a stack and what it may cost; starts nothing.
 
     Raises:
@@ -210,7 +212,7 @@ def prepare(world: World, options: Options) -> Prepared:
     return Prepared(options, small, made, path, kind, plan.price(small, options.unpriced), cap)
 
 
-def _accept(console: Console, world: World, prepared: Prepared, *, plan_only: bool, yes: bool) -> int:
+def _accept(console: Console, world: Surroundings, prepared: Prepared, *, plan_only: bool, yes: bool) -> int:
     """Show the plan, hold it to the cap, ask, and run it; gives the exit code."""
     _show(console, prepared)
     plan.hold_to_cap(prepared.price, prepared.cap)
@@ -231,7 +233,7 @@ def _accept(console: Console, world: World, prepared: Prepared, *, plan_only: bo
     return _ended(console, world, prepared, run)
 
 
-def _clean_up(console: Console, world: World, prepared: Prepared) -> int:
+def _clean_up(console: Console, world: Surroundings, prepared: Prepared) -> int:
     """Tear down what an earlier run left; gives the exit code."""
     run = _run(world, prepared)
     _hold_to_account(run)
@@ -241,7 +243,7 @@ def _clean_up(console: Console, world: World, prepared: Prepared) -> int:
     return _ended(console, world, prepared, run)
 
 
-def _run(world: World, prepared: Prepared) -> Run:
+def _run(world: Surroundings, prepared: Prepared) -> AcceptanceRun:
     """A run that has not begun."""
     small, cap = prepared.variant, prepared.cap
     engine = world.engine(small.name, world.evidence_folder / f"{small.name}-pulumi.log")
@@ -260,7 +262,7 @@ def _run(world: World, prepared: Prepared) -> Run:
         notes=list(prepared.price.foreign),
     )
     unpriced = Money(prepared.options.unpriced or Decimal(0), cap.currency)
-    return Run(
+    return AcceptanceRun(
         variant=small,
         account=world.account(small, world.clock),
         engine=engine,
@@ -272,7 +274,7 @@ def _run(world: World, prepared: Prepared) -> Run:
     )
 
 
-def _hold_to_account(run: Run) -> None:
+def _hold_to_account(run: AcceptanceRun) -> None:
     """Refuse credentials of another account than the stack's.
 
     Raises:
@@ -291,7 +293,7 @@ def _write_stack_file(prepared: Prepared) -> None:
     files.replace(prepared.path, text + yaml.safe_dump({"config": prepared.raw}, sort_keys=False))
 
 
-def _ended(console: Console, world: World, prepared: Prepared, run: Run) -> int:
+def _ended(console: Console, world: Surroundings, prepared: Prepared, run: AcceptanceRun) -> int:
     """Write the evidence, say where it is and what is left; gives the exit code."""
     as_json, page = evidences.write(run.evidence, world.evidence_folder)
     torn_down = run.evidence.steps[-1].status is Status.OK
@@ -335,11 +337,11 @@ def _show(console: Console, prepared: Prepared) -> None:
 class _Listener:
     """Shows each step as it goes, and writes the evidence after each: a cut run leaves what it had."""
 
-    def __init__(self, console: Console, run: Run, folder: Path) -> None:
+    def __init__(self, console: Console, run: AcceptanceRun, folder: Path) -> None:
         self._console, self._run, self._folder = console, run, folder
         self._status: Any = None
 
-    def listen(self, event: str, step: Step | None, done: Done | None) -> None:
+    def listen(self, event: str, step: AcceptanceStep | None, done: Done | None) -> None:
         """A step begins, or has ended."""
         if self._status is not None:
             self._status.stop()

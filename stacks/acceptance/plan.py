@@ -27,7 +27,7 @@ BY_VOLUME = frozenset({"nat_traffic", "log", "bucket", "bucket_zone_redundant"})
 
 
 @dataclass(frozen=True)
-class Step:
+class AcceptanceStep:
     """One step.
 
     Attributes:
@@ -43,11 +43,11 @@ class Step:
     needs: tuple[str, ...] = ()
 
 
-def _minutes(name: str, minutes: int, proves: str, *needs: str) -> Step:
-    return Step(name, proves, minutes * MINUTE_S, needs)
+def _minutes(name: str, minutes: int, proves: str, *needs: str) -> AcceptanceStep:
+    return AcceptanceStep(name, proves, minutes * MINUTE_S, needs)
 
 
-def _of_pool(pool: str, launch_minutes: int) -> tuple[Step, ...]:
+def _of_pool(pool: str, launch_minutes: int) -> tuple[AcceptanceStep, ...]:
     """What every instance must come to before anything is asked of it."""
     return (
         _minutes(
@@ -62,7 +62,7 @@ def _of_pool(pool: str, launch_minutes: int) -> tuple[Step, ...]:
     )
 
 
-STEPS: tuple[Step, ...] = (
+STEPS: tuple[AcceptanceStep, ...] = (
     _minutes("preflight", 5, "the account has room for the stack"),
     _minutes(
         "up", 45, "`gpu-fleet up` stands the stack up in this account, in every pass it takes", "preflight"
@@ -95,7 +95,7 @@ STEPS: tuple[Step, ...] = (
 
 
 @dataclass(frozen=True)
-class Price:
+class RunCost:
     """What a run costs, in the currency of the stack's budget.
 
     Attributes:
@@ -117,12 +117,12 @@ class Price:
         return self.per_hour * self.hours + self.once
 
 
-def longest_s(steps: Iterable[Step] = STEPS) -> int:
+def longest_s(steps: Iterable[AcceptanceStep] = STEPS) -> int:
     """The run at its longest, its tear-down included."""
     return min(LONGEST_RUN_S, sum(step.deadline_s for step in steps)) + TEARDOWN_S
 
 
-def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> Price:
+def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> RunCost:
     """What the run may cost at worst.
 
     Args:
@@ -143,7 +143,7 @@ def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> Price:
     by_volume = [line for line in cost.lines if line.what in BY_VOLUME]
     extra = Money((unpriced_per_hour or Decimal(0)) if cost.unknown else Decimal(0), cost.currency)
     elsewhere = sorted({f"the price of {quote.what} is of {quote.region}" for quote in cost.elsewhere})
-    return Price(
+    return RunCost(
         per_hour=cost.hour(Level.MAX, steady).high + extra,
         once=cost.month(Level.MAX, by_volume).high,
         hours=math.ceil(longest_s() / 3600),
@@ -167,7 +167,7 @@ def in_currency(usd: Decimal, variant: Stack) -> Money:
     return Money(usd * rate, currency)
 
 
-def hold_to_cap(price: Price, cap: Money) -> None:
+def hold_to_cap(price: RunCost, cap: Money) -> None:
     """Refuse a run whose worst case passes its cap.
 
     Raises:

@@ -13,7 +13,7 @@ from stacks.acceptance.engine import Engine
 from stacks.acceptance.errors import AcceptanceError, RefusedError, StepError, StopError
 from stacks.acceptance.evidence import Done, Evidence, Remainder, Status
 from stacks.acceptance.metering import Metering
-from stacks.acceptance.plan import Step
+from stacks.acceptance.plan import AcceptanceStep
 from stacks.catalog.money import Money
 from stacks.errors import StacksError
 from stacks.settings import Stack
@@ -29,7 +29,7 @@ REFUSALS_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What a step that passed expected and saw.
 
     Attributes:
@@ -43,7 +43,7 @@ class Outcome:
 
 
 @dataclass
-class Run:
+class AcceptanceRun:
     """One acceptance run; the steps work with it.
 
     Attributes:
@@ -125,16 +125,19 @@ class Run:
             self.clock.sleep(poll_s)
 
 
-Action = Callable[[Run], Outcome]
-Listener = Callable[[str, Step | None, Done | None], None]
+Action = Callable[[AcceptanceRun], StepResult]
+Listener = Callable[[str, AcceptanceStep | None, Done | None], None]
 
 
-def _silent(event: str, step: Step | None, done: Done | None) -> None:
+def _silent(event: str, step: AcceptanceStep | None, done: Done | None) -> None:
     """For runs that nobody watches."""
 
 
 def execute(
-    run: Run, actions: Mapping[str, Action], listener: Listener = _silent, steps: Sequence[Step] = plan.STEPS
+    run: AcceptanceRun,
+    actions: Mapping[str, Action],
+    listener: Listener = _silent,
+    steps: Sequence[AcceptanceStep] = plan.STEPS,
 ) -> None:
     """Run every step that can be tried, then tear down, whatever happened; the evidence has all of it.
 
@@ -156,7 +159,7 @@ def execute(
         tear_down(run, listener)
 
 
-def _step(run: Run, step: Step, action: Action, listener: Listener) -> None:
+def _step(run: AcceptanceRun, step: AcceptanceStep, action: Action, listener: Listener) -> None:
     """One step; its failure is evidence, and only the run's own end goes on upwards."""
     passed = {step.name for step in run.evidence.steps if step.status is Status.OK}
     started, calls = run.clock.now(), len(run.account.calls)
@@ -164,7 +167,7 @@ def _step(run: Run, step: Step, action: Action, listener: Listener) -> None:
     listener("begin", step, None)
     ended: BaseException | None = None
     if lacking:
-        status, outcome = Status.SKIPPED, Outcome(step.proves, f"not tried: {lacking[0]} did not pass")
+        status, outcome = Status.SKIPPED, StepResult(step.proves, f"not tried: {lacking[0]} did not pass")
     else:
         run.deadline = started + timedelta(seconds=step.deadline_s)
         try:
@@ -179,7 +182,9 @@ def _step(run: Run, step: Step, action: Action, listener: Listener) -> None:
         raise ended
 
 
-def _tried(run: Run, step: Step, action: Action) -> tuple[Status, Outcome, BaseException | None]:
+def _tried(
+    run: AcceptanceRun, step: AcceptanceStep, action: Action
+) -> tuple[Status, StepResult, BaseException | None]:
     """How the action ended, and what ends the whole run with it."""
     ends: BaseException | None = None
     try:
@@ -193,7 +198,7 @@ def _tried(run: Run, step: Step, action: Action) -> tuple[Status, Outcome, BaseE
     except Exception as error:  # whatever a step stumbles over is evidence, and the tear-down must come
         LOG.exception("event=step-broke name=%r", step.name)
         said = f"unexpected: {error!r}"
-    return Status.FAILED, Outcome(step.proves, said), ends
+    return Status.FAILED, StepResult(step.proves, said), ends
 
 
 def _told(done: Done) -> tuple[object, ...]:
@@ -201,7 +206,13 @@ def _told(done: Done) -> tuple[object, ...]:
 
 
 def _done(
-    run: Run, step: Step, status: Status, outcome: Outcome, *, started: datetime, calls_before: int
+    run: AcceptanceRun,
+    step: AcceptanceStep,
+    status: Status,
+    outcome: StepResult,
+    *,
+    started: datetime,
+    calls_before: int,
 ) -> Done:
     now = run.clock.now()
     try:
@@ -222,9 +233,9 @@ def _done(
     )
 
 
-def tear_down(run: Run, listener: Listener = _silent) -> None:
+def tear_down(run: AcceptanceRun, listener: Listener = _silent) -> None:
     """Take everything down, and list what is left; may be called again after one that failed."""
-    step = Step(TEARDOWN, "nothing of the run is left that costs money", plan.TEARDOWN_S)
+    step = AcceptanceStep(TEARDOWN, "nothing of the run is left that costs money", plan.TEARDOWN_S)
     started, calls = run.clock.now(), len(run.account.calls)
     listener("begin", step, None)
     problems = []
@@ -241,18 +252,18 @@ def tear_down(run: Run, listener: Listener = _silent) -> None:
             problems.append(f"unexpected: {error!r}")
     status = Status.FAILED if problems or not run.evidence.clean else Status.OK
     observed = "; ".join(problems) or _summary(run.evidence.remaining)
-    done = _done(run, step, status, Outcome(step.proves, observed), started=started, calls_before=calls)
+    done = _done(run, step, status, StepResult(step.proves, observed), started=started, calls_before=calls)
     run.evidence.steps.append(done)
     run.evidence.ended = run.clock.now()
     LOG.info("event=step name=%r status=%s seconds=%.0f observed=%r", *_told(done))
     listener("end", step, done)
 
 
-def _forget_interruption(run: Run) -> None:
+def _forget_interruption(run: AcceptanceRun) -> None:
     run.account.forget_interruption()
 
 
-def _destroy(run: Run) -> None:
+def _destroy(run: AcceptanceRun) -> None:
     """``pulumi destroy``; where it fails, what held it is removed, and it is tried again.
 
     Buckets that hold objects and instances that outlived their groups hold it; both are of this stack alone.
@@ -276,7 +287,7 @@ def _destroy(run: Run) -> None:
     run.engine.forget()
 
 
-def _list(run: Run) -> None:
+def _list(run: AcceptanceRun) -> None:
     """Everything that still carries the stack's tag, with what an hour of it costs."""
     run.evidence.remaining = [
         Remainder(
@@ -290,7 +301,7 @@ def _list(run: Run) -> None:
     ]
 
 
-def _hourly(run: Run, priced_as: str, units: Any) -> str:
+def _hourly(run: AcceptanceRun, priced_as: str, units: Any) -> str:
     if not priced_as:
         return "0"
     price = plan.left_hour(run.variant, priced_as, units)

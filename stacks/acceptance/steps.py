@@ -16,7 +16,7 @@ from stacks.acceptance.account import (
 )
 from stacks.acceptance.errors import NotReachableError, RefusedError, StepError
 from stacks.acceptance.on_instance import Job, Progress
-from stacks.acceptance.runner import Action, Outcome, Run
+from stacks.acceptance.runner import AcceptanceRun, Action, StepResult
 from stacks.acceptance.variant import IDLE_POOL, SPOT_POOL
 from stacks.preflight.command import look as preflight_look
 from stacks.preflight.findings import Finding, Verdict
@@ -36,7 +36,6 @@ GPU_RUN_EPOCHS = 2.0
 STEP_KEY = re.compile(r"/step-(\d+)/manifest\.json$")
 LOOK_EVERY_S = 5.0
 KNOWN_AFTER_S = 1.0  # an invocation is known a moment after its command
-Looker = Callable[[Any], Any]
 
 
 def actions(look: Callable[[Any], Any] = preflight_look) -> dict[str, Action]:
@@ -67,11 +66,11 @@ def actions(look: Callable[[Any], Any] = preflight_look) -> dict[str, Action]:
     }
 
 
-def _of_pool(action: Callable[[Run, str], Outcome], pool: str) -> Action:
+def _of_pool(action: Callable[[AcceptanceRun, str], StepResult], pool: str) -> Action:
     return lambda run: action(run, pool)
 
 
-def _preflight(run: Run, look: Callable[[Any], Any]) -> Outcome:
+def _preflight(run: AcceptanceRun, look: Callable[[Any], Any]) -> StepResult:
     findings = cast("list[Finding]", list(look(run.variant)))
     problems = [finding for finding in findings if finding.verdict is Verdict.PROBLEM]
     unchecked = [finding for finding in findings if finding.verdict is Verdict.UNCHECKED]
@@ -83,25 +82,25 @@ def _preflight(run: Run, look: Callable[[Any], Any]) -> Outcome:
         f", {len(unchecked)} could not be checked" if unchecked else ""
     )
     facts = {finding.subject: f"{finding.verdict}: {finding.says}" for finding in findings}
-    return Outcome("no question of the preflight finds a problem", observed, facts)
+    return StepResult("no question of the preflight finds a problem", observed, facts)
 
 
-def _up(run: Run) -> Outcome:
+def _up(run: AcceptanceRun) -> StepResult:
     run.metering.began = run.clock.now()
     seconds = (run.deadline - run.clock.now()).total_seconds() if run.deadline else 0.0
     run.engine.up(seconds)
     outputs = run.engine.outputs()
     run.memory["outputs"] = outputs
-    return Outcome(
+    return StepResult(
         "the engine agrees, and gives outputs", f"{len(outputs)} outputs", {"outputs": sorted(outputs)}
     )
 
 
-def _outputs(run: Run) -> dict[str, Any]:
+def _outputs(run: AcceptanceRun) -> dict[str, Any]:
     return cast("dict[str, Any]", run.memory["outputs"])
 
 
-def _watchers(run: Run) -> Outcome:
+def _watchers(run: AcceptanceRun) -> StepResult:
     outputs = _outputs(run)
     watching = run.account.watched(str(outputs.get("topic_arn") or outputs["contact_group"]))
     kinds = run.account.watches
@@ -112,15 +111,15 @@ def _watchers(run: Run) -> Outcome:
     counts = ", ".join(f"{len(watching[kind])} {kind}" for kind in kinds)
     observed = f"{counts}; {recipients.count('pending')} of {len(recipients)} recipients have yet to confirm"
     expected = f"at least one of each: {', '.join(kinds)}"
-    return Outcome(expected, observed, {kind: list(names) for kind, names in watching.items()})
+    return StepResult(expected, observed, {kind: list(names) for kind, names in watching.items()})
 
 
-def _group_ids(run: Run) -> Mapping[str, list[str]]:
+def _group_ids(run: AcceptanceRun) -> Mapping[str, list[str]]:
     outputs = _outputs(run)
     return cast("Mapping[str, list[str]]", outputs.get("group_ids", outputs["group_names"]))
 
 
-def _groups(run: Run) -> Outcome:
+def _groups(run: AcceptanceRun) -> StepResult:
     """What was asked, and what the cloud made of it; every difference is in the failure."""
     groups = _group_ids(run)
     raised = list(run.account.raise_empty(groups))
@@ -134,10 +133,10 @@ def _groups(run: Run) -> Outcome:
         raise StepError("; ".join(wrong))
     facts = {f"{row.group} {row.setting}": str(row.actual) for row in kept}
     observed = f"{len(kept)} settings as asked; raised by request: {', '.join(raised) or 'none'}"
-    return Outcome("each setting as it was asked for", observed, facts | {"raised": raised})
+    return StepResult("each setting as it was asked for", observed, facts | {"raised": raised})
 
 
-def _launch(run: Run, pool: str) -> Outcome:
+def _launch(run: AcceptanceRun, pool: str) -> StepResult:
     """Wait for an instance of the pool that runs; what the group said goes into the failure."""
     gone = run.memory.setdefault("gone", [])
 
@@ -158,10 +157,10 @@ def _launch(run: Run, pool: str) -> Outcome:
         raise StepError(
             f"{instance.id} is bought {'on spot' if instance.spot else 'on demand'}, and should not be"
         )
-    return Outcome(f"one running instance of pool {pool}", f"{instance.id}, {instance.type}", facts)
+    return StepResult(f"one running instance of pool {pool}", f"{instance.id}, {instance.type}", facts)
 
 
-def _why_none(run: Run, pool: str) -> str:
+def _why_none(run: AcceptanceRun, pool: str) -> str:
     groups = _group_ids(run)[pool]
     try:
         return "; ".join(run.account.why_none(str(group)) or "nothing" for group in groups)
@@ -169,7 +168,7 @@ def _why_none(run: Run, pool: str) -> str:
         return str(error)
 
 
-def _heartbeat(run: Run, pool: str) -> Outcome:
+def _heartbeat(run: AcceptanceRun, pool: str) -> StepResult:
     instance: str = run.memory[pool]
     launched: datetime = run.memory["launched"][instance]
     first = run.wait(f"a heartbeat of {instance}", lambda: run.account.first_heartbeat(instance, launched))
@@ -179,10 +178,10 @@ def _heartbeat(run: Run, pool: str) -> Outcome:
         raise StepError(f"{instance} was last heard {silent_s:.0f} s ago: its agent has fallen silent")
     seconds = (first - launched).total_seconds()
     facts = {"instance": instance, "first_heartbeat_after_s": round(seconds)}
-    return Outcome("a heartbeat, and a fresh one", f"first heard {seconds:.0f} s after its launch", facts)
+    return StepResult("a heartbeat, and a fresh one", f"first heard {seconds:.0f} s after its launch", facts)
 
 
-def ask(run: Run, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> Said:
+def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> Said:
     """Run a script on an instance to its end, also while its agent has yet to register."""
 
     def sent() -> str | None:
@@ -196,7 +195,7 @@ def ask(run: Run, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> S
     return run.wait(f"the answer of {instance}", lambda: run.account.said(command, instance), poll_s)
 
 
-def ordered(run: Run, instance: str, script: str, what: str) -> Said:
+def ordered(run: AcceptanceRun, instance: str, script: str, what: str) -> Said:
     """The same for a script that must agree.
 
     Raises:
@@ -208,7 +207,7 @@ def ordered(run: Run, instance: str, script: str, what: str) -> Said:
     return said
 
 
-def _there(run: Run, instance: str, script: str, what: str) -> str:
+def _there(run: AcceptanceRun, instance: str, script: str, what: str) -> str:
     """Ask until what the script prints is there."""
 
     def look() -> str | None:
@@ -224,51 +223,51 @@ def _there(run: Run, instance: str, script: str, what: str) -> str:
     return run.wait(f"{what} on {instance}", look)
 
 
-def _gate(run: Run, pool: str) -> Outcome:
+def _gate(run: AcceptanceRun, pool: str) -> StepResult:
     instance: str = run.memory[pool]
     report = json.loads(_there(run, instance, on_instance.gate(), "the gate's report"))
     bad = [f"{name}: {check['detail']}" for name, check in report["checks"].items() if not check["ok"]]
     if not report["ready"]:
         raise StepError(f"the gate refused {instance}: {'; '.join(bad)}")
     checks = {name: check["detail"] for name, check in report["checks"].items()}
-    return Outcome("ready.json says ready", f"ready, {len(checks)} checks passed", {"checks": checks})
+    return StepResult("ready.json says ready", f"ready, {len(checks)} checks passed", {"checks": checks})
 
 
-def _keep(run: Run) -> Outcome:
+def _keep(run: AcceptanceRun) -> StepResult:
     until = run.clock.now() + HELD_FOR
     text = until.strftime("%Y-%m-%dT%H:%M:%SZ")
     run.account.tag(run.memory[IDLE_POOL], {TAG_KEEP_UNTIL: text, TAG_KEEP_REASON: "gpu-fleet accept"})
-    return Outcome("the tags are set", f"kept until {text}", {"keep_until": text})
+    return StepResult("the tags are set", f"kept until {text}", {"keep_until": text})
 
 
-def _trainer(run: Run) -> Outcome:
+def _trainer(run: AcceptanceRun) -> StepResult:
     instance: str = run.memory[SPOT_POOL]
     printed = _there(run, instance, on_instance.environment(), "the trainer's environment").split()
     version, gpus = printed[-2], int(printed[-1])
     if gpus < 1:
         raise StepError(f"torch {version} on {instance} sees no GPU")
     run.memory["gpus"] = gpus
-    return Outcome("torch sees a GPU", f"torch {version}, {gpus} GPUs", {"torch": version, "gpus": gpus})
+    return StepResult("torch sees a GPU", f"torch {version}, {gpus} GPUs", {"torch": version, "gpus": gpus})
 
 
-def _job(run: Run, name: str, *, ranks: int, epochs: float, on_gpu: bool) -> Job:
+def _job(run: AcceptanceRun, name: str, *, ranks: int, epochs: float, on_gpu: bool) -> Job:
     buckets: Mapping[str, str] = _outputs(run)["bucket_uris"]
     uri = f"{buckets['checkpoints']}/{SPOT_POOL}/accept/{name}"
     return Job(name, uri, ranks, epochs, on_gpu)
 
 
-def _two_ranks(run: Run, name: str) -> Job:
+def _two_ranks(run: AcceptanceRun, name: str) -> Job:
     """Two ranks on the instance's GPUs where it has two, else on its processors."""
     return _job(run, name, ranks=RANKS, epochs=run.epochs, on_gpu=run.memory["gpus"] >= RANKS)
 
 
-def _started(run: Run, job: Job) -> None:
+def _started(run: AcceptanceRun, job: Job) -> None:
     instance: str = run.memory[SPOT_POOL]
     script = on_instance.start(job, on_instance.EXAMPLE.read_text(encoding="utf-8"))
     ordered(run, instance, script, f"starting {job.unit}")
 
 
-def _progress(run: Run, job: Job) -> Progress:
+def _progress(run: AcceptanceRun, job: Job) -> Progress:
     """How the run stands; a failed unit ends the step with the end of its log."""
     instance: str = run.memory[SPOT_POOL]
     said = ordered(run, instance, on_instance.look(job), f"looking at {job.unit}")
@@ -284,7 +283,7 @@ def _progress(run: Run, job: Job) -> Progress:
     return state
 
 
-def _finished(run: Run, job: Job) -> dict[str, Any]:
+def _finished(run: AcceptanceRun, job: Job) -> dict[str, Any]:
     """Wait for the run's own end; gives its result."""
 
     def over() -> dict[str, Any] | None:
@@ -299,31 +298,31 @@ def _finished(run: Run, job: Job) -> dict[str, Any]:
     return result
 
 
-def _train_on_gpu(run: Run) -> Outcome:
+def _train_on_gpu(run: AcceptanceRun) -> StepResult:
     job = _job(run, "accept-gpu", ranks=1, epochs=GPU_RUN_EPOCHS, on_gpu=True)
     _started(run, job)
     result = _finished(run, job)
     observed = f"{result['step']} steps, {result['metric_name']} {result['metric']:.4f}"
-    return Outcome("the run finishes", observed, result)
+    return StepResult("the run finishes", observed, result)
 
 
-def _train_two_ranks(run: Run) -> Outcome:
+def _train_two_ranks(run: AcceptanceRun) -> StepResult:
     job = _two_ranks(run, "accept-straight")
     _started(run, job)
     result = _finished(run, job)
     run.memory["straight"] = result
     where = "GPUs" if job.on_gpu else "processors"
     observed = f"{result['step']} steps on two {where}, {result['metric_name']} {result['metric']:.4f}"
-    return Outcome("the run finishes", observed, result)
+    return StepResult("the run finishes", observed, result)
 
 
-def _committed(run: Run, job: Job) -> dict[int, datetime]:
+def _committed(run: AcceptanceRun, job: Job) -> dict[int, datetime]:
     """Step -> when its manifest was written: what has none does not count."""
     steps = {STEP_KEY.search(f"/{key}"): at for key, at in run.account.keys(f"{job.checkpoint_uri}/").items()}
     return {int(match[1]): at for match, at in steps.items() if match}
 
 
-def _interrupt(run: Run) -> Outcome:
+def _interrupt(run: AcceptanceRun) -> StepResult:
     job = _two_ranks(run, "accept-broken")
     instance: str = run.memory[SPOT_POOL]
     _started(run, job)
@@ -343,10 +342,10 @@ def _interrupt(run: Run) -> Outcome:
     reason = stopped.get("reason", "the instance was gone before its result could be read")
     facts = {"how": how, "saved_step": saved, "of_steps": of_steps, "result": stopped}
     observed = f"{how}; step {saved} of {of_steps} was saved ({reason})"
-    return Outcome("the step at which the run stopped is in the bucket", observed, facts)
+    return StepResult("the step at which the run stopped is in the bucket", observed, facts)
 
 
-def _stopped(run: Run, job: Job, instance: str) -> dict[str, Any]:
+def _stopped(run: AcceptanceRun, job: Job, instance: str) -> dict[str, Any]:
     """Wait until the run has stopped; gives its result, empty where the instance was gone before."""
 
     def look() -> dict[str, Any] | None:
@@ -369,12 +368,12 @@ def _stopped(run: Run, job: Job, instance: str) -> dict[str, Any]:
     return run.wait(f"{job.unit} to stop", look, LOOK_EVERY_S)
 
 
-def _said_or_gone(run: Run, command: str, instance: str) -> Said | None:
+def _said_or_gone(run: AcceptanceRun, command: str, instance: str) -> Said | None:
     said = run.account.said(command, instance)
     return Said(MISSING, "") if said is None and _is_gone(run, instance) else said
 
 
-def _notice(run: Run, instance: str) -> tuple[str, bool]:
+def _notice(run: AcceptanceRun, instance: str) -> tuple[str, bool]:
     """Have the run interrupted; gives how, and whether the cloud takes the instance."""
     refused = "asked for with --interrupt stop-file"
     if run.account.interrupts_spot and not run.stop_file_only:
@@ -389,11 +388,11 @@ def _notice(run: Run, instance: str) -> tuple[str, bool]:
     return f"stop file ({refused})", False
 
 
-def _is_gone(run: Run, instance: str) -> bool:
+def _is_gone(run: AcceptanceRun, instance: str) -> bool:
     return all(known.ended for known in run.instances() if known.id == instance)
 
 
-def _resume(run: Run) -> Outcome:
+def _resume(run: AcceptanceRun) -> StepResult:
     job: Job = run.memory["job"]
     if run.memory["by_cloud"]:
         run.memory["gone"].append(run.memory[SPOT_POOL])
@@ -415,10 +414,10 @@ def _resume(run: Run) -> Outcome:
         raise StepError(f"{result['metric_name']} {result['metric']}, undisturbed {straight['metric']}")
     weights = "weights equal, bit for bit" if equal else "equal metric, weights differ in rounding"
     observed = f"from step {result['resumed_from_step']} to {result['step']}; {weights}"
-    return Outcome("the undisturbed run's result, from the saved step on", observed, facts)
+    return StepResult("the undisturbed run's result, from the saved step on", observed, facts)
 
 
-def _idle_instance(run: Run) -> Instance:
+def _idle_instance(run: AcceptanceRun) -> Instance:
     """The instance of the idle pool.
 
     Raises:
@@ -430,15 +429,15 @@ def _idle_instance(run: Run) -> Instance:
     return instances[0]
 
 
-def _release(run: Run) -> Outcome:
+def _release(run: AcceptanceRun) -> StepResult:
     instance = _idle_instance(run)
     if instance.ended:
         raise StepError(f"{instance.id} was terminated although it was kept")
     run.account.untag(instance.id, [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
-    return Outcome("the held instance still runs", f"{instance.id} runs; the hold is lifted")
+    return StepResult("the held instance still runs", f"{instance.id} runs; the hold is lifted")
 
 
-def _mark(run: Run) -> Outcome:
+def _mark(run: AcceptanceRun) -> StepResult:
     def marked() -> str | None:
         instance = _idle_instance(run)
         if instance.ended and TAG_REAP_AFTER not in instance.tags:
@@ -446,10 +445,10 @@ def _mark(run: Run) -> Outcome:
         return instance.tags.get(TAG_REAP_AFTER)
 
     reap_after = run.wait("the sweep's mark", marked)
-    return Outcome("the tag gpu-fleet:reap-after", f"reap-after {reap_after}", {"reap_after": reap_after})
+    return StepResult("the tag gpu-fleet:reap-after", f"reap-after {reap_after}", {"reap_after": reap_after})
 
 
-def _terminate(run: Run) -> Outcome:
+def _terminate(run: AcceptanceRun) -> StepResult:
     instance: str = run.memory[IDLE_POOL]
     run.wait(f"{instance} to be terminated", lambda: _idle_instance(run).ended or None)
     run.memory["ended_at"] = run.clock.now()
@@ -462,16 +461,16 @@ def _terminate(run: Run) -> Outcome:
     key = run.wait(f"the ledger's record of {instance}", record)
     written = json.loads(run.account.read(f"{records}/{key}"))
     facts = {"key": key, "record": written}
-    return Outcome("terminated, with a record", f"{written['reason']}; record {key}", facts)
+    return StepResult("terminated, with a record", f"{written['reason']}; record {key}", facts)
 
 
-def _newest_meter(run: Run, records: str) -> str:
+def _newest_meter(run: AcceptanceRun, records: str) -> str:
     """Where the meter's newest state lies: on OSS each is a key of its own, the newest first by name."""
     numbered = run.account.keys(f"{records}/{METER}.")
     return f"{records}/{min(numbered, default=METER)}"
 
 
-def _meter(run: Run) -> Outcome:
+def _meter(run: AcceptanceRun) -> StepResult:
     """The meter's seconds of each instance beside those that the run saw, at the meter's own moment."""
     records: str = _outputs(run)["bucket_uris"]["records"]
     ended_at: datetime = run.memory["ended_at"]
@@ -497,10 +496,12 @@ def _meter(run: Run) -> Outcome:
     if wrong:
         raise StepError("; ".join(wrong))
     within = f"within {METER_PERCENT:.0f} % and a sweep's period of the hours seen"
-    return Outcome(within, f"{len(facts['instances'])} instances, {day_reading['month']} this month", facts)
+    return StepResult(
+        within, f"{len(facts['instances'])} instances, {day_reading['month']} this month", facts
+    )
 
 
-def _logs(run: Run) -> Outcome:
+def _logs(run: AcceptanceRun) -> StepResult:
     """Wait until something arrived in every log store that the cloud tells of."""
 
     def arrived() -> Mapping[str, float] | None:
@@ -511,4 +512,4 @@ def _logs(run: Run) -> Outcome:
     observed = (
         ", ".join(f"{store} {most:g} bytes/s" for store, most in found.items()) or "no store to ask for"
     )
-    return Outcome("something in every log store", observed, dict(found))
+    return StepResult("something in every log store", observed, dict(found))

@@ -24,7 +24,7 @@ HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
 
 
 @dataclass(frozen=True)
-class Rule:
+class FirewallRule:
     """One standalone rule, before any id is known.
 
     Attributes:
@@ -63,32 +63,36 @@ def private_networks(stack: Stack, zones: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(part.private) for part in plan if part.zone in zones)
 
 
-def rules(stack: Stack) -> tuple[Rule, ...]:
+def rules(stack: Stack) -> tuple[FirewallRule, ...]:
     """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
-    declared: list[Rule] = []
+    declared: list[FirewallRule] = []
     for pool in stack.pools:
         declared += _outward(stack, pool)
         declared += _within(stack, pool)
         for site, office in stack.access.ssh_from.items():
-            declared.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(office), f"SSH from {site}"))
+            declared.append(
+                FirewallRule(pool.name, False, "tcp", (SSH, SSH), str(office), f"SSH from {site}")
+            )
     if stack.network.interface_endpoints:
         for network in private_networks(stack, stack.network.zones):
-            declared.append(Rule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), network, "instances of the stack"))
+            declared.append(
+                FirewallRule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), network, "instances of the stack")
+            )
     return tuple(declared)
 
 
-def _outward(stack: Stack, pool: Pool) -> Iterator[Rule]:
+def _outward(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
     for protocol in ("udp", "tcp"):
-        yield Rule(pool.name, True, protocol, (DNS, DNS), CLOUD_SERVICES, "the cloud's resolver")
-    yield Rule(pool.name, True, "udp", (NTP, NTP), CLOUD_SERVICES, "time")
+        yield FirewallRule(pool.name, True, protocol, (DNS, DNS), CLOUD_SERVICES, "the cloud's resolver")
+    yield FirewallRule(pool.name, True, "udp", (NTP, NTP), CLOUD_SERVICES, "time")
     for port in (HTTPS, HTTP):
-        yield Rule(pool.name, True, "tcp", (port, port), CLOUD_SERVICES, "cloud services and mirrors")
+        yield FirewallRule(pool.name, True, "tcp", (port, port), CLOUD_SERVICES, "cloud services and mirrors")
     if stack.network.nat is not Nat.NONE:
-        yield Rule(pool.name, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages and data")
-        yield Rule(pool.name, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
+        yield FirewallRule(pool.name, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages and data")
+        yield FirewallRule(pool.name, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
 
 
-def _within(stack: Stack, pool: Pool) -> Iterator[Rule]:
+def _within(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
     """Traffic inside the network: among the instances of a job, to endpoints, and to the file systems.
 
     A pool of several instances talks to the vSwitches of its zones on any port, since NCCL picks any; CPFS
@@ -103,13 +107,13 @@ def _within(stack: Stack, pool: Pool) -> Iterator[Rule]:
             open_to.setdefault(network, "CPFS scratch, which calls its clients back")
     for network, why in open_to.items():
         for egress in (False, True):
-            yield Rule(pool.name, egress, "all", None, network, why)
+            yield FirewallRule(pool.name, egress, "all", None, network, why)
     ports = {HTTPS: stack.network.interface_endpoints, NFS: stack.storage.home}
     for port in (port for port, wanted in ports.items() if wanted):
         for network in private_networks(stack, stack.network.zones):
             if network not in open_to:
                 why = "cloud services inside the network" if port == HTTPS else "home directories"
-                yield Rule(pool.name, True, "tcp", (port, port), network, why)
+                yield FirewallRule(pool.name, True, "tcp", (port, port), network, why)
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ class Firewall(pulumi.ComponentResource):
         )
         return group.id
 
-    def _rule(self, name: str, rule: Rule) -> None:
+    def _rule(self, name: str, rule: FirewallRule) -> None:
         alicloud.ecs.SecurityGroupRule(
             f"{name}-{rule.label}",
             security_group_id=self.group_ids[rule.group],

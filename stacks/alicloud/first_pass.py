@@ -44,7 +44,7 @@ class Stage(StrEnum):
     WITHHELD = "withheld"
 
 
-class Step(Protocol):
+class PlanStep(Protocol):
     """A step of Pulumi's plan (``stacks.guard.plan``)."""
 
     @property
@@ -86,7 +86,7 @@ def stage_of(name: str, environ: Mapping[str, str]) -> Stage | None:
     return Stage(stages[name]) if name in stages else None
 
 
-def passes(steps: Sequence[Step]) -> tuple[dict[str, Stage], ...]:
+def passes(steps: Sequence[PlanStep]) -> tuple[dict[str, Stage], ...]:
     """The passes before the last, which is without any stage; none where one ``up`` does it all."""
     created = [step.name for step in steps if step.op in CREATES and _wants_interface(step)]
     made = [step.name for step in steps if _lacks_interface(step)]
@@ -100,7 +100,7 @@ def passes(steps: Sequence[Step]) -> tuple[dict[str, Stage], ...]:
     return tuple(stages for stages in (first, second) if stages)
 
 
-def first_values(steps: Sequence[Step]) -> tuple[FirstValue, ...]:
+def first_values(steps: Sequence[PlanStep]) -> tuple[FirstValue, ...]:
     """What must be reported after the first pass, and before the alarms are made."""
     return tuple(
         FirstValue(step.new["metricName"], dict(step.new["dimensions"]))
@@ -109,16 +109,16 @@ def first_values(steps: Sequence[Step]) -> tuple[FirstValue, ...]:
     )
 
 
-def _wants_interface(step: Step) -> bool:
+def _wants_interface(step: PlanStep) -> bool:
     return step.type == CONFIGURATION and bool(step.new.get("networkInterfaces"))
 
 
-def _lacks_interface(step: Step) -> bool:
+def _lacks_interface(step: PlanStep) -> bool:
     """Made by a first pass, and nothing after it."""
     return step.op == "update" and _wants_interface(step) and not step.old.get("networkInterfaces")
 
 
-def _suspended(steps: Sequence[Step], configurations: Sequence[str]) -> list[str]:
+def _suspended(steps: Sequence[PlanStep], configurations: Sequence[str]) -> list[str]:
     """New suspensions of processes in the groups of some configurations; one that stands is left alone."""
     names = {f"{name}{HEALTH}" for name in configurations}
     return [
@@ -126,5 +126,5 @@ def _suspended(steps: Sequence[Step], configurations: Sequence[str]) -> list[str
     ]
 
 
-def _on_custom_metric(step: Step) -> bool:
+def _on_custom_metric(step: PlanStep) -> bool:
     return step.type == ALARM and step.op in CREATES and step.new.get("metricType") == "custom"

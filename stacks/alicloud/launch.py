@@ -15,7 +15,7 @@ from stacks import naming
 from stacks.alicloud.first_pass import Stage, stage_of
 from stacks.alicloud.storage import bucket_name
 from stacks.payload import instance_file, user_data
-from stacks.settings import Image, Market, Pool, Stack
+from stacks.settings import ImageSettings, Market, Pool, Stack
 from stacks.settings.pools import instance_tags
 
 # ESSD PL1: 50,000 IOPS at most (www.alibabacloud.com/help/en/ecs/user-guide/essds).
@@ -163,7 +163,7 @@ def scaling_configuration(
     )
 
 
-def image_id(image: Image) -> str:
+def image_id(image: ImageSettings) -> str:
     """The image; the settings allow no other way to name one here.
 
     Raises:

@@ -12,8 +12,7 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import policies
-from stacks.settings import Budget as BudgetSettings
-from stacks.settings import BudgetScope, Stack, Threshold, ThresholdKind
+from stacks.settings import BudgetScope, BudgetSettings, Stack, Threshold, ThresholdKind
 
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
 # What the meter publishes of the whole stack (image/reaper/metrics.py), in the budget's currency.

@@ -21,7 +21,7 @@ LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
 @dataclass(frozen=True)
-class Rule:
+class FirewallRule:
     """One standalone rule, before any id is known.
 
     Attributes:
@@ -59,15 +59,17 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
     return (*(pool.name for pool in stack.pools), *(label for label, wanted in optional.items() if wanted))
 
 
-def rules(stack: Stack) -> tuple[Rule, ...]:
+def rules(stack: Stack) -> tuple[FirewallRule, ...]:
     """Every rule of the stack; pure, so that a test can read the whole firewall without a cloud."""
-    declared: list[Rule] = []
+    declared: list[FirewallRule] = []
     for pool in stack.pools:
         declared += _outward(stack, pool.name, f"instances of pool {pool.name}")
         declared += _among_nodes(pool)
         declared += _storage(stack, pool)
         for site, network in stack.access.ssh_from.items():
-            declared.append(Rule(pool.name, False, "tcp", (SSH, SSH), str(network), f"SSH from {site}"))
+            declared.append(
+                FirewallRule(pool.name, False, "tcp", (SSH, SSH), str(network), f"SSH from {site}")
+            )
     if stack.storage.scratch_gib:
         declared += _pair(SCRATCH, SCRATCH, LUSTRE_PORTS, "Lustre servers among themselves")
     if stack.image.built:
@@ -75,22 +77,22 @@ def rules(stack: Stack) -> tuple[Rule, ...]:
     return tuple(declared)
 
 
-def _outward(stack: Stack, group: str, who: str) -> Iterator[Rule]:
+def _outward(stack: Stack, group: str, who: str) -> Iterator[FirewallRule]:
     cidr = str(stack.network.cidr)
     for protocol in ("udp", "tcp"):
-        yield Rule(group, True, protocol, (DNS, DNS), cidr, "resolver of the network")
-    yield Rule(group, True, "udp", (NTP, NTP), TIME_SERVICE, "time")
+        yield FirewallRule(group, True, protocol, (DNS, DNS), cidr, "resolver of the network")
+    yield FirewallRule(group, True, "udp", (NTP, NTP), TIME_SERVICE, "time")
     if stack.network.nat is Nat.NONE:
-        yield Rule(group, True, "tcp", (HTTPS, HTTPS), "s3", "buckets")
+        yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), "s3", "buckets")
     else:
-        yield Rule(group, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages, data and cloud services")
-        yield Rule(group, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
+        yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages, data and cloud services")
+        yield FirewallRule(group, True, "tcp", (HTTP, HTTP), ANYWHERE, "signed distribution packages")
     if stack.network.interface_endpoints:
-        yield Rule(group, True, "tcp", (HTTPS, HTTPS), ENDPOINTS, "cloud services inside the network")
-        yield Rule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), group, who)
+        yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), ENDPOINTS, "cloud services inside the network")
+        yield FirewallRule(ENDPOINTS, False, "tcp", (HTTPS, HTTPS), group, who)
 
 
-def _among_nodes(pool: Pool) -> Iterator[Rule]:
+def _among_nodes(pool: Pool) -> Iterator[FirewallRule]:
     """All traffic within a pool that may hold several instances.
 
     EFA needs both directions, each naming the group itself: a rule to 0.0.0.0/0 does not cover it
@@ -98,23 +100,25 @@ def _among_nodes(pool: Pool) -> Iterator[Rule]:
     """
     if pool.efa or pool.size.max > 1:
         for egress in (False, True):
-            yield Rule(pool.name, egress, "-1", None, pool.name, "instances of one job among themselves")
+            yield FirewallRule(
+                pool.name, egress, "-1", None, pool.name, "instances of one job among themselves"
+            )
 
 
-def _storage(stack: Stack, pool: Pool) -> Iterator[Rule]:
+def _storage(stack: Stack, pool: Pool) -> Iterator[FirewallRule]:
     if stack.storage.home:
-        yield Rule(pool.name, True, "tcp", (NFS, NFS), HOME, "home directories")
-        yield Rule(HOME, False, "tcp", (NFS, NFS), pool.name, f"instances of pool {pool.name}")
+        yield FirewallRule(pool.name, True, "tcp", (NFS, NFS), HOME, "home directories")
+        yield FirewallRule(HOME, False, "tcp", (NFS, NFS), pool.name, f"instances of pool {pool.name}")
     if stack.storage.scratch_gib:
         yield from _pair(pool.name, SCRATCH, LUSTRE_PORTS, "Lustre scratch")
         yield from _pair(SCRATCH, pool.name, LUSTRE_PORTS, f"instances of pool {pool.name}")
 
 
-def _pair(group: str, peer: str, ports: tuple[tuple[int, int], ...], why: str) -> Iterator[Rule]:
+def _pair(group: str, peer: str, ports: tuple[tuple[int, int], ...], why: str) -> Iterator[FirewallRule]:
     """Both directions: Lustre servers call their clients back."""
     for span in ports:
         for egress in (False, True):
-            yield Rule(group, egress, "tcp", span, peer, why)
+            yield FirewallRule(group, egress, "tcp", span, peer, why)
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ class Firewall(pulumi.ComponentResource):
         )
         return group.id
 
-    def _rule(self, name: str, rule: Rule) -> None:
+    def _rule(self, name: str, rule: FirewallRule) -> None:
         stack = self._args.stack
         make = aws.vpc.SecurityGroupEgressRule if rule.egress else aws.vpc.SecurityGroupIngressRule
         make(

@@ -13,7 +13,7 @@ from pulumi_aws.ec2 import (
 from stacks import catalog, naming
 from stacks.aws.storage import bucket_name
 from stacks.payload import instance_file, user_data
-from stacks.settings import Image, Market, Pool, Stack
+from stacks.settings import ImageSettings, Market, Pool, Stack
 from stacks.settings.pools import instance_tags
 
 # gp3 gives these two without extra charge (aws.amazon.com/ebs/general-purpose); a shuffling data loader
@@ -82,7 +82,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> aws
     )
 
 
-def image_id(image: Image) -> str:
+def image_id(image: ImageSettings) -> str:
     """A fixed AMI, or ``resolve:ssm:`` so that each launch reads the newest one."""
     return image.id if image.id is not None else f"resolve:ssm:{image.parameter}"
 

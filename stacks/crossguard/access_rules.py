@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stacks.crossguard.model import Finding, Resource, Rule, Severity, is_on, items, statements
+from stacks.crossguard.model import Finding, PolicyRule, Resource, Severity, is_on, items, statements
 
 ANYWHERE = frozenset({"0.0.0.0/0", "::/0"})
 
@@ -139,28 +139,28 @@ def _policies(resource: Resource, where: Mapping[str, tuple[str, ...]]) -> Itera
 
 
 RULES = (
-    Rule(
+    PolicyRule(
         "no-public-ingress",
         "a port that is open to the internet is found within the hour",
         "name the networks that need it: access.ssh_from, or use Session Manager, which needs no port",
         Severity.CRITICAL,
         each=public_ingress,
     ),
-    Rule(
+    PolicyRule(
         "no-public-address",
         "a GPU instance with a public address is one mistake from the internet",
         "leave instances in private subnets; NAT and endpoints let them out",
         Severity.HIGH,
         each=public_address,
     ),
-    Rule(
+    PolicyRule(
         "metadata-tokens",
         "a forged request from a notebook would read the instance's credentials",
         "require session tokens (IMDSv2): httpTokens = required",
         Severity.HIGH,
         each=metadata_tokens,
     ),
-    Rule(
+    PolicyRule(
         "metadata-tokens-by-image",
         "elastic RDMA needs a scaling configuration, which cannot require tokens",
         "boot an image that requires them at first boot: ModifyInstanceMetadataOptions",
@@ -168,14 +168,14 @@ RULES = (
         each=metadata_tokens_by_image,
         advisory=True,
     ),
-    Rule(
+    PolicyRule(
         "no-wildcard",
         "an identity that may do everything makes every leak a total one",
         "name the actions, or the resources they may touch",
         Severity.CRITICAL,
         each=wildcard,
     ),
-    Rule(
+    PolicyRule(
         "no-anyone",
         "a principal of * without a condition is the whole world",
         "name accounts, roles or services, or bind the statement by a condition",

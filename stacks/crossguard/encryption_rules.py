@@ -6,9 +6,9 @@ from typing import Any
 from stacks.crossguard.model import (
     UNKNOWN,
     Finding,
+    PolicyRule,
     Profile,
     Resource,
-    Rule,
     Severity,
     is_on,
     items,
@@ -194,8 +194,8 @@ def refuses_plain_http(document: Any) -> bool:
     )
 
 
-def _own_key(kind: str, reason: str, remedy: str, **check: Any) -> Rule:
-    return Rule(f"own-key-{kind}", reason, remedy, Severity.HIGH, **check)
+def _own_key(kind: str, reason: str, remedy: str, **check: Any) -> PolicyRule:
+    return PolicyRule(f"own-key-{kind}", reason, remedy, Severity.HIGH, **check)
 
 
 RULES = (
@@ -210,14 +210,14 @@ RULES = (
     _own_key("queues", "failed events carry ids and tags of instances", USE_STACK_KEY, each=queues),
     _own_key("logs", "logs show who talked to whom", USE_STACK_KEY, each=logs),
     _own_key("file-systems", "homes hold what users keep private", USE_STACK_KEY, each=file_systems),
-    Rule(
+    PolicyRule(
         "key-rotation",
         "a key that leaked unnoticed is worth a quarter of data at most",
         f"let it turn at least every {LONGEST_ROTATION_DAYS} days: storage.key_rotation_days",
         Severity.MEDIUM,
         each=rotation,
     ),
-    Rule(
+    PolicyRule(
         "tls-only",
         "a credential or a sample sent in the clear is anybody's",
         "deny requests where SecureTransport is false, and versions before TLS 1.2",

@@ -4,7 +4,16 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from stacks.crossguard.model import TAG_PREFIX, UNKNOWN, Finding, Profile, Resource, Rule, Severity, items
+from stacks.crossguard.model import (
+    TAG_PREFIX,
+    UNKNOWN,
+    Finding,
+    PolicyRule,
+    Profile,
+    Resource,
+    Severity,
+    items,
+)
 
 REQUIRED_TAGS = (f"{TAG_PREFIX}stack", f"{TAG_PREFIX}owner")
 INSTANCE_TAGS = (*REQUIRED_TAGS, f"{TAG_PREFIX}pool", f"{TAG_PREFIX}managed")
@@ -126,28 +135,28 @@ def regions(resources: Sequence[Resource], profile: Profile) -> Iterator[tuple[R
 
 
 RULES = (
-    Rule(
+    PolicyRule(
         "required-tags",
         "what nobody owns nobody removes, and no bill finds",
         f"tag it with naming.tags: {', '.join(REQUIRED_TAGS)}; groups also with their pool and managed",
         Severity.MEDIUM,
         each=tags,
     ),
-    Rule(
+    PolicyRule(
         "budget-with-recipient",
         "the first to hear of a runaway bill must not be finance, a month later",
         "name budget.monthly and at least one of budget.recipients",
         Severity.HIGH,
         whole=budget,
     ),
-    Rule(
+    PolicyRule(
         "reaper-for-every-pool",
         "forgotten GPU instances are the dearest mistake there is",
         "build the stack with its reaper, and leave the groups' managed tag on",
         Severity.HIGH,
         whole=reaper,
     ),
-    Rule(
+    PolicyRule(
         "allowed-regions",
         "where data lies decides whose law it is under",
         "move the stack, or change its profile in stacks/crossguard/profiles.toml",

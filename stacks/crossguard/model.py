@@ -64,7 +64,7 @@ StackCheck = Callable[[Sequence[Resource], Profile], Iterator[tuple[Resource | N
 
 
 @dataclass(frozen=True)
-class Rule:
+class PolicyRule:
     """One thing that must hold.
 
     Attributes:
@@ -97,7 +97,7 @@ class Violation:
         mandatory: whether the stack is refused.
     """
 
-    rule: Rule
+    rule: PolicyRule
     resource: Resource | None
     finding: Finding
     mandatory: bool

@@ -19,13 +19,13 @@ from pulumi_policy import (  # type: ignore[import-not-found]
 )
 from pulumi_policy.proxy import UnknownValueError  # type: ignore[import-not-found] # the same
 
-from stacks.crossguard.model import UNKNOWN, Profile, Resource, Rule
+from stacks.crossguard.model import UNKNOWN, PolicyRule, Profile, Resource
 from stacks.crossguard.rules import RULES, is_mandatory, profile_of
 
 STACK_VARIABLE = "PULUMI_STACK"
 
 
-def policy(rule: Rule, profile: Profile) -> object:
+def policy(rule: PolicyRule, profile: Profile) -> object:
     """A rule as CrossGuard takes it."""
     common = {
         "name": rule.name,

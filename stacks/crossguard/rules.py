@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from stacks.crossguard import access_rules, encryption_rules, governance_rules
-from stacks.crossguard.model import Profile, Resource, Rule, Violation
+from stacks.crossguard.model import PolicyRule, Profile, Resource, Violation
 
-RULES: tuple[Rule, ...] = (*access_rules.RULES, *encryption_rules.RULES, *governance_rules.RULES)
+RULES: tuple[PolicyRule, ...] = (*access_rules.RULES, *encryption_rules.RULES, *governance_rules.RULES)
 PROFILES = Path(__file__).with_name("profiles.toml")
 
 
@@ -47,13 +47,13 @@ def violations(resources: Sequence[Resource], profile: Profile) -> Iterator[Viol
             yield Violation(rule, resource, finding, mandatory)
 
 
-def is_mandatory(rule: Rule, profile: Profile) -> bool:
+def is_mandatory(rule: PolicyRule, profile: Profile) -> bool:
     """Whether breaking the rule refuses the stack, or only warns."""
     return not rule.advisory and rule.name not in profile.advisory
 
 
 def _findings(
-    rule: Rule, resources: Sequence[Resource], profile: Profile
+    rule: PolicyRule, resources: Sequence[Resource], profile: Profile
 ) -> Iterator[tuple[Resource | None, str]]:
     if rule.each is not None:
         for resource in resources:

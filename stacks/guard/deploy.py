@@ -16,7 +16,7 @@ from stacks.catalog import Cloud
 from stacks.guard import first_values
 from stacks.guard.errors import PlanError
 from stacks.guard.hold import hold
-from stacks.guard.plan import REPLACES, Step, errors, parse
+from stacks.guard.plan import REPLACES, PlanStep, errors, parse
 from stacks.settings import Stack
 
 # Flags of `pulumi up` that `pulumi preview --json` knows not, or that would bend its output.
@@ -55,7 +55,7 @@ class Deployment:
     environ: Mapping[str, str]
     arguments: Sequence[str] = ()
 
-    def plan(self) -> tuple[Step, ...]:
+    def plan(self) -> tuple[PlanStep, ...]:
         """What an ``up`` would do now.
 
         Raises:
@@ -111,7 +111,7 @@ def to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str] | 
             )
 
 
-def uploads(step: Step) -> bool:
+def uploads(step: PlanStep) -> bool:
     """Whether a step of the plan sends an object to OSS: the payload, a recipe, a baked disk."""
     return step.type == OBJECT and step.op in UPLOADS
 

@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 from stacks import naming
 from stacks.guard.errors import ReplacementError
 from stacks.guard.holdings import FOLLOWS, HOLDINGS, Holding
-from stacks.guard.plan import REMOVES, REPLACES, Step
+from stacks.guard.plan import REMOVES, REPLACES, PlanStep
 
 ZONES = {"aws:ec2/subnet:Subnet": "availabilityZone", "alicloud:vpc/switch:Switch": "zoneId"}
 
@@ -22,7 +22,7 @@ class Loss:
         reasons: why, each naming the setting or the other resource that it follows.
     """
 
-    step: Step
+    step: PlanStep
     holding: Holding
     reasons: tuple[str, ...]
 
@@ -34,7 +34,7 @@ class Loss:
         )
 
 
-def losses(steps: Sequence[Step]) -> tuple[Loss, ...]:
+def losses(steps: Sequence[PlanStep]) -> tuple[Loss, ...]:
     """Every resource with data, its key or its network that the plan would replace or delete."""
     removed = {(step.type, step.name): step for step in steps if step.op in REMOVES}
     return tuple(
@@ -44,7 +44,7 @@ def losses(steps: Sequence[Step]) -> tuple[Loss, ...]:
     )
 
 
-def hold(steps: Sequence[Step], replace: Collection[str] = ()) -> None:
+def hold(steps: Sequence[PlanStep], replace: Collection[str] = ()) -> None:
     """Let a plan pass that loses nothing, or only what a user named.
 
     Args:
@@ -64,7 +64,7 @@ def hold(steps: Sequence[Step], replace: Collection[str] = ()) -> None:
         raise ReplacementError("\n".join(_said(held, steps)))
 
 
-def _reasons(step: Step, removed: Sequence[Step]) -> Iterator[str]:
+def _reasons(step: PlanStep, removed: Sequence[PlanStep]) -> Iterator[str]:
     if step.op not in REPLACES:
         yield f"left out by {HOLDINGS[step.type].deleted_by}"
         return
@@ -79,7 +79,7 @@ def _reasons(step: Step, removed: Sequence[Step]) -> Iterator[str]:
             yield f"{cause} {step.old.get(cause)!r} -> {step.new.get(cause)!r}, from {setting}"
 
 
-def _leader(step: Step) -> str:
+def _leader(step: PlanStep) -> str:
     """The resource that is followed; with why it is replaced, where it is no loss that is told by itself."""
     if step.type in HOLDINGS:
         return step.name
@@ -87,7 +87,7 @@ def _leader(step: Step) -> str:
     return f"{step.name} ({why})" if why else step.name
 
 
-def _said(held: Sequence[Loss], steps: Sequence[Step]) -> Iterator[str]:
+def _said(held: Sequence[Loss], steps: Sequence[PlanStep]) -> Iterator[str]:
     count = "1 resource" if len(held) == 1 else f"{len(held)} resources"
     yield f"refused, and nothing was touched: this change would lose data in {count}"
     for loss in held:
@@ -104,7 +104,7 @@ def _said(held: Sequence[Loss], steps: Sequence[Step]) -> Iterator[str]:
     yield "  " + " ".join(dict.fromkeys(f"--replace {loss.step.name}" for loss in held))
 
 
-def deployed_slots(steps: Sequence[Step]) -> dict[str, int]:
+def deployed_slots(steps: Sequence[PlanStep]) -> dict[str, int]:
     """Zone -> the slot of its deployed private subnet; empty where the plan shows none."""
     slots: dict[str, int] = {}
     networks = [

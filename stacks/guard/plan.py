@@ -20,7 +20,7 @@ REMOVES = REPLACES | {"delete"}
 
 
 @dataclass(frozen=True)
-class Step:
+class PlanStep:
     """What would become of one resource.
 
     Attributes:
@@ -40,7 +40,7 @@ class Step:
     causes: tuple[str, ...]
 
 
-def parse(text: str) -> tuple[Step, ...]:
+def parse(text: str) -> tuple[PlanStep, ...]:
     """The steps of a plan.
 
     Args:
@@ -69,9 +69,9 @@ def errors(text: str) -> tuple[str, ...]:
         return ()
 
 
-def _step(raw: Mapping[str, Any]) -> Step:
+def _step(raw: Mapping[str, Any]) -> PlanStep:
     _, _, types, name = raw["urn"].split("::", 3)
-    return Step(
+    return PlanStep(
         op=raw["op"],
         type=types.rsplit("$", 1)[-1],
         name=name,

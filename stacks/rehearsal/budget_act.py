@@ -23,7 +23,6 @@ from stacks.rehearsal.program import ROOT, Rehearsed
 from stacks.settings import Purpose, Stack
 
 METER = "meter.json"
-SPENT = "MonthCost"
 LAUNCH = "Launch"
 RECENT = timedelta(minutes=15)
 

@@ -59,7 +59,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ProcessGroup:
     """One training process group of the act.
 
     Attributes:
@@ -106,11 +106,13 @@ def play(console: Console, clients: Clients, user_data: str, folder: Path) -> Tr
         own = _environment(root, quiet, folder)
         processes.run(command, folder / "prepare.log", own, inherit=False, cwd=folder)
         stage = partial(_run, bars, data)
-        straight = stage(Stage("undisturbed", folder / "straight", f"{bucket_uri}/straight", root, quiet))
+        straight = stage(
+            ProcessGroup("undisturbed", folder / "straight", f"{bucket_uri}/straight", root, quiet)
+        )
         broken_uri = f"{bucket_uri}/interrupted"
-        first = Stage("spot notice", folder / "first", broken_uri, root, noticed)
+        first = ProcessGroup("spot notice", folder / "first", broken_uri, root, noticed)
         stopped = stage(first, on_epoch=_notice_at_half(noticed))
-        resumed = stage(Stage("other instance", folder / "second", broken_uri, root, quiet))
+        resumed = stage(ProcessGroup("other instance", folder / "second", broken_uri, root, quiet))
     _check(straight, stopped, resumed)
     return Trained(
         metric_name=resumed["metric_name"],
@@ -145,7 +147,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _run(
-    bars: Progress, data: Path, stage: Stage, on_epoch: Callable[[float, float], None] | None = None
+    bars: Progress, data: Path, stage: ProcessGroup, on_epoch: Callable[[float, float], None] | None = None
 ) -> dict[str, Any]:
     """Run one stage to its end with a bar; gives its result."""
     epochs = float(tomllib.loads((stage.root / CONFIG).read_text())["run"]["epochs"])
@@ -175,7 +177,7 @@ def _environment(root: Path, metadata: MetadataService, folder: Path) -> dict[st
     }
 
 
-def _command(data: Path, stage: Stage) -> list[str]:
+def _command(data: Path, stage: ProcessGroup) -> list[str]:
     overrides = {
         "data.path": data,
         "run.directory": stage.folder,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from stacks.catalog import Cloud
 from stacks.catalog.money import HOURS_PER_MONTH
 from stacks.settings.pools import group_plans
-from stacks.settings.schema import Nat, Network, Pool, Redundancy, Stack
+from stacks.settings.schema import Nat, NetworkSettings, Pool, Redundancy, Stack
 
 # Interface endpoints of a stack: as many as the clouds' endpoints.py names; a test holds them together.
 ENDPOINTS = {Cloud.AWS: 12, Cloud.ALICLOUD: 1}
@@ -68,7 +68,7 @@ def on_demand_instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
     return {level: min(base * groups.get(level, 1), many) for level, many in instances(stack, pool).items()}
 
 
-def gateways(network: Network) -> int:
+def gateways(network: NetworkSettings) -> int:
     """How many NAT gateways a network has, each with a public address."""
     return {Nat.NONE: 0, Nat.ONE: 1, Nat.PER_ZONE: len(network.zones)}[network.nat]
 

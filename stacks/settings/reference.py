@@ -114,8 +114,8 @@ def markdown() -> str:
         "",
         *_table(config["properties"], config["required"], definitions),
     ]
-    for name, definition in definitions.items():
-        lines += ["", f"## {name}", "", definition["description"], ""]
+    for name, definition in sorted(definitions.items(), key=lambda item: _section(item[0])):
+        lines += ["", f"## {_section(name)}", "", definition["description"], ""]
         if "enum" in definition:
             lines += [f"One of {_values(definition['enum'])}."]
         else:
@@ -145,10 +145,14 @@ def _named(entry: Schema) -> str:
     return str(entry.get("$ref", "")).rpartition("/")[2]
 
 
+def _section(name: str) -> str:
+    return name.removesuffix("Settings")
+
+
 def _value(entry: Schema) -> str:
     """A type with its range, in words."""
     if name := _named(entry):
-        return f"[{name}](#{name.lower()})"
+        return f"[{_section(name)}](#{_section(name).lower()})"
     if "anyOf" in entry:
         return " or ".join(dict.fromkeys(_value(option) for option in entry["anyOf"]))
     if entry.get("type") == "array":

@@ -181,7 +181,7 @@ class ImageMode(StrEnum):
 
 
 @dataclass(frozen=True, config=EXACT)
-class Network:
+class NetworkSettings:
     """The private network of a stack.
 
     Attributes:
@@ -223,7 +223,7 @@ class Network:
 
 
 @dataclass(frozen=True, config=EXACT)
-class Access:
+class AccessSettings:
     """Who may log in. Nobody by SSH unless named here: Session Manager needs no open port.
 
     Attributes:
@@ -245,7 +245,7 @@ class Redundancy(StrEnum):
 
 
 @dataclass(frozen=True, config=EXACT)
-class Storage:
+class StorageSettings:
     """Buckets, homes and scratch.
 
     Attributes:
@@ -445,7 +445,7 @@ DEFAULT_THRESHOLDS = (
 
 
 @dataclass(frozen=True, config=EXACT)
-class Budget:
+class BudgetSettings:
     """What a month may cost, and who hears of it.
 
     Attributes:
@@ -473,7 +473,7 @@ class Budget:
 
 
 @dataclass(frozen=True, config=EXACT)
-class Leftovers:
+class LeftoversSettings:
     """Unattached volumes, unassociated addresses, long-stopped instances: listed, or also removed.
 
     Attributes:
@@ -486,7 +486,7 @@ class Leftovers:
 
 
 @dataclass(frozen=True, config=EXACT)
-class Reaper:
+class ReaperSettings:
     """The scheduled sweep.
 
     Attributes:
@@ -506,12 +506,12 @@ class Reaper:
     max_actions: Positive = 10
     max_percent: Percent = 25
     time_zone: str = "UTC"
-    leftovers: Leftovers = Leftovers()
+    leftovers: LeftoversSettings = LeftoversSettings()
     watch_days: Annotated[int, Field(ge=0, le=90)] = 0
 
 
 @dataclass(frozen=True, config=EXACT)
-class Image:
+class ImageSettings:
     """The image every instance of the stack boots; exactly one of ``id`` and ``parameter``.
 
     Attributes:
@@ -571,16 +571,16 @@ class Stack:
     cloud: Cloud
     region: str
     account_id: str
-    network: Network
+    network: NetworkSettings
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     owner: Owner = "platform"
     protected: bool = False
     endpoint_url: OptionalUrl = None
-    access: Access = Access()
-    storage: Storage = Storage()
-    budget: Budget = Budget()
-    reaper: Reaper = Reaper()
-    image: Image = Image()
+    access: AccessSettings = AccessSettings()
+    storage: StorageSettings = StorageSettings()
+    budget: BudgetSettings = BudgetSettings()
+    reaper: ReaperSettings = ReaperSettings()
+    image: ImageSettings = ImageSettings()
 
     @property
     def emulated(self) -> bool:

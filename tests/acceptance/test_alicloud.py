@@ -14,7 +14,7 @@ from image.reaper.alicloud.session import PRODUCTS as REAPERS
 from stacks import catalog
 from stacks.acceptance import alicloud, plan, variant
 from stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount
-from stacks.acceptance.command import World, accept
+from stacks.acceptance.command import Surroundings, accept
 from stacks.acceptance.errors import NotReachableError, RefusedError
 from stacks.calls.alicloud import VERSIONS, Alicloud
 from stacks.settings import stack_files
@@ -247,7 +247,7 @@ def play(account, cloud, rated, tmp_path):
     made, _ = account
 
     def played(*arguments):
-        world = World(
+        world = Surroundings(
             account=made,
             engine=lambda name, log: cloud,
             clock=cloud.clock,

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from stacks.acceptance import plan
 from stacks.acceptance.aws import CALLS, AwsAccount
-from stacks.acceptance.command import World, accept
+from stacks.acceptance.command import Surroundings, accept
 from stacks.acceptance.errors import EngineError
 from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.bucket_policies import conditions_left_out
@@ -70,7 +70,7 @@ def played(tmp_path_factory):
     ):
         clock.fleet = fleet
         accounts = []
-        world = World(
+        world = Surroundings(
             account=lambda stack, clock: accounts.append(AwsAccount(stack, clock)) or accounts[-1],
             engine=lambda name, log: MotoEngine(name, fleet, folder / "stacks"),
             clock=clock,

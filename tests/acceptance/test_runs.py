@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from stacks.acceptance import plan
-from stacks.acceptance.command import World, accept
+from stacks.acceptance.command import Surroundings, accept
 from stacks.acceptance.errors import EngineError
 from stacks.settings import stack_files
 from tests.acceptance.pretend import BEGIN, PretendClock, PretendCloud, room
@@ -32,7 +32,7 @@ def play(tmp_path):
     def played(*broken: str, arguments=(), at=(), cloud=None) -> Played:
         cloud = cloud or PretendCloud(PretendClock(), set(broken))
         cloud.clock.at = [(BEGIN + timedelta(minutes=minutes), error) for minutes, error in at]
-        world = World(
+        world = Surroundings(
             account=lambda stack, clock: cloud,
             engine=lambda name, log: cloud,
             clock=cloud.clock,
@@ -186,7 +186,9 @@ def test_the_run_ends_before_it_passes_its_cap(play):
 
 def test_a_plan_above_its_cap_is_refused_before_anything_is_started(tmp_path):
     cloud = PretendCloud(PretendClock())
-    world = World(lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path)
+    world = Surroundings(
+        lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path
+    )
 
     result = CliRunner().invoke(accept, ["aws-dev", "--yes", "--max-usd", "2"], obj=world)
 
@@ -223,7 +225,7 @@ def test_a_second_run_beside_one_that_is_not_torn_down_is_refused(play, tmp_path
     again = CliRunner().invoke(
         accept,
         ["aws-dev", "--yes"],
-        obj=World(
+        obj=Surroundings(
             lambda stack, clock: played.cloud,
             lambda name, log: played.cloud,
             played.cloud.clock,
@@ -273,7 +275,9 @@ def test_a_stack_whose_instances_run_nothing_of_ours_is_refused(monkeypatch):
 def test_credentials_of_another_account_are_refused(play, monkeypatch, tmp_path):
     cloud = PretendCloud(PretendClock())
     monkeypatch.setattr(cloud, "identity", lambda: "999999999999")
-    world = World(lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path)
+    world = Surroundings(
+        lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path
+    )
 
     result = CliRunner().invoke(accept, ["aws-dev", "--yes"], obj=world)
 
@@ -313,7 +317,9 @@ def test_the_evidence_is_there_after_every_step(play, tmp_path):
 
 def test_a_declined_question_starts_nothing(play, tmp_path):
     cloud = PretendCloud(PretendClock())
-    world = World(lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path)
+    world = Surroundings(
+        lambda stack, clock: cloud, lambda name, log: cloud, cloud.clock, stack_folder=tmp_path
+    )
 
     result = CliRunner().invoke(accept, ["aws-dev"], obj=world, input="n\n")
 

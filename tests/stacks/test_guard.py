@@ -22,7 +22,16 @@ from stacks.guard.holdings import FOLLOWS, HOLDINGS
 from stacks.guard.plan import parse
 from stacks.rehearsal import program
 from stacks.rehearsal.program import run_program
-from stacks.settings import Access, Budget, Image, Network, Pool, Reaper, Stack, Storage
+from stacks.settings import (
+    AccessSettings,
+    BudgetSettings,
+    ImageSettings,
+    NetworkSettings,
+    Pool,
+    ReaperSettings,
+    Stack,
+    StorageSettings,
+)
 from stacks.settings.reader import from_mapping
 from tests.stacks import plans
 from tests.stacks.alicloud_examples import assumptions
@@ -130,13 +139,13 @@ def test_a_first_deployment_loses_nothing(cloud):
 
 
 SECTIONS = {
-    "network": Network,
-    "storage": Storage,
+    "network": NetworkSettings,
+    "storage": StorageSettings,
     "pools[]": Pool,
-    "access": Access,
-    "budget": Budget,
-    "reaper": Reaper,
-    "image": Image,
+    "access": AccessSettings,
+    "budget": BudgetSettings,
+    "reaper": ReaperSettings,
+    "image": ImageSettings,
 }
 
 

@@ -16,7 +16,7 @@ from stacks import catalog
 from stacks.calls.aws import Aws
 from stacks.catalog import Cloud, prices, reader
 from stacks.catalog.refresh import alicloud, aws, command
-from stacks.catalog.refresh.listed import Answers, Listed, largest_discount, plain
+from stacks.catalog.refresh.listed import Listed, ListedPrices, largest_discount, plain
 from stacks.catalog.refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
 from stacks.files import replace
 from tests.stacks import alicloud_account
@@ -58,7 +58,7 @@ def run(*arguments: str):
     return CliRunner().invoke(main, ["catalog", "refresh", *arguments])
 
 
-def ask(cloud: Account) -> Answers:
+def ask(cloud: Account) -> ListedPrices:
     return aws.ask("us-east-1", wanted(CATALOG, Cloud.AWS), TODAY, say, Aws(cloud.client))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.catalog.money import HOURS_PER_MONTH
-from stacks.catalog.refresh.listed import Answers, Listed
+from stacks.catalog.refresh.listed import Listed, ListedPrices
 from stacks.errors import CannotCheckError
 
 SOURCE = "ECS DescribePrice, pay-as-you-go before discount"
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 def ask(
     region: str, instances: Mapping[str, str], today: datetime.date, say: Say, cloud: Alicloud | None = None
-) -> Answers:
+) -> ListedPrices:
     """Every price of Alibaba Cloud that its API tells.
 
     Args:
@@ -60,7 +60,7 @@ def ask(
         hour = _listed(whole, whole)
         month = hour.amount * HOURS_PER_MONTH / DISK_GIB
         others["disk"] = Listed(month, hour.currency, f"{SOURCE}, {HOURS_PER_MONTH} hours")
-    return Answers(today, prices, others, None, tuple(unlisted))
+    return ListedPrices(today, prices, others, None, tuple(unlisted))
 
 
 def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:

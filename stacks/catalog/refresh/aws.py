@@ -15,7 +15,7 @@ from typing import Any
 from stacks import catalog
 from stacks.calls.aws import Aws, clients_in
 from stacks.catalog.instance_types import Cloud
-from stacks.catalog.refresh.listed import Answers, Listed, largest_discount
+from stacks.catalog.refresh.listed import Listed, ListedPrices, largest_discount
 
 # The Price List answers for every region, and in few: docs.aws.amazon.com/general/latest/gr/billing.html
 PRICE_LIST_REGION = "us-east-1"
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Question:
+class PriceListItem:
     """How a thing of prices.toml is called in the Price List.
 
     Attributes:
@@ -47,24 +47,26 @@ class Question:
 
 
 QUESTIONS = {
-    "disk": Question("AmazonEC2", {"volumeApiName": "gp3"}, "EBS:VolumeUsage.gp3"),
+    "disk": PriceListItem("AmazonEC2", {"volumeApiName": "gp3"}, "EBS:VolumeUsage.gp3"),
     # listed for a GiB/s
-    "disk_throughput": Question(
+    "disk_throughput": PriceListItem(
         "AmazonEC2", {"volumeApiName": "gp3"}, "EBS:VolumeP-Throughput.gp3", MIB_PER_GIB
     ),
-    "nat_gateway": Question("AmazonEC2", {"productFamily": "NAT Gateway"}, "NatGateway-Hours"),
-    "nat_traffic": Question("AmazonEC2", {"productFamily": "NAT Gateway"}, "NatGateway-Bytes"),
-    "public_address": Question("AmazonVPC", {"group": "VPCPublicIPv4Address"}, "PublicIPv4:InUseAddress"),
-    "endpoint": Question("AmazonVPC", {"productFamily": "VpcEndpoint"}, "VpcEndpoint-Hours"),
-    "bucket": Question("AmazonS3", {"volumeType": "Standard"}, "TimedStorage-ByteHrs"),
-    "home": Question("AmazonEFS", {"productFamily": "Storage"}, "TimedStorage-ByteHrs"),
-    "log": Question("AmazonCloudWatch", {"productFamily": "Data Payload"}, "DataProcessing-Bytes"),
+    "nat_gateway": PriceListItem("AmazonEC2", {"productFamily": "NAT Gateway"}, "NatGateway-Hours"),
+    "nat_traffic": PriceListItem("AmazonEC2", {"productFamily": "NAT Gateway"}, "NatGateway-Bytes"),
+    "public_address": PriceListItem(
+        "AmazonVPC", {"group": "VPCPublicIPv4Address"}, "PublicIPv4:InUseAddress"
+    ),
+    "endpoint": PriceListItem("AmazonVPC", {"productFamily": "VpcEndpoint"}, "VpcEndpoint-Hours"),
+    "bucket": PriceListItem("AmazonS3", {"volumeType": "Standard"}, "TimedStorage-ByteHrs"),
+    "home": PriceListItem("AmazonEFS", {"productFamily": "Storage"}, "TimedStorage-ByteHrs"),
+    "log": PriceListItem("AmazonCloudWatch", {"productFamily": "Data Payload"}, "DataProcessing-Bytes"),
 }
 
 
 def ask(
     region: str, instances: Mapping[str, str], today: datetime.date, say: Say, aws: Aws | None = None
-) -> Answers:
+) -> ListedPrices:
     """Every price of AWS.
 
     Args:
@@ -83,7 +85,7 @@ def ask(
     unlisted = []
     for name, where in instances.items():
         say(name)
-        question = Question("AmazonEC2", {**INSTANCE, "instanceType": name}, f"BoxUsage:{name}")
+        question = PriceListItem("AmazonEC2", {**INSTANCE, "instanceType": name}, f"BoxUsage:{name}")
         amount = _price(prices, question, where)
         if amount is None:
             unlisted.append(f"{name} in {where}")
@@ -98,10 +100,10 @@ def ask(
             others[what] = Listed(amount, CURRENCY, SOURCE)
     say("spot prices")
     spot = _spot(aws or Aws(clients_in(region)), region, on_demand, today)
-    return Answers(today, on_demand, others, spot, tuple(unlisted))
+    return ListedPrices(today, on_demand, others, spot, tuple(unlisted))
 
 
-def _price(aws: Aws, question: Question, region: str) -> Decimal | None:
+def _price(aws: Aws, question: PriceListItem, region: str) -> Decimal | None:
     """The first tier's price of the one product that answers a question; None where none or several do."""
     filters = {**question.filters, "regionCode": region}
     wanted = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in filters.items()]

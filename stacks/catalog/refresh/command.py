@@ -15,7 +15,7 @@ from stacks import files
 from stacks.catalog import reader
 from stacks.catalog.instance_types import Cloud
 from stacks.catalog.prices import load
-from stacks.catalog.refresh.listed import Answers
+from stacks.catalog.refresh.listed import ListedPrices
 from stacks.catalog.refresh.rewrite import Change, rewrite_catalog, rewrite_prices, wanted
 from stacks.errors import CannotCheckError, StacksError
 
@@ -71,11 +71,11 @@ def _asked(
     return texts, changes, unlisted
 
 
-def ask(cloud: Cloud, text: str, today: datetime.date, say: Callable[[str], None]) -> Answers:
+def ask(cloud: Cloud, text: str, today: datetime.date, say: Callable[[str], None]) -> ListedPrices:
     """Every price that one cloud lists of what the files name."""
     # an SDK takes a second to load: only those that are asked
     module = importlib.import_module(f"stacks.catalog.refresh.{cloud}")
-    answers: Answers = module.ask(_region(cloud), wanted(text, cloud), today, say)
+    answers: ListedPrices = module.ask(_region(cloud), wanted(text, cloud), today, say)
     return answers
 
 

@@ -23,7 +23,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Answers:
+class ListedPrices:
     """What a cloud listed on one day.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 import tomlkit
 
 from stacks.catalog.instance_types import Cloud
-from stacks.catalog.refresh.listed import Answers, Listed, plain
+from stacks.catalog.refresh.listed import Listed, ListedPrices, plain
 from stacks.errors import StacksError
 
 
@@ -41,7 +41,7 @@ class Change:
         return self.before is None or Decimal(self.before) != Decimal(self.after)
 
 
-def rewrite_catalog(text: str, cloud: Cloud, answers: Answers) -> tuple[str, list[Change]]:
+def rewrite_catalog(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[Change]]:
     """catalog.toml with the instances' prices of one cloud.
 
     A price list whose every type was answered gets the day and the source. Of one that was answered in part,
@@ -70,7 +70,7 @@ def rewrite_catalog(text: str, cloud: Cloud, answers: Answers) -> tuple[str, lis
     return tomlkit.dumps(document), changes
 
 
-def rewrite_prices(text: str, cloud: Cloud, answers: Answers) -> tuple[str, list[Change]]:
+def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[Change]]:
     """prices.toml with everything else of one cloud.
 
     Raises:
