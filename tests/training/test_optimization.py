@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import nn
 
 from gpu_fleet import config, loop, optimization, precision
@@ -263,7 +264,7 @@ def test_a_finished_model_is_where_another_run_starts(tokens: Path, tmp_path: Pa
 
 
 def test_weights_of_another_shape_are_refused_by_name(tokens: Path, tmp_path: Path) -> None:
-    registry.save_weights({"network.lm_head.weight": torch.zeros(2, 2)}, tmp_path)
+    save_file({"network.lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     small = {"hidden_size": 8, "layers": 1, "heads": 1, "intermediate_size": 8}
 
     with pytest.raises(ModelError, match="does not fit the model"):

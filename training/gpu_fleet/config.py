@@ -58,11 +58,12 @@ class Run(Section):
 
 
 class Model(Section):
-    """A name of models.registry or FILE.py:NAME, its options, and optional weights from a local folder."""
+    """A name of models.registry, AutoModelFor... of transformers, or FILE.py:NAME, and its options."""
 
     name: str
-    options: dict[str, Any] = {}
-    weights: str = ""
+    options: dict[str, Any] = {}  # of AutoModelFor...: keys of config.json to be changed
+    weights: str = ""  # a local folder of weights to begin with
+    config: str = ""  # AutoModelFor... only: a folder with a config.json, where there are no weights
 
 
 class Data(Section):

@@ -196,7 +196,9 @@ def export(run: Run, state: State) -> None:
     weights = whole_weights(module, run.where, state.spread.other_layers is not None)
     if isinstance(module, Task):
         weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
-    run.where.on_first(lambda: registry.save_weights(weights, run.directory / MODEL_FOLDER))
+    source = run.settings.model.weights or run.settings.model.config
+    model = module.model if isinstance(module, Task) else module
+    run.where.on_first(lambda: registry.save(model, weights, run.directory / MODEL_FOLDER, source))
 
 
 def conclude(

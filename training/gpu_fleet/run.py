@@ -44,8 +44,9 @@ from gpu_fleet.metrics.goodput import Book
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.metrics.records import MetricsWriter
 from gpu_fleet.metrics.writers import Writers, open_writers
-from gpu_fleet.models import registry
+from gpu_fleet.models import pretrained, registry
 from gpu_fleet.models.definitions import Facts
+from gpu_fleet.models.pretrained import fill, is_pretrained
 from gpu_fleet.models.registry import OWN_DATA
 from gpu_fleet.own import Own, Parts, archive, files, keep, parts
 from gpu_fleet.own import identity as identity_of
@@ -269,14 +270,15 @@ def fresh_state(run: Run) -> State:
     settings, where = run.settings, run.where
     precision.set_matrix_format(settings.precision)
     seed_rng(settings.run.seed, rank=0, step=0)
-    model = where.together(lambda: build_model(run)).to(where.device)
-    if run.own.any:
-        where.together(lambda: try_out(model, first_batch(run), f"model.name = {settings.model.name!r}"))
-    if settings.precision.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
-    average = optimization.build_average(model, settings.average)
+    model = where.together(lambda: build_model(run))
     used = utilisation_of(run, model)
+    cut_first = is_pretrained(settings.model.name) and settings.parallel.strategy != "ddp"
+    if not cut_first:
+        where.together(lambda: ready(run, model))
+    average = optimization.build_average(model, settings.average)
     model, spread = where.together(lambda: spread_model(model, settings, where))
+    if cut_first:  # a model without memory yet, of which each rank fills its part
+        where.together(lambda: ready(run, model))
     if settings.precision.compile and not isinstance(model, FSDPModule):  # its layers are compiled one by one
         model.compile()
     seed_rng(settings.run.seed, where.rank, step=0)
@@ -290,6 +292,20 @@ def fresh_state(run: Run) -> State:
         average=average,
         utilisation=used,
     )
+
+
+def ready(run: Run, model: nn.Module) -> None:
+    """Gives a model its values and its place on the device, and tries it; raises TrainingError."""
+    settings, device = run.settings, run.where.device
+    if is_pretrained(settings.model.name):
+        fill(model, settings.model.weights, device, settings.run.seed)
+    model.to(device)
+    if settings.precision.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
+    if run.own.any or run.is_task:
+        try_out(model, first_batch(run), f"model.name = {settings.model.name!r}")
+        if isinstance(model, FSDPModule):
+            model.reshard()  # the optimizer is to have the parts
 
 
 def rehearse(run: Run, state: State) -> None:
@@ -319,12 +335,21 @@ def build_model(run: Run) -> nn.Module:
     """The whole model on the CPU, as the configuration and the data have it; raises ModelError."""
     settings, description = run.settings, run.description
     chosen = settings.model
+    if chosen.config and not is_pretrained(chosen.name):
+        raise ConfigError(f"model.config = {chosen.config!r}: is for AutoModelFor..., not {chosen.name!r}")
     if run.own.model is not None:
         model = own_model(run.own.model, chosen.weights)
     else:
-        facts = Facts(len(description.classes), description.vocabulary, settings.data.sequence_length)
+        classes, length = description.classes, settings.data.sequence_length
+        facts = Facts(len(classes), description.vocabulary, length, classes)
         kind = description.kind if settings.data.kind == "auto" else settings.data.kind
-        model = registry.build(chosen.name, chosen.options, facts, kind, chosen.weights)
+        model = (
+            pretrained.build(
+                chosen.name, chosen.options, facts, kind, weights=chosen.weights, config=chosen.config
+            )
+            if is_pretrained(chosen.name)
+            else registry.build(chosen.name, chosen.options, facts, kind, chosen.weights)
+        )
     if settings.precision.activation_checkpointing:
         registry.recompute_activations(model, chosen.name)
     if settings.parallel.sync_batch_norm:

@@ -39,7 +39,8 @@ def flops_per_sample(model: nn.Module, sample: Tensor) -> float:
     try:
         # attention as plain matrix products, which have a formula on every device
         with mode, counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            functional_call(model, shapes, (mode.from_tensor(sample),))
+            place = next(iter(shapes.values())).device  # "meta" where the model has no memory yet
+            functional_call(model, shapes, (mode.from_tensor(sample.to(place)),))
     finally:
         model.train(training)
     return float(counter.get_total_flops() * BACKWARD_AND_FORWARD)

@@ -19,17 +19,20 @@ class Facts:
     classes: int = 0
     vocabulary: int = 0
     sequence_length: int = 0
+    class_names: tuple[str, ...] = ()
 
 
 class Pixels(nn.Module):
-    """(batch, 3, height, width) uint8 to float32 with the mean and deviation of ImageNet taken out."""
+    """(batch, 3, height, width) uint8 to float32 less mean and deviation, by default ImageNet's."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+    ) -> None:
         super().__init__()
         self.mean: Tensor
         self.deviation: Tensor
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1) * 255, persistent=False)
-        self.register_buffer("deviation", torch.tensor(IMAGENET_STD).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("deviation", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
         return (pictures - self.mean) / self.deviation

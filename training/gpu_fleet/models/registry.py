@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpu_fleet.errors import ModelError, suggestion
+from gpu_fleet.models import pretrained
 from gpu_fleet.models.definitions import Facts, Logits, bert, gpt, gpt2, resnet50, resnet_small
 
 
@@ -41,7 +42,8 @@ REGISTRY = {
 def build(name: str, options: dict[str, Any], facts: Facts, data_kind: str, weights: str = "") -> nn.Module:
     """The model `name` with random weights, or those of a local folder; raises ModelError."""
     if name not in REGISTRY:
-        raise ModelError(f"model.name = {name!r}: unknown{suggestion(name, REGISTRY)}")
+        choices = suggestion(name, REGISTRY)
+        raise ModelError(f"model.name = {name!r}: unknown{choices}; and AutoModelFor... of transformers")
     entry = REGISTRY[name]
     if data_kind not in (*entry.data, OWN_DATA):
         raise ModelError(f"model.name = {name!r}: takes {' or '.join(entry.data)}, the data is {data_kind}")
@@ -72,6 +74,8 @@ def blocks(model: nn.Module, name: str) -> list[nn.Module]:
 
     Of a user's own model those that lie in lists (nn.ModuleList, nn.Sequential), several of one class.
     """
+    if pretrained.is_pretrained(name):
+        return pretrained.blocks(model)
     if name in REGISTRY:
         return [module for module in model.modules() if type(module).__name__ == REGISTRY[name].block]
     containers = (nn.ModuleList, nn.Sequential)
@@ -92,23 +96,27 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         weights = load_file(file)
     except (OSError, ValueError) as error:
         raise ModelError(f"model.weights = {str(folder)!r}: {file} cannot be read: {error}") from error
-    target = model
-    if isinstance(model, Logits) and not any(key.startswith("network.") for key in weights):
-        target = model.network
+    inner = next((module for module in model.modules() if isinstance(module, Logits)), None)
+    whole = inner is None or any(".network." in f".{key}" for key in weights)
+    target = model if inner is None or whole else inner.network
     try:
         target.load_state_dict(weights)
     except RuntimeError as error:
         raise ModelError(f"model.weights = {str(folder)!r}: does not fit the model: {error}") from error
 
 
-def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
-    """Writes FOLDER/model.safetensors, which `model.weights` of a later run reads; raises ModelError."""
+def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str = "") -> None:
+    """Writes the weights into FOLDER, which `model.weights` of a later run reads; raises ModelError.
+
+    A model of transformers becomes a folder for `from_pretrained`, with the tokenizer that `source` has.
+    """
     from safetensors import SafetensorError  # noqa: PLC0415 - once per run
     from safetensors.torch import save_file  # noqa: PLC0415
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(weights, folder / "model.safetensors")
+        if not pretrained.save(model, weights, folder, source):
+            save_file(weights, folder / "model.safetensors")
     except (OSError, SafetensorError) as error:  # the second is what a full disk raises
         raise ModelError(f"{folder}: the model cannot be written: {error}") from error
 

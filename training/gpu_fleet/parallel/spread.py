@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpu_fleet import config, precision
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.errors import ParallelError
-from gpu_fleet.models import definitions, registry
+from gpu_fleet.models import definitions, pretrained, registry
 from gpu_fleet.parallel.world import World, divisors
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -165,8 +165,11 @@ def fully_shard_blocks(model: nn.Module, settings: config.Config, mesh: DeviceMe
 def cut_layers(model: nn.Module, settings: config.Config, mesh: DeviceMesh) -> None:
     """Megatron-style tensor parallelism (Shoeybi et al., 2019) of the Llama decoder, in place.
 
-    Raises ParallelError when the heads do not divide.
+    A model of transformers has a plan of its own. Raises ParallelError when the heads do not divide.
     """
+    if pretrained.is_pretrained(settings.model.name):
+        pretrained.cut_layers(pretrained.network_of(model), mesh)
+        return
     decoder = decoder_of(model, settings)
     heads = min(decoder.config.num_attention_heads, decoder.config.num_key_value_heads)
     if heads % mesh.size():

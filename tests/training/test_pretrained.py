@@ -1,0 +1,357 @@
+"""Models of transformers from a folder: trained on two ranks, resumed, read again by `from_pretrained`."""
+
+import json
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    BertConfig,
+    BertForPreTraining,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from gpu_fleet import config
+from gpu_fleet.data.dataset import Description, write_description
+from gpu_fleet.models import pretrained
+from gpu_fleet.models.definitions import Facts
+from gpu_fleet.parallel import spread
+from gpu_fleet.parallel.world import world
+from gpu_fleet.state import parameters_sha256
+from tests.training.commands import tried_alone
+from tests.training.examples import VOCABULARY, changed, few_digits, gpt_table, losses, train_on
+from tests.training.ranks import run_ranks
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+DECODER = {**TINY, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
+
+
+def seeded(model: type[PreTrainedModel], settings: Any) -> PreTrainedModel:
+    torch.manual_seed(5)
+    return model(settings)
+
+
+def qwen(folder: Path) -> None:
+    """Grouped heads, tied embeddings, in several files."""
+    settings = Qwen2Config(**DECODER, num_key_value_heads=2, tie_word_embeddings=True)
+    seeded(Qwen2ForCausalLM, settings).save_pretrained(folder, max_shard_size="20KB")
+
+
+def tied_llama(folder: Path) -> None:
+    settings = LlamaConfig(**DECODER, tie_word_embeddings=True, rms_norm_eps=1e-5)
+    seeded(LlamaForCausalLM, settings).save_pretrained(folder)
+
+
+def gpt2(folder: Path) -> None:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    seeded(GPT2LMHeadModel, GPT2Config(vocab_size=VOCABULARY, **sizes)).save_pretrained(folder)
+
+
+def published_bert(folder: Path) -> None:
+    """As the first of them was published: `bert.` before every name, gamma and beta in its norms."""
+    model = seeded(BertForPreTraining, BertConfig(**TINY, vocab_size=VOCABULARY, num_labels=2))
+    model.save_pretrained(folder)
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    assert any(name.startswith("bert.") and name.endswith("gamma") for name in renamed)
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def vit(folder: Path) -> None:
+    settings = ViTConfig(**TINY, image_size=8, patch_size=4, num_labels=3)
+    seeded(ViTForImageClassification, settings).save_pretrained(folder)
+    half = [0.5, 0.5, 0.5]
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": half, "image_std": half}))
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of two classes, told apart by one token; id 0 pads."""
+    folder, chance = tmp_path_factory.mktemp("sentences"), np.random.default_rng(3)
+    for split in ("train", "val"):
+        (folder / split).mkdir()
+        classes = np.arange(64) % 2
+        ids = chance.integers(3, VOCABULARY, (64, 9))
+        ids[:, 4] = classes + 1
+        ids.astype("<u2").tofile(folder / split / "tokens.bin")
+        np.save(folder / split / "starts.npy", np.arange(65, dtype=np.int64) * 9)
+        np.save(folder / split / "classes.npy", classes.astype(np.int64))
+    write_description(folder, Description("text", ("cold", "warm"), VOCABULARY))
+    return folder
+
+
+CAUSAL, TEXTS, PICTURES = (
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForImageClassification",
+)
+MODELS = {
+    "qwen": (qwen, CAUSAL),
+    "tied llama": (tied_llama, CAUSAL),
+    "gpt2": (gpt2, CAUSAL),
+    "published bert": (published_bert, TEXTS),
+    "vit": (vit, PICTURES),
+}
+
+
+@pytest.fixture
+def table(tokens: Path, sentences: Path, digits: Path, tmp_path: Path) -> Any:
+    """The configuration of a model of MODELS, whose folder is made for it, in a run directory by name."""
+
+    def made(model: str, run: str = "run", strategy: str = "ddp", steps: int = 4) -> dict[str, Any]:
+        write, name = MODELS[model]
+        folder = tmp_path / "published"
+        if not folder.exists():
+            write(folder)
+        pictures = tmp_path / "digits"
+        if name == PICTURES and not pictures.exists():
+            few_digits(digits, pictures, 64)
+        data = {CAUSAL: tokens, TEXTS: sentences, PICTURES: pictures}[name]
+        parallel = {"strategy": strategy, "tensor": 2 if strategy == "tensor" else 1}
+        found = changed(gpt_table(data, tmp_path / run, steps), parallel=parallel)
+        return {**found, "model": {"name": name, "weights": str(folder)}}
+
+    return made
+
+
+def opened(folder: Path, name: str, kind: str) -> nn.Module:
+    """A folder's model as the trainer has it."""
+    facts = Facts(2 if kind == "text" else 10, VOCABULARY, 16)
+    model = pretrained.build(name, {}, facts, kind, weights=str(folder), config="")
+    pretrained.fill(model, str(folder), torch.device("cpu"), seed=0)
+    return model.eval()
+
+
+def logits_of_transformers(folder: Path, name: str) -> torch.Tensor:
+    family: Any = getattr(transformers, name)
+    network = family.from_pretrained(folder, local_files_only=True).eval()
+    with torch.no_grad():
+        logits: torch.Tensor = network(INPUTS[name]).logits
+    return logits
+
+
+INPUTS = {
+    CAUSAL: torch.arange(16).view(2, 8),
+    TEXTS: torch.arange(1, 17).view(2, 8),
+    PICTURES: torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8),
+}
+KINDS = {CAUSAL: "tokens", TEXTS: "text", PICTURES: "images"}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_published_model_is_trained_resumed_and_read_again(
+    model: str, strategy: str, table: Any, tmp_path: Path
+) -> None:
+    name = MODELS[model][1]
+    straight = train_on(2, table(model, "straight", strategy))
+    stopped = train_on(2, table(model, "stopped", strategy), stop_at=2)
+    resumed = train_on(2, table(model, "stopped", strategy))
+
+    assert (stopped["step"], resumed["resumed_from_step"]) == (2, 2)
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"] != stopped["parameters_sha256"]
+    exported = tmp_path / "stopped/model"
+    mine = opened(exported, name, KINDS[name])
+    with world(config.Parallel()) as where:
+        assert parameters_sha256(mine, where) == resumed["parameters_sha256"]
+    with torch.no_grad():
+        logits = pretrained.network_of(mine)(INPUTS[name]).logits  # type: ignore[misc]  # there is one
+    assert torch.equal(logits, logits_of_transformers(exported, name))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_published_model_begins_with_its_own_logits(model: str, table: Any, tmp_path: Path) -> None:
+    table(model)
+    folder, name = tmp_path / "published", MODELS[model][1]
+    mine = pretrained.network_of(opened(folder, name, "own"))
+    assert mine is not None
+
+    with torch.no_grad():
+        features = mine.base_model(INPUTS[name])[0]
+        theirs = getattr(transformers, name).from_pretrained(folder, local_files_only=True).eval()
+        expected = theirs.base_model(INPUTS[name])[0]
+
+    assert torch.equal(features, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    [(model, "fsdp") for model in MODELS] + [("qwen", "tensor"), ("tied llama", "tensor")],
+)
+def test_a_model_that_is_spread_learns_what_one_rank_learns(
+    model: str, strategy: str, table: Any, tmp_path: Path
+) -> None:
+    train_on(1, table(model, "alone"))
+    train_on(2, table(model, "spread", strategy))
+
+    assert losses(tmp_path / "spread") == pytest.approx(losses(tmp_path / "alone"), rel=2e-5)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor"])
+def test_random_weights_are_the_same_on_any_number_of_ranks(
+    strategy: str, table: Any, tmp_path: Path
+) -> None:
+    def without_weights(run: str, strategy: str) -> dict[str, Any]:
+        found = table("qwen", run, strategy, steps=1)
+        (tmp_path / "published/model.safetensors.index.json").unlink(missing_ok=True)
+        found["model"] = {"name": CAUSAL, "config": str(tmp_path / "published")}
+        return changed(found, optimizer={"learning_rate": 1e-12})
+
+    train_on(1, without_weights("alone", "ddp"))
+    train_on(2, without_weights("spread", strategy))
+
+    alone, spread = (pretrained_tensors(tmp_path / run / "model") for run in ("alone", "spread"))
+    assert all(torch.allclose(alone[name], spread[name], atol=1e-10) for name in alone)
+    deviation = alone["model.layers.0.mlp.up_proj.weight"].std().item()
+    assert deviation == pytest.approx(0.02, rel=0.1)  # initializer_range of Qwen2
+    assert not torch.equal(
+        alone["model.layers.0.mlp.up_proj.weight"], alone["model.layers.1.mlp.up_proj.weight"]
+    )
+
+
+def pretrained_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_an_export_has_the_tokenizer_and_names_the_classes(table: Any, tmp_path: Path) -> None:
+    train_on(1, table("published bert", steps=1))
+
+    settings = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert (tmp_path / "run/model/tokenizer.json").read_text() == "{}"
+    assert settings["id2label"] == {"0": "cold", "1": "warm"}
+    assert settings["architectures"] == ["BertForSequenceClassification"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"weights": ""}, "set one of model.weights (now '')"),
+        ({"weights": "/nowhere"}, "/nowhere/config.json is missing"),
+        ({"name": "AutoModelForCausalML"}, "the data is tokens, which AutoModelForCausalLM takes"),
+        (
+            {"options": {"hidden_sise": 3}},
+            "model.options.hidden_sise: unknown for qwen2; did you mean hidden_size?",
+        ),
+        ({"options": {"vocab_size": 8}}, "knows 8 token ids, the data 32"),
+        ({"options": {"num_hidden_layers": 3}}, "of its tensors are missing there or have another shape"),
+        ({"options": {"intermediate_size": 32}}, "of its tensors are missing there or have another shape"),
+    ],
+    ids=str,
+)
+def test_a_folder_that_does_not_fit_is_one_message(
+    model: dict[str, Any], message: str, table: Any, tmp_path: Path
+) -> None:
+    status, said = tried_alone(changed(table("qwen"), model=model), tmp_path)
+
+    assert status == 65
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_missing_shard_is_named(table: Any, tmp_path: Path) -> None:
+    found = table("qwen")
+    next(iter(sorted((tmp_path / "published").glob("*-00002-of-*")))).unlink()
+
+    status, said = tried_alone(found, tmp_path)
+
+    assert (status, "-00002-of-" in said) == (65, True)
+    assert "is missing, which model.safetensors.index.json names" in said
+
+
+def test_a_model_without_a_plan_is_not_cut(table: Any, tmp_path: Path) -> None:
+    found = changed(table("published bert"), parallel={"strategy": "tensor", "tensor": 1})
+
+    status, said = tried_alone(found, tmp_path)
+
+    assert status == 65
+    assert "transformers has no tp_plan for BertForSequenceClassification" in said
+
+
+WIDE = {"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 1024, "num_attention_heads": 4}
+
+
+class AllocatedBytes(TorchDispatchMode):
+    """Bytes of the storages that are alive, by every tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+                self._count(leaf.untyped_storage())
+        return made
+
+    def _count(self, storage: Any) -> None:
+        place, size = storage.data_ptr(), storage.nbytes()
+        if size == 0 or place in self._seen:
+            return
+        self._seen.add(place)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, place, size)
+
+    def _gone(self, place: int, size: int) -> None:
+        self._seen.discard(place)
+        self.now -= size
+
+
+def filling_rank(folder: str, kind: dict[str, str]) -> tuple[int, int, int, int]:
+    """Peak, what stays, all parameters and the largest layer, in bytes, of a model under FSDP."""
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # other threads are not counted
+    settings = config.from_table(
+        {
+            "run": {"steps": 1},
+            "model": {"name": CAUSAL, **kind},
+            "data": {"path": "none"},
+            "parallel": {"strategy": "fsdp"},
+        },
+        "test",
+    )
+    with world(settings.parallel) as where:
+        facts = Facts(0, VOCABULARY, 16)
+        places = {"weights": "", "config": "", **kind}
+        model = pretrained.build(CAUSAL, {}, facts, "tokens", **places)
+        mesh = init_device_mesh("cpu", (where.size,), mesh_dim_names=("data",))
+        spread.fully_shard_blocks(model, settings, mesh)
+        with AllocatedBytes() as counted:
+            pretrained.fill(model, kind.get("weights", ""), where.device, seed=0)
+        whole = sum(parameter.numel() * 4 for parameter in model.parameters())
+        unit = max(sum(p.numel() * 4 for p in block.parameters()) for block in pretrained.blocks(model))
+        return counted.peak, counted.now, whole, unit
+
+
+@pytest.mark.parametrize("kind", ["weights", "config"])
+def test_a_rank_holds_its_part_and_one_layer_while_a_model_is_filled(kind: str, tmp_path: Path) -> None:
+    settings = LlamaConfig(**WIDE, vocab_size=VOCABULARY, max_position_embeddings=64)
+    seeded(LlamaForCausalLM, settings).save_pretrained(tmp_path, max_shard_size="4MB")
+
+    for peak, stays, whole, unit in run_ranks(filling_rank, 2, str(tmp_path), {kind: str(tmp_path)}):
+        assert 0.45 * whole < stays < 0.6 * whole
+        assert peak < 0.55 * whole + 1.1 * unit  # half of it, and one of eight layers
