@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from gpu_fleet import cli, config
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
@@ -43,6 +44,21 @@ def test_a_row_becomes_its_bytes_and_its_class(table, tmp_path):
     ids, target = open_train(tmp_path / "data").sample(0, CHANCE)
     assert decode(ids) == "number 0, snow"
     assert describe(tmp_path / "data").classes[int(target)] == "cold"
+
+
+def test_a_tokenizer_puts_its_tokens_around_a_text(table, tmp_path):
+    words = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "sun": 4, "snow": 5}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    around = [("[CLS]", 1), ("[SEP]", 2)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    result = prepare(table, tmp_path / "data", "--tokenizer", str(tmp_path / "tokenizer.json"))
+
+    assert result.exit_code == 0, result.output
+    ids, _ = open_train(tmp_path / "data", length=8).sample(0, CHANCE)
+    assert ids.tolist() == [1, 3, 3, 3, 5, 2, 0, 0]  # [CLS] number 0 , snow [SEP]
 
 
 def test_short_texts_are_padded_and_long_ones_cut(table, tmp_path):

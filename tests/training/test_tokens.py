@@ -98,6 +98,23 @@ def test_a_tokenizer_file_sets_the_vocabulary(tmp_path):
     assert describe(out).bytes_per_token > 1
 
 
+def test_a_token_of_the_tokenizer_ends_a_file(tmp_path):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<|endoftext|>"])
+    tokenizer.train([str(file) for file in source.iterdir()], trainer)
+    tokenizer.save(str(file := tmp_path / "tokenizer.json"))
+
+    result = prepare(source, out, "--tokenizer", str(file), "--end-token", "<|endoftext|>")
+    wrong = prepare(source, tmp_path / "other", "--tokenizer", str(file), "--end-token", "</s>")
+
+    assert result.exit_code == 0, result.output
+    assert describe(out).vocabulary == tokenizer.get_vocab_size()
+    assert np.fromfile(out / "val/tokens.bin", dtype="<u2")[-1] == tokenizer.token_to_id("<|endoftext|>")
+    assert (wrong.exit_code, "has no such token" in wrong.output) == (65, True)
+
+
 def test_unreadable_files_are_named_up_to_the_limit(tmp_path):
     source, out = write_texts(tmp_path / "texts"), tmp_path / "data"
     (source / "03.py").unlink()

@@ -74,7 +74,9 @@ class Data(Section):
     name: str = ""  # FILE.py:NAME or package.module:NAME of an own data set, in place of `path`
     options: dict[str, Any] = {}  # of `name`
     collate: str = ""  # FILE.py:NAME of what makes a batch of samples; empty: torch's default_collate
-    columns: tuple[str, ...] = Field(default=(), strict=False)  # of a Hugging Face data set; none: all
+    columns: tuple[str, ...] = Field(default=(), strict=False)  # of a table or records; none: all
+    held_out: Fraction = 0.1  # of data without splits of their own, for "val"
+    split_seed: Count = 0  # which of them; another run.seed holds out the same
     image_size: Count = 0  # pixels of a side after augmentation; 0: as stored
     augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
     sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"

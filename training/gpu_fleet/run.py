@@ -31,9 +31,9 @@ from gpu_fleet.data.own import (
     OwnData,
     OwnReader,
     Stream,
-    is_hugging_face,
-    open_hugging_face,
+    is_table,
     open_own,
+    open_table,
 )
 from gpu_fleet.data.prefetch import to_device
 from gpu_fleet.errors import CheckpointError, ConfigError, ParallelError
@@ -201,15 +201,13 @@ def open_data(
     """What the data are, and their splits; an own data set may have no held-out one. Raises TrainingError."""
     chosen = settings.data
     root = Path(chosen.path)
-    if own.data is None and not is_hugging_face(root):
+    if own.data is None and not is_table(root):
         described = describe(root)
         return described, open_split(chosen, described, "train"), open_split(chosen, described, "val")
     if own.data is not None:
         training, held_out = (open_own(own.data, split, own.collate) for split in ("train", "val"))
     else:
-        training, held_out = (
-            open_hugging_face(root, split, chosen.columns, own.collate) for split in ("train", "val")
-        )
+        training, held_out = (open_table(chosen, split, own.collate) for split in ("train", "val"))
     assert training is not None
     if held_out is not None and len(held_out) == ENDLESS:
         raise ConfigError(f"{held_out.label}: has no length; give it __len__, or return None for 'val'")

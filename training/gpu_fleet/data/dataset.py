@@ -71,12 +71,24 @@ def describe(root: Path) -> Description:
         raise DataError(f"data.path = {str(root)!r}: is not a folder")
     file = root / DESCRIPTION
     if not file.exists():
-        return Description("images", class_names(root / "train"))
+        return Description("images", class_names(root if is_unsplit(root) else root / "train"))
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
         return Description(**{**table, "classes": tuple(table.get("classes", ()))})
     except (ValueError, TypeError) as error:
         raise DataError(f"{file}: is not a description of a data set: {error}") from error
+
+
+def is_unsplit(root: Path) -> bool:
+    """Whether a folder has the folders of classes, and none called train."""
+    return not (root / "train").exists() and any(entry.is_dir() for entry in root.iterdir())
+
+
+def split_of(size: int, settings: config.Data, training: bool) -> Array:
+    """The samples of a split, sorted, of `size` without splits: a function of the settings alone."""
+    order = np.random.Generator(np.random.Philox(key=settings.split_seed)).permutation(size)
+    held_out = round(size * settings.held_out)
+    return np.sort(order[held_out:] if training else order[:held_out])
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ class Encoding:
 
     encode: Callable[[bytes], Array]  # text to ids (n,) int64
     vocabulary: int
+    end: int | None = None  # the id that ends a file, where the vocabulary has one
 
 
 def byte_encoding(shift: int) -> Encoding:
@@ -29,8 +30,14 @@ def byte_encoding(shift: int) -> Encoding:
     return Encoding(encode, BYTES + shift)
 
 
-def file_encoding(file: Path) -> Encoding:
-    """The tokenizer of a tokenizer.json (https://huggingface.co/docs/tokenizers); raises DataError."""
+def file_encoding(file: Path, end: str = "", *, framed: bool = False) -> Encoding:
+    """The tokenizer of a tokenizer.json (https://huggingface.co/docs/tokenizers); raises DataError.
+
+    Args:
+        file: the tokenizer.json.
+        end: one of its tokens that ends a file, if any.
+        framed: whether each text gets the tokens around it that the tokenizer adds, such as [CLS] and [SEP].
+    """
     from tokenizers import Tokenizer  # noqa: PLC0415 - only where one is given
 
     if not file.is_file():
@@ -42,6 +49,9 @@ def file_encoding(file: Path) -> Encoding:
 
     def encode(text: bytes) -> Array:
         decoded = text.decode("utf-8", errors="replace")
-        return np.asarray(tokenizer.encode(decoded, add_special_tokens=False).ids, dtype=np.int64)
+        return np.asarray(tokenizer.encode(decoded, add_special_tokens=framed).ids, dtype=np.int64)
 
-    return Encoding(encode, tokenizer.get_vocab_size(with_added_tokens=True))
+    if end and tokenizer.token_to_id(end) is None:
+        raise DataError(f"--end-token = {end!r}: {file} has no such token")
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return Encoding(encode, size, tokenizer.token_to_id(end) if end else None)

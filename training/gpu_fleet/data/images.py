@@ -1,27 +1,36 @@
 """Folders of pictures by class, and what happens to a picture on its way to the model."""
 
 import io
+import math
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
+from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_unsplit, split_of
 from gpu_fleet.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises on such files
 FINGERPRINT_BYTES = 4096  # one block of most file systems
 KEPT_BYTES = 64 * 2**20  # of decoded pictures, in each process that reads
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 SHIFT_PIXELS = 1 / 8  # of a side: 4 of 32, as in the CIFAR experiments of He et al., 2015
 
 
 def open_split(
     folder: Path, description: Description, settings: config.Data, training: bool
 ) -> "ImageFolder":
-    """The pictures of a split; raises DataError when a class is missing."""
-    return ImageFolder(folder, description.classes, settings, training)
+    """The pictures of a split; raises DataError when a class is missing.
+
+    Of a folder without splits a part is held out; data.held_out and data.split_seed alone say which.
+    """
+    if folder.is_dir() or not is_unsplit(folder.parent):
+        return ImageFolder(folder, description.classes, settings, training)
+    pictures = ImageFolder(folder.parent, description.classes, settings, training)
+    pictures.keep(split_of(len(pictures), settings, training))
+    return pictures
 
 
 class ImageFolder:
@@ -38,6 +47,10 @@ class ImageFolder:
                 raise DataError(f"{folder / name}: is missing, but dataset.json or train/ names this class")
             pictures = sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
             self._files += [(file, target) for file in pictures]
+
+    def keep(self, indices: Array) -> None:
+        """Leaves out all other pictures."""
+        self._files = [self._files[index] for index in indices]
 
     @property
     def parts(self) -> int:
@@ -89,16 +102,15 @@ def pixels_of(content: bytes, settings: config.Data, training: bool, chance: np.
     """Bytes of a picture to (height, width, 3) uint8 of the right size; raises CorruptSampleError."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
-            pixels = picture.convert("RGB")
+            if training and settings.augmentation == "resized_crop":
+                return _cut(picture, _random_box(picture, chance), settings.image_size or picture.width)
+            if settings.image_size:
+                return _cut(picture, _middle_box(picture, settings.image_size), settings.image_size)
+            return np.asarray(picture.convert("RGB"))
     except UnidentifiedImageError as error:  # which names only the place of the bytes in memory
         raise CorruptSampleError("is no picture") from error
     except BROKEN as error:
         raise CorruptSampleError(str(error)) from error
-    if training and settings.augmentation == "resized_crop":
-        pixels = _resized_crop(pixels, settings.image_size or pixels.width, chance)
-    elif settings.image_size:
-        pixels = _centre_crop(pixels, settings.image_size)
-    return np.asarray(pixels)
 
 
 def augmented(array: Array, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
@@ -119,20 +131,34 @@ def _shift(array: Array, chance: np.random.Generator) -> Array:
     return array
 
 
-def _resized_crop(pixels: Image.Image, side: int, chance: np.random.Generator) -> Image.Image:
-    """A random part of 8 to 100 % of the area, scaled to side x side (Szegedy et al., 2014)."""
-    area = pixels.width * pixels.height * chance.uniform(0.08, 1.0)
+def _random_box(picture: Image.Image, chance: np.random.Generator) -> Box:
+    """A random part of 8 to 100 % of the area (Szegedy et al., 2014)."""
+    area = picture.width * picture.height * chance.uniform(0.08, 1.0)
     ratio = np.exp(chance.uniform(np.log(3 / 4), np.log(4 / 3)))
-    width = min(pixels.width, max(1, round(float(np.sqrt(area * ratio)))))
-    height = min(pixels.height, max(1, round(float(np.sqrt(area / ratio)))))
-    left, top = chance.integers(0, pixels.width - width + 1), chance.integers(0, pixels.height - height + 1)
-    box = (int(left), int(top), int(left) + width, int(top) + height)
-    return pixels.resize((side, side), Image.Resampling.BILINEAR, box=box)
+    width = min(picture.width, max(1, round(float(np.sqrt(area * ratio)))))
+    height = min(picture.height, max(1, round(float(np.sqrt(area / ratio)))))
+    left, top = chance.integers(0, picture.width - width + 1), chance.integers(0, picture.height - height + 1)
+    return int(left), int(top), int(left) + width, int(top) + height
 
 
-def _centre_crop(pixels: Image.Image, side: int) -> Image.Image:
-    """The middle 7/8 of the shorter side (224 of 256), scaled to side x side; small pictures whole."""
-    shorter = min(pixels.width, pixels.height)
+def _middle_box(picture: Image.Image, side: int) -> Box:
+    """The middle 7/8 of the shorter side (224 of 256); of small pictures all of it."""
+    shorter = min(picture.width, picture.height)
     part = shorter * 7 / 8 if shorter > side else float(shorter)
-    left, top = (pixels.width - part) / 2, (pixels.height - part) / 2
-    return pixels.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + part, top + part))
+    left, top = (picture.width - part) / 2, (picture.height - part) / 2
+    return left, top, left + part, top + part
+
+
+def _cut(picture: Image.Image, box: Box, side: int) -> Array:
+    """The box scaled to (side, side, 3) uint8. A JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough."""
+    width, height = picture.size
+    needed = min(1.0, side / min(box[2] - box[0], box[3] - box[1]))
+    picture.draft(None, (math.ceil(width * needed), math.ceil(height * needed)))
+    across, down = picture.width / width, picture.height / height
+    scaled = (
+        box[0] * across,
+        box[1] * down,
+        min(box[2] * across, picture.width),
+        min(box[3] * down, picture.height),
+    )
+    return np.asarray(picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=scaled))

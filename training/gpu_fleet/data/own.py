@@ -1,4 +1,4 @@
-"""A user's own data set: anything with `__len__` and `__getitem__`, an iterable, or a Hugging Face folder.
+"""A user's own data set: anything with `__len__` and `__getitem__`, an iterable, or a table.
 
 Samples are whatever they are; `data.collate`, by default torch's default_collate, makes a batch of them: any
 nest of tensors, numbers and text. What a sample draws from the generators of torch, numpy and random is set
@@ -8,7 +8,7 @@ by seed, epoch and index, so that no number of reader processes changes it.
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -19,15 +19,18 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import IterableDataset, default_collate
 
+from gpu_fleet import config
+from gpu_fleet.data.dataset import split_of
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.data.order import Slice
-from gpu_fleet.errors import ConfigError, DataError, OwnCodeError
+from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError, suggestion
 from gpu_fleet.own import Own, told
 
 ENDLESS = 2**62  # samples of a stream that does not say how many it has
 LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))
 MARKS = ("dataset_dict.json", "state.json")  # what save_to_disk of Hugging Face's datasets writes
 SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
+TABLES = {".parquet": "parquet", ".jsonl": "json"}
 Collate = Callable[[list[Any]], Any]
 
 
@@ -175,39 +178,70 @@ def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], C
     return (OwnData if by_index else Stream)(samples, label, collate)
 
 
-def is_hugging_face(root: Path) -> bool:
-    """Whether save_to_disk of Hugging Face's datasets wrote a folder."""
-    return any((root / mark).is_file() for mark in MARKS)
+def is_table(root: Path) -> bool:
+    """Whether a path is a table: of Parquet, JSON lines, or a folder that save_to_disk of datasets wrote."""
+    return any((root / mark).is_file() for mark in MARKS) or bool(table_files(root))
 
 
-def open_hugging_face(root: Path, split: str, columns: Sequence[str], collate: Own | None) -> OwnData | None:
-    """A split of such a folder: samples are dictionaries of the chosen columns; numbers become tensors.
+def table_files(root: Path) -> dict[str, list[Path]]:
+    """The files of a table by split, as their names or folders say; under "all" where none says train."""
+    if root.suffix in TABLES:
+        return {"all": [root]}
+    found = sorted(file for suffix in TABLES for depth in ("*", "*/*") for file in root.glob(depth + suffix))
+    splits: dict[str, list[Path]] = {}
+    for file in found:
+        parts = file.relative_to(root).parts
+        named = (
+            name for names in SPLITS.values() for name in names if any(p.startswith(name) for p in parts)
+        )
+        splits.setdefault(next(named, "all"), []).append(file)
+    return splits if "train" in splits or not found else {"all": found}
 
-    Held-out is the first of validation, val and test. Raises DataError or ConfigError.
+
+def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnData | None:
+    """A split of a table: samples are dictionaries of the chosen columns; numbers become tensors.
+
+    Held-out is the first of validation, val and test; of a table without splits it is data.held_out, or
+    None for 0. Raises DataError or ConfigError.
     """
-    try:
-        from datasets import DatasetDict, load_from_disk  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"data.path = {str(root)!r}: pip install datasets, which reads such folders"
-        ) from error
-    try:
-        loaded = load_from_disk(str(root))
-    except Exception as error:  # the library raises what its files' readers do
-        raise DataError(f"data.path = {str(root)!r}: cannot be read: {error}") from error
-    splits = dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
+    root = Path(settings.path)
+    splits = _loaded(root)
     found = next((splits[name] for name in SPLITS[split] if name in splits), None)
+    if found is None and "all" in splits:
+        kept = split_of(len(splits["all"]), settings, training=split == "train")
+        found = splits["all"].select(kept) if len(kept) else None
     if found is None:
         if split == "val":
             return None
         raise DataError(f"data.path = {str(root)!r}: has no split 'train', but {', '.join(splits)}")
-    for column in columns:
+    for column in settings.columns:
         if column not in found.column_names:
             raise ConfigError(
-                f"data.columns: {column!r} is no column of {root}; it has {', '.join(found.column_names)}"
+                f"data.columns: {column!r} is no column of {root}{suggestion(column, found.column_names)}"
             )
-    chosen = found.select_columns(list(columns)) if columns else found
-    return OwnData(chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate)
+    chosen = found.select_columns(list(settings.columns)) if settings.columns else found
+    return adapted(chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate, ConfigError)
+
+
+def _loaded(root: Path) -> dict[str, Any]:
+    """The splits of a table, mapped into memory; Parquet and JSON go through the cache of datasets, once."""
+    try:
+        import datasets  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"data.path = {str(root)!r}: pip install 'gpu-fleet[data]', of which datasets reads tables"
+        ) from error
+    datasets.disable_progress_bars()
+    try:
+        if files := table_files(root):
+            kind = TABLES[next(iter(files.values()))[0].suffix]
+            names = {split: [str(file) for file in some] for split, some in files.items()}
+            return dict(datasets.load_dataset(kind, data_files=names))
+        loaded = datasets.load_from_disk(str(root))
+    except Exception as error:  # the library raises what its files' readers do
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise DataError(f"data.path = {str(root)!r}: cannot be read: {reason}") from error
+    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"all": loaded}
 
 
 def seed_generators(chance: np.random.Generator) -> None:

@@ -47,7 +47,7 @@ def text(
     """Write the rows of FILE.csv (with a header) as a data set; every tenth row is held out."""
     rows = list(read_rows(source, text_column, label_column, Skipped(corrupt_limit)))
     # id 0 pads: bytes move up by one, and a tokenizer.json keeps its first id for it, as BERT's does
-    encoding = file_encoding(tokenizer) if tokenizer else byte_encoding(shift=1)
+    encoding = file_encoding(tokenizer, framed=True) if tokenizer else byte_encoding(shift=1)
     classes = tuple(sorted({row.label for row in rows}))
     held_out = rows[::VALIDATION_EVERY]
     kept = [row for number, row in enumerate(rows) if number % VALIDATION_EVERY]

@@ -43,11 +43,22 @@ class Totals:
 )
 @click.option("--pattern", default="*.py", show_default=True, help="Which files below it.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; default: plain bytes.")
+@click.option("--end-token", default="", help="Token of --tokenizer that ends a file; default: a new one.")
 @corrupt_limit_option
-def tokens(*, out_dir: Path, source: Path, pattern: str, tokenizer: Path | None, corrupt_limit: int) -> None:
+def tokens(
+    *,
+    out_dir: Path,
+    source: Path,
+    pattern: str,
+    tokenizer: Path | None,
+    end_token: str,
+    corrupt_limit: int,
+) -> None:
     """Write the text files below --source as tokens.bin; every tenth file is held out for validation."""
     files = text_files(source, pattern)
-    encoding = file_encoding(tokenizer) if tokenizer else byte_encoding(shift=0)
+    if end_token and not tokenizer:
+        raise DataError(f"--end-token = {end_token!r}: is a token of a --tokenizer, and none is given")
+    encoding = file_encoding(tokenizer, end_token) if tokenizer else byte_encoding(shift=0)
     make_folder(out_dir)
     skipped = Skipped(corrupt_limit)
     held_out = files[::VALIDATION_EVERY]
@@ -67,11 +78,16 @@ def describe_tokens(encoding: Encoding, held_out: Totals) -> Description:
     """What dataset.json says; the baseline is what gzip -9 needs for the held-out text."""
     return Description(
         "tokens",
-        vocabulary=encoding.vocabulary + 1,  # and the id that ends a file
+        vocabulary=ids_of(encoding),
         bytes_per_token=held_out.text_bytes / held_out.tokens,
         baseline_name="gzip -9 bits per byte",
         baseline=8 * held_out.gzip_bytes / held_out.text_bytes,
     )
+
+
+def ids_of(encoding: Encoding) -> int:
+    """How many ids there are, with the one that ends a file."""
+    return encoding.vocabulary + (encoding.end is None)
 
 
 def text_files(source: Path, pattern: str) -> list[Path]:
@@ -94,11 +110,11 @@ def text_files(source: Path, pattern: str) -> list[Path]:
 def write_split(folder: Path, files: Sequence[Path], encoding: Encoding, skipped: Skipped) -> Totals:
     """Writes `folder`/tokens.bin; a file that cannot be read is named and skipped, up to the limit.
 
-    One id beyond the encoding's own ends each file, so that a model can tell where the next begins.
+    The encoding's end, or one id beyond its own, ends each file: a model can tell where the next begins.
     """
     folder.mkdir()
-    totals, end = Totals(), encoding.vocabulary
-    dtype = dtype_of(encoding.vocabulary + 1)
+    totals, end = Totals(), encoding.vocabulary if encoding.end is None else encoding.end
+    dtype = dtype_of(ids_of(encoding))
     compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)  # 16: with gzip's header
     with (folder / FILE).open("wb") as out, progress(folder.name, len(files)) as advance:
         for file in files:
