@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,13 @@ def test_torch_and_cuda_are_in_a_lock_of_their_own(tmp_path):
 
     assert whole.read_text() == "# head\nnumpy==1 \\\n    --hash=a\nnvidia-ml-py==2\n"
     assert torch.read_text() == "# head\nnvidia-cublas==1\ntorch==3 \\\n    --hash=b\n"
+
+
+def test_the_extra_for_data_has_the_versions_that_are_tested():
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["data"]
+    tested = pins((ROOT / "tests/libraries/requirements.lock").read_text())
+
+    assert pins("\n".join(extra)).items() <= tested.items()
 
 
 def never() -> bool:

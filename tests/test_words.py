@@ -23,7 +23,7 @@ HOUSE_WORDS = {
     r"\basks nobody\b": "skip peer discovery",
 }
 # room -> what of it is another's
-ROOMS = {"stacks": (), "image": ("image/reaper",)}
+ROOMS = {"stacks": (), "image": ("image/reaper",), "training": ()}
 # file -> text that holds such a word, and why it may
 EXCEPTIONS = {
     "image/wheels.py": {

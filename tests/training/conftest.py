@@ -1,4 +1,4 @@
-"""What the trainer's tests share: the digits, a text, a bucket, a machine of no fleet."""
+"""What the trainer's tests share: the digits, a text, a bucket, an instance of no fleet."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.training.examples import write_tokens
 
 @pytest.fixture(autouse=True)
 def no_fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without instance.toml, stop file or metadata service; the folder of the stop file."""
+    """An instance without instance.toml, stop file or metadata service; the folder of the stop file."""
     folder = tmp_path_factory.mktemp("run-gpu-fleet")
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(folder / "no-instance.toml"))
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(folder))

@@ -141,7 +141,7 @@ def killed_rank(table: dict[str, Any], micro_batches: int) -> None:
 
 
 def await_checkpoint(directory: Path) -> None:
-    """Returns when a save that runs beside the training is down, on however busy a machine."""
+    """Returns when a save that runs beside the training is down, on however busy an instance."""
     for _ in range(3000):
         if local.steps(directory / "checkpoints"):
             return

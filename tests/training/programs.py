@@ -90,7 +90,7 @@ def torchrun(
     environment: Mapping[str, str] | None = None,
     limit_s: float = 240.0,
 ) -> AbstractContextManager[Program]:
-    """`torchrun -m gpu_fleet train ARGUMENTS` on this machine, on a free port."""
+    """`torchrun -m gpu_fleet train ARGUMENTS` on this instance, on a free port."""
     return started(
         "torch.distributed.run",
         "--standalone",

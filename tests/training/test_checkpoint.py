@@ -195,7 +195,7 @@ def test_a_full_disk_is_reported_by_the_next_save_and_at_the_end(tmp_path: Path)
         saver.close()
 
 
-def test_what_went_up_comes_down_on_another_machine(alone: World, bucket: str, tmp_path: Path) -> None:
+def test_what_went_up_comes_down_on_another_instance(alone: World, bucket: str, tmp_path: Path) -> None:
     save(tmp_path / "here", 5, store=Store(URI))
 
     manifest = restore.newest_whole(alone, tmp_path / "there", Store(URI))

@@ -67,6 +67,14 @@ def test_a_restarted_rank_does_not_try_what_failed_for_good(
     assert outcome.failed_before(tmp_path / "run") == ""
 
 
+def test_data_that_are_not_there_fail_for_good_before_there_is_a_run_directory(tmp_path: Path) -> None:
+    """Without that word torchrun would try again, and `launch` end with a status that says so."""
+    status, _ = tried_alone(gpt_table(tmp_path / "nowhere", tmp_path / "run"), tmp_path)
+
+    assert status == 65
+    assert outcome.failed_since(tmp_path / "run", started_at_s=0)
+
+
 def test_every_rank_ends_with_the_status_of_the_error(tokens: Path, tmp_path: Path) -> None:
     table = changed(gpt_table(tokens, tmp_path / "run"), model={"name": "gtp"})
 

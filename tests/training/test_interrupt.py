@@ -151,7 +151,7 @@ def test_an_answer_that_breaks_off_is_no_answer(answer: bytes) -> None:
     assert status == 0
 
 
-def test_a_machine_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path) -> None:
+def test_an_instance_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path) -> None:
     asked = sources()
 
     (no_fleet / "stop").write_text("enough")
@@ -160,7 +160,7 @@ def test_a_machine_of_no_fleet_is_asked_for_its_stop_file_only(no_fleet: Path) -
 
 
 @pytest.mark.parametrize(("cloud", "kind"), [("aws", AwsNotice), ("alicloud", AlicloudNotice)])
-def test_a_machine_of_the_fleet_asks_the_metadata_of_its_cloud(
+def test_an_instance_of_the_fleet_asks_the_metadata_of_its_cloud(
     cloud: str, kind: type, no_fleet: Path
 ) -> None:
     Path(os.environ["GPU_FLEET_INSTANCE_FILE"]).write_text(f'cloud = "{cloud}"\n')

@@ -16,7 +16,7 @@ from moto import mock_aws
 
 from gpu_fleet import cli, launch
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.identity import Expected, Machine, read_identity
+from gpu_fleet.pool.identity import Expected, Instance, read_identity
 from gpu_fleet.pool.members import in_order, members_in_service
 from gpu_fleet.pool.network import control_environment, environment
 from tests.training.programs import DIGITS, started
@@ -95,7 +95,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch, metadata, instance_file):
-    """Three machines of one Auto Scaling group in moto; the metadata service speaks for the last of them."""
+    """Three instances of one Auto Scaling group in moto; the metadata service speaks for the last of them."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
@@ -137,7 +137,7 @@ def dry_run(config_file: Path, *arguments: str):
     return CliRunner().invoke(cli.main, ["launch", str(config_file), "--dry-run", *arguments])
 
 
-def test_every_machine_of_the_pool_meets_at_the_lowest_address(pool, config_file):
+def test_every_instance_of_the_pool_meets_at_the_lowest_address(pool, config_file):
     result = dry_run(config_file, "--nproc-per-node", "8")
 
     lowest = members()[0]["PrivateIpAddress"]
@@ -169,7 +169,7 @@ def test_the_command_carries_the_network_variables_of_the_type(pool, config_file
     assert "FI_EFA_USE_DEVICE_RDMA=1" in result.output
 
 
-def test_a_machine_of_no_fleet_trains_alone(config_file, monkeypatch, tmp_path):
+def test_an_instance_of_no_fleet_trains_alone(config_file, monkeypatch, tmp_path):
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "absent.toml"))
 
     result = dry_run(config_file, "--nproc-per-node", "2")
@@ -178,7 +178,7 @@ def test_a_machine_of_no_fleet_trains_alone(config_file, monkeypatch, tmp_path):
     assert "--rdzv-endpoint" not in result.output
 
 
-def test_machines_of_another_pool_are_not_asked(pool, config_file):
+def test_instances_of_another_pool_are_not_asked(pool, config_file):
     other = members()[0]["InstanceId"]
     ec2 = boto3.client("ec2", region_name="us-east-1")
     ec2.create_tags(Resources=[other], Tags=[{"Key": "gpu-fleet:pool", "Value": "dev"}])
@@ -186,7 +186,7 @@ def test_machines_of_another_pool_are_not_asked(pool, config_file):
     assert "--nnodes=2" in dry_run(config_file, "--nproc-per-node", "8").output
 
 
-def test_a_machine_without_a_group_trains_alone(pool, config_file):
+def test_an_instance_without_a_group_trains_alone(pool, config_file):
     ec2 = boto3.client("ec2", region_name="us-east-1")
     lone = ec2.run_instances(ImageId="ami-12345678", InstanceType="p4d.24xlarge", MinCount=1, MaxCount=1)
     pool.update(speaker(lone["Instances"][0]))
@@ -194,7 +194,7 @@ def test_a_machine_without_a_group_trains_alone(pool, config_file):
     assert "--standalone" in dry_run(config_file, "--nproc-per-node", "8").output
 
 
-def test_a_machine_that_leaves_is_left_out(pool, config_file):
+def test_an_instance_that_leaves_is_left_out(pool, config_file):
     leaving = members()[0]["InstanceId"]
     boto3.client("autoscaling", region_name="us-east-1").enter_standby(
         AutoScalingGroupName="aws-dev-train", InstanceIds=[leaving], ShouldDecrementDesiredCapacity=True
@@ -208,15 +208,15 @@ def test_a_machine_that_leaves_is_left_out(pool, config_file):
 
 
 def test_a_missing_member_is_counted_instead_of_left_out():
-    machine = Machine(instance_id="i-1", instance_type="p4d.24xlarge", address="10.0.0.1")
+    instance = Instance(instance_id="i-1", instance_type="p4d.24xlarge", address="10.0.0.1")
     states = {"i-1": "InService", "i-2": "InService", "i-3": "Pending:Wait"}
     members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
 
-    with pytest.raises(LaunchError, match="2 of 3 machines are InService; wait for i-3"):
-        members_in_service(members, machine)
+    with pytest.raises(LaunchError, match="2 of 3 instances are InService; wait for i-3"):
+        members_in_service(members, instance)
 
 
-def test_a_machine_on_its_way_out_starts_nothing(pool, config_file):
+def test_an_instance_on_its_way_out_starts_nothing(pool, config_file):
     boto3.client("autoscaling", region_name="us-east-1").enter_standby(
         AutoScalingGroupName="aws-dev-train",
         InstanceIds=[pool["instance-id"]],
@@ -237,11 +237,11 @@ def test_chosen_peers_replace_the_pool(pool, config_file):
     assert f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint={first}:29400" in result.output
 
 
-def test_peers_without_this_machine_are_refused(pool, config_file):
+def test_peers_without_this_instance_are_refused(pool, config_file):
     result = dry_run(config_file, "--nproc-per-node", "8", "--peers", "10.9.9.9")
 
     assert result.exit_code == 75
-    assert f"this machine, {pool['local-ipv4']}, is not among them" in result.output
+    assert f"this instance, {pool['local-ipv4']}, is not among them" in result.output
 
 
 def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, monkeypatch):
@@ -250,7 +250,7 @@ def test_fewer_gpus_than_the_pool_expects_are_not_accepted(pool, config_file, mo
     result = dry_run(config_file)
 
     assert result.exit_code == 75
-    assert "7 GPUs on this machine, the pool expects 8;" in result.output
+    assert "7 GPUs on this instance, the pool expects 8;" in result.output
 
 
 def test_addresses_are_ordered_by_number():
@@ -297,8 +297,8 @@ def test_what_a_person_has_set_stays():
     assert "NCCL_SOCKET_IFNAME" not in environment("p5.48xlarge", Expected(), {"NCCL_SOCKET_IFNAME": "ens5"})
 
 
-def test_gloo_listens_where_the_other_machines_look_for_it(pool, config_file):
-    pool["local-ipv4"] = "127.0.0.1"  # an address that this machine has
+def test_gloo_listens_where_the_other_instances_look_for_it(pool, config_file):
+    pool["local-ipv4"] = "127.0.0.1"  # an address that this instance has
 
     result = dry_run(config_file, "--nproc-per-node", "8", "--peers", "127.0.0.1,127.0.0.2")
 
@@ -378,7 +378,7 @@ def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
     assert launch.run([sys.executable, "-c", "raise SystemExit(1)"], {}, tmp_path) == 1
 
 
-def test_two_machines_meet_and_start_their_trainers(tmp_path):
+def test_two_instances_meet_and_start_their_trainers(tmp_path):
     """Real torchruns, on two addresses of loopback; what they start shows its help and is done."""
     addresses = ("127.0.0.1", "127.0.0.2")
     plans = [
@@ -386,13 +386,13 @@ def test_two_machines_meet_and_start_their_trainers(tmp_path):
         for own in addresses
     ]
 
-    machines = [
+    instances = [
         subprocess.Popen(plan.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for plan in plans
     ]
-    said = [machine.communicate(timeout=120)[0] for machine in machines]
+    said = [instance.communicate(timeout=120)[0] for instance in instances]
 
-    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert [instance.returncode for instance in instances] == [0, 0], said
     assert all("Train as CONFIG_FILE says" in text for text in said)
 
 

@@ -93,7 +93,7 @@ def member(number: int, address: str, state: str = "InService") -> dict:
 
 @pytest.fixture
 def cloud(monkeypatch, tmp_path):
-    """A group of three, of which this machine is the second."""
+    """A group of three, of which this instance is the second."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cloud)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_port}"
@@ -140,10 +140,10 @@ def test_a_member_on_its_way_in_is_waited_for(cloud, tmp_path):
     result = dry_run(tmp_path)
 
     assert result.exit_code == 75
-    assert "3 of 4 machines are InService; wait for i-4" in result.output
+    assert "3 of 4 instances are InService; wait for i-4" in result.output
 
 
-def test_a_machine_without_a_group_trains_alone(cloud, tmp_path):
+def test_an_instance_without_a_group_trains_alone(cloud, tmp_path):
     cloud.members.clear()
 
     assert "--standalone" in dry_run(tmp_path).output

@@ -62,20 +62,20 @@ def peak_rank(table: dict[str, Any]) -> None:
         loop.train(settings, where, interruption)
 
 
-def test_every_machine_of_a_run_finds_its_result(table, tmp_path):
-    """Two ranks as if on two machines, each with a disk of its own."""
-    outcomes = run_ranks(machine_rank, 2, table)
+def test_every_instance_of_a_run_finds_its_result(table, tmp_path):
+    """Two ranks as if on two instances, each with a disk of its own."""
+    outcomes = run_ranks(instance_rank, 2, table)
 
     for number, found in enumerate(outcomes):
-        result = json.loads((tmp_path / "run" / f"machine-{number}" / "result.json").read_text())
+        result = json.loads((tmp_path / "run" / f"instance-{number}" / "result.json").read_text())
         assert result == found
     assert outcomes[0]["parameters_sha256"] == outcomes[1]["parameters_sha256"]
 
 
-def machine_rank(table: dict[str, Any]) -> dict[str, Any]:
-    """Trains on this rank as on a machine that holds nobody else."""
+def instance_rank(table: dict[str, Any]) -> dict[str, Any]:
+    """Trains on this rank as on an instance that holds nobody else."""
     rank, os.environ["LOCAL_RANK"] = os.environ["RANK"], "0"
-    own = changed(table, run={"directory": f"{table['run']['directory']}/machine-{rank}"})
+    own = changed(table, run={"directory": f"{table['run']['directory']}/instance-{rank}"})
     settings = config.from_table(own, "test")
     with Interruption([], poll_s=1.0) as interruption, world(settings.parallel) as where:
         return asdict(loop.train(settings, where, interruption))

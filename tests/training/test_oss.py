@@ -1,4 +1,4 @@
-"""OSS as a machine on Alibaba Cloud reaches it: inside the network, with the keys of its role."""
+"""OSS as an instance on Alibaba Cloud reaches it: inside the network, with the keys of its role."""
 
 import json
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ KEYS = {
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """The metadata service of a machine of a fleet; its environment has no keys and no endpoint."""
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """The metadata service of an instance of a fleet; its environment has no keys and no endpoint."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "instance.toml"
@@ -36,7 +36,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]
         yield server
 
 
-def test_a_machine_signs_with_its_role_and_asks_inside_the_network(machine: Server) -> None:
+def test_an_instance_signs_with_its_role_and_asks_inside_the_network(instance: Server) -> None:
     client = Store("oss://bucket/runs")._client
 
     keys = client._request_signer._credentials.get_frozen_credentials()
@@ -46,7 +46,7 @@ def test_a_machine_signs_with_its_role_and_asks_inside_the_network(machine: Serv
 
 
 def test_keys_of_the_environment_come_before_the_role_s(
-    machine: Server, monkeypatch: pytest.MonkeyPatch
+    instance: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -56,19 +56,19 @@ def test_keys_of_the_environment_come_before_the_role_s(
     assert client._request_signer._credentials.access_key == "mine"
 
 
-def test_keys_are_asked_for_anew_before_they_end(machine: Server) -> None:
-    machine.says(f"{ROLES}train-role", json.dumps(KEYS | {"Expiration": "2020-01-01T00:00:00Z"}))
+def test_keys_are_asked_for_anew_before_they_end(instance: Server) -> None:
+    instance.says(f"{ROLES}train-role", json.dumps(KEYS | {"Expiration": "2020-01-01T00:00:00Z"}))
     credentials = oss.RoleKeys().load()
 
-    machine.says(f"{ROLES}train-role", json.dumps(KEYS | {"AccessKeyId": "STS.new"}))
+    instance.says(f"{ROLES}train-role", json.dumps(KEYS | {"AccessKeyId": "STS.new"}))
 
     assert credentials.get_frozen_credentials().access_key == "STS.new"
 
 
-def test_a_machine_without_a_role_says_so(machine: Server) -> None:
-    del machine.answers[f"/latest/meta-data/{ROLES}"]
+def test_an_instance_without_a_role_says_so(instance: Server) -> None:
+    del instance.answers[f"/latest/meta-data/{ROLES}"]
 
-    with pytest.raises(CheckpointError, match="this machine's role has no keys"):
+    with pytest.raises(CheckpointError, match="this instance's role has no keys"):
         Store("oss://bucket/runs").check_writable()
 
 

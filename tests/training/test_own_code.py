@@ -2,15 +2,20 @@
 
 import json
 import os
+import tarfile
 import tomllib
 import zipfile
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
+from PIL import Image
 from safetensors.torch import load_file
 
+from gpu_fleet import cli
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own import ENDLESS, OwnReader, Stream
 from tests.training.commands import tried_alone
@@ -19,7 +24,7 @@ from tests.training.programs import ROOT
 from tests.training.ranks import run_ranks
 
 EXAMPLES = ROOT / "training/examples"
-OWN = ("own_model", "own_regression", "own_stream")
+OWN = ("own_model", "own_records", "own_regression", "own_stream")
 LONGEST = 40  # lines of an example
 
 
@@ -27,10 +32,32 @@ def example(name: str, directory: Path, digits: Path, steps: int = 6) -> dict[st
     """An example's configuration for so many steps of a test."""
     table = tomllib.loads((EXAMPLES / f"{name}.toml").read_text())
     table["run"] = {**table["run"], "directory": str(directory), "epochs": 0.0, "steps": steps}
-    if "path" in table["data"]:
+    if name == "own_records":
+        table["data"]["path"] = str(priced_pictures(digits, directory.parent / "houses"))
+    elif "path" in table["data"]:
         table["data"]["path"] = str(digits)
     exact = {"interrupt": {"agree_every_s": 0.0}, "checkpoint": {"every_steps": 0, "every_s": 0.0}}
     return changed(table, metrics={"progress": False}, **exact)
+
+
+def priced_pictures(digits: Path, folder: Path) -> Path:
+    """Tars of pictures, each with a price in a JSON text, and their index."""
+    if folder.exists():
+        return folder
+    for split in ("train", "val"):
+        (folder / split).mkdir(parents=True)
+        with tarfile.open(folder / split / "0.tar", "w") as tar:
+            for number, file in enumerate(sorted(digits.glob(f"{split}/*/*.png"))[:80]):
+                jpeg = BytesIO()
+                Image.open(file).save(jpeg, "JPEG")
+                price = json.dumps({"price": int(file.parent.name)}).encode()
+                for key, content in (("jpg", jpeg.getvalue()), ("json", price)):
+                    member = tarfile.TarInfo(f"{number}.{key}")
+                    member.size = len(content)
+                    tar.addfile(member, BytesIO(content))
+    done = CliRunner().invoke(cli.main, ["prepare", "index", str(folder), "--keys", "jpg,json"])
+    assert done.exit_code == 0, done.output
+    return folder
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
@@ -135,7 +162,7 @@ def test_changed_code_is_another_run_until_it_is_allowed(digits: Path, tmp_path:
 
 
 def test_the_code_travels_with_the_checkpoint(bucket: str, digits: Path, tmp_path: Path) -> None:
-    """Another machine has the configuration alone."""
+    """Another instance has the configuration alone."""
     here, there = tmp_path / "here", tmp_path / "there"
     table, file = with_own_file(example("own_regression", here / "run", digits), here)
     straight = started_in(here, changed(table, run={"directory": str(here / "straight")}))

@@ -124,7 +124,7 @@ def test_a_sample_without_its_class_is_named(tmp_path):
 
 def test_a_flipped_bit_is_a_corrupt_sample(packed):
     dataset = open_train(packed)
-    place = dataset._index[5]
+    place = dataset._tars.index[5]
     file = shards.shard_files(packed / "train")[place["shard"]]
     content = bytearray(file.read_bytes())
     content[int(place["start"]) + 40] ^= 1
@@ -136,7 +136,7 @@ def test_a_flipped_bit_is_a_corrupt_sample(packed):
 
 def test_a_batch_goes_on_without_its_corrupt_sample(packed):
     dataset = open_train(packed)
-    dataset._index["crc32"][5] ^= 1
+    dataset._tars.index["crc32"][5] ^= 1
 
     batch = Reader(dataset, seed=0)[SampleOrder(10, seed=0, shuffle=False).slice(4, 3)]
 
@@ -191,7 +191,7 @@ def test_only_so_many_files_are_open_at_once(packed, monkeypatch):
     read = contents(dataset)
 
     assert len(read) == 10
-    assert len(dataset._open) == 2
+    assert len(dataset._tars._open) == 2
 
 
 def test_reader_processes_open_the_shards_themselves(packed):
@@ -201,3 +201,81 @@ def test_reader_processes_open_the_shards_themselves(packed):
     copy = pickle.loads(pickle.dumps(dataset))
 
     assert contents(copy) == contents(dataset)
+
+
+def write_tar(file: Path, members: dict[str, bytes]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def array(numbers: list[int]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.array(numbers))
+    return out.getvalue()
+
+
+@pytest.fixture
+def any_keys(tmp_path: Path) -> Path:
+    """Two tars to train, one to validate: in each three samples of four keys, and a member that is none."""
+    root = tmp_path / "any"
+    for split, tars in (("train", 2), ("val", 1)):
+        for shard in range(tars):
+            members = {"README": b"not a sample"}
+            for place in range(3):
+                number = 3 * shard + place
+                members |= {
+                    f"a/{number}.png": png(number),
+                    f"a/{number}.json": f'{{"price": {number}}}'.encode(),
+                    f"a/{number}.seg.npy": array([number, 1]),
+                    f"a/{number}.bin": bytes([number]),
+                }
+            write_tar(root / split / f"{shard}.tar", members)
+    return root
+
+
+def test_samples_of_any_keys_are_dictionaries(any_keys: Path) -> None:
+    done = run("index", str(any_keys), "--keys", "png,json,seg.npy,bin")
+    described = describe(any_keys)
+    records = shards.Records(any_keys / "train", described.keys, config.Data(path="none"), training=True)
+
+    assert done.exit_code == 0, done.output
+    assert "6 samples" in done.output
+    assert len(records) == 6
+    fourth = records[4]
+    assert list(fourth) == ["png", "json", "seg.npy", "bin"]
+    assert (fourth["png"].shape, fourth["png"][0, 0, 0]) == ((3, 8, 8), 4)
+    assert (fourth["json"], fourth["seg.npy"].tolist(), fourth["bin"]) == ({"price": 4}, [4, 1], b"\x04")
+
+
+def test_chosen_columns_of_any_keys_are_read_and_others_named(any_keys: Path) -> None:
+    run("index", str(any_keys), "--keys", "png,json")
+    keys = describe(any_keys).keys
+
+    chosen = shards.Records(any_keys / "val", keys, config.Data(path="none", columns=("json",)), False)
+    with pytest.raises(DataError, match="it has json, png"):
+        shards.Records(any_keys / "val", keys, config.Data(path="none", columns=("text",)), False)
+
+    assert chosen[0] == {"json": {"price": 0}}
+
+
+def test_a_sample_that_lacks_a_key_is_named(any_keys: Path) -> None:
+    write_tar(any_keys / "train/9.tar", {"b/7.png": png(7)})
+
+    done = run("index", str(any_keys), "--keys", "png,json")
+
+    assert done.exit_code == 65
+    assert "9.tar: sample b/7 has no json" in done.output
+
+
+def test_damage_to_a_member_of_any_key_is_named(any_keys: Path) -> None:
+    run("index", str(any_keys), "--keys", "json")
+    tar = any_keys / "train/0.tar"
+    tar.write_bytes(tar.read_bytes().replace(b'{"price": 1}', b'{"price": 9}'))
+    records = shards.Records(any_keys / "train", ("json",), config.Data(path="none"), False)
+
+    with pytest.raises(CorruptSampleError, match=r"json at .*0.tar byte \d+: its CRC-32 is not that"):
+        records[1]

@@ -245,12 +245,12 @@ def test_a_checkpoint_is_due_by_time(alone: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("uri", "expected"),
     [
-        ("", "s3://bucket/dev/alice/my-run"),  # from the machine, and one folder for each run
+        ("", "s3://bucket/dev/alice/my-run"),  # from the instance, and one folder for each run
         ("s3://elsewhere/x", "s3://elsewhere/x"),
         ("none", ""),
     ],
 )
-def test_checkpoints_go_where_the_configuration_or_else_the_machine_says(
+def test_checkpoints_go_where_the_configuration_or_else_the_instance_says(
     uri: str, expected: str, no_fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(no_fleet / "instance.toml"))

@@ -1,4 +1,4 @@
-"""`run`: any other program under a notice: told by a signal, its checkpoint folder kept in the bucket."""
+"""`run`: any other program under a notice: notified by a signal, its checkpoint folder kept in the bucket."""
 
 import logging
 import os
@@ -74,7 +74,7 @@ class Child:
     ) -> None:
         """Starts it; raises CommandError when it cannot be."""
         self._interruption, self._notice, self._grace_s = interruption, notice, grace_s
-        self._told_at_s: float | None = None
+        self._notified_at_s: float | None = None
         self.started_at_s = time.time()
         try:
             self._process = subprocess.Popen(command, start_new_session=True)
@@ -99,10 +99,10 @@ class Child:
     def _pass_on(self) -> None:
         if self._interruption.reason is Reason.NONE:
             return
-        if self._told_at_s is None:
-            self._told_at_s = time.monotonic()
+        if self._notified_at_s is None:
+            self._notified_at_s = time.monotonic()
             self._send(self._notice)
-        elif time.monotonic() - self._told_at_s >= self._grace_s:
+        elif time.monotonic() - self._notified_at_s >= self._grace_s:
             self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:

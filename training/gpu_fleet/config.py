@@ -179,7 +179,7 @@ class Checkpoint(Section):
     """When a checkpoint is taken, where it goes and which ones stay."""
 
     uri: str = ""  # s3://bucket/prefix or oss://bucket/prefix; empty: local only
-    endpoint: str = ""  # of the object store; empty: AWS_ENDPOINT_URL, or what the machine's cloud has
+    endpoint: str = ""  # of the object store; empty: AWS_ENDPOINT_URL, or what the instance's cloud has
     every_steps: Count = 500
     every_s: Seconds = 1800.0
     keep: Positive = 3
@@ -231,6 +231,8 @@ class Config(Section):
         strategy = self.parallel.strategy
         if strategy != "ddp" and self.precision.dtype == "fp16":
             raise ValueError(f"precision.dtype = 'fp16' scales the loss, which {strategy} cannot; use bf16")
+        if strategy != "ddp" and self.precision.channels_last:
+            raise ValueError(f"precision.channels_last = true needs ddp: {strategy} takes rows of weights")
         if strategy != "ddp" and self.average.name != "none":
             raise ValueError(f"average.name = {self.average.name!r} needs a whole model: ddp, not {strategy}")
         return self

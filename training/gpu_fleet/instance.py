@@ -1,4 +1,4 @@
-"""What the stack told this machine: /etc/gpu-fleet/instance.toml. Machines of no fleet have none."""
+"""What the stack wrote for this instance: /etc/gpu-fleet/instance.toml. Other computers have none."""
 
 import getpass
 import os
@@ -32,5 +32,5 @@ def account() -> str:
 
 
 def run_directory() -> Path:
-    """Where agent and trainer of a machine leave word for one another; holds the stop file."""
+    """Where agent and trainer of an instance leave word for one another; holds the stop file."""
     return Path(os.environ.get("GPU_FLEET_RUN_DIR", DEFAULT_RUN_DIRECTORY))

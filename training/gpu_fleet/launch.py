@@ -1,4 +1,4 @@
-"""`launch`: starts torchrun on this machine together with the other machines of its pool."""
+"""`launch`: starts torchrun on this instance together with the other instances of its pool."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from gpu_fleet.errors import LaunchError
 from gpu_fleet.outcome import COLLECTIVES
 from gpu_fleet.pool.alicloud_peers import alicloud_peers
 from gpu_fleet.pool.aws_peers import aws_peers
-from gpu_fleet.pool.identity import Expected, Identity, Machine, Metadata, read_identity
+from gpu_fleet.pool.identity import Expected, Identity, Instance, Metadata, read_identity
 from gpu_fleet.pool.members import in_order
 from gpu_fleet.pool.network import control_environment, environment
 
@@ -40,11 +40,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """One torchrun, as every machine of the job starts it."""
+    """One torchrun, as every instance of the job starts it."""
 
-    addresses: tuple[str, ...]  # of all machines, the host of the rendezvous first; empty: this machine alone
+    addresses: tuple[
+        str, ...
+    ]  # of all instances, the host of the rendezvous first; empty: this instance alone
     own_address: str
-    processes: int  # per machine
+    processes: int  # per instance
     rendezvous_id: str
     max_restarts: int
     arguments: tuple[str, ...]  # of `python -m gpu_fleet train`
@@ -83,10 +85,10 @@ class Plan:
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.option(
-    "--nproc-per-node", type=click.IntRange(min=1), help="Processes per machine; default: its GPUs."
+    "--nproc-per-node", type=click.IntRange(min=1), help="Processes per instance; default: its GPUs."
 )
-@click.option("--peers", default="", help="ADDRESS,ADDRESS,... of the machines, instead of the whole pool.")
-@click.option("--alone", is_flag=True, help="This machine only; asks nobody.")
+@click.option("--peers", default="", help="ADDRESS,ADDRESS,... of the instances, instead of the whole pool.")
+@click.option("--alone", is_flag=True, help="This instance only; skips peer discovery.")
 @click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True)
 @identity_options
 def launch(
@@ -101,22 +103,22 @@ def launch(
     allow: tuple[str, ...],
     branch: str,
 ) -> None:
-    """Train CONFIG on all machines of this machine's pool; run it on each of them.
+    """Train CONFIG on all instances of this instance's pool; run it on each of them.
 
     Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
     other try can help; `train` takes the same overrides: --section.key value.
     """
     settings = configured(config_file, overrides, allow, branch)
     identity = None if alone else read_identity()
-    machine = _machine(identity)
+    instance = _instance(identity)
     plan = Plan(
-        addresses=tuple(_addresses(identity, machine, peers)),
-        own_address=machine.address if machine else "",
-        processes=nproc_per_node or _processes(identity, machine),
+        addresses=tuple(_addresses(identity, instance, peers)),
+        own_address=instance.address if instance else "",
+        processes=nproc_per_node or _processes(identity, instance),
         rendezvous_id=_rendezvous_id(identity, settings),
         max_restarts=max_restarts,
         arguments=(str(config_file), *overrides, *identity_flags(allow, branch)),
-        variables=_variables(identity, machine),
+        variables=_variables(identity, instance),
     )
     if dry_run:
         click.echo(str(plan))
@@ -125,53 +127,53 @@ def launch(
     sys.exit(run(plan.command, plan.variables, Path(settings.run.directory)))
 
 
-def _machine(identity: Identity | None) -> Machine | None:
-    return None if identity is None else Metadata(identity.cloud).machine()
+def _instance(identity: Identity | None) -> Instance | None:
+    return None if identity is None else Metadata(identity.cloud).instance()
 
 
-def _addresses(identity: Identity | None, machine: Machine | None, peers: str) -> Sequence[str]:
-    """The addresses of the job, lowest first; none for this machine alone."""
-    if identity is None or machine is None:
+def _addresses(identity: Identity | None, instance: Instance | None, peers: str) -> Sequence[str]:
+    """The addresses of the job, lowest first; none for this instance alone."""
+    if identity is None or instance is None:
         if peers:
-            raise LaunchError("--peers: needs a machine of a fleet, which has an instance.toml")
+            raise LaunchError("--peers: needs an instance of a fleet, which has an instance.toml")
         return []
     if not peers:
-        return FIND_PEERS[identity.cloud](identity, machine)
+        return FIND_PEERS[identity.cloud](identity, instance)
     addresses = in_order(peers.split(","))
-    if machine.address not in addresses:
-        raise LaunchError(f"--peers = {peers!r}: this machine, {machine.address}, is not among them")
+    if instance.address not in addresses:
+        raise LaunchError(f"--peers = {peers!r}: this instance, {instance.address}, is not among them")
     return addresses
 
 
-def _processes(identity: Identity | None, machine: Machine | None) -> int:
-    """The GPUs of this machine, or one process; raises LaunchError when the pool should have more of them."""
+def _processes(identity: Identity | None, instance: Instance | None) -> int:
+    """The GPUs of this instance, or one process; raises LaunchError when the pool should have more."""
     import torch  # noqa: PLC0415 - two seconds that --nproc-per-node need not pay
 
     found = torch.cuda.device_count()
-    expected = _expected(identity, machine).gpus
+    expected = _expected(identity, instance).gpus
     if found < expected:
         raise LaunchError(
-            f"{found} GPUs on this machine, the pool expects {expected}; look at nvidia-smi, "
+            f"{found} GPUs on this instance, the pool expects {expected}; look at nvidia-smi, "
             "or pass --nproc-per-node"
         )
     return max(1, found)
 
 
-def _expected(identity: Identity | None, machine: Machine | None) -> Expected:
-    if identity is None or machine is None:
+def _expected(identity: Identity | None, instance: Instance | None) -> Expected:
+    if identity is None or instance is None:
         return Expected()
-    return identity.expected.get(machine.instance_type, Expected())
+    return identity.expected.get(instance.instance_type, Expected())
 
 
-def _variables(identity: Identity | None, machine: Machine | None) -> dict[str, str]:
-    if machine is None:
+def _variables(identity: Identity | None, instance: Instance | None) -> dict[str, str]:
+    if instance is None:
         return {}
-    network = environment(machine.instance_type, _expected(identity, machine), os.environ)
-    return {**network, **control_environment(machine.address, os.environ)}
+    network = environment(instance.instance_type, _expected(identity, instance), os.environ)
+    return {**network, **control_environment(instance.address, os.environ)}
 
 
 def _rendezvous_id(identity: Identity | None, settings: config.Config) -> str:
-    """The same on every machine, another for every run directory; torchrun makes it a part of file names."""
+    """The same on every instance, another for every run directory; torchrun makes it a part of file names."""
     run_name = Path(settings.run.directory).name
     parts = [identity.stack, identity.pool, run_name] if identity else [run_name]
     return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join(parts))

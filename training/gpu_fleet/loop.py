@@ -57,7 +57,7 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
         run.checkpoints.flush()
         run.writer.write(run.book.record(state.step))
         result = conclude(run, state, stop, score, resumed_from_step)
-        # once per machine: each has a `launch` that looks for it, and may have a disk of its own
+        # once per instance: each has a `launch` that looks for it, and may have a disk of its own
         where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
         log.info("event=%s reason=%r step=%d metric=%s", result.outcome, result.reason, state.step, score)
         return result

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gpu_fleet import config
@@ -18,13 +19,12 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer; weight decay spares biases and norms (tensors of one dimension or none).
 
-    An own one gets the same two groups and the learning rate. Raises OwnCodeError or ConfigError.
+    An own one gets the same groups and the learning rate. Raises OwnCodeError or ConfigError.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
+    groups = [{"params": some, "weight_decay": settings.weight_decay} for some in _alike(matrices)]
+    groups += [{"params": some, "weight_decay": 0.0} for some in _alike(vectors)]
     if own is not None:
         built = own([group for group in groups if group["params"]], lr=settings.learning_rate)
         if not isinstance(built, torch.optim.Optimizer):
@@ -34,6 +34,12 @@ def build_optimizer(
         momentum = settings.momentum
         return torch.optim.SGD(groups, settings.learning_rate, momentum=momentum, nesterov=momentum > 0)
     return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=True)
+
+
+def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """One list for each mesh of ranks that they are spread over, as a fused step refuses to mix them."""
+    meshes = {p: p.device_mesh if isinstance(p, DTensor) else None for p in parameters}
+    return [[p for p in parameters if meshes[p] == mesh] for mesh in dict.fromkeys(meshes.values())] or [[]]
 
 
 @contextmanager

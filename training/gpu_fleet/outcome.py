@@ -21,7 +21,7 @@ class Outcome:
 
     outcome: Literal["finished", "stopped"]
     reason: str  # of a stop: sigterm, sigint, spot-notice, rebalance, stop-file; else "all steps done"
-    detail: str  # for people: what the notice said, on which rank
+    detail: str  # for users: what the notice said, on which rank
     step: int  # optimizer steps done
     epoch: float  # passes over the training data
     parameters_sha256: str  # of parameters and buffers, see state.parameters_sha256
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def write(directory: Path, outcome: Outcome) -> None:
-    """Writes result.json as a whole or not at all; several machines may do so in one shared folder.
+    """Writes result.json as a whole or not at all; several instances may do so in one shared folder.
 
     Raises CheckpointError when the disk takes no more.
     """
@@ -59,7 +59,8 @@ def remove(directory: Path) -> None:
 
 
 def write_failure(directory: Path, error: str, rank: int) -> None:
-    """Leaves word, for `launch` and for a restarted rank, that no other try can help."""
+    """Leaves word, for `launch` and a restarted rank, that no other try can help; makes the folder."""
+    directory.mkdir(parents=True, exist_ok=True)
     _replace(directory / FAILURE, {"error": error, "rank": rank, "attempt": attempt()})
 
 

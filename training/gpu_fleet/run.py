@@ -33,6 +33,7 @@ from gpu_fleet.data.own import (
     Stream,
     is_table,
     open_own,
+    open_records,
     open_table,
 )
 from gpu_fleet.data.prefetch import to_device
@@ -56,6 +57,8 @@ from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.parallel.world import World, check_sizes, ranks_per_replica
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
 from gpu_fleet.task import Task, try_out
+
+RECORDS = "records"  # the kind of tars of any keys
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Run:
         return PairedReader(Reader(dataset, seed)) if self.is_task else Reader(dataset, seed)
 
     def keep_code(self) -> None:
-        """Lays the user's files into the run directory, once per machine; raises CheckpointError."""
+        """Lays the user's files into the run directory, once per instance; raises CheckpointError."""
         try:
             if self.where.local_rank == 0:
                 keep(self.code, self.directory)
@@ -201,11 +204,15 @@ def open_data(
     """What the data are, and their splits; an own data set may have no held-out one. Raises TrainingError."""
     chosen = settings.data
     root = Path(chosen.path)
-    if own.data is None and not is_table(root):
-        described = describe(root)
+    described = describe(root) if own.data is None and not is_table(root) else None
+    if described is not None and described.kind != RECORDS:
         return described, open_split(chosen, described, "train"), open_split(chosen, described, "val")
+    training: OwnData | None
+    held_out: OwnData | None
     if own.data is not None:
         training, held_out = (open_own(own.data, split, own.collate) for split in ("train", "val"))
+    elif described is not None:
+        training, held_out = (open_records(chosen, described, part, own.collate) for part in ("train", "val"))
     else:
         training, held_out = (open_table(chosen, split, own.collate) for split in ("train", "val"))
     assert training is not None
@@ -270,12 +277,12 @@ def fresh_state(run: Run) -> State:
     seed_rng(settings.run.seed, rank=0, step=0)
     model = where.together(lambda: build_model(run))
     used = utilisation_of(run, model)
-    cut_first = is_pretrained(settings.model.name) and settings.parallel.strategy != "ddp"
+    cut_first = settings.parallel.strategy in ("fsdp", "tensor")  # no device then ever holds the whole
     if not cut_first:
         where.together(lambda: ready(run, model))
     average = optimization.build_average(model, settings.average)
     model, spread = where.together(lambda: spread_model(model, settings, where))
-    if cut_first:  # a model without memory yet, of which each rank fills its part
+    if cut_first:
         where.together(lambda: ready(run, model))
     if settings.precision.compile and not isinstance(model, FSDPModule):  # its layers are compiled one by one
         model.compile()
@@ -298,7 +305,7 @@ def ready(run: Run, model: nn.Module) -> None:
     if is_pretrained(settings.model.name):
         fill(model, settings.model.weights, device, settings.run.seed)
     model.to(device)
-    if settings.precision.channels_last:
+    if settings.precision.channels_last:  # with ddp only
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
     if run.own.any or run.is_task:
         try_out(model, first_batch(run), f"model.name = {settings.model.name!r}")

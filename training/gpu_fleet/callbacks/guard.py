@@ -31,7 +31,7 @@ class Guard:
         self.stopped = False
 
     def bring(self) -> None:
-        """Fills an empty folder from the bucket, once per machine; the others wait."""
+        """Fills an empty folder from the bucket, once per instance; the others wait."""
         if self._sync is not None and _local_rank() == 0:
             self._sync.down()
         if dist.is_initialized():

@@ -109,7 +109,7 @@ def folder_name(step: int) -> str:
 
 
 def commit(root: Path, manifest: Manifest, writers: dict[str, Writer]) -> Manifest:
-    """Writes one checkpoint under `root`; afterwards it is whole, whatever happens to the machine.
+    """Writes one checkpoint under `root`; afterwards it is whole, whatever happens to the instance.
 
     Returns `manifest` with the records of the files, as it is written into the checkpoint.
     """
@@ -242,7 +242,7 @@ def prune(root: Path, newest: int, keep: int, spared: Container[int] = ()) -> No
 
 
 def set_aside(folder: Path, why: str = "damaged") -> None:
-    """Takes a checkpoint out of the count and leaves it for people to look at, as `step-N.WHY`."""
+    """Takes a checkpoint out of the count and leaves it for its owner to look at, as `step-N.WHY`."""
     aside = folder.with_name(f"{folder.name}.{why}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)

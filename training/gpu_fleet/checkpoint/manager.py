@@ -281,7 +281,7 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Waits until the last save is on this machine's disk; raises CheckpointError."""
+        """Waits until the last save is on this instance's disk; raises CheckpointError."""
         if self._saver is not None:
             self._saver.wait()
 

@@ -1,4 +1,4 @@
-"""Alibaba Cloud OSS through boto3: where it answers, and the keys of this machine's role."""
+"""Alibaba Cloud OSS through boto3: where it answers, and the keys of this instance's role."""
 
 import os
 from typing import Any
@@ -24,9 +24,9 @@ PLAIN = Config(
 
 
 def client(endpoint: str, options: Config) -> Any:
-    """boto3's S3 client for OSS, with the keys of the environment, else of this machine's role.
+    """boto3's S3 client for OSS, with the keys of the environment, else of this instance's role.
 
-    `endpoint` is empty on a machine of a fleet, which asks inside its network. Raises CheckpointError where
+    `endpoint` is empty on an instance of a fleet, which asks inside its network. Raises CheckpointError where
     nobody knows an endpoint.
     """
     table = instance.table()
@@ -35,7 +35,7 @@ def client(endpoint: str, options: Config) -> Any:
     if not named and not region:
         raise CheckpointError(
             "checkpoint.endpoint = '': must say where OSS answers, such as "
-            "https://s3.oss-cn-beijing.aliyuncs.com; only a machine of a fleet knows by itself"
+            "https://s3.oss-cn-beijing.aliyuncs.com; only an instance of a fleet knows by itself"
         )
     session = botocore.session.get_session()
     if region:
@@ -46,12 +46,12 @@ def client(endpoint: str, options: Config) -> Any:
 
 
 class RoleKeys(CredentialProvider):
-    """The keys of this machine's RAM role, asked for anew before they end."""
+    """The keys of this instance's RAM role, asked for anew before they end."""
 
     METHOD = CANONICAL_NAME = "ram-role"
 
     def load(self) -> RefreshableCredentials:
-        """Credentials that renew themselves; raises CheckpointError where the machine has no role."""
+        """Credentials that renew themselves; raises CheckpointError where the instance has no role."""
         return RefreshableCredentials.create_from_metadata(
             metadata=role_keys(), refresh_using=role_keys, method=self.METHOD
         )
@@ -68,4 +68,4 @@ def role_keys() -> dict[str, str]:
             "expiry_time": told["Expiration"],
         }
     except (LaunchError, ValueError, LookupError) as error:
-        raise CheckpointError(f"this machine's role has no keys to reach OSS with: {error!r}") from error
+        raise CheckpointError(f"this instance's role has no keys to reach OSS with: {error!r}") from error

@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that is whole for every machine of the run."""
+"""Finds the newest checkpoint that is whole for every instance of the run."""
 
 import logging
 import time
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifest | None:
-    """Brings the newest checkpoint that verifies on every machine into `root`; None when there is none.
+    """Brings the newest checkpoint that verifies on every instance into `root`; None when there is none.
 
-    One process of each machine looks; damaged checkpoints are named in the log and passed over. Raises
+    One process of each instance looks; damaged checkpoints are named in the log and passed over. Raises
     CheckpointError when there are checkpoints and none of them is whole.
     """
     damaged: set[int] = set()
@@ -33,7 +33,7 @@ def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifes
             raise CheckpointError(f"{root}: none of the checkpoints {sorted(damaged)} is whole")
         if not common and any(found):
             raise CheckpointError(
-                f"{root}: {len(found)} machines have no checkpoint in common; set checkpoint.uri, or a "
+                f"{root}: {len(found)} instances have no checkpoint in common; set checkpoint.uri, or a "
                 "run.directory on a file system that all of them share"
             )
         if not common:
@@ -65,7 +65,7 @@ def _leave_earlier(root: Path, store: Store | None) -> None:
 
 
 def _brought(where: World, step: int, root: Path, store: Store | None) -> bool:
-    """Whether every machine has a verified copy; rank 0 goes first, as `root` may be one folder for all."""
+    """Whether every instance has a verified copy; rank 0 goes first, as `root` may be one folder for all."""
     first = where.on_first(lambda: _bring(step, root, store))
     spared = where.local_rank != 0 or where.leads
     return first and all(where.gather(where.together(lambda: spared or _bring(step, root, store))))
@@ -77,7 +77,7 @@ def _set_aside(root: Path, damaged: set[int]) -> None:
 
 
 def _steps_here(where: World, root: Path, store: Store | None) -> set[int] | None:
-    """The checkpoints within reach of this machine; None on all but one of its ranks."""
+    """The checkpoints within reach of this instance; None on all but one of its ranks."""
     if where.local_rank != 0:
         return None
     return set(local.steps(root)) | (set(store.steps()) if store else set())

@@ -45,7 +45,7 @@ class Dataset(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """How a person finds the sample: its file, its line, its offset."""
+        """How a user finds the sample: its file, its line, its offset."""
         ...
 
     def fingerprint(self, index: int) -> bytes:
@@ -57,12 +57,13 @@ class Dataset(Protocol):
 class Description:
     """What `prepare` wrote down about a data set in dataset.json, beside the splits train/ and val/."""
 
-    kind: str  # images | shards | tokens | text
+    kind: str  # images | shards | tokens | text | records
     classes: tuple[str, ...] = ()
     vocabulary: int = 0  # token ids are below this; in kind "text" id 0 is padding
     bytes_per_token: float = 0.0  # of the raw text, on the average; with it the metric is bits per byte
     baseline_name: str = ""  # the simple method that the trained model has to beat, on the same split
     baseline: float | None = None
+    keys: tuple[str, ...] = ()  # of kind "records"
 
 
 def describe(root: Path) -> Description:
@@ -74,7 +75,8 @@ def describe(root: Path) -> Description:
         return Description("images", class_names(root if is_unsplit(root) else root / "train"))
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
-        return Description(**{**table, "classes": tuple(table.get("classes", ()))})
+        names = {name: tuple(table.get(name, ())) for name in ("classes", "keys")}
+        return Description(**{**table, **names})
     except (ValueError, TypeError) as error:
         raise DataError(f"{file}: is not a description of a data set: {error}") from error
 

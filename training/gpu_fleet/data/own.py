@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import IterableDataset, default_collate
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import split_of
+from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.data.order import Slice
+from gpu_fleet.data.shards import Records
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError, suggestion
 from gpu_fleet.own import Own, told
 
@@ -30,6 +31,7 @@ ENDLESS = 2**62  # samples of a stream that does not say how many it has
 LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))
 MARKS = ("dataset_dict.json", "state.json")  # what save_to_disk of Hugging Face's datasets writes
 SPLITS = {"train": ("train",), "val": ("validation", "val", "test")}
+UNSPLIT = "rows"  # "all" means all splits to the library
 TABLES = {".parquet": "parquet", ".jsonl": "json"}
 Collate = Callable[[list[Any]], Any]
 
@@ -178,15 +180,24 @@ def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], C
     return (OwnData if by_index else Stream)(samples, label, collate)
 
 
+def open_records(settings: config.Data, description: Description, split: str, collate: Own | None) -> OwnData:
+    """A split of tars of any keys, indexed by `prepare index --keys`; raises DataError."""
+    folder = Path(settings.path) / split
+    samples = Records(folder, description.keys, settings, training=split == "train")
+    return adapted(samples, str(folder), collate or default_collate, ConfigError)
+
+
 def is_table(root: Path) -> bool:
     """Whether a path is a table: of Parquet, JSON lines, or a folder that save_to_disk of datasets wrote."""
+    if (root / DESCRIPTION).exists():
+        return False
     return any((root / mark).is_file() for mark in MARKS) or bool(table_files(root))
 
 
 def table_files(root: Path) -> dict[str, list[Path]]:
-    """The files of a table by split, as their names or folders say; under "all" where none says train."""
+    """The files of a table by split, as their names or folders say; under UNSPLIT where none says train."""
     if root.suffix in TABLES:
-        return {"all": [root]}
+        return {UNSPLIT: [root]}
     found = sorted(file for suffix in TABLES for depth in ("*", "*/*") for file in root.glob(depth + suffix))
     splits: dict[str, list[Path]] = {}
     for file in found:
@@ -194,8 +205,8 @@ def table_files(root: Path) -> dict[str, list[Path]]:
         named = (
             name for names in SPLITS.values() for name in names if any(p.startswith(name) for p in parts)
         )
-        splits.setdefault(next(named, "all"), []).append(file)
-    return splits if "train" in splits or not found else {"all": found}
+        splits.setdefault(next(named, UNSPLIT), []).append(file)
+    return splits if "train" in splits or not found else {UNSPLIT: found}
 
 
 def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnData | None:
@@ -207,9 +218,9 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
     root = Path(settings.path)
     splits = _loaded(root)
     found = next((splits[name] for name in SPLITS[split] if name in splits), None)
-    if found is None and "all" in splits:
-        kept = split_of(len(splits["all"]), settings, training=split == "train")
-        found = splits["all"].select(kept) if len(kept) else None
+    if found is None and UNSPLIT in splits:
+        kept = split_of(len(splits[UNSPLIT]), settings, training=split == "train")
+        found = splits[UNSPLIT].select(kept) if len(kept) else None
     if found is None:
         if split == "val":
             return None
@@ -229,7 +240,7 @@ def _loaded(root: Path) -> dict[str, Any]:
         import datasets  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - optional
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"data.path = {str(root)!r}: pip install 'gpu-fleet[data]', of which datasets reads tables"
+            f"data.path = {str(root)!r}: tables need two more packages: pip install datasets 'pyarrow<26'"
         ) from error
     datasets.disable_progress_bars()
     try:
@@ -241,7 +252,7 @@ def _loaded(root: Path) -> dict[str, Any]:
     except Exception as error:  # the library raises what its files' readers do
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise DataError(f"data.path = {str(root)!r}: cannot be read: {reason}") from error
-    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"all": loaded}
+    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {UNSPLIT: loaded}
 
 
 def seed_generators(chance: np.random.Generator) -> None:

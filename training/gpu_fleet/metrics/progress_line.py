@@ -1,4 +1,4 @@
-"""One line that moves: the step, the time left, the newest loss and rate, for people who watch a terminal."""
+"""One line that moves: the step, the time left, the newest loss and rate, for users who watch a terminal."""
 
 import logging
 import sys

@@ -126,7 +126,7 @@ def read_result(run: Path) -> Mapping[str, Any]:
 
 
 def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
-    """What people ask first."""
+    """What users ask first."""
     last = timeline.train[-1]
     rate = statistics.median(record["samples_per_s"] for record in timeline.train)
     waiting = statistics.mean([percent for _, percent in waiting_percent(timeline.train)] or [0.0])

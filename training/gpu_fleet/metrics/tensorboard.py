@@ -1,7 +1,7 @@
 """TensorBoard: every number of a record as a curve over the steps.
 
 By tensorboardX, which writes the same event files with numpy and protobuf alone. The SummaryWriter of torch
-needs the package tensorboard, and with it a web server and gRPC on every training machine; to look at the
+needs the package tensorboard, and with it a web server and gRPC on every training instance; to look at the
 curves, `pip install tensorboard` on a laptop will do.
 """
 

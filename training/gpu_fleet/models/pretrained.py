@@ -119,7 +119,10 @@ def _defined(name: str, settings: Any) -> Any:
         with torch.device("meta"):
             return family.from_config(settings, dtype=torch.float32)
     except Exception as error:  # the definitions of others raise what they like
-        raise ModelError(f"model.name = {name!r}: cannot be built: {_first_line(error)}") from error
+        raise ModelError(
+            f"model.name = {name!r}: cannot be built of {settings.model_type}'s config.json and "
+            f"model.options: {type(error).__name__}: {_first_line(error)}"
+        ) from error
 
 
 def _pixels(folder: Path) -> Pixels:
@@ -198,7 +201,7 @@ def _read(network: Any, folder: Path, device: torch.device) -> None:
     settings = LoadStateDictConfig(
         device_map={"": device},
         dtype=torch.float32,
-        weight_mapping=get_model_conversion_mapping(network),
+        weight_mapping=get_model_conversion_mapping(network),  # type: ignore[arg-type]  # of its own making
         ignore_mismatched_sizes=True,  # told below, by name
     )
     try:
@@ -330,6 +333,7 @@ def _part(whole: Tensor, like: Tensor, device: torch.device) -> Tensor:
 
     if isinstance(like, DTensor):
         local = DtensorShardOperation(like).shard_tensor(whole.detach(), device=device, dtype=like.dtype)
+        assert local is not None  # as it would be of a tensor that another rank reads
         part: Tensor = DTensor.from_local(
             local.clone(),  # or the whole would stay in memory
             like.device_mesh,

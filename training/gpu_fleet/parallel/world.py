@@ -109,7 +109,7 @@ def world(settings: config.Parallel) -> Iterator[World]:
     if torch.cuda.is_available():
         if local_rank >= (found := torch.cuda.device_count()):
             raise ParallelError(
-                f"process {local_rank} of this machine has no GPU of its own among {found}; "
+                f"process {local_rank} of this instance has no GPU of its own among {found}; "
                 f"start torchrun with --nproc-per-node {found}"
             )
         device = torch.device("cuda", local_rank)

@@ -1,4 +1,4 @@
-"""The machines in service of this machine's scaling group, on Alibaba Cloud."""
+"""The instances in service of this instance's scaling group, on Alibaba Cloud."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped] # the
 from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped] # the same
 
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.identity import Identity, Machine, Metadata
+from gpu_fleet.pool.identity import Identity, Instance, Metadata
 from gpu_fleet.pool.members import in_order, members_in_service
 
 # inside the network, which need have no way out: the list of Auto Scaling's endpoints has one in every region
@@ -26,19 +26,19 @@ TIMEOUT_S = 20
 logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
-def alicloud_peers(identity: Identity, machine: Machine) -> list[str]:
-    """Private addresses of this machine's scaling group, itself among them, lowest first.
+def alicloud_peers(identity: Identity, instance: Instance) -> list[str]:
+    """Private addresses of this instance's scaling group, itself among them, lowest first.
 
     One address when it belongs to no group. Raises LaunchError as its sister for AWS does. It asks what an
     instance may ask: ess:DescribeScalingInstances, with the credentials of its role.
     """
     client = _client(identity.region, Metadata("alicloud").role_keys())
-    own = list(_instances(identity, client, {"InstanceIds.1": machine.instance_id}))
+    own = list(_instances(identity, client, {"InstanceIds.1": instance.instance_id}))
     if not own:
-        return [machine.address]
+        return [instance.address]
     group = {"ScalingGroupId": own[0]["ScalingGroupId"]}
     members = {member["InstanceId"]: member for member in _instances(identity, client, group)}
-    ready = members_in_service(list(members.values()), machine)
+    ready = members_in_service(list(members.values()), instance)
     return in_order([members[instance_id]["PrivateIpAddress"] for instance_id in ready])
 
 

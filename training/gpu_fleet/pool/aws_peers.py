@@ -1,4 +1,4 @@
-"""Which machines of a pool train together: the members in service of this machine's Auto Scaling group."""
+"""Which instances of a pool train together: the members in service of this instance's Auto Scaling group."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,26 +8,26 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.identity import Identity, Machine
+from gpu_fleet.pool.identity import Identity, Instance
 from gpu_fleet.pool.members import in_order, members_in_service
 
 STATES_PER_CALL = 50  # of DescribeAutoScalingInstances
 
 
-def aws_peers(identity: Identity, machine: Machine) -> list[str]:
-    """Private addresses of this machine's group, itself among them, lowest first.
+def aws_peers(identity: Identity, instance: Instance) -> list[str]:
+    """Private addresses of this instance's group, itself among them, lowest first.
 
     One address when it belongs to no group. Raises LaunchError while members are still on their way in, when
-    this machine is on its way out, and when the calls are refused. It asks what an instance may ask:
+    this instance is on its way out, and when the calls are refused. It asks what an instance may ask:
     ec2:DescribeInstances and autoscaling:DescribeAutoScalingInstances.
     """
-    with _explained(machine):
-        own = _memberships(identity, [machine.instance_id])
+    with _explained(instance):
+        own = _memberships(identity, [instance.instance_id])
         if not own:
-            return [machine.address]
+            return [instance.address]
         addresses = _addresses(identity, own[0]["AutoScalingGroupName"])
         members = _memberships(identity, [*addresses])
-        return in_order([addresses[instance_id] for instance_id in members_in_service(members, machine)])
+        return in_order([addresses[instance_id] for instance_id in members_in_service(members, instance)])
 
 
 def _memberships(identity: Identity, instance_ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -60,12 +60,12 @@ def _addresses(identity: Identity, group: str) -> dict[str, str]:
 
 
 @contextmanager
-def _explained(machine: Machine) -> Iterator[None]:
+def _explained(instance: Instance) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
         answer = error.response.get("Error", {})
         text = f"{answer.get('Code', 'error')}: {answer.get('Message', error)}"
-        raise LaunchError(f"peers of {machine.instance_id} cannot be found: {text}") from error
+        raise LaunchError(f"peers of {instance.instance_id} cannot be found: {text}") from error
     except BotoCoreError as error:
-        raise LaunchError(f"peers of {machine.instance_id} cannot be found: {error}") from error
+        raise LaunchError(f"peers of {instance.instance_id} cannot be found: {error}") from error

@@ -1,4 +1,4 @@
-"""Who this machine is: its pool by instance.toml, its id, type and address by the metadata service."""
+"""Who this instance is: its pool by instance.toml, its id, type and address by the metadata service."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from gpu_fleet.stopping.interrupt import ALICLOUD_METADATA, AWS_METADATA, TOKEN_
 
 ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
 OK = 200  # HTTP
-ATTEMPTS = 5  # of a second each: the service may be slow on a machine that has just started
+ATTEMPTS = 5  # of a second each: the service may be slow on an instance that has just started
 
 
 class Expected(BaseModel):
@@ -38,7 +38,7 @@ class Identity(BaseModel):
     expected: dict[str, Expected] = {}  # by instance type
 
 
-class Machine(BaseModel):
+class Instance(BaseModel):
     """This instance, in its own words."""
 
     model_config = ConfigDict(frozen=True)
@@ -49,7 +49,7 @@ class Machine(BaseModel):
 
 
 def read_identity() -> Identity | None:
-    """The identity in instance.toml, None on machines of no fleet; raises LaunchError naming a wrong key."""
+    """The identity in instance.toml, None on instances of no fleet; raises LaunchError naming a wrong key."""
     table = instance.table()
     if not table:
         return None
@@ -93,7 +93,7 @@ SERVICES = {
 
 
 class Metadata:
-    """What the cloud tells this machine about itself; asked with a token, as both clouds want."""
+    """What the cloud tells this instance about itself; asked with a token, as both clouds want."""
 
     def __init__(self, cloud: str) -> None:
         """Raises LaunchError when the service is silent."""
@@ -107,7 +107,7 @@ class Metadata:
         return _answer(f"{self._base}/latest/meta-data/{path}", self._proof)
 
     def role_keys(self) -> dict[str, str]:
-        """The present keys of a machine's RAM role on Alibaba Cloud, in the words of its metadata service.
+        """The present keys of an instance's RAM role on Alibaba Cloud, in the words of its metadata service.
 
         Raises LaunchError when there is none, ValueError or LookupError for what cannot be read.
         """
@@ -115,9 +115,9 @@ class Metadata:
         keys: dict[str, str] = json.loads(self.read(ROLES + role))
         return keys
 
-    def machine(self) -> Machine:
-        """Id, type and address of this machine."""
-        return Machine(
+    def instance(self) -> Instance:
+        """Id, type and address of this instance."""
+        return Instance(
             instance_id=self.read("instance-id"),
             instance_type=self.read(self.service.type_path),
             address=self.read(self.service.address_path),

@@ -5,30 +5,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.identity import Machine
+from gpu_fleet.pool.identity import Instance
 
 IN_SERVICE = "InService"
 TAKES_WORK = {IN_SERVICE, "Protected"}  # the second: in service and kept from scale-in, on Alibaba Cloud
 COMING = "Pending"  # the start of the states on the way in
 
 
-def members_in_service(members: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
+def members_in_service(members: Sequence[Mapping[str, Any]], instance: Instance) -> list[str]:
     """Instance ids of those of `members` that may take work: each has InstanceId and LifecycleState.
 
-    Raises LaunchError when one is still on its way in, or `machine` is not one of them.
+    Raises LaunchError when one is still on its way in, or `instance` is not one of them.
     """
     states = {member["InstanceId"]: member["LifecycleState"] for member in members}
-    mine = states.get(machine.instance_id)
+    mine = states.get(instance.instance_id)
     if mine not in TAKES_WORK:
         raise LaunchError(
-            f"{machine.instance_id} is {mine} in its group, not {IN_SERVICE}: nothing is started"
+            f"{instance.instance_id} is {mine} in its group, not {IN_SERVICE}: nothing is started"
         )
     ready = [instance_id for instance_id, state in states.items() if state in TAKES_WORK]
     coming = [instance_id for instance_id, state in states.items() if state.startswith(COMING)]
     if coming:
         raise LaunchError(
-            f"{len(ready)} of {len(ready) + len(coming)} machines are {IN_SERVICE}; wait for "
-            f"{', '.join(coming)}, or name the machines to use: --peers ADDRESS,ADDRESS"
+            f"{len(ready)} of {len(ready) + len(coming)} instances are {IN_SERVICE}; wait for "
+            f"{', '.join(coming)}, or name the instances to use: --peers ADDRESS,ADDRESS"
         )
     return ready
 

@@ -40,7 +40,7 @@ SIOCGIFADDR = 0x8915  # the request of netdevice(7): struct ifreq, 40 bytes, the
 
 @dataclass(frozen=True)
 class Network:
-    """What the machines of one family need."""
+    """What the instances of one family need."""
 
     sockets: Mapping[str, str]
     rdma: Mapping[str, str] = field(default_factory=dict)  # only where the pool has the interfaces
@@ -77,7 +77,7 @@ def environment(instance_type: str, expected: Expected, given: Mapping[str, str]
 
 
 def control_environment(address: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The variable that has Gloo listen at `address`, where the other machines look for it.
+    """The variable that has Gloo listen at `address`, where the other instances look for it.
 
     Gloo else takes what the host's own name resolves to, or loopback where it resolves to nothing:
     createDefaultDevice in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.

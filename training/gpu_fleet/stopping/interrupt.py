@@ -43,7 +43,7 @@ class Reason(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
-Notice = tuple[Reason, str]  # the reason and, for people, its detail
+Notice = tuple[Reason, str]  # the reason and, for users, its detail
 Source = Callable[[], Notice | None]
 
 
@@ -176,7 +176,7 @@ class AwsNotice:
 
 
 def _field(text: str, name: str) -> str:
-    """One field of a JSON object for people; a notice counts however it is worded."""
+    """One field of a JSON object for users; a notice counts however it is worded."""
     try:
         return str(json.loads(text)[name])
     except (ValueError, KeyError, TypeError):

@@ -66,7 +66,7 @@ class Peers:
             log.debug("event=store-silent error=%r", str(error))
 
     def verdict(self) -> str:
-        """Who holds this rank up, for people; empty where there are no others."""
+        """Who holds this rank up, for users; empty where there are no others."""
         if self.store is None:
             return ""
         if self.clock() - self._read_at > 3 * self.every_s + ANSWER_S:

@@ -2,21 +2,22 @@
 
 import io
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 import numpy as np
 from PIL import Image
 
-from gpu_fleet.data.dataset import Description, describe, write_description
+from gpu_fleet.data.dataset import Array, Description, describe, write_description
 from gpu_fleet.data.images import BROKEN, SUFFIXES
 from gpu_fleet.data.preparation.prepare import make_folder
 from gpu_fleet.data.preparation.progress import progress
 from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
-from gpu_fleet.data.shards import INDEX, INDEX_DTYPE, index_shard, shard_files
+from gpu_fleet.data.shards import INDEX, index_records, index_shard, shard_files
 from gpu_fleet.errors import DataError
 
 SPLITS = ("train", "val")
@@ -49,8 +50,15 @@ def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> 
 @click.option(
     "--classes", default="", help="NAME,NAME,... in the order of their numbers; default: the numbers."
 )
-def index(*, data_dir: Path, classes: str) -> None:
-    """Write the index of WebDataset tars in DATA_DIR/{train,val}, of KEY.png (or .jpg) and KEY.cls."""
+@click.option("--keys", default="", help="KEY,KEY,... of samples of any kind, such as jpg,json,seg.npy.")
+def index(*, data_dir: Path, classes: str, keys: str) -> None:
+    """Write the index of WebDataset tars in DATA_DIR/{train,val}, of NAME.png (or .jpg) and NAME.cls.
+
+    With --keys a sample is a dictionary of its members NAME.KEY, for a model or a loss of your own.
+    """
+    if keys:
+        index_of_any(data_dir, tuple(keys.split(",")))
+        return
     for split in SPLITS:
         click.echo(f"{index_split(data_dir / split)} pictures in {data_dir}/{split}")
     found = 1 + max(int(np.load(data_dir / split / INDEX)["class"].max()) for split in SPLITS)
@@ -58,6 +66,14 @@ def index(*, data_dir: Path, classes: str) -> None:
     if len(names) < found:
         raise DataError(f"--classes = {classes!r}: names {len(names)} classes, the shards hold {found}")
     write_description(data_dir, Description("shards", names))
+
+
+def index_of_any(data_dir: Path, keys: tuple[str, ...]) -> None:
+    """The index of samples with any keys; raises DataError."""
+    for split in SPLITS:
+        rows = index_split(data_dir / split, partial(index_records, keys=keys))
+        click.echo(f"{rows // len(keys)} samples in {data_dir}/{split}")
+    write_description(data_dir, Description("records", keys=keys))
 
 
 def labelled_pictures(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
@@ -111,16 +127,16 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def index_split(folder: Path) -> int:
-    """Writes `folder`/index.npy and returns the number of samples; raises DataError when there are none."""
+def index_split(folder: Path, rows_of: Callable[[Path, int], Array] = index_shard) -> int:
+    """Writes `folder`/index.npy and returns the number of its rows; raises DataError when there are none."""
     files = shard_files(folder)
     parts = []
     with progress("index", len(files)) as advance:
         for number, file in enumerate(files):
-            parts.append(index_shard(file, number))
+            parts.append(rows_of(file, number))
             advance()
-    rows = np.concatenate([np.empty(0, INDEX_DTYPE), *parts])
-    if not len(rows):
+    if not sum(map(len, parts)):
         raise DataError(f"{folder}: holds no samples in *.tar")
+    rows = np.concatenate(parts)
     np.save(folder / INDEX, rows)
     return len(rows)

@@ -1,4 +1,4 @@
-"""Ranks on two machines with disks of their own, and what they agree on."""
+"""Ranks on two instances with disks of their own, and what they agree on."""
 
 import os
 from pathlib import Path
@@ -20,8 +20,8 @@ from tests.training.test_checkpoint import save
 URI = "s3://checkpoints/runs/a"
 
 
-def on_own_machine(root: Path) -> Path:
-    """Makes this rank the first of a machine of its own, with a disk of its own."""
+def on_own_instance(root: Path) -> Path:
+    """Makes this rank the first of an instance of its own, with a disk of its own."""
     os.environ["LOCAL_RANK"] = "0"
     disk = root / os.environ["RANK"]
     disk.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def on_own_machine(root: Path) -> Path:
 
 def newest(root: Path, steps: dict[str, list[int]], uri: str) -> int | str | None:
     """The step that this rank would resume from, with `steps` on the disks of the ranks, or the error."""
-    disk = on_own_machine(root)
+    disk = on_own_instance(root)
     save(disk, *steps[os.environ["RANK"]])
     with world(config.Parallel()) as where:
         try:
@@ -40,17 +40,17 @@ def newest(root: Path, steps: dict[str, list[int]], uri: str) -> int | str | Non
     return found.step if found else None
 
 
-def test_two_machines_resume_from_what_both_have(tmp_path: Path) -> None:
+def test_two_instances_resume_from_what_both_have(tmp_path: Path) -> None:
     assert run_ranks(newest, 2, tmp_path, {"0": [5, 10], "1": [5]}, "") == [5, 5]
 
 
-def test_two_machines_with_nothing_in_common_do_not_start_afresh(tmp_path: Path) -> None:
+def test_two_instances_with_nothing_in_common_do_not_start_afresh(tmp_path: Path) -> None:
     said = run_ranks(newest, 2, tmp_path, {"0": [5], "1": []}, "")
 
-    assert all("2 machines have no checkpoint in common; set checkpoint.uri" in str(text) for text in said)
+    assert all("2 instances have no checkpoint in common; set checkpoint.uri" in str(text) for text in said)
 
 
-def test_a_new_machine_fetches_what_the_other_uploaded(bucket: str, tmp_path: Path) -> None:
+def test_a_new_instance_fetches_what_the_other_uploaded(bucket: str, tmp_path: Path) -> None:
     save(tmp_path / "0", 5, store=Store(URI))
 
     assert run_ranks(newest, 2, tmp_path, {"0": [10], "1": []}, URI) == [5, 5]
@@ -58,7 +58,7 @@ def test_a_new_machine_fetches_what_the_other_uploaded(bucket: str, tmp_path: Pa
 
 
 def fetched_into(root: Path) -> list[int]:
-    """The steps that this rank, of a machine of its own, downloads into a folder that all machines share."""
+    """The steps that this rank, of an instance of its own, downloads into a folder that all share."""
     os.environ["LOCAL_RANK"] = "0"
     fetched = []
 
@@ -74,14 +74,14 @@ def fetched_into(root: Path) -> list[int]:
     return fetched
 
 
-def test_machines_that_share_a_folder_do_not_fetch_into_it_at_once(bucket: str, tmp_path: Path) -> None:
+def test_instances_that_share_a_folder_do_not_fetch_into_it_at_once(bucket: str, tmp_path: Path) -> None:
     save(tmp_path / "elsewhere", 5, store=Store(URI))
 
     assert run_ranks(fetched_into, 2, tmp_path / "shared") == [[5], []]
 
 
 def train_on_own_disk(table: dict[str, Any], root: Path) -> str:
-    disk = on_own_machine(root)
+    disk = on_own_instance(root)
     try:
         train_rank(changed(table, run={"directory": str(disk)}))
     except CheckpointError as error:
@@ -89,7 +89,7 @@ def train_on_own_disk(table: dict[str, Any], root: Path) -> str:
     return ""
 
 
-def test_a_sharded_run_needs_a_folder_that_machines_share(tmp_path: Path) -> None:
+def test_a_sharded_run_needs_a_folder_that_instances_share(tmp_path: Path) -> None:
     table = changed(gpt_table(write_tokens(tmp_path / "tokens"), tmp_path), parallel={"strategy": "fsdp"})
 
     said = run_ranks(train_on_own_disk, 2, table, tmp_path)
@@ -107,7 +107,7 @@ def brought_up(
     table: dict[str, Any], root: Path, stop_at: int
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """Trains on this rank, on an instance of its own: the outcome, what it uploaded, what is left here."""
-    disk, uploaded = on_own_machine(root), []
+    disk, uploaded = on_own_instance(root), []
 
     class NotingStore(Store):
         def upload_files(self, folder: Path, step: int, names: Any, moved: Any = None) -> None:
@@ -137,7 +137,7 @@ def test_instances_that_share_nothing_save_a_sharded_run_each_its_part(bucket: s
 
 def failing_upload(table: dict[str, Any], root: Path) -> str:
     """The error that this rank ends with when the bucket refuses the files of rank 1."""
-    disk = on_own_machine(root)
+    disk = on_own_instance(root)
 
     class RefusingStore(Store):
         def upload_files(self, folder: Path, step: int, names: Any, moved: Any = None) -> None:

@@ -1,0 +1,128 @@
+"""What needs packages of its own: tables, and TFRecord; `test_data.py` runs this where they are.
+
+python -m pytest tests/libraries/tables.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from tfrecord import TFRecordWriter
+
+from tests.training.commands import tried_alone
+from tests.training.examples import changed, gpt_table, train_on
+from tests.training.test_own_code import example
+
+KINDS = ("parquet", "jsonl", "folder")
+
+
+def rows(count: int = 96) -> list[dict[str, Any]]:
+    """Token ids, the ids to be predicted, and a column that nobody needs."""
+    chance = np.random.default_rng(1)
+    ids = chance.integers(0, 32, (count, 8)).tolist()
+    return [{"input_ids": line, "labels": line, "source": "made up"} for line in ids]
+
+
+def write_table(kind: str, folder: Path) -> Path:
+    """The rows as a table without splits."""
+    data = datasets.Dataset.from_list(rows())
+    folder.mkdir()
+    if kind == "folder":
+        data.save_to_disk(folder)
+    elif kind == "parquet":
+        data.to_parquet(folder / "part.parquet")
+    else:
+        (folder / "part.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows()))
+    return folder
+
+
+def table_of(kind: str, tmp_path: Path, run: str = "run", **data: Any) -> dict[str, Any]:
+    from transformers import GPT2Config  # noqa: PLC0415 - seconds to load
+
+    place = tmp_path / kind
+    if not place.exists():
+        write_table(kind, place)
+    GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16).save_pretrained(
+        tmp_path / "gpt2"
+    )
+    found = gpt_table(place, tmp_path / run, steps=14)  # 87 samples, 8 a step: beyond the first pass
+    model = {"name": "AutoModelForCausalLM", "config": str(tmp_path / "gpt2")}
+    return changed({**found, "model": model}, data={"columns": ["input_ids", "labels"], **data})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
+    kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    straight = train_on(2, table_of(kind, tmp_path, "straight"))
+    stopped = train_on(2, table_of(kind, tmp_path, "stopped", workers=workers), stop_at=12)
+    resumed = train_on(2, table_of(kind, tmp_path, "stopped", workers=workers))
+
+    assert (stopped["step"], resumed["resumed_from_step"]) == (12, 12)
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"] != stopped["parameters_sha256"]
+    assert resumed["metric"] == straight["metric"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["input_ids", "label"], "data.columns: 'label' is no column of"),
+        ([], "model.name = 'AutoModelForCausalLM': TypeError"),
+    ],
+)
+def test_a_wrong_column_is_one_message(
+    columns: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+
+    status, said = tried_alone(table_of("jsonl", tmp_path, columns=columns), tmp_path)
+
+    assert (status, message in said, "Traceback" in said) == (65, True, False)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_column_of_numbers_is_learned_by_an_own_loss(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    chance = np.random.default_rng(2)
+    houses = [
+        {"area": area, "rooms": int(9 * area), "price": 2 * area} for area in chance.random(90).tolist()
+    ]
+    file = tmp_path / f"houses.{kind}"
+    if kind == "parquet":
+        datasets.Dataset.from_list(houses).to_parquet(file)
+    else:
+        file.write_text("".join(f"{json.dumps(house)}\n" for house in houses))
+
+    exactly_resumed("own_table", {"path": str(file)}, tmp_path)
+
+
+def test_tfrecord_files_are_read_by_an_example(tmp_path: Path) -> None:
+    chance = np.random.default_rng(2)
+    for split in ("train", "val"):
+        for part in range(2):
+            writer = TFRecordWriter(str(tmp_path / f"{split}-{part}.tfrecord"))
+            for inputs in chance.normal(size=(40, 16)):
+                features = {"inputs": (inputs.tolist(), "float"), "class": (int(inputs[0] > 0), "int")}
+                writer.write(features)
+            writer.close()
+
+    exactly_resumed("own_tfrecord", {"options": {"folder": str(tmp_path)}}, tmp_path)
+
+
+def exactly_resumed(name: str, data: dict[str, Any], folder: Path) -> None:
+    """An example on two ranks, undisturbed and interrupted, ends with the same bits."""
+    straight = train_on(2, changed(example(name, folder / "straight", folder), data=data))
+    table = changed(example(name, folder / "stopped", folder), data=data)
+    stopped = train_on(2, table, stop_at=3)
+    resumed = train_on(2, table)
+
+    assert (stopped["outcome"], resumed["resumed_from_step"]) == ("stopped", 3)
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"] != stopped["parameters_sha256"]
+    assert resumed["metric"] == straight["metric"]
