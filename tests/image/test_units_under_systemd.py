@@ -1,0 +1,288 @@
+"""The units of agent, gate and trainer under a systemd of their own: it starts them, their sandboxes hold.
+
+systemd runs as the first process of new namespaces, on this computer's files with a layer of memory above
+them. Nothing of it reaches the computer. Programs that the units start are the product's.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from image.payload import PROJECT
+from tests.reaper.machine_file import MACHINE_FILE
+
+UNITS = PROJECT / "image/rootfs/etc/systemd/system"
+NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
+NO_GPU = MACHINE_FILE.partition('[expected."')[0]
+NOWHERE = (
+    "Environment=AWS_EC2_METADATA_SERVICE_ENDPOINT=http://127.0.0.1:9"
+    " AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b"
+)
+
+# $1: a folder that is ours, $2: the rootfs of the recipe, $3: the image's modules, $4: packages
+ROOT = r"""
+set -euo pipefail
+mount --make-rprivate /
+mount -t tmpfs tmpfs "$1/memory"
+mkdir "$1/memory/"{upper,work,root}
+root=$1/memory/root
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/memory/upper,workdir=$1/memory/work" "$root"
+for fs in proc sysfs:sys tmpfs:run tmpfs:tmp cgroup2:sys/fs/cgroup; do
+    mount -t "${fs%%:*}" "${fs%%:*}" "$root/${fs#*:}"
+done
+mount --rbind /dev "$root/dev"
+mkdir -p "$root/opt/gpu-fleet/"{bin,lib,vendor,venv/bin} "$root/"{etc/gpu-fleet/jobs,told,secret}
+mount --bind "$1/told" "$root/told"
+mount --bind "$4" "$root/opt/gpu-fleet/vendor"
+cp -r "$3" "$root/opt/gpu-fleet/lib/image"
+cp "$2/opt/gpu-fleet/bin/run" "$root/opt/gpu-fleet/bin/run"
+rm -rf "$root/etc/systemd/system"
+cp -r "$2/etc/systemd/system" "$root/etc/systemd/system"
+mkdir -p "$root/etc/"{sysusers.d,tmpfiles.d}
+cp "$2/etc/sysusers.d/"* "$root/etc/sysusers.d"
+cp "$2/etc/tmpfiles.d/"* "$root/etc/tmpfiles.d"
+cp -r "$1/files/." "$root"
+touch "$root/etc/gpu-fleet/jobs/demo.toml"
+chmod 755 "$root/opt/gpu-fleet/venv/bin/python" "$root/proof"
+for unit in udevd udev-trigger journald networkd timesyncd modules-load sysctl random-seed remount-fs; do
+    ln -sf /dev/null "$root/etc/systemd/system/systemd-$unit.service"
+done
+mkdir "$root/before"
+cd "$root"
+pivot_root . before
+umount --lazy /before
+mount --make-rshared / # as systemd does where it knows of no container
+exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+    /lib/systemd/systemd --system --unit=proof.target --log-target=null --show-status=no
+"""
+
+PROOF = r"""#!/bin/bash
+tell() { local name=$1; shift; "$@" >"/told/$name.out" 2>&1; echo $? >"/told/$name"; }
+ip link set lo up
+systemd-sysusers; systemd-tmpfiles --create gpu-fleet.conf
+tell trainer-before-gate systemctl start trainer@demo
+tell gate systemctl start gpu-ready
+cp /run/gpu-fleet/ready.json /told/passed.json
+tell trainer-after-gate systemctl start trainer@demo
+systemctl stop trainer@demo
+printf '[expected."g5.xlarge"]\ngpus = 1\ngpu_memory_gib = 24\n' >>/etc/gpu-fleet/instance.toml
+tell broken-gate systemctl restart gpu-ready
+tell trainer-after-broken-gate systemctl start trainer@demo
+rm /run/gpu-fleet/*
+tell hung-gate systemctl start hung
+cp /run/gpu-fleet/ready.json /told/hung.json
+unshare --net sleep 300 &
+setpriv --reuid 4242 --clear-groups sleep 301 &
+chown 4242 /secret; echo mine >/secret/own; chmod 700 /secret
+systemctl start sandbox
+mkdir -p /scratch; mount -t tmpfs tmpfs /scratch; touch /scratch/later
+sleep 0.5; touch /run/go
+while systemctl is-active --quiet sandbox; do sleep 0.2; done
+sed -i '/expected/,$d' /etc/gpu-fleet/instance.toml
+tell agent systemctl start gpu-reaper
+while systemctl is-active --quiet gpu-reaper; do sleep 0.2; done
+cp /run/gpu-fleet/activity.json /told/activity.json
+"""
+
+# What the agent's sensors and answers do, one by one, in its sandbox; each says its name and what came of it.
+IN_THE_SANDBOX = r"""
+import ctypes, json, os, stat, subprocess, threading, time
+LIBC = ctypes.CDLL(None, use_errno=True)
+told = {}
+
+def pid_of(word):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        if open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")[:2] == [b"sleep", word]:
+            return pid
+
+def container_network():
+    answers, namespace = [], os.open(f"/proc/{pid_of(b'300')}/ns/net", os.O_RDONLY)
+    thread = threading.Thread(target=lambda: answers.append(LIBC.setns(namespace, 0x40000000)))
+    thread.start(); thread.join()
+    return answers == [0]
+
+def processes_of_others():
+    where = f"/proc/{pid_of(b'301')}"
+    return bool(open(where + "/io").read() and open(where + "/environ").read() and os.listdir(where + "/fd"))
+
+def another_account():
+    made = subprocess.Popen(["sleep", "99"], user=4243, group=4243, extra_groups=(), start_new_session=True)
+    os.killpg(made.pid, 9)
+    return made.wait() == -9
+
+def device_of_a_driver_that_comes_later():
+    os.mknod("/dev/gpu-fleet-probe", 0o600 | stat.S_IFCHR, os.makedev(195, 255))
+    try:
+        os.close(os.open("/dev/gpu-fleet-probe", os.O_RDWR))
+    except PermissionError:
+        return False
+    except OSError:  # no such driver here
+        pass
+    finally:
+        os.unlink("/dev/gpu-fleet-probe")
+    return True
+
+def disk():
+    os.mknod("/dev/gpu-fleet-probe", 0o600 | stat.S_IFBLK, os.makedev(7, 0))
+
+def disk_mounted_later():
+    while not os.path.exists("/run/go"):
+        time.sleep(0.1)
+    return os.path.exists("/scratch/later")
+
+WAYS = {
+    "nologin": lambda: open("/run/nologin", "w").write("closed") > 0,
+    "files of others": lambda: open("/secret/own").read() == "mine\n",
+    "wall": lambda: subprocess.run(["wall", "hello"]).returncode == 0,
+    "system files": lambda: open("/etc/planted", "w").write("x"),
+    "mount": lambda: LIBC.mount(b"tmpfs", b"/mnt", b"tmpfs", 0, None) == 0,
+    **{way.__name__: way for way in (container_network, processes_of_others, another_account, disk,
+       device_of_a_driver_that_comes_later, disk_mounted_later)},
+}
+for name, way in WAYS.items():
+    try:
+        told[name] = way()
+    except OSError as error:
+        told[name] = error.strerror
+open("/run/told.json", "w").write(json.dumps(told))
+"""
+
+
+def changed(unit: str, **settings: str) -> str:
+    """A unit with other settings, the last of which count."""
+    lines = [
+        line for line in (UNITS / unit).read_text().splitlines() if line.partition("=")[0] not in settings
+    ]
+    where = lines.index("[Service]") + 1
+    return (
+        "\n".join(lines[:where] + [f"{key}={value}" for key, value in settings.items()] + lines[where:])
+        + "\n"
+    )
+
+
+def files() -> dict[str, str]:
+    system = "etc/systemd/system"
+    agent = "/usr/bin/python3 -I /opt/gpu-fleet/bin/run image.console agent --instance-id i-1"
+    return {
+        "etc/gpu-fleet/instance.toml": NO_GPU,
+        "opt/gpu-fleet/venv/bin/python": "#!/bin/sh\nexec sleep 600\n",
+        "proof": PROOF,
+        "sandbox.py": IN_THE_SANDBOX,
+        f"{system}/gpu-ready.service.d/test.conf": f"[Service]\n{NOWHERE}\n",
+        f"{system}/gpu-reaper.service.d/test.conf": f"[Service]\n{NOWHERE}\nRestart=no\nExecStart=\n"
+        f"ExecStart={agent} --clock-speed 60 --duration 150\nExecStopPost=-+/bin/cp /run/told.json /told\n",
+        f"{system}/sandbox.service": changed(
+            "gpu-reaper.service",
+            ExecStart="/usr/bin/python3 /sandbox.py",
+            ExecStopPost="+/bin/cp /run/told.json /told",
+            Restart="no",
+        ),
+        f"{system}/hung.service": changed(
+            "gpu-ready.service", ExecStart="/bin/sleep 60", TimeoutStartSec="2"
+        ),
+        f"{system}/proof.target": "[Unit]\nRequires=basic.target\nWants=proof.service\n",
+        f"{system}/proof.service": "[Unit]\nAfter=basic.target\nSuccessAction=exit-force\n"
+        "FailureAction=exit-force\n[Service]\nType=oneshot\nExecStart=/proof\n",
+    }
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """The folder into which everything was written that came of it."""
+    folder = tmp_path_factory.mktemp("systemd")
+    for name in ("memory", "told", "files"):
+        (folder / name).mkdir()
+    for path, text in files().items():
+        (folder / "files" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "files" / path).write_text(text)
+    if os.geteuid() != 0 or not Path("/lib/systemd/systemd").exists():
+        pytest.skip("a systemd of its own needs root and the package systemd")
+    sources = (folder, UNITS.parents[2], PROJECT / "image", sysconfig.get_path("purelib"))
+    done = subprocess.run(
+        [*NAMESPACES, "bash", "-c", ROOT, "root", *sources],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    if not (folder / "told/trainer-before-gate").exists():
+        pytest.skip(f"no systemd of its own here: {done.stderr[-300:]}")
+    return folder / "told"
+
+
+def status(told, name):
+    return int((told / name).read_text())
+
+
+def test_no_trainer_starts_before_the_gate_has_passed(told):
+    assert status(told, "trainer-before-gate") != 0
+    assert "Assertion failed" in (told / "trainer-before-gate.out").read_text()
+
+
+def test_a_trainer_starts_after_a_gate_that_passed(told):
+    assert status(told, "gate") == 0
+    assert json.loads((told / "passed.json").read_text())["ready"] is True
+    assert status(told, "trainer-after-gate") == 0
+
+
+def test_no_trainer_starts_after_a_gate_that_failed(told):
+    assert status(told, "broken-gate") != 0
+    assert status(told, "trainer-after-broken-gate") != 0
+
+
+def test_a_gate_that_hangs_is_a_failed_one(told):
+    assert status(told, "hung-gate") != 0
+    assert json.loads((told / "hung.json").read_text())["ready"] is False
+
+
+def test_the_agent_sees_all_it_must_from_within_its_sandbox(told):
+    activity = json.loads((told / "activity.json").read_text())
+
+    assert status(told, "agent") == 0
+    assert (activity["instance_id"], activity["unknown"]) == ("i-1", [])
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("nologin", "files of others", "wall", "container_network", "processes_of_others"),
+        *("another_account", "device_of_a_driver_that_comes_later", "disk_mounted_later"),
+    ],
+)
+def test_the_agents_sandbox_lets_it_do_its_work(told, way):
+    assert json.loads((told / "told.json").read_text())[way] is True
+
+
+@pytest.mark.parametrize(
+    ("way", "refusal"),
+    [
+        ("system files", "Read-only file system"),
+        ("disk", "Operation not permitted"),
+        ("mount", False),
+    ],
+)
+def test_the_agents_sandbox_keeps_it_from_all_else(told, way, refusal):
+    assert json.loads((told / "told.json").read_text())[way] == refusal
+
+
+# The agent's own limit is above 3.0 for what it is there for: it reads every process (CAP_SYS_PTRACE, no
+# ProtectProc), enters containers' networks (CAP_SYS_ADMIN), and runs idle.command as another account
+# (CAP_SETUID, CAP_KILL) that must see /tmp, homes and processes as its author does.
+@pytest.mark.parametrize(("unit", "most"), [("gpu-ready.service", 30), ("gpu-reaper.service", 37)])
+def test_a_unit_is_exposed_no_more_than_its_work_asks_for(unit, most):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here")
+
+    scored = subprocess.run(
+        ["systemd-analyze", "security", "--no-pager", "--offline=yes", f"--threshold={most}", UNITS / unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert scored.returncode == 0, scored.stdout[-200:] + scored.stderr
