@@ -32,3 +32,13 @@ def passed_file() -> Path:
 def stop_file() -> Path:
     """Its presence asks the trainer to save and end; its one line says why."""
     return run_dir() / "stop"
+
+
+def closed_file() -> Path:
+    """Its presence tells ``gpu-fleet launch`` to start nothing: the instance is being terminated."""
+    return run_dir() / "closed"
+
+
+def nologin_file() -> Path:
+    """Its presence makes ``pam_nologin`` refuse users, with its text: ``/run/nologin`` on an instance."""
+    return run_dir().parent / "nologin"

@@ -48,5 +48,9 @@ class LeaseError(ReaperError):
     """Another sweep holds the lease, or took it from this one."""
 
 
+class TooLateError(ReaperError):
+    """Somebody else decided first."""
+
+
 class SensorError(ReaperError):
     """A sensor could not be read; the message names why."""

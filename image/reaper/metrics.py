@@ -21,10 +21,6 @@ METRIC_ACTIVE_FRACTION = "ActiveFraction"
 METRIC_SECONDS_SINCE_ACTIVITY = "SecondsSinceActivity"
 # Memory in use of the fullest GPU, 0 to 100.
 METRIC_GPU_MEMORY = "GpuMemoryUsedPercent"
-# Only on a marked machine whose reap-after has come: that reap-after as epoch seconds, published every
-# heartbeat once /scratch/keep is saved and while the machine is idle. The sweep ends no machine without it
-# where the policy says ``require_acknowledgement``.
-METRIC_ACKNOWLEDGED = "Acknowledged"
 
 CODE_UNKNOWN = -1.0  # a sensor failed: neither idle nor busy is known
 CODE_HUNG = -2.0  # GPU at 100 % utilisation and idle power: told, never reaped

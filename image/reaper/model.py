@@ -13,6 +13,7 @@ TAG_MANAGED = "gpu-fleet:managed"
 TAG_IDLE_SINCE = "gpu-fleet:idle-since"
 TAG_REAP_AFTER = "gpu-fleet:reap-after"
 TAG_PROTECTED = "gpu-fleet:protected"  # any value: an administrator's never
+TAG_WITHDRAWN = "gpu-fleet:withdrawn"  # an instance's own, for a mark: on AWS it denies its stop
 TAG_KEEP_UNTIL = "gpu-fleet:keep-until"
 TAG_KEEP_REASON = "gpu-fleet:keep-reason"
 
@@ -148,7 +149,6 @@ class Activity:
         coverage: of each window that was looked at.
         complete: the cloud answered the whole query.
         contradictory: the heartbeats disagree with one another.
-        acknowledged: newest ``Acknowledged``, epoch seconds; None without any.
     """
 
     newest_at: datetime | None
@@ -158,7 +158,6 @@ class Activity:
     coverage: tuple[Coverage, ...]
     complete: bool = True
     contradictory: bool = False
-    acknowledged: float | None = None
 
 
 @dataclass(frozen=True)

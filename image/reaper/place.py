@@ -109,11 +109,16 @@ def subject(asked: Asked) -> Subject:
         return Subject(policies.load(asked.policy_path or policy_file()), {**os.environ, **own})
     place = place_of(asked)
     account = place.account_id or account_of(place)
-    ledger = {LEDGER_URI: f"{SCHEMES[place.cloud]}://{place.bucket(account)}/{LEDGER_PREFIX}"}
+    ledger = {LEDGER_URI: ledger_uri(place, account)}
     policy = policies.load(asked.policy_path) if asked.policy_path else published(place, account)
     if policy.stack != place.stack:
         raise ConfigurationError(f"--policy is of stack {policy.stack!r}, --stack is {place.stack!r}")
     return Subject(policy, {**ledger, **os.environ, **own})
+
+
+def ledger_uri(place: Place, account_id: str) -> str:
+    """Where the stack keeps the sweep's records."""
+    return f"{SCHEMES[place.cloud]}://{place.bucket(account_id)}/{LEDGER_PREFIX}"
 
 
 def place_of(asked: Asked) -> Place:

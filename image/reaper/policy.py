@@ -64,7 +64,9 @@ class PoolPolicy:
         instance_store_scratch: the machines hold data that a stop would lose.
         max_lifetime_hours: age at which the owner is asked to replace the machine; None for never.
         scale_in_alarm: an alarm whose ALARM state asks for one idle machine less; None for none.
-        require_acknowledgement: end no machine before its agent says that /scratch/keep is saved.
+        require_acknowledgement: stop or terminate no running instance before its agent says, for this very
+            mark, that /scratch/keep is saved and nothing runs there (``handshake.py``). Only for agents older
+            than that is it false.
         hourly_price: instance type -> on-demand price of an hour; None where it is unknown.
         sensors: what counts as activity.
     """
@@ -207,7 +209,7 @@ def _pool(fields: Fields) -> PoolPolicy:
         instance_store_scratch=fields.flag("instance_store_scratch", default=True),
         max_lifetime_hours=fields.optional_integer("max_lifetime_hours", 24, 100_000),
         scale_in_alarm=fields.optional_text("scale_in_alarm"),
-        require_acknowledgement=fields.flag("require_acknowledgement", default=False),
+        require_acknowledgement=fields.flag("require_acknowledgement", default=True),
         hourly_price=fields.prices("hourly_price"),
         sensors=sensors(found) if (found := fields.optional_table("sensors")) else Sensors(),
     )

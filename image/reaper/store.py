@@ -1,7 +1,9 @@
 """Small JSON objects in a bucket, written only under a condition."""
 
+import email.utils
 import json
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from image.reaper.calls import Calls
@@ -24,6 +26,19 @@ class Found:
 
     content: dict[str, Any]
     version: str
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An object in a listing.
+
+    Attributes:
+        key: below the store's prefix.
+        age: since it was last written, both times by the bucket's clock.
+    """
+
+    key: str
+    age: timedelta
 
 
 class Store:
@@ -57,10 +72,40 @@ class Store:
         """
         return self._read(key)
 
+    def newest(self, key: str) -> Found | None:
+        """What was last written to a key, be it by somebody who was too late; errors as of ``get``."""
+        return self._read(key)
+
     def create(self, key: str, content: dict[str, Any]) -> str | None:
         """Write an object that must not be there yet: its version, or None where it is. Raises CloudError."""
         answer = self._put(key, content, IfNoneMatch="*")
         return None if answer is None else str(answer["ETag"])
+
+    def put(self, key: str, content: dict[str, Any]) -> None:
+        """Write an object, over an older one if there is one. Raises CloudError."""
+        self._put(key, content)
+
+    def listed(self, prefix: str) -> list[Listed]:
+        """Every object whose key begins so, in the order of the keys. Raises CloudError."""
+        found: list[Listed] = []
+        more: dict[str, str] = {}
+        while True:
+            page = self._calls.look(
+                self._s3.list_objects_v2, Bucket=self._bucket, Prefix=self._prefix + prefix, **more
+            )
+            now = self._answered_at(page)
+            found += [
+                Listed(one["Key"].removeprefix(self._prefix), now - one["LastModified"])
+                for one in page.get("Contents", [])
+            ]
+            if not page.get("NextContinuationToken"):
+                return found
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _answered_at(self, page: dict[str, Any]) -> datetime:
+        """When the bucket answered, by its own clock."""
+        date = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+        return email.utils.parsedate_to_datetime(date) if date else self._calls.now()
 
     def put_page(self, key: str, text: str) -> str:
         """Write an HTML page, over an older one if there is one; gives its URI. Raises CloudError."""

@@ -92,6 +92,7 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             ["oss:GetObject"],
             pulumi.Output.concat(args.bucket_arns["records"], f"/{sweep_archive.POLICY_KEY}"),
         ),
+        *_handshake(args),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
         policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", {"StringEquals": licensed}),
@@ -101,6 +102,23 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             policies.allow(HARDEN_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": licensed})
         )
     return policies.document(*statements)
+
+
+def _handshake(args: IdentityArgs) -> list[policies.Statement]:
+    """What its instances say to the sweep (image/reaper/handshake.py). RAM knows no variable for the caller.
+
+    So one instance can speak for another of its pool, as it can publish heartbeats for it. Who was first
+    shows in the order of versions alone, since OSS forbids no overwriting in a bucket that keeps them.
+    """
+    prefix = f"reaper/handshake/{args.pool.name}.*"
+    records = args.bucket_arns["records"]
+    return [
+        policies.allow(
+            ["oss:GetObject", "oss:GetObjectVersion", "oss:PutObject"],
+            pulumi.Output.concat(records, f"/{prefix}"),
+        ),
+        policies.allow(["oss:ListObjectVersions"], records, {"StringLike": {"oss:Prefix": [prefix]}}),
+    ]
 
 
 def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:

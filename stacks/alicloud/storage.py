@@ -14,6 +14,8 @@ from stacks.settings import Redundancy, Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
+# What instances and sweep said of a mark; the sweep lists it all each time (image/reaper/handshake.py).
+HANDSHAKE_DAYS = 2
 BUCKETS = ("data", "checkpoints", "records")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 ABORT_UPLOADS_AFTER_DAYS = 7
@@ -218,14 +220,19 @@ class Storage(pulumi.ComponentResource):
 
 def _states_of_the_sweep() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
     """Each state of lease and meter is an object of its own; a silent sweep of a month begins anew."""
+    prefixes = {
+        "old-states-of-lease": ("reaper/lease.json.", OLD_STATES_DAYS),
+        "old-states-of-meter": ("reaper/meter.json.", OLD_STATES_DAYS),
+        "handshake": ("reaper/handshake/", HANDSHAKE_DAYS),
+    }
     return [
         alicloud.oss.BucketLifecycleRuleArgs(
-            id=f"old-states-of-{name}",
+            id=name,
             enabled=True,
-            prefix=f"reaper/{name}.json.",
-            expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(days=OLD_STATES_DAYS)],
+            prefix=prefix,
+            expirations=[alicloud.oss.BucketLifecycleRuleExpirationArgs(days=days)],
         )
-        for name in ("lease", "meter")
+        for name, (prefix, days) in prefixes.items()
     ]
 
 

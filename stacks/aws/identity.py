@@ -27,8 +27,9 @@ LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:Descri
 # (docs.aws.amazon.com/autoscaling/ec2/userguide/completing-lifecycle-hooks.html).
 OWN_GROUP_ACTIONS = ("autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat")
 
-# What users set on an instance by `gpu-fleet keep`; every other tag is the stack's or the sweep's.
-KEEP_TAGS = (f"{naming.PROJECT}:keep-until", f"{naming.PROJECT}:keep-reason")
+# What users set on an instance by `gpu-fleet keep`, and what its agent sets so that the sweep may not stop
+# it; every other tag is the stack's or the sweep's.
+OWN_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "withdrawn"))
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,13 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             ["s3:GetObject"],
             pulumi.Output.concat(args.bucket_arns["records"], f"/{sweep_archive.POLICY_KEY}"),
         ),
+        # What it says to the sweep (image/reaper/handshake.py): EC2 names a role's session after the
+        # instance, so that none speaks for another (IAM user guide, reference_policies_variables).
+        policies.allow(
+            "Handshake",
+            ["s3:GetObject", "s3:PutObject"],
+            pulumi.Output.concat(args.bucket_arns["records"], "/reaper/handshake/${aws:userid}/*"),
+        ),
         policies.allow(
             "ObjectKeys",
             ["kms:Decrypt", "kms:GenerateDataKey"],
@@ -127,14 +135,14 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             {"StringEquals": {f"aws:ResourceTag/{tag}": value for tag, value in own.items()}},
         ),
         policies.allow(
-            "KeepOrRelease",
+            "OwnTags",
             ["ec2:CreateTags", "ec2:DeleteTags"],
             f"{instances}*",
             {
                 # itself alone: a neighbour's hold is not its to lift
                 "ArnEquals": {"ec2:SourceInstanceARN": f"{instances}${{ec2:InstanceID}}"},
                 "StringEquals": {f"ec2:ResourceTag/{tag}": value for tag, value in own.items()},
-                "ForAllValues:StringEquals": {"aws:TagKeys": list(KEEP_TAGS)},
+                "ForAllValues:StringEquals": {"aws:TagKeys": list(OWN_TAGS)},
                 # a condition over all values holds where there are none
                 "Null": {"aws:TagKeys": "false"},
             },

@@ -13,12 +13,13 @@ MANAGED = f"{naming.PROJECT}:managed"
 STACK = f"{naming.PROJECT}:stack"
 POOL = f"{naming.PROJECT}:pool"
 PROTECTED = f"{naming.PROJECT}:protected"
+WITHDRAWN = f"{naming.PROJECT}:withdrawn"
 # The sweep's own marks, the only tags it may write or remove.
 MARKS = (f"{naming.PROJECT}:idle-since", f"{naming.PROJECT}:reap-after")
 # What licenses an end, or forbids it: never for the sweep to touch.
 LICENCES = tuple(
     f"{naming.PROJECT}:{name}"
-    for name in ("managed", "stack", "pool", "owner", "protected", "keep-until", "keep-reason")
+    for name in ("managed", "stack", "pool", "owner", "protected", "withdrawn", "keep-until", "keep-reason")
 )
 END_ACTIONS = ("ec2:StopInstances", "ec2:TerminateInstances")
 GROUP_ACTIONS = ("autoscaling:AttachInstances", "autoscaling:DetachInstances")
@@ -132,6 +133,10 @@ def _denials(stack: Stack) -> Sequence[policies.Statement]:
             (*END_ACTIONS, *REMOVE_ACTIONS),
             "*",
             {"Null": {f"aws:ResourceTag/{PROTECTED}": "false"}},
+        ),
+        # set by an instance on itself when it is in use again, be the sweep's call on its way already
+        policies.deny(
+            "NeverWithdrawn", END_ACTIONS, "*", {"Null": {f"aws:ResourceTag/{WITHDRAWN}": "false"}}
         ),
         policies.deny(
             "NeverLicences",

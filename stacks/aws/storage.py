@@ -17,6 +17,8 @@ from stacks.settings import Stack
 BUCKETS = ("data", "checkpoints", "records")
 LEAST_TLS = "1.2"
 ABORT_UPLOADS_AFTER_DAYS = 7
+# What instances and sweep said of a mark; the sweep lists it all each time (image/reaper/handshake.py).
+HANDSHAKE_DAYS = 2
 # MB/s per TiB, the least of PERSISTENT_2: docs.aws.amazon.com/fsx/latest/LustreGuide/performance.html
 SCRATCH_THROUGHPUT = 125
 
@@ -105,7 +107,7 @@ class Storage(pulumi.ComponentResource):
         versioning = aws.s3.BucketVersioning(
             name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=settings
         )
-        self._lifecycle(name, bucket, versioning)
+        self._lifecycle(name, bucket, versioning, with_handshake=kind == "records")
         stored = self._objects(bucket, [encryption, versioning]) if kind == "records" else []
         # after the first objects: an emulator that reads no conditions refuses every upload from here on
         aws.s3.BucketPolicy(
@@ -162,7 +164,14 @@ class Storage(pulumi.ComponentResource):
             opts=settings,
         )
 
-    def _lifecycle(self, name: str, bucket: aws.s3.Bucket, versioning: aws.s3.BucketVersioning) -> None:
+    def _lifecycle(
+        self,
+        name: str,
+        bucket: aws.s3.Bucket,
+        versioning: aws.s3.BucketVersioning,
+        *,
+        with_handshake: bool,
+    ) -> None:
         days = self._stack.storage.old_versions_days
         aws.s3.BucketLifecycleConfiguration(
             name,
@@ -181,6 +190,7 @@ class Storage(pulumi.ComponentResource):
                     "filter": {"prefix": ""},
                     "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},
                 },
+                *([_handshake()] if with_handshake else []),
             ],
             opts=pulumi.ResourceOptions.merge(
                 self._settings_of(bucket), pulumi.ResourceOptions(depends_on=[versioning])
@@ -238,6 +248,16 @@ class Storage(pulumi.ComponentResource):
             ),
         )
         return files.dns_name
+
+
+def _handshake() -> aws.s3.BucketLifecycleConfigurationRuleArgsDict:
+    """Words of marks that are long over."""
+    return {
+        "id": "handshake",
+        "status": "Enabled",
+        "filter": {"prefix": "reaper/handshake/"},
+        "expiration": {"days": HANDSHAKE_DAYS},
+    }
 
 
 def bucket_policy(bucket_arn: pulumi.Output[str], key_arn: pulumi.Output[str]) -> pulumi.Output[str]:

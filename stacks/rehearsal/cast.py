@@ -92,6 +92,14 @@ class Player:
             *("--duration", str(span_s)),
         ]
 
+    def listening(self, now: datetime) -> list[str]:
+        """The agent as its unit starts it, on a clock that runs as fast as ours, quick to listen."""
+        return [
+            *first_boot.service(self.root, first_boot.AGENT),
+            *("--watch-pid", str(self.watched.pid), "--keep-folder", str(self.folder / "keep")),
+            *("--clock-start", now.isoformat()),
+        ]
+
     def environment(self) -> dict[str, str]:
         """The instance's own; its keys are those of its role, which the metadata service has."""
         return first_boot.own_environment(self.root, services(self.metadata))
@@ -156,6 +164,21 @@ def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
             running.append((stack.enter_context(started), command, log))
         for process, command, log in running:
             processes.finish(process, command, log, LONGEST_PHASE_S)
+
+
+@contextmanager
+def listening(players: Sequence[Player], now: datetime) -> Iterator[None]:
+    """Let the agents of some players run on while the block runs, from a moment on.
+
+    Raises:
+        ChildError: when an agent cannot be started.
+    """
+    with ExitStack() as stack:
+        for player in players:
+            log = player.folder / "agent-listening.log"
+            command, environment = player.listening(now), player.environment()
+            stack.enter_context(processes.child(command, log, environment, inherit=False))
+        yield
 
 
 def keep(player: Player, region: str, span: str) -> None:

@@ -30,7 +30,7 @@ class Account(Protocol):
         """A file of ``/scratch/keep`` as it lies in the data bucket."""
 
     def acknowledged(self) -> bool:
-        """Whether the agent has said that everything is saved for the mark."""
+        """Whether the agent has said for the mark that everything is saved and nothing runs."""
 
     def sweep(self) -> dict[str, Any]:
         """Run the function once; its answer with each verdict."""

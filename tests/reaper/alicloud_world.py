@@ -250,7 +250,7 @@ class Bucket(_S3):
     def put_object(self, Bucket, Key, Body, ContentType, IfNoneMatch=None):  # noqa: N803 - boto3's
         world = self._world
         world.before("PutObject")
-        version = f"v{len(world.calls)}-{world.now.timestamp()}"
+        version = f"v{next(world.versions_made)}"
         world.versions[Key] = [*self._versions(Key), (version, Body)]
         world.objects[Key] = (Body, f'"{version}"')
         world.modified[Key] = world.now

@@ -10,6 +10,7 @@ market = "on-demand"
 checkpoint_uri = "s3://made-up/dev"
 data_uri = "s3://made-up"
 metric_namespace = "GpuFleet/aws-dev"
+records_uri = "s3://made-up/reaper"
 lifecycle_hook = "gpu-fleet-drain"
 home_file_system = ""
 [idle]

@@ -20,7 +20,10 @@ TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"
 
 
 def pool_policy(**changes: Any) -> dict[str, Any]:
-    """A pool of the policy, idle after 2 hours, with some keys replaced."""
+    """A pool of the policy, idle after 2 hours, with some keys replaced.
+
+    Its instances have no agents that could answer a mark; those of ``live.py`` have.
+    """
     return {
         "market": "on-demand",
         "min_size": 0,
@@ -34,6 +37,7 @@ def pool_policy(**changes: Any) -> dict[str, Any]:
         "quiet_weekends": False,
         "instance_store_scratch": True,
         "max_lifetime_hours": 168,
+        "require_acknowledgement": False,
         "hourly_price": {"g5.xlarge": "1.006"},
     } | changes
 

@@ -10,11 +10,13 @@ import importlib
 import inspect
 import pkgutil
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 import image.reaper
@@ -162,6 +164,12 @@ def negations(module: ModuleType) -> Iterator[Mutant]:
             seen[change] += 1
             name = change if seen[change] == 1 else f"{change} ({seen[change]})"
             yield Mutant(name, function, _compiled(tree, function))
+
+
+def explained() -> dict[str, str]:
+    """Name of a negation that no test can see -> why it changes nothing."""
+    content = tomllib.loads(Path(__file__).with_name("survivors.toml").read_text(encoding="utf-8"))
+    return {one["mutant"]: one["reason"] for one in content["survivors"]}
 
 
 def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:

@@ -306,6 +306,101 @@ def most_heartbeats_never_arrive(stage: Stage) -> list[str]:
     return expect(stage.cloud != "aws" or stage.told() == 0, "somebody was told of what nobody knows")
 
 
+# what the instance itself is asked
+
+
+def asked(stage: Stage, group: str | None = None) -> Machine:
+    """A machine whose mark is due and whose agent has answered that nothing runs there."""
+    stage.terms(require_acknowledgement=True)
+    (machine,) = stage.marked(1, group)
+    return machine
+
+
+@play
+def an_instance_that_answers_is_terminated(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=0)
+    machine = asked(stage, "pool")
+    stage.sweep_for(20)
+    return expect(machine.state == "terminated", "it was not terminated") + expect(
+        machine.door.is_shut, "its door was open to the end"
+    )
+
+
+@play
+def a_job_begins_seconds_before_the_sweep(stage: Stage) -> list[str]:
+    machine = asked(stage)
+    machine.busy = True
+    stage.world.pass_seconds(12)
+    stage.sweep_for(30)
+    return []
+
+
+@play
+def a_job_comes_as_the_end_is_called(stage: Stage) -> list[str]:
+    """Whoever comes by then is refused at the door."""
+    machine = asked(stage)
+
+    def come() -> None:
+        machine.busy = True
+
+    stage.world.on_call("TerminateInstances", come, number=1)
+    stage.world.on_call("DeleteInstances", come, number=1)
+    stage.sweep_for(20)
+    return expect(machine.state == "terminated", "it was not terminated")
+
+
+@play
+def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=0)
+    machine = asked(stage, "pool")
+
+    def begin() -> None:
+        machine.begin_behind_the_door()
+        stage.world.pass_seconds(5)
+
+    stage.world.on_call("DetachInstances", begin, number=1)
+    stage.sweep()
+    return expect(machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
+
+
+@play
+def a_job_begins_behind_the_door_after_the_last_word(stage: Stage) -> list[str]:
+    """Only a cloud that asks the instance's own tag can still refuse."""
+    machine = asked(stage)
+
+    def begin() -> None:
+        machine.begin_behind_the_door()
+        stage.world.pass_seconds(5)
+
+    if stage.cloud == "aws":
+        stage.world.on_call("TerminateInstances", begin, number=1)
+    stage.sweep()
+    return []
+
+
+@play
+def a_closed_instance_is_not_ended_and_its_agent_dies(stage: Stage) -> list[str]:
+    """What it said minutes ago is no answer."""
+    machine = asked(stage)
+    machine.stubborn = True
+    stage.sweep()
+    machine.stubborn, machine.agent = False, "dead"
+    machine.begin_behind_the_door()
+    stage.world.pass_minutes(3)
+    stage.sweep()
+    return []
+
+
+@play
+def a_silent_agent_is_waited_for(stage: Stage) -> list[str]:
+    stage.terms(require_acknowledgement=True)
+    (machine,) = stage.marked(due=False)
+    machine.agent, machine.busy = "dead", True
+    stage.world.pass_minutes(3)
+    stage.sweep()
+    return []
+
+
 # what people and administrators asked for
 
 

@@ -25,6 +25,7 @@ from tests.reaper.alicloud_world import Actions, Bucket, Told
 from tests.reaper.moto_fleet import policy_json, pool_policy
 from tests.reaper.oracle import Rules
 from tests.reaper.world import World
+from tests.reaper.world_agents import Agent
 from tests.reaper.world_clients import clients
 
 ENVIRON = {
@@ -62,8 +63,9 @@ def connect_world(
     return cloud
 
 
-def promised(pool: PoolPolicy, unseen: timedelta) -> Rules:
-    """What the people of a pool were promised."""
+def promised(pool: PoolPolicy, unseen: timedelta | None = None) -> Rules:
+    """What the users of a pool were promised; where instances are asked, nothing goes unseen."""
+    asked = timedelta(0) if pool.require_acknowledgement else BLIND
     stopped_days = pool.terminate_stopped_after_days
     return Rules(
         idle_after=timedelta(hours=pool.idle_after_hours),
@@ -71,7 +73,7 @@ def promised(pool: PoolPolicy, unseen: timedelta) -> Rules:
         min_uptime=timedelta(minutes=pool.min_uptime_minutes),
         lifetime=None if pool.max_lifetime_hours is None else timedelta(hours=pool.max_lifetime_hours),
         stopped_for=None if stopped_days is None else timedelta(days=stopped_days),
-        unseen=unseen,
+        unseen=asked if unseen is None else unseen,
     )
 
 
@@ -96,7 +98,7 @@ def sweep_world(
     checked: Policy,
     *,
     deadline_after: timedelta | None = None,
-    unseen: timedelta = BLIND,
+    unseen: timedelta | None = None,
     **options: Any,
 ) -> Result:
     """Sweep a world once; errors as of ``sweep``.
@@ -109,6 +111,10 @@ def sweep_world(
         options: of the sweep.
     """
     read_only = options.get("dry_run", False)
+    if any(pool.require_acknowledgement for pool in checked.pools.values()):
+        bucket = Bucket(world) if checked.cloud == "alicloud" else clients(world).s3
+        world.answering = lambda machine: Agent(world, machine, bucket, checked.cloud)
     world.rules = {name: promised(pool, unseen) for name, pool in checked.pools.items()}
     cloud = connect_world(world, checked, deadline_after=deadline_after, read_only=read_only)
-    return sweep(cloud, checked, Options(clock=world.clock, holder=f"sweep {next(_holders)}", **options))
+    made = Options(clock=world.clock, holder=f"sweep {next(_holders)}", wait=world.pass_seconds, **options)
+    return sweep(cloud, checked, made)

@@ -71,11 +71,6 @@ def test_the_heartbeat_carries_it_as_a_code_and_no_metric_more():
     assert list(values(unfit=True)) == fit
 
 
-def test_an_unfit_instance_acknowledges_its_mark_though_its_gpus_are_unknown():
-    assert values(acknowledged=NOON, unfit=True)[metrics.METRIC_ACKNOWLEDGED] == NOON.timestamp()
-    assert metrics.METRIC_ACKNOWLEDGED not in values(acknowledged=NOON)
-
-
 def test_the_report_is_json_for_people_too(tmp_path):
     write_report([Finding("xid", ok=False, detail="Xid 79 on 0000:00")], tmp_path / "ready.json", NOON)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from image.reaper.errors import ConfigurationError
+from image.reaper.marks import hold_of
 from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, Instance
 from image.reaper.people.keep import wish
-from image.reaper.sweep.marks import hold_of
 from image.reaper.times import parse_time
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.machine_file import MACHINE_FILE

@@ -32,6 +32,32 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "the_newest_heartbeats_never_arrive",
         ("aws",),
     ),
+    "look before an answer": (
+        lambda: becomes("agent:seen", "reading, mark, limits, *, unfit=False", "Seen()"),
+        "a_job_begins_seconds_before_the_sweep",
+        BOTH,
+    ),
+    "shut door": (lambda: gives("is_asked", "False"), "a_job_comes_as_the_end_is_called", BOTH),
+    "age of an answer": (
+        lambda: swaps(
+            "Said.word",
+            "self.ages.get(Word.CLOSED, timedelta.max) <= CLOSED_LASTS",
+            "Word.CLOSED in self.ages",
+        ),
+        "a_closed_instance_is_not_ended_and_its_agent_dies",
+        BOTH,
+    ),
+    # on AWS the fence holds here, too
+    "last word": (
+        lambda: gives("_Batch._opened", "[]"),
+        "a_job_begins_behind_the_door_before_the_last_word",
+        ("alicloud",),
+    ),
+    "fence": (
+        lambda: gives("Going._fence", "None"),
+        "a_job_begins_behind_the_door_after_the_last_word",
+        ("aws",),
+    ),
     "second look": (
         lambda: becomes("_Sweep._look_again", "self, situation, chosen", "situation"),
         "it_is_used_between_plan_and_second_look",

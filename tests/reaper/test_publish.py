@@ -46,17 +46,6 @@ def test_gpu_memory_is_told_of_the_machine_and_of_its_pool():
     assert values[metrics.METRIC_GPU_MEMORY, "Pool"] == 87.5
 
 
-def test_a_saved_and_idle_machine_acknowledges_its_mark():
-    values = told(judgement(), acknowledged=NOON)
-
-    assert values[metrics.METRIC_ACKNOWLEDGED, "InstanceId"] == NOON.timestamp()
-
-
-@pytest.mark.parametrize("state", [State.ACTIVE, State.UNKNOWN, State.SUSPECT_HUNG])
-def test_a_machine_that_is_not_idle_acknowledges_nothing(state):
-    assert (metrics.METRIC_ACKNOWLEDGED, "InstanceId") not in told(judgement(state), acknowledged=NOON)
-
-
 class Calls:
     """A CloudWatch client that keeps what it is given, and fails where it is told to."""
 
@@ -124,7 +113,7 @@ def test_cloudwatch_takes_every_datum():
     client = boto3.client("cloudwatch", "us-east-1")
     outcome = judgement(gpu_memory_used_percent=1.0)
 
-    Publisher(client, "GpuFleet/x", batched=False).add(heartbeat(outcome, "i-1", "dev", NOON), NOON)
+    Publisher(client, "GpuFleet/x", batched=False).add(heartbeat(outcome, "i-1", "dev"), NOON)
 
     listed = client.list_metrics(Namespace="GpuFleet/x")["Metrics"]
-    assert len(listed) == 5
+    assert len(listed) == 4

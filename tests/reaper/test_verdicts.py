@@ -4,8 +4,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from image.reaper.model import Fleet, Group, Verdict
+from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Said, Word, mark_name, said_of, words
+from image.reaper.model import TAG_WITHDRAWN, Fleet, Group, Verdict
+from image.reaper.store import Listed
 from image.reaper.sweep.decide import decide
 from image.reaper.times import is_quiet
 from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, machine
@@ -211,26 +215,67 @@ def test_an_old_machine_goes_by_the_shorter_idle_time():
     assert decision(alone(unmarked, idle_history(40).activity(), policy=LIFETIME)).verdict is Verdict.MARK
 
 
-# saved files
+# the instance's own word
 
 CAREFUL = with_pool(require_acknowledgement=True)
+MINUTE = timedelta(minutes=1)
 
 
-def test_no_machine_goes_before_its_agent_says_that_files_are_saved():
-    found = decision(alone(machine(), FORGOTTEN, policy=CAREFUL))
+def verdict_on(ages, mark_of=None, decided=True, **changes):
+    """The verdict on a marked instance that said something, so long ago, for its mark or for another."""
+    marked = machine(**changes)
+    mark = mark_of or mark_name(datetime.fromisoformat(marked.tags["gpu-fleet:reap-after"]))
+    said = {(marked.id, mark): Said(f"AROA:{marked.id}", ages, decided)}
+    return decision(alone(marked, FORGOTTEN, policy=CAREFUL, words=said))
 
-    assert found.verdict is Verdict.WAIT
-    assert "/scratch/keep" in found.reason
+
+@pytest.mark.parametrize(
+    ("ages", "expected"),
+    [
+        ({}, Verdict.WAIT),
+        ({Word.IDLE: MINUTE}, Verdict.TERMINATE),
+        ({Word.IDLE: IDLE_LASTS}, Verdict.TERMINATE),
+        ({Word.IDLE: IDLE_LASTS + MINUTE}, Verdict.WAIT),
+        ({Word.IDLE: 30 * MINUTE, Word.CLOSED: CLOSED_LASTS}, Verdict.TERMINATE),
+        ({Word.IDLE: 30 * MINUTE, Word.CLOSED: CLOSED_LASTS + MINUTE}, Verdict.WAIT),
+        ({Word.IDLE: MINUTE, Word.CLOSED: MINUTE, Word.REFUSED: 30 * MINUTE}, Verdict.UNMARK),
+    ],
+)
+def test_an_instance_is_ended_on_its_own_fresh_word_alone(ages, expected):
+    assert verdict_on(ages).verdict is expected
 
 
-def test_a_machine_goes_when_its_agent_acknowledged_this_very_mark():
+def test_a_word_for_another_mark_is_no_word():
+    assert verdict_on({Word.CLOSED: MINUTE}, mark_of="20260101T000000Z").verdict is Verdict.WAIT
+
+
+def test_without_an_answer_nothing_is_ended_and_somebody_is_notified_after_an_hour():
+    idle_since = NOW - timedelta(minutes=161)
+    early, late = verdict_on({}), verdict_on({}, marked_minutes_ago=95, idle_since=idle_since)
+
+    assert "nothing runs there" in early.reason
+    assert (early.alert, late.alert) == (False, True)
+
+
+def test_an_instance_that_fenced_itself_for_this_mark_is_unmarked():
     marked = machine()
-    reap_after = datetime.fromisoformat(marked.tags["gpu-fleet:reap-after"])
-    saved = replace(FORGOTTEN, acknowledged=reap_after.timestamp())
-    another = replace(FORGOTTEN, acknowledged=reap_after.timestamp() - 3600)
+    fenced = {TAG_WITHDRAWN: marked.tags["gpu-fleet:reap-after"]}
 
-    assert decision(alone(marked, saved, policy=CAREFUL)).verdict is Verdict.TERMINATE
-    assert decision(alone(marked, another, policy=CAREFUL)).verdict is Verdict.WAIT
+    assert verdict_on({Word.CLOSED: MINUTE}, tags=fenced).verdict is Verdict.UNMARK
+    assert verdict_on({Word.CLOSED: MINUTE}, tags={TAG_WITHDRAWN: "another"}).verdict is Verdict.TERMINATE
+
+
+def test_of_two_callers_that_claim_to_be_one_instance_neither_is_believed():
+    listed = [Listed(f"handshake/{role}:i-1/20260101T000000Z/idle.json", MINUTE) for role in ("A", "B")]
+
+    assert said_of(words(listed), "i-1", datetime(2026, 1, 1, tzinfo=UTC)).word is None
+
+
+@given(st.lists(st.text(max_size=30), max_size=5))
+def test_names_that_nobody_wrote_by_this_protocol_say_nothing(names):
+    listed = [Listed(f"handshake/{name}", MINUTE) for name in names]
+
+    assert all(said.word is None or said.word in set(Word) for said in words(listed).values())
 
 
 # what is told

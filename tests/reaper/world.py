@@ -16,12 +16,12 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from image.reaper.aws.machines import TAG_GROUP
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_REAP_AFTER, TAG_STACK
 from tests.reaper.oracle import NEVER, Rules, Span, Timeline, wrongs_of
 
 STACK = "test"  # every other one is somebody else's
 EPOCH = datetime(2026, 3, 2, 8, tzinfo=UTC)
-MINUTE = timedelta(minutes=1)
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
 def refusal(code: str, operation: str = "Operation") -> ClientError:
@@ -44,6 +44,7 @@ class Machine:
     Attributes:
         line: what really happened; the oracle's evidence.
         seen_active_at: what its agent knows of that: since its start, or since the use that it saw.
+        door: what refuses log-ins and jobs.
         stubborn: the cloud refuses to end it, and nobody knows why.
         clock_ahead: by how much its agent dates its heartbeats into the future.
         agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself) or ``blind`` (a sensor fails).
@@ -67,6 +68,7 @@ class Machine:
         self.stopped_at: datetime | None = None
         self.beats_at: list[datetime] = []
         self.beats: list[float] = []
+        self.door = Door()
         self.stubborn = False
         self.clock_ahead = timedelta(0)
         self.line = Timeline(boots=[clock()])
@@ -82,14 +84,24 @@ class Machine:
 
     @busy.setter
     def busy(self, busy: bool) -> None:
-        if busy:
-            self.line.jobs.open(self._clock())
-        else:
+        if not busy:
             self.leave()
+        elif not self._is_refused():
+            self.line.jobs.open(self._clock())
 
     def type(self) -> None:
         """Somebody logs in and types."""
-        self.line.typing.open(self._clock())
+        if not self._is_refused():
+            self.line.typing.open(self._clock())
+
+    def begin_behind_the_door(self) -> None:
+        """A job begins in a terminal that was open before."""
+        self.line.jobs.open(self._clock())
+
+    def _is_refused(self) -> bool:
+        """Whether the door keeps out what is new."""
+        self.door.refused += self.door.is_shut
+        return self.door.is_shut
 
     def leave(self) -> None:
         """Every job ends, and nobody types any more."""
@@ -124,6 +136,27 @@ class Machine:
         (self.line.locked.open if on else self.line.locked.close)(self._clock())
 
 
+class Door:
+    """The door of one instance: while it is shut nobody begins anything.
+
+    Attributes:
+        is_shut: whether it is.
+        refused: how often somebody came.
+    """
+
+    def __init__(self) -> None:
+        self.is_shut, self.refused = False, 0
+
+    def shut(self, message: str) -> None:
+        """As the agent's own."""
+        assert message, "who is refused is to know why"
+        self.is_shut = True
+
+    def open(self) -> None:
+        """As the agent's own."""
+        self.is_shut = False
+
+
 @dataclass
 class Faults:
     """What goes wrong, each with a probability for one call."""
@@ -156,6 +189,8 @@ class World:
         modified: key of an object -> when it was written, as the bucket tells it.
         daily: (machine, metric) -> what the cloud says of a whole day of it.
         spot_prices: instance type -> zone -> price of an hour.
+        answering: makes the agent of a machine, where its policy asks for answers.
+        agents: id of a machine that was asked -> its agent.
         unfit_at_start: whether what is started from now on fails its boot check.
     """
 
@@ -166,6 +201,7 @@ class World:
         self.groups: dict[str, dict[str, Any]] = {}
         self.lifecycle: dict[str, str] = {}
         self.objects: dict[str, tuple[bytes, str]] = {}
+        self.versions_made = itertools.count(1)
         self.modified: dict[str, datetime] = {}
         self.messages: list[tuple[datetime, str]] = []
         self.alarms: set[str] = set()
@@ -177,9 +213,12 @@ class World:
         self.spot_prices: dict[str, dict[str, str]] = {}
         self.unfit_at_start = False
         self.faults = Faults()
+        self.answering: Callable[[Machine], Any] | None = None
+        self.agents: dict[str, Any] = {}
         self.page = 1000
         self.calls: list[str] = []
         self._surprises: dict[str, tuple[int, Callable[[], object]]] = {}
+        self._agents_act = False
         self._random = random.Random(seed)
         self._numbers = itertools.count(1)
 
@@ -235,14 +274,53 @@ class World:
         """Let time pass; agents look every minute."""
         self._pass(minutes * MINUTE)
 
+    def pass_seconds(self, seconds: float) -> None:
+        """Let time pass, as long as a sweep waits."""
+        self._pass(timedelta(seconds=seconds))
+
     def _pass(self, span: timedelta) -> None:
         end = self.now + span
-        while (next_minute := self.now.replace(second=0, microsecond=0) + MINUTE) <= end:
-            self.now = next_minute
-            for machine in self.machines.values():
+        while self.now < end:
+            minute = self.now.replace(second=0, microsecond=0) + MINUTE
+            asked = self._asked()
+            self.now = min(minute, end, self._next_look(asked))
+            for machine in asked:
+                self._answer(machine)
+            for machine in self.machines.values() if self.now == minute else ():
                 if machine.state == "running":
                     self._minute_of(machine)
-        self.now = end
+
+    def _asked(self) -> list[Machine]:
+        """Machines whose agents are, or were, asked by a mark that is due."""
+        if self.answering is None:
+            return []
+        due = [one for one in self.machines.values() if TAG_REAP_AFTER in one.tags and self._is_due(one)]
+        known = [self.machines[key] for key in self.agents]
+        asked = {one.id: one for one in (*due, *known) if one.state == "running"}
+        return [one for one in asked.values() if one.agent in {"alive", "blind"}]
+
+    def _is_due(self, machine: Machine) -> bool:
+        return datetime.fromisoformat(machine.tags[TAG_REAP_AFTER]) <= self.now
+
+    def _next_look(self, asked: list[Machine]) -> datetime:
+        """Agents look every five seconds, and every second behind a shut door."""
+        if not asked:
+            return NEVER
+        step = SECOND if any(one.door.is_shut for one in asked) else 5 * SECOND
+        return EPOCH + ((self.now - EPOCH) // step + 1) * step
+
+    def _answer(self, machine: Machine) -> None:
+        """One look of an agent at what its mark asks for; its calls take no time of the sweep's."""
+        assert self.answering is not None
+        agent = self.agents.get(machine.id) or self.answering(machine)
+        self.agents[machine.id] = agent
+        self._agents_act = True
+        try:
+            agent.act()
+        finally:
+            self._agents_act = False
+        if TAG_REAP_AFTER not in machine.tags and agent.going.talk.mark is None and not machine.door.is_shut:
+            del self.agents[machine.id]
 
     def _minute_of(self, machine: Machine) -> None:
         if self.alarms:
@@ -266,6 +344,9 @@ class World:
 
     def restart_agent(self, machine: Machine) -> None:
         """A fresh agent knows of nothing before its start."""
+        self.agents.pop(machine.id, None)
+        if machine.door.is_shut and self.answering is not None:
+            self.agents[machine.id] = self.answering(machine)
         machine.agent = "alive"
         machine.seen_active_at = self.now
 
@@ -273,7 +354,8 @@ class World:
 
     def answer(self, operation: str, content: dict[str, Any]) -> dict[str, Any]:
         """Wrap an answer as boto3 does."""
-        self.calls.append(operation)
+        if not self._agents_act:
+            self.calls.append(operation)
         date = email.utils.format_datetime(self.now.replace(microsecond=0), usegmt=True)
         return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
 
@@ -283,6 +365,10 @@ class World:
 
     def before(self, operation: str) -> None:
         """Faults that keep a call from doing anything."""
+        if self._agents_act:
+            if self.chance(self.faults.throttled):
+                raise refusal("RequestLimitExceeded", operation)
+            return
         if operation in self._surprises:
             left, act = self._surprises.pop(operation)
             if left > 1:
@@ -330,6 +416,7 @@ class World:
             wrongs = wrongs_of(machine.line, self.now, rules) if rules else ["its pool is in no policy"]
             self.wrongs += [f"{machine.id} was {how} at {self.now}: {wrong}" for wrong in wrongs]
         machine.leave()
+        self.agents.pop(machine.id, None)
         machine.state = how
         machine.stopped_at = self.now
         (machine.line.stopped.open if how == "stopped" else machine.line.stopped.close)(self.now)
@@ -340,5 +427,6 @@ class World:
         machine.line.stopped.close(self.now)
         machine.line.boots.append(self.now)
         machine.launched_at = self.now
+        machine.door.open()
         self.restart_agent(machine)
         machine.busy = True

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from image.reaper.aws.session import Clients
+from image.reaper.model import TAG_WITHDRAWN
 from tests.reaper.world import Machine, World, refusal
 
 DAY_S = 86_400
@@ -94,6 +95,8 @@ class _Ec2(_Client):
     def _end(self, operation, ids, how):
         self._world.before(operation)
         found = self._find(ids, operation)
+        if any(TAG_WITHDRAWN in machine.tags for machine in found):  # as the policy of the sweep's role says
+            raise refusal("UnauthorizedOperation", operation)
         for machine in found:
             if machine.stubborn or (machine.is_locked and how == "terminated"):
                 # those listed before it are gone already
@@ -252,7 +255,7 @@ class _S3(_Client):
         there = world.objects.get(Key)
         if (IfNoneMatch and there) or (IfMatch and (there is None or there[1] != IfMatch)):
             raise refusal("PreconditionFailed", "PutObject")
-        version = f'"{len(world.calls)}-{world.now.timestamp()}"'
+        version = f'"{next(world.versions_made)}"'
         world.objects[Key] = (Body, version)
         world.modified[Key] = world.now
         world.after("PutObject")

@@ -175,6 +175,32 @@ def test_an_instance_reads_and_writes_no_ledger(account, action):
             assert not account.may(f"{name}-instance", action, account.bucket("records", key))
 
 
+@pytest.mark.parametrize("action", ["oss:GetObject", "oss:GetObjectVersion", "oss:PutObject"])
+def test_an_instance_answers_the_sweep_for_its_pool_alone(account, action):
+    """RAM knows no variable for the caller: within the pool one instance can speak for another."""
+    for name in pools(account):
+        for place, may in {name: True, f"{name}-large": False, "another": False}.items():
+            where = account.bucket("records", f"reaper/handshake/{place}.i-1/20261121T120000Z/idle.json")
+            assert account.may(f"{name}-instance", action, where) is may
+            assert not account.may(f"{name}-instance", "oss:DeleteObject", where)
+
+
+def test_an_instance_lists_what_its_pool_said_and_nothing_else_of_the_records(account):
+    for name in pools(account):
+        ask = partial(account.may, f"{name}-instance", "oss:ListObjectVersions", account.bucket("records"))
+        assert ask({"oss:Prefix": f"reaper/handshake/{name}.i-1/20261121T120000Z/decision.json"})
+        for prefix in ("reaper/ledger/", "reaper/handshake/", "reaper/handshake/another.i-1/", ""):
+            assert not ask({"oss:Prefix": prefix})
+        assert not ask({})
+
+
+def test_the_sweep_hears_what_instances_say_and_decides(account):
+    said = account.bucket("records", "reaper/handshake/dev.i-1/20261121T120000Z/decision.json")
+    for action in ("oss:GetObject", "oss:GetObjectVersion", "oss:PutObject"):
+        assert account.may("reaper", action, said)
+    assert account.may("reaper", "oss:ListObjects", account.bucket("records"))
+
+
 def test_an_instance_reads_the_policy_and_changes_it_not(account):
     policy = account.bucket("records", "reaper/policy.json")
     for name in pools(account):

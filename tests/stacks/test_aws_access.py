@@ -200,6 +200,7 @@ def test_an_instance_speaks_of_drains_in_its_own_pool_alone(account, action):
 
 
 KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason"]
+WITHDRAWN = "gpu-fleet:withdrawn"
 
 
 @pytest.mark.parametrize("action", ["ec2:CreateTags", "ec2:DeleteTags"])
@@ -226,6 +227,33 @@ def test_an_instance_does_not_delete_all_its_tags_by_naming_none(account):
     for name in pools(account):
         context = account.on(SELF, name)
         assert not account.may(f"{name}-instance", "ec2:DeleteTags", account.instance(SELF), context)
+
+
+@pytest.mark.parametrize("action", ["ec2:CreateTags", "ec2:DeleteTags"])
+def test_an_instance_withdraws_itself_and_no_neighbour(account, action):
+    keys = {"aws:TagKeys": [WITHDRAWN]}
+    for name in pools(account):
+        ask = partial(account.may, f"{name}-instance", action)
+        assert ask(account.instance(SELF), account.on(SELF, name) | keys)
+        assert not ask(account.instance(NEIGHBOUR), account.on(NEIGHBOUR, name) | keys)
+
+
+@pytest.mark.parametrize("action", ["s3:GetObject", "s3:PutObject"])
+def test_an_instance_answers_the_sweep_under_its_own_name_alone(account, action):
+    """EC2 gives a role's session the instance's id for a name, and nobody else may take the role."""
+    own = {"aws:userid": f"AROAEXAMPLE:{SELF}"}
+    places = {
+        f"AROAEXAMPLE:{SELF}/20261121T120000Z/idle.json": True,
+        f"AROAEXAMPLE:{NEIGHBOUR}/20261121T120000Z/idle.json": False,
+        f"AROAEXAMPLE:{SELF}0/20261121T120000Z/idle.json": False,
+        f"AROAOTHER:{SELF}/20261121T120000Z/idle.json": False,
+        "AROAEXAMPLE:*/20261121T120000Z/idle.json": False,
+    }
+    for name in pools(account):
+        for place, may in places.items():
+            where = account.bucket("records", f"reaper/handshake/{place}")
+            assert account.may(f"{name}-instance", action, where, own) is may
+            assert not account.may(f"{name}-instance", "s3:DeleteObject", where, own)
 
 
 # an instance and what is stored
@@ -418,6 +446,27 @@ def test_interface_endpoints_are_for_callers_of_the_account_alone(pair):
 
 
 # the sweep
+
+
+@pytest.mark.parametrize("action", ["ec2:TerminateInstances", "ec2:StopInstances"])
+def test_the_sweep_ends_no_instance_that_has_withdrawn_itself(account, action):
+    name = pools(account)[0]
+    for tags, expected in (({}, Verdict.ALLOWED), ({"withdrawn": "2026-11-21T12:00:00Z"}, Verdict.DENIED)):
+        context = account.tags(name, **tags)
+        assert account.verdict("reaper", action, account.instance(SELF), context=context) is expected
+
+
+@pytest.mark.parametrize("action", ["ec2:CreateTags", "ec2:DeleteTags"])
+def test_the_sweep_lifts_no_instance_s_withdrawal(account, action):
+    context = account.tags(pools(account)[0]) | {"aws:TagKeys": [WITHDRAWN]}
+    assert not account.may("reaper", action, account.instance(SELF), context)
+
+
+def test_the_sweep_hears_what_instances_say_and_decides(account):
+    said = account.bucket("records", f"reaper/handshake/AROAEXAMPLE:{SELF}/20261121T120000Z/decision.json")
+    for action in ("s3:GetObject", "s3:PutObject"):
+        assert account.may("reaper", action, said)
+    assert account.may("reaper", "s3:ListBucket", account.bucket("records"))
 
 
 @pytest.mark.parametrize("action", ["ec2:TerminateInstances", "ec2:StopInstances"])

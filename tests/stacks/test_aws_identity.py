@@ -50,7 +50,8 @@ def test_an_instance_writes_below_its_pools_own_prefix_only(statements):
     writing = [one for one in statements.values() if "s3:PutObject" in one["Action"]]
 
     assert [one["Resource"] for one in writing] == [
-        ["arn:aws:any:::gpu-fleet-test-data/dev/*", "arn:aws:any:::gpu-fleet-test-checkpoints/dev/*"]
+        ["arn:aws:any:::gpu-fleet-test-data/dev/*", "arn:aws:any:::gpu-fleet-test-checkpoints/dev/*"],
+        "arn:aws:any:::gpu-fleet-test-records/reaper/handshake/${aws:userid}/*",
     ]
 
 

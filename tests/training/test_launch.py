@@ -229,6 +229,16 @@ def test_an_instance_on_its_way_out_starts_nothing(pool, config_file):
     assert "is Standby in its group, not InService" in result.output
 
 
+def test_an_instance_that_is_being_terminated_starts_nothing(config_file, monkeypatch, tmp_path):
+    monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
+    (tmp_path / "closed").write_text("This instance is idle and is being terminated\n")
+
+    result = CliRunner().invoke(cli.main, ["launch", str(config_file), "--alone", "--dry-run"])
+
+    assert result.exit_code == 75
+    assert result.output == "error: This instance is idle and is being terminated\n"
+
+
 def test_chosen_peers_replace_the_pool(pool, config_file):
     first, last = members()[0]["PrivateIpAddress"], members()[-1]["PrivateIpAddress"]
 

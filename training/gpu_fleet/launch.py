@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from gpu_fleet import config, exit_codes, outcome
+from gpu_fleet import config, exit_codes, instance, outcome
 from gpu_fleet.commands import configured, identity_flags, identity_options
 from gpu_fleet.errors import LaunchError
 from gpu_fleet.outcome import COLLECTIVES
@@ -108,6 +108,7 @@ def launch(
     Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
     other try can help; `train` takes the same overrides: --section.key value.
     """
+    _refuse_where_terminated()
     settings = configured(config_file, overrides, allow, branch)
     identity = None if alone else read_identity()
     instance = _instance(identity)
@@ -125,6 +126,14 @@ def launch(
         return
     log.info("event=launch command=%r", str(plan))
     sys.exit(run(plan.command, plan.variables, Path(settings.run.directory)))
+
+
+def _refuse_where_terminated() -> None:
+    """Raises LaunchError on an instance whose agent starts nothing more (image/reaper/agent/going.py)."""
+    try:
+        raise LaunchError((instance.run_directory() / "closed").read_text(encoding="utf-8").strip())
+    except FileNotFoundError:
+        return
 
 
 def _instance(identity: Identity | None) -> Instance | None:

@@ -12,6 +12,26 @@ from image.reaper.agent.notices import Notices
 from image.reaper.store import Store
 
 
+class Fence(Protocol):
+    """A tag of the instance's own on itself, which keeps the sweep's role from stopping it."""
+
+    def raise_for(self, mark: datetime) -> None:
+        """Set it for a mark; raises CloudError."""
+
+    def lower_but(self, mark: datetime) -> None:
+        """Take away what was set for any other mark; raises CloudError."""
+
+
+class NoFence:
+    """For a cloud whose policies cannot tell one instance of a role from another."""
+
+    def raise_for(self, mark: datetime) -> None:
+        """Nothing."""
+
+    def lower_but(self, mark: datetime) -> None:
+        """Nothing."""
+
+
 class AgentCloud(Protocol):
     """The cloud of one machine."""
 
@@ -21,18 +41,24 @@ class AgentCloud(Protocol):
     def bucket(self) -> Any:
         """boto3's S3 client."""
 
-    def hook(self, instance_id: str) -> Holds:
-        """What holds the machine while it leaves."""
-
-    def harden(self, metadata: Metadata, instance_id: str) -> None:
-        """Make the metadata service ask for tokens, where the machine was started without."""
-
     def store(self) -> Store:
         """The stack's records, where the sweep is answered.
 
         Raises:
             CloudError: there is no such place, or no key to it.
         """
+
+    def caller(self, instance_id: str) -> str:
+        """The cloud's name for the instance's credentials, ``:`` or ``.``, its id. Raises CloudError."""
+
+    def fence(self, instance_id: str) -> Fence:
+        """The second fence against a stop."""
+
+    def hook(self, instance_id: str) -> Holds:
+        """What holds the machine while it leaves."""
+
+    def harden(self, metadata: Metadata, instance_id: str) -> None:
+        """Make the metadata service ask for tokens, where the machine was started without."""
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
         """Word that the machine goes."""

@@ -15,8 +15,9 @@ from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent import activity_file, gate_report, keep_folder, stack_policy
 from image.reaper.agent import cloud as agent_cloud
+from image.reaper.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
 from image.reaper.agent.clock import Clock
-from image.reaper.agent.going import SAVE_AGAIN_AFTER, Going, Target, answers
+from image.reaper.agent.going import Going, Senses, Target, answers
 from image.reaper.agent.judge import Judgement, Limits
 from image.reaper.agent.loop import Agent, stop_on_terminate
 from image.reaper.agent.publish import Publisher, heartbeat
@@ -25,7 +26,6 @@ from image.reaper.agent.sensors.look import Sensors, watched_tree, whole_machine
 from image.reaper.agent.sensors.processes import trainers
 from image.reaper.agent.stack_policy import StackPolicy
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.metrics import HEARTBEAT
 from image.reaper.options import IsoTime
 
 LISTEN_EVERY_S = 5.0
@@ -100,18 +100,22 @@ def run(options: Options) -> None:
     publisher = Publisher(cloud.metrics(), machine.metric_namespace, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
     going, own, policy = None, OwnUse(), policy_of(machine, cloud, clock.real_s)
+    limits = (lambda: TREE_LIMITS) if tree else policy.limits
+    sensors = sensors_of(machine, metadata, tree, own, real_s=clock.real_s, policy=policy)
     if metadata:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
-        replies = answers(cloud, Target(machine, instance_id), options.keep_folder, running, own)
+        target = Target(machine, instance_id)
+        senses = Senses(running, own, fresh_look(sensors, clock, limits))
+        replies = answers(cloud, target, options.keep_folder, senses)
         notices = cloud.notices(metadata, instance_id, clock.now)
         going = Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed)
     agent = Agent(
         clock,
-        sensors_of(machine, metadata, tree, own, real_s=clock.real_s, policy=policy),
-        reporter(machine, instance_id, options.watch, publisher, going),
+        sensors,
+        reporter(machine, instance_id, options.watch, publisher),
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
-        (lambda: TREE_LIMITS) if tree else policy.limits,
+        limits,
     )
     watch_until_ended(agent, going, clock, options)
     publisher.flush()
@@ -144,6 +148,16 @@ def sensors_of(
         return watched_tree(tree, real_s)
     type_name = metadata.instance_type() if metadata else None
     return whole_machine(machine.expected_of(type_name).gpus, own, real_s, policy.asked)
+
+
+def fresh_look(sensors: Sensors, clock: Clock, limits: Callable[[], Limits]) -> Callable[[datetime], Seen]:
+    """Looks at all sensors at the moment at which it is called, for a mark that was due then."""
+
+    def look(mark: datetime) -> Seen:
+        unfit = gate_report.passed(paths.ready_file()) is False
+        return seen(sensors.look(clock.now()), mark, limits(), unfit=unfit)
+
+    return look
 
 
 def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: Options) -> None:
@@ -200,7 +214,7 @@ def instance_id_of(metadata: Metadata | None) -> str:
 
 
 def reporter(
-    machine: InstanceFile, instance_id: str, watch: str, publisher: Publisher, going: Going | None
+    machine: InstanceFile, instance_id: str, watch: str, publisher: Publisher
 ) -> Callable[[Judgement], None]:
     """What happens with each judgement: the file for people, the heartbeat for the sweep."""
 
@@ -209,9 +223,8 @@ def reporter(
             activity_file.write(paths.activity_file(), judgement, instance_id, watch)
         except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
             LOG.warning("event=activity-file-failed reason=%r", str(error))
-        acknowledged = going.acknowledged_for(judgement.at - HEARTBEAT) if going else None
         unfit = gate_report.is_unfit(judgement, gate_report.passed(paths.ready_file()))
-        data = heartbeat(judgement, instance_id, machine.pool, acknowledged, unfit=unfit)
+        data = heartbeat(judgement, instance_id, machine.pool, unfit=unfit)
         publisher.add(data, judgement.at)
 
     return report

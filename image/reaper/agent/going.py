@@ -1,29 +1,34 @@
-"""The agent's second thread: listens for word that the machine goes, drains it, answers the sweep's mark."""
+"""The agent's second thread: drains the instance when it is taken, and answers the sweep's mark."""
 
 import logging
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from pathlib import Path
 
 from image.instance import paths
+from image.instance.files import replace_text
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent import keep_folder
-from image.reaper.agent.cloud import AgentCloud
+from image.reaper.agent.answers import SAVE_AGAIN_AFTER, Act, Seen, Talk, View, next_act
+from image.reaper.agent.cloud import AgentCloud, Fence
 from image.reaper.agent.drain import Drain, Holds, Steps
 from image.reaper.agent.keep_folder import Saved
 from image.reaper.agent.notices import Notice, Notices
 from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.errors import CloudError
+from image.reaper.handshake import Exchange, Winner, Word
+from image.reaper.store import Store
 
 LOG = logging.getLogger(__name__)
 
-# A marked machine may wait for days: for quiet hours to end, for its turn. What little is written to the kept
-# folder meanwhile is no sign of use, and is saved all the same.
-SAVE_AGAIN_AFTER = timedelta(minutes=5)
+# Behind a shut door a job can begin in a terminal that was open before; it is to be seen within a second.
+CLOSED_FASTER = 5
+CLOSED = "This instance is idle and is being terminated: nothing new can be started here. Start another one."
 
 
 @dataclass(frozen=True)
@@ -32,29 +37,76 @@ class Answers:
 
     Attributes:
         drain: makes the drain of a notice.
-        save: copies what people keep; raises ``CloudError``.
-        tell: shows a message to everybody who is logged in.
+        save: copies what users keep; raises ``CloudError``.
+        notify: shows a message to everybody who is logged in.
+        look: looks at all sensors at this moment, for a mark that was due then.
+        store: where answers go; raises ``CloudError``.
+        caller: what the cloud calls this instance's credentials; raises ``CloudError``.
+        fence: keeps the sweep from stopping this instance, where the cloud can.
+        door: refuses log-ins and jobs.
     """
 
     drain: Callable[[Notice], Drain]
     save: Callable[[], Saved]
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
+    look: Callable[[datetime], Seen]
+    store: Callable[[], Store]
+    caller: Callable[[], str]
+    fence: Fence
+    door: "Door"
 
 
 @dataclass(frozen=True)
 class Target:
-    """The machine itself: what the stack says of it, and its id."""
+    """The instance itself: what the stack says of it, and its id."""
 
     machine: InstanceFile
     instance_id: str
 
 
-class Going:
-    """Asks whether the machine goes, again and again.
+@dataclass(frozen=True)
+class Senses:
+    """What the agent knows of processes.
 
-    A mark is acknowledged when its time has come and what people keep is copied: the sweep ends no machine
-    before, where its policy asks for that. While the machine waits for its end, copy and acknowledgement are
-    made anew.
+    Attributes:
+        trainers: training processes that run now.
+        own: what the agent uses itself; notes each copy.
+        look: as ``Answers`` has it.
+    """
+
+    trainers: Callable[[], Sequence[str]]
+    own: OwnUse
+    look: Callable[[datetime], Seen]
+
+
+class Door:
+    """Refuses log-ins (``pam_nologin``) and jobs (``gpu-fleet launch`` looks for ``closed``); root may pass.
+
+    Args:
+        files: whose presence refuses; their text is what users read.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether anything is refused now."""
+        return any(file.exists() for file in self._files)
+
+    def shut(self, message: str) -> None:
+        """Refuse from now on. Raises OSError: then nothing is promised."""
+        for file in self._files:
+            replace_text(file, message + "\n")
+
+    def open(self) -> None:
+        """Refuse no longer. Raises OSError."""
+        for file in self._files:
+            file.unlink(missing_ok=True)
+
+
+class Going:
+    """Asks whether the instance is taken or marked, again and again, and does what follows.
 
     Args:
         notices: who knows.
@@ -63,7 +115,7 @@ class Going:
         save_again_after: the agent's time between two copies for one mark.
 
     Attributes:
-        acknowledged: (the mark's reap-after, when everything was last saved for it), else None.
+        talk: how far agent and sweep are with the mark.
     """
 
     def __init__(
@@ -77,10 +129,10 @@ class Going:
         self._notices = notices
         self._answers = answers
         self._now = now
-        self._told: datetime | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self.acknowledged: tuple[datetime, datetime] | None = None
+        # An agent that died behind a shut door finds out whether it must stay shut.
+        self.talk = Talk(closed_at=now() if answers.door.is_shut else None)
 
     def start(self, every_s: float) -> None:
         """Listen in a thread that ends with the process.
@@ -91,14 +143,6 @@ class Going:
         self._thread = threading.Thread(target=self._run, args=(every_s,), name="going", daemon=True)
         self._thread.start()
 
-    def acknowledged_for(self, minute_start: datetime) -> datetime | None:
-        """The mark's reap-after if everything was saved for it before a minute began.
-
-        The minute of the copy itself proves too little: the network is not looked at while the agent copies.
-        """
-        reap_after, saved_at = self.acknowledged or (None, None)
-        return reap_after if saved_at is not None and saved_at <= minute_start else None
-
     def close(self) -> None:
         """Ask no more; a drain that has begun is waited for."""
         self._closed.set()
@@ -107,12 +151,12 @@ class Going:
 
     def _run(self, every_s: float) -> None:
         silent = False
-        while not self._closed.wait(every_s):
+        while not self._closed.wait(every_s / CLOSED_FASTER if self.talk.closed_at else every_s):
             try:
                 if self.look():
                     return
                 silent = False
-            except CloudError as error:
+            except (CloudError, OSError) as error:
                 if not silent:  # once for each silence, not every few seconds
                     LOG.warning("event=no-word reason=%r", str(error))
                 silent = True
@@ -123,60 +167,147 @@ class Going:
         """Ask once, and do what is asked for.
 
         Returns:
-            Whether the machine goes; everything is done then.
+            Whether the instance is taken; everything is done then.
 
         Raises:
             CloudError: a service does not answer.
+            OSError: the door can be neither shut nor opened.
         """
         notice = self._notices.find()
         if notice is not None:
             self._answers.drain(notice).run(self._notices.find)
             return True
-        self._answer_mark(self._notices.mark())
+        self._answer(self._notices.mark())
         return False
 
-    def _answer_mark(self, reap_after: datetime | None) -> None:
-        if self.acknowledged is not None:
-            saved_for, saved_at = self.acknowledged
-            if saved_for == reap_after and self._now() < saved_at + self._save_again_after:
+    def _answer(self, mark: datetime | None) -> None:
+        """Everything that can be done about a mark now."""
+        self._take_up(mark)
+        due = mark is not None and self._now() >= mark
+        hold = self._notices.hold() if due else ""
+        if due and self.talk.decision is None and not self.talk.over:
+            self._change(decision=self._exchange().decision())
+        seen: Seen | None = None
+        while True:
+            view = View(self._now(), mark, hold, self.talk, seen, self._save_again_after)
+            act = next_act(view)
+            if act is Act.NOTHING:
                 return
-        self.acknowledged = None
-        if reap_after is None:
-            return
-        if reap_after != self._told:
-            self._told = reap_after
-            self._answers.tell(
-                f"This machine is idle and goes after {reap_after:%Y-%m-%d %H:%M} UTC. "
-                'To keep it: gpu-fleet keep 8h --reason "..."; /scratch/keep is saved before.'
-            )
-        if self._now() >= reap_after:
-            self._save_for(reap_after)
+            seen = self._do(act, view)
 
-    def _save_for(self, reap_after: datetime) -> None:
+    def _take_up(self, mark: datetime | None) -> None:
+        """Begin anew with a new mark; a door that was shut for another is opened first."""
+        if self.talk.mark == mark:
+            return
+        shut_before_start = self.talk.mark is None and self.talk.closed_at is not None
+        if mark is not None and shut_before_start:
+            self.talk = Talk(mark, notified=True, closed_at=self.talk.closed_at)
+            return
+        if self.talk.closed_at is not None:
+            self._open()
+        if mark is not None:
+            self._answers.fence.lower_but(mark)
+        self.talk = Talk(mark)
+
+    def _do(self, act: Act, view: View) -> Seen | None:
+        """Do one act; the newest look, where it still counts.
+
+        Raises:
+            CloudError: it could not be done; it is tried again.
+        """
+        LOG.log(logging.DEBUG if act is Act.LOOK else logging.INFO, "event=answer act=%r", str(act))
+        match act:
+            case Act.LOOK:
+                return self._look_at(view)
+            case Act.NOTIFY:
+                self._notify()
+            case Act.SAVE:
+                saved = self._answers.save()
+                LOG.info("event=saved mark=%s files=%d", view.mark, saved.files)
+                self._change(saved_at=self._now())
+                return None
+            case Act.SAY_IDLE:
+                self._say(Word.IDLE)
+            case Act.SAY_CLOSED:
+                self._say(Word.CLOSED)
+            case Act.WITHDRAW:
+                self._withdraw(view)
+            case Act.CLOSE:
+                self._answers.door.shut(CLOSED)
+                self._change(closed_at=self._now())
+                self._answers.notify(CLOSED)
+                return None
+            case Act.REFUSE:
+                why = view.seen.why if view.seen else ""
+                self._refuse(view.talk.refusing or why or "nobody came to terminate it")
+            case Act.OPEN:
+                self._open()
+        return view.seen
+
+    def _look_at(self, view: View) -> Seen:
+        seen = self._answers.look(self._mark)
+        self._change(busy_looks=view.talk.busy_looks + 1 if seen.why else 0)
+        return seen
+
+    def _notify(self) -> None:
+        self._answers.notify(
+            f"This instance is idle and is terminated or stopped after {self._mark:%Y-%m-%d %H:%M} UTC. "
+            'To keep it: gpu-fleet keep 8h --reason "..."; /scratch/keep is saved before.'
+        )
+        self._change(notified=True)
+
+    def _say(self, word: Word, **more: str) -> None:
+        self._exchange().say(word, **more)
+        self._change(word=word, said_at=self._now())
+
+    def _withdraw(self, view: View) -> None:
+        reason = f"held: {view.hold}" if view.hold else view.seen.why if view.seen else "withdrawn before"
+        decided = self._exchange().claim(Winner.WITHDRAWN, reason, self._now())
+        self._change(decision=decided)
+        if decided is Winner.END:
+            return
+        self._refuse(reason)
+
+    def _refuse(self, reason: str) -> None:
+        """This mark is over: by the fence, and by the last word for it."""
+        self._change(refusing=reason)
+        LOG.warning("event=refused mark=%s reason=%r", self._mark, reason)
+        self._fence()
+        self._say(Word.REFUSED, reason=reason)
+        self._change(over=True)
+
+    def _fence(self) -> None:
+        """The second fence: without it the word or the decision alone must do."""
         try:
-            saved = self._answers.save()
+            self._answers.fence.raise_for(self._mark)
         except CloudError as error:
-            LOG.error("event=not-acknowledged reason=%r", str(error))
-            return
-        LOG.info("event=acknowledged reap_after=%s files=%d", reap_after.isoformat(), saved.files)
-        self.acknowledged = reap_after, self._now()
+            LOG.error("event=not-fenced mark=%s reason=%r", self._mark, str(error))
+
+    def _open(self) -> None:
+        self._answers.door.open()
+        self._change(closed_at=None)
+
+    def _exchange(self) -> Exchange:
+        return Exchange(self._answers.store(), self._answers.caller(), self._mark)
+
+    @property
+    def _mark(self) -> datetime:
+        if self.talk.mark is None:
+            raise AssertionError("no act but for a mark")
+        return self.talk.mark
+
+    def _change(self, **changes: object) -> None:
+        self.talk = replace(self.talk, **changes)  # type: ignore[arg-type] # names and types are Talk's
 
 
-def answers(
-    cloud: AgentCloud,
-    target: Target,
-    folder: Path,
-    trainers: Callable[[], Sequence[str]],
-    own: OwnUse,
-) -> Answers:
-    """The answers of a machine.
+def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> Answers:
+    """The answers of an instance.
 
     Args:
         cloud: that it is in.
-        target: the machine.
-        folder: what people keep.
-        trainers: training processes that run now.
-        own: told of each copy.
+        target: the instance.
+        folder: what users keep.
+        senses: what the agent knows of processes.
 
     Raises:
         ConfigurationError: ``data_uri`` names no bucket.
@@ -186,7 +317,7 @@ def answers(
     sent: dict[str, keep_folder.Version] = {}
 
     def save(progress: Callable[[], None] = lambda: None) -> Saved:
-        with own.copying():
+        with senses.own.copying():
             return keep_folder.save(folder, cloud.bucket(), to, progress, sent)
 
     def hook(notice: Notice) -> Holds | None:
@@ -195,10 +326,12 @@ def answers(
         return cloud.hook(instance_id)
 
     def drain(notice: Notice) -> Drain:
-        steps = Steps(show_all, trainers, save, hook(notice), lambda: datetime.now(UTC), time.sleep)
+        steps = Steps(show_all, senses.trainers, save, hook(notice), lambda: datetime.now(UTC), time.sleep)
         return Drain(notice, steps, paths.stop_file())
 
-    return Answers(drain, save, show_all)
+    door = Door((paths.closed_file(), paths.nologin_file()))
+    caller = cache(partial(cloud.caller, instance_id))
+    return Answers(drain, save, show_all, senses.look, cloud.store, caller, cloud.fence(instance_id), door)
 
 
 def show_all(message: str) -> None:

@@ -1,13 +1,15 @@
 """Word from the cloud that this machine goes, and the sweep's mark: what the metadata service says."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from image.instance.metadata import Metadata
 from image.reaper.errors import CloudError
-from image.reaper.model import TAG_REAP_AFTER
+from image.reaper.marks import hold_in
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from image.reaper.times import parse_time
 
 # https://docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html
@@ -65,6 +67,12 @@ def mark(metadata: Metadata) -> datetime | None:
     return time_of_mark(text) if text is not None else None
 
 
+def hold(metadata: Metadata, now: datetime) -> str:
+    """Until when the owner keeps the instance, by its tag; empty where nobody does. Raises CloudError."""
+    until = metadata.get(f"{TAGS}/{TAG_KEEP_UNTIL}")
+    return until if until is not None and hold_in({TAG_KEEP_UNTIL: until}, now) else ""
+
+
 def time_of_mark(text: str) -> datetime | None:
     """The time that a mark names, or None where it cannot be read."""
     try:
@@ -82,16 +90,21 @@ class Notices(Protocol):
     def mark(self) -> datetime | None:
         """The reap-after of the sweep's mark, or None."""
 
+    def hold(self) -> str:
+        """Until when the owner keeps the instance; empty where nobody does."""
+
 
 class FromMetadata:
     """AWS's metadata service, which knows group, spot market and tags.
 
     Args:
         metadata: of this machine.
+        now: the time.
     """
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: Metadata, now: Callable[[], datetime]) -> None:
         self._metadata = metadata
+        self._now = now
 
     def find(self) -> Notice | None:
         """As ``find``."""
@@ -100,3 +113,7 @@ class FromMetadata:
     def mark(self) -> datetime | None:
         """As ``mark``."""
         return mark(self._metadata)
+
+    def hold(self) -> str:
+        """As ``hold``."""
+        return hold(self._metadata, self._now())

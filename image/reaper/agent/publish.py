@@ -21,7 +21,6 @@ def heartbeat(
     judgement: Judgement,
     instance_id: str,
     pool: str,
-    acknowledged: datetime | None = None,
     *,
     unfit: bool = False,
 ) -> Iterator[dict[str, Any]]:
@@ -31,7 +30,6 @@ def heartbeat(
         judgement: the minute's outcome.
         instance_id: the machine.
         pool: its pool.
-        acknowledged: the mark's reap-after, once what people keep is saved.
         unfit: the gate failed the instance, and nothing works on it.
     """
     seconds = CODES.get(judgement.state, judgement.seconds_since_activity)
@@ -45,9 +43,6 @@ def heartbeat(
         used = judgement.gpu_memory_used_percent
         yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_INSTANCE, instance_id)
         yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_POOL, pool)
-    if acknowledged is not None and (unfit or judgement.state is State.IDLE):
-        mark = acknowledged.timestamp()
-        yield _datum(metrics.METRIC_ACKNOWLEDGED, mark, "None", metrics.DIMENSION_INSTANCE, instance_id)
 
 
 def _datum(name: str, value: float, unit: str, dimension: str, of: str) -> dict[str, Any]:

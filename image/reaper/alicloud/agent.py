@@ -12,6 +12,7 @@ from image.instance.alicloud_credentials import KEY_ID, Credentials, Keys
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent import notices
+from image.reaper.agent.cloud import NoFence
 from image.reaper.agent.notices import Notice
 from image.reaper.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
 from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, NO_GROUP, datum, metric_name
@@ -19,8 +20,9 @@ from image.reaper.alicloud.oss import OssStore
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls, batches
 from image.reaper.errors import AnswerError, CloudError
+from image.reaper.marks import hold_in
 from image.reaper.metrics import DIMENSION_INSTANCE
-from image.reaper.model import TAG_REAP_AFTER
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from image.reaper.times import parse_time
 
 # https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
@@ -64,6 +66,15 @@ class AgentCloud:
             calls = Calls(lambda: datetime.now(UTC))
             self._records = keys, OssStore(self.bucket(), calls, self._machine.records_uri)
         return self._records[1]
+
+    def caller(self, instance_id: str) -> str:
+        """``POOL.i-0123``: RAM knows no variable for the caller, so a pool's role writes below its pool."""
+        return f"{self._machine.pool}.{instance_id}"
+
+    def fence(self, instance_id: str) -> NoFence:
+        """None: a role that may tag one instance of its pool may tag them all."""
+        del instance_id
+        return NoFence()
 
     def hook(self, instance_id: str) -> Hook:
         """What holds the machine while it leaves."""
@@ -138,7 +149,7 @@ class Notices:
         self._instance_id = instance_id
         self._now = now
         self._look_at: datetime | None = None
-        self._mark: datetime | None = None
+        self._tags: Mapping[str, str] = {}
 
     def find(self) -> Notice | None:
         """Whether the machine goes, or None. A spot notice comes first: it does not wait.
@@ -156,14 +167,19 @@ class Notices:
         if state in LEAVING:
             return Notice(notices.TAKEN_BY_GROUP)
         own = self._own_row()
-        self._mark = _mark_of(own)
+        self._tags = {tag["TagKey"]: tag["TagValue"] for tag in own.get("Tags", {}).get("Tag", [])}
         if state == IN_SERVICE and own.get("SpotStrategy", "NoSpot") == "NoSpot":
             self._protect(group)
         return None
 
     def mark(self) -> datetime | None:
         """The reap-after of the sweep's mark as of the last look, or None."""
-        return self._mark
+        text = self._tags.get(TAG_REAP_AFTER)
+        return notices.time_of_mark(text) if text is not None else None
+
+    def hold(self) -> str:
+        """Until when the owner keeps the instance, as of the last look; empty where nobody does."""
+        return self._tags[TAG_KEEP_UNTIL] if hold_in(self._tags, self._now()) else ""
 
     def _protect(self, group: str) -> None:
         """Nobody but the sweep may take this machine, not even a person's smaller ``size.max``.
@@ -188,13 +204,6 @@ class Notices:
         except AnswerError as error:
             raise CloudError(f"DescribeInstances: {error}", error.code) from error
         return next(iter(answer["Instances"]["Instance"]), {})
-
-
-def _mark_of(own: Mapping[str, Any]) -> datetime | None:
-    for tag in own.get("Tags", {}).get("Tag", []):
-        if tag["TagKey"] == TAG_REAP_AFTER:
-            return notices.time_of_mark(tag["TagValue"])
-    return None
 
 
 def _spot_notice(text: str) -> Notice:

@@ -59,6 +59,11 @@ def machines(region: str, calls: Calls, stack: str = "") -> Machines:
     return Machines(clients(region, found, os.environ.get(ENDPOINT, "")), calls, stack)
 
 
+def store(region: str, calls: Calls, uri: str) -> OssStore:
+    """As on AWS; raises CloudError, too."""
+    return OssStore(bucket_client(region), calls, uri)
+
+
 def bucket_client(region: str) -> Any:
     """boto3's S3 client for OSS."""
     return oss.bucket_client(region, credentials(os.environ))

@@ -14,7 +14,12 @@ from image.reaper.agent import notices
 from image.reaper.aws.lifecycle import Hook
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
+from image.reaper.model import TAG_WITHDRAWN
 from image.reaper.store import Store
+from image.reaper.times import format_time
+
+# It gives up before the agent misses many looks.
+_LIMITS = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2})
 
 
 class AgentCloud:
@@ -26,16 +31,13 @@ class AgentCloud:
     """
 
     def __init__(self, machine: InstanceFile, metadata: Metadata | None) -> None:
-        del metadata
+        self._metadata = metadata
         self._machine = machine
         self._s3 = cache(self.bucket)
 
     def metrics(self) -> Any:
-        """CloudWatch's client, which gives up before the agent misses many looks."""
-        limits = Config(
-            connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2}
-        )
-        return boto3.client("cloudwatch", region_name=self._machine.region, config=limits)
+        """CloudWatch's client."""
+        return boto3.client("cloudwatch", region_name=self._machine.region, config=_LIMITS)
 
     def bucket(self) -> Any:
         """boto3's S3 client."""
@@ -46,6 +48,20 @@ class AgentCloud:
         if not self._machine.records_uri:
             raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
         return Store(self._s3(), Calls(lambda: datetime.now(UTC)), self._machine.records_uri)
+
+    def caller(self, instance_id: str) -> str:
+        """``aws:userid``: of an instance's role ``AROA...:i-0123``, below which alone it may write.
+
+        https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
+        """
+        sts = boto3.client("sts", region_name=self._machine.region, config=_LIMITS)
+        found = str(_asked(sts.get_caller_identity)["UserId"])
+        # a rehearsal's keys are a person's
+        return found if found.endswith(f":{instance_id}") else f"{found}:{instance_id}"
+
+    def fence(self, instance_id: str) -> "WithdrawnTag":
+        """The tag that denies the sweep's role."""
+        return WithdrawnTag(self._machine.region, self._metadata, instance_id)
 
     def hook(self, instance_id: str) -> Hook:
         """What holds the machine while it leaves."""
@@ -59,5 +75,40 @@ class AgentCloud:
         self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]
     ) -> notices.FromMetadata:
         """Word that the machine goes: the metadata service knows it all."""
-        del instance_id, now
-        return notices.FromMetadata(metadata)
+        del instance_id
+        return notices.FromMetadata(metadata, now)
+
+
+class WithdrawnTag:
+    """``gpu-fleet:withdrawn`` on this instance: where it stands, the sweep's role may not stop or terminate.
+
+    Args:
+        region: of the instance.
+        metadata: tells which one stands.
+        instance_id: the instance; its role may set the tag on itself alone.
+    """
+
+    def __init__(self, region: str, metadata: Metadata | None, instance_id: str) -> None:
+        self._region = region
+        self._metadata = metadata
+        self._instance_id = instance_id
+
+    def raise_for(self, mark: datetime) -> None:
+        """Set it for a mark; raises CloudError."""
+        wire = [{"Key": TAG_WITHDRAWN, "Value": format_time(mark)}]
+        _asked(self._ec2().create_tags, Resources=[self._instance_id], Tags=wire)
+
+    def lower_but(self, mark: datetime) -> None:
+        """Take away what was set for any other mark; raises CloudError."""
+        stands = self._metadata.get(f"{notices.TAGS}/{TAG_WITHDRAWN}") if self._metadata else None
+        if stands is not None and stands != format_time(mark):
+            wire = [{"Key": TAG_WITHDRAWN}]
+            _asked(self._ec2().delete_tags, Resources=[self._instance_id], Tags=wire)
+
+    def _ec2(self) -> Any:
+        return boto3.client("ec2", region_name=self._region, config=_LIMITS)
+
+
+def _asked(method: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """What a call answers; raises CloudError."""
+    return Calls(lambda: datetime.now(UTC)).change(method, **arguments)

@@ -48,6 +48,11 @@ def machines(region: str, calls: Calls, stack: str = "") -> Machines:
     return Machines(clients(region), calls, stack)
 
 
+def store(region: str, calls: Calls, uri: str) -> Store:
+    """A stack's records, for somebody with credentials of their own. Raises ConfigurationError."""
+    return Store(bucket_client(region), calls, uri)
+
+
 def bucket_client(region: str) -> Any:
     """boto3's S3 client."""
     return clients(region).s3

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.marks import mark_of
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
 from image.reaper.options import now_option, stack_options
@@ -21,7 +22,6 @@ from image.reaper.sweep.activity import LOOK_AHEAD
 from image.reaper.sweep.cloud import Cloud
 from image.reaper.sweep.environment import connect
 from image.reaper.sweep.heartbeats import Query, Span
-from image.reaper.sweep.marks import mark_of
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options, sweep
 from image.reaper.times import format_span, format_time

@@ -1,22 +1,37 @@
 """``gpu-fleet keep`` and ``release``: a person's hold on a machine, as tags that the sweep obeys."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import click
 
 from image.instance import instance_file, paths
 from image.instance.metadata import Metadata
+from image.reaper.agent import cloud as agent_cloud
 from image.reaper.calls import Calls
-from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError
+from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError, TooLateError
+from image.reaper.handshake import Exchange, Winner, heard, said_of
+from image.reaper.marks import hold_of, mark_of
 from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_STACK, Instance
 from image.reaper.options import where_options
-from image.reaper.place import REGION_VARIABLES, Asked, cloud_of_environment, place_of, region_of_environment
+from image.reaper.place import (
+    REGION_VARIABLES,
+    Asked,
+    Place,
+    account_of,
+    cloud_of_environment,
+    ledger_uri,
+    place_of,
+    region_of_environment,
+)
 from image.reaper.sweep import cloud as clouds
 from image.reaper.sweep.cloud import Machines
-from image.reaper.sweep.marks import hold_of
 from image.reaper.times import format_time, parse_duration
 
+# A clock that is behind by less still finds a due mark due; with another the sweep does nothing yet.
+NOT_DUE_YET = timedelta(minutes=10)
 LONGEST_REASON = 128  # characters of a tag's value: 256 in EC2's API, 128 in ECS's
 instance_option = click.option(
     "--instance",
@@ -75,12 +90,24 @@ def keep(duration: str, reason: str, instance_id: str | None, asked: Asked) -> N
     target = Target.find(instance_id, asked)
     for warning in target.warnings():
         click.echo(f"warning: {warning}", err=True)
+    if not target.withdraw(wanted):
+        raise TooLateError(_too_late(target.id))
     target.machines.tag([target.id], wanted.tags())
+    if not target.withdraw(wanted):  # decided in between
+        target.machines.untag([target.id], list(wanted.tags()))
+        raise TooLateError(_too_late(target.id))
     if wanted.shortened:
         click.echo(
             f"warning: {duration} is longer than {KEEP_AT_MOST.days} days; shortened to that", err=True
         )
     click.echo(f"{target.id} is kept until {format_time(wanted.until)}: {wanted.reason}")
+
+
+def _too_late(instance_id: str) -> str:
+    return (
+        f"too late: the sweep has decided to terminate or stop {instance_id}, where nothing ran. "
+        "It is not kept; /scratch/keep is saved"
+    )
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet release --instance i-0123456789abcdef0 --stack aws-dev")
@@ -102,11 +129,14 @@ class Target:
         id: its id.
         tags: its tags now.
         machines: what tags it.
+        records: where sweep and instance answer one another, and under which name the instance does so,
+            for a mark; None where it said nothing for it.
     """
 
     id: str
     tags: dict[str, str]
     machines: Machines
+    records: Callable[[datetime], Exchange | None]
 
     @classmethod
     def find(cls, instance_id: str | None, asked: Asked) -> "Target":
@@ -128,13 +158,57 @@ class Target:
             )
         if asked.stack and tags.get(TAG_STACK) != asked.stack:
             raise ConfigurationError(f"{found} is of stack {tags.get(TAG_STACK)!r}, not of {asked.stack!r}")
-        return cls(found, tags, machines)
+        if instance_id is None:
+            return cls(found, tags, machines, partial(_of_this_instance, found))
+        place = Place(tags.get(TAG_STACK, ""), cloud, region, asked.account_id or "")
+        return cls(found, tags, machines, partial(_of_another, found, place))
+
+    def withdraw(self, wanted: Wish) -> bool:
+        """Withdraw a mark that is due, unless the sweep has decided to end the instance.
+
+        Returns:
+            Whether nobody has decided otherwise. A mark that is not due yet needs nothing: the hold is read
+            again before anything is decided.
+
+        Raises:
+            CloudError: nobody knows; the message says so.
+        """
+        now = datetime.now(UTC)
+        try:
+            mark = mark_of(Instance(self.id, "", "running", now, self.machines.tags(self.id)))
+            if mark is None or now < mark.reap_after - NOT_DUE_YET:
+                return True
+            exchange = self.records(mark.reap_after)
+            if exchange is None:
+                return True
+            return exchange.claim(Winner.WITHDRAWN, f"kept: {wanted.reason}", now) is Winner.WITHDRAWN
+        except CloudError as error:
+            raise CloudError(
+                f"{self.id} may be terminated any moment, and nobody can say that it is kept: {error}",
+                error.code,
+            ) from error
 
     def warnings(self) -> list[str]:
         """What is wrong with the hold that the machine has now."""
         now = datetime.now(UTC)
         hold = hold_of(Instance(self.id, "", "running", now, self.tags), now)
         return [f"{hold.problem}; replaced"] if hold and hold.problem else []
+
+
+def _of_this_instance(instance_id: str, mark: datetime) -> Exchange:
+    """By the instance's own role, which needs no list."""
+    machine = instance_file.load(paths.instance_file())
+    cloud = agent_cloud.connect(machine, Metadata(machine.cloud))
+    return Exchange(cloud.store(), cloud.caller(instance_id), mark)
+
+
+def _of_another(instance_id: str, place: Place, mark: datetime) -> Exchange | None:
+    """By a user's own credentials. Without an answer of the instance the sweep cannot decide either."""
+    calls = Calls(lambda: datetime.now(UTC))
+    uri = ledger_uri(place, place.account_id or account_of(place))
+    store = clouds.module(place.cloud).store(place.region, calls, uri)
+    caller = said_of(heard(store), instance_id, mark).caller
+    return Exchange(store, caller, mark) if caller else None
 
 
 def own_instance_id() -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 from image.instance import paths
 from image.reaper.agent import activity_file
 from image.reaper.errors import ConfigurationError
+from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Verdict
 from image.reaper.money.spending import look
 from image.reaper.money.spent import line_of
@@ -24,7 +25,6 @@ from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
 from image.reaper.sweep import watch as watching
 from image.reaper.sweep.environment import connect
-from image.reaper.sweep.marks import hold_of
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options, sweep
 from image.reaper.times import format_span, format_time

@@ -102,13 +102,12 @@ def _contradictory(proofs: Mapping[datetime, float], period_s: int) -> bool:
     )
 
 
-def combine(coarse: Activity, fine: Activity, acknowledged: float | None = None) -> Activity:
+def combine(coarse: Activity, fine: Activity) -> Activity:
     """What the whole window and a close look at its end say together; the close look has the last word.
 
     Args:
         coarse: of the whole window.
         fine: of the last hour, read later.
-        acknowledged: newest ``Acknowledged``.
     """
     newest = fine if fine.newest_at is not None else coarse
     known = [one.last_active_at for one in (coarse, fine) if one.last_active_at is not None]
@@ -119,7 +118,6 @@ def combine(coarse: Activity, fine: Activity, acknowledged: float | None = None)
         last_active_at=max(known, default=None),
         coverage=coarse.coverage[:1] + fine.coverage,
         complete=coarse.complete and fine.complete,
-        acknowledged=acknowledged,
         contradictory=coarse.contradictory or fine.contradictory,
     )
 

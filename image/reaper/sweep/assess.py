@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
+from image.reaper.marks import hold_of, is_marked, mark_of
 from image.reaper.metrics import CODE_HUNG, CODE_UNFIT, HEARTBEAT
 from image.reaper.model import TAG_MANAGED, TAG_PROTECTED, TAG_STACK, Decision, Verdict
 from image.reaper.sweep.case import Case
-from image.reaper.sweep.marks import hold_of, is_marked, mark_of
 from image.reaper.sweep.next_step import forgotten, stopped, unfit
 from image.reaper.times import format_span, format_time
 

@@ -1,24 +1,31 @@
 """Doing what a plan says: unmark, end, mark; each step so that a failure in it harms no work."""
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from image.reaper import handshake
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.errors import CloudError, DeadlineError
+from image.reaper.handshake import Exchange, Winner, Word, Words, said_of
+from image.reaper.marks import Mark
 from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Plan, Verdict
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep import ledger
 from image.reaper.sweep.cloud import Machines
-from image.reaper.sweep.marks import Mark
+from image.reaper.sweep.decide import is_asked, is_closed
 from image.reaper.sweep.notify import Notifier
 from image.reaper.sweep.results import Done, Ended
 
 # What was checked longer ago may be at work again; the next sweep checks anew.
 CHECK_LASTS = timedelta(minutes=2)
 STOPS = frozenset({"stopping", "stopped"})
+# An agent looks every five seconds. Copying what is kept once more may take longer: the next sweep goes on.
+CLOSING_MAY_TAKE = timedelta(seconds=45)
+LOOK_EVERY_S = 5.0
 TAG_BATCH = 500  # resources of one CreateTags or DeleteTags
 
 
@@ -32,6 +39,7 @@ class Tools:
         store: holds the ledger.
         policy: of the stack.
         clock: the time now.
+        wait: waits some seconds.
     """
 
     machines: Machines
@@ -39,6 +47,7 @@ class Tools:
     store: Store
     policy: Policy
     clock: Callable[[], datetime]
+    wait: Callable[[float], None] = time.sleep
 
 
 def unmark(tools: Tools, plan: Plan, done: Done) -> None:
@@ -80,6 +89,44 @@ def _mark_batch(tools: Tools, found: Mark, decisions: Sequence[Decision], done: 
     done.failures += failed
     marked = set(_without(ids, failed))
     done.marked += [decision for decision in decisions if decision.instance.id in marked]
+
+
+def close(tools: Tools, decisions: Sequence[Decision], words: Words, done: Done) -> None:
+    """Decide to end instances, unless they were quicker, and give them time to shut their doors.
+
+    Args:
+        tools: what it takes.
+        decisions: verdicts on instances that said for their marks that nothing runs there.
+        words: what they said.
+        done: failures are added.
+
+    Raises:
+        CloudError, DeadlineError: what they say meanwhile cannot be read; nothing is harmed.
+    """
+    asked = [one for one in decisions if _is_ours(tools, one, words, done)]
+    until = tools.clock() + CLOSING_MAY_TAKE
+    while asked and tools.clock() < until:
+        tools.wait(LOOK_EVERY_S)
+        words = handshake.heard(tools.store)
+        asked = [one for one in asked if _word(words, one) not in (Word.CLOSED, Word.REFUSED)]
+
+
+def _is_ours(tools: Tools, decision: Decision, words: Words, done: Done) -> bool:
+    """Whether the end is decided; the instance, or its owner, may have withdrawn the mark before."""
+    if decision.reap_after is None:
+        raise ValueError(f"{decision.instance.id} was never marked")
+    caller = said_of(words, decision.instance.id, decision.reap_after).caller
+    exchange = Exchange(tools.store, caller, decision.reap_after)
+    try:
+        winner = exchange.claim(Winner.END, decision.reason, tools.clock())
+    except (CloudError, DeadlineError) as error:
+        done.failures.append(Failure(decision.instance.id, "decide", str(error)))
+        return False
+    return winner is Winner.END
+
+
+def _word(words: Words, decision: Decision) -> Word | None:
+    return said_of(words, decision.instance.id, decision.reap_after).word if decision.reap_after else None
 
 
 def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: datetime, done: Done) -> None:
@@ -129,7 +176,9 @@ class _Batch:
         ids = [decision.instance.id for decision in recorded]
         failures = bisect(ids, "detach", self._detach) if self.group is not None else []
         detached = _without(ids, failures)
-        refused = self._without_ended(bisect(detached, self.verdict.lower(), self._act))
+        opened = self._opened(one for one in recorded if one.instance.id in set(detached))
+        detached = _without(detached, opened)
+        refused = opened + self._without_ended(bisect(detached, self.verdict.lower(), self._act))
         if self.group is not None and not self.replaced:
             # A machine that will not go belongs back into its group, which would shrink for nothing. An unfit
             # one does not: another starts in its place, and the next sweep finds it without a group.
@@ -141,6 +190,21 @@ class _Batch:
             Ended(one, self.group, ledger.key_of(one)) for one in recorded if one.instance.id in gone
         ]
         _record_outcomes(self.tools, recorded, failures, gone, done)
+
+    def _opened(self, decisions: Iterable[Decision]) -> list[Failure]:
+        """Instances that no longer say that they are closed: the last look before there is no way back."""
+        closing = [one for one in decisions if is_asked(self.tools.policy, one.instance)]
+        if not closing:
+            return []
+        try:
+            words = handshake.heard(self.tools.store)
+        except (CloudError, DeadlineError) as error:
+            return [Failure(one.instance.id, "hear", str(error)) for one in closing]
+        return [
+            Failure(one.instance.id, "hear", "in use again at the last moment")
+            for one in closing
+            if not is_closed(words, one)
+        ]
 
     def _without_ended(self, refused: list[Failure]) -> list[Failure]:
         """Only the machines that did not go: a cloud may answer with an error after it did what was asked."""

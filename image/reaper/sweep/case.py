@@ -1,11 +1,12 @@
 """One machine and all that is known of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from image.reaper.handshake import Words
+from image.reaper.marks import mark_of
 from image.reaper.model import Activity, Decision, Group, Instance, Verdict
 from image.reaper.policy import Policy, PoolPolicy, unit_price
-from image.reaper.sweep.marks import mark_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Case:
         pool: of the machine's pool.
         idle_after: idle time from which it counts as forgotten.
         grace: time between mark and action.
+        words: what the instances said for their marks.
     """
 
     now: datetime
@@ -31,6 +33,7 @@ class Case:
     pool: PoolPolicy
     idle_after: timedelta
     grace: timedelta
+    words: Words = field(default_factory=dict)
 
     @property
     def idle_s(self) -> float | None:

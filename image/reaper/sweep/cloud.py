@@ -127,8 +127,8 @@ def module(cloud: str) -> ModuleType:
     """The module that connects to a cloud.
 
     It has ``connect(policy, calls, environ, made=None) -> Cloud``,
-    ``machines(region, calls, stack="") -> Machines``, ``account_id(region, calls)`` of the credentials, and
-    ``bucket_client(region)``, an S3 client of boto3.
+    ``machines(region, calls, stack="") -> Machines``, ``account_id(region, calls)`` of the credentials,
+    ``bucket_client(region)``, an S3 client of boto3, and ``store(region, calls, uri) -> Store``.
 
     Args:
         cloud: one of ``CLOUDS``.

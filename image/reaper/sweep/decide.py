@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from image.reaper.handshake import Word, Words, said_of
+from image.reaper.marks import is_marked
 from image.reaper.model import ENDS, Activity, Decision, Fleet, Group, Instance, Plan, Verdict
 from image.reaper.policy import Policy
 from image.reaper.sweep.assess import assess
 from image.reaper.sweep.case import Case
-from image.reaper.sweep.marks import is_marked
 from image.reaper.sweep.requests import past_lifetime, requested_terms, usual_terms
 
 # Below this many the breaker is no help: one idle machine of one is "all of them".
@@ -37,6 +38,7 @@ class Situation:
         policy: of the stack.
         scale_in: pools whose load asks for a machine less.
         override_breaker: a person looked, and the many idle machines are idle.
+        words: what the instances said for their marks.
         replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
     """
 
@@ -46,6 +48,7 @@ class Situation:
     policy: Policy
     scale_in: frozenset[str] = frozenset()
     override_breaker: bool = False
+    words: Words = field(default_factory=dict)
     replaced: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -60,7 +63,7 @@ def decide(situation: Situation) -> Plan:
     if not situation.override_breaker and _breaker(fleet, plan):
         return Plan(tuple(_held_by_breaker(decision) for decision in plan.decisions), breaker=True)
     bounded = _few_replaced(situation.replaced, plan.decisions)
-    return Plan(_capped(fleet, policy, bounded))
+    return Plan(_capped(situation, bounded))
 
 
 def _alone(situation: Situation, instance: Instance, *, requested: bool = False) -> Decision:
@@ -81,6 +84,7 @@ def _alone(situation: Situation, instance: Instance, *, requested: bool = False)
             pool=pool,
             idle_after=terms.idle_after,
             grace=terms.grace,
+            words=situation.words,
         )
     )
     if not old:
@@ -203,17 +207,35 @@ def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) ->
     )
 
 
-def _capped(fleet: Fleet, policy: Policy, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
-    """Trim the ends of this sweep to what is allowed; a stopped machine counts like a running one."""
+def _capped(situation: Situation, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """Trim the ends of this sweep to what is allowed; a stopped machine counts like a running one.
+
+    What is closed already comes first: it waits behind a shut door.
+    """
     decisions = tuple(decisions)
-    limit = action_limit(policy, len(fleet.instances))
-    due = sorted((one for one in decisions if one.verdict in ENDS), key=_oldest_first)
+    limit = action_limit(situation.policy, len(situation.fleet.instances))
+    due = sorted(
+        (one for one in decisions if one.verdict in ENDS),
+        key=lambda one: (not is_closed(situation.words, one), *_oldest_first(one)),
+    )
     late = {one.instance.id for one in due[limit:]}
     told = f"; this sweep ends {limit} at most"
     return tuple(
         replace(one, verdict=Verdict.WAIT, reason=one.reason + told) if one.instance.id in late else one
         for one in decisions
     )
+
+
+def is_closed(words: Words, decision: Decision) -> bool:
+    """Whether the instance says for this very mark that its door is shut and nothing runs there."""
+    if decision.reap_after is None:
+        return False
+    return said_of(words, decision.instance.id, decision.reap_after).word is Word.CLOSED
+
+
+def is_asked(policy: Policy, instance: Instance) -> bool:
+    """Whether an instance has to answer before it is stopped or terminated: whoever runs can, and must."""
+    return instance.state == "running" and policy.pools[instance.pool].require_acknowledgement
 
 
 def action_limit(policy: Policy, machines: int) -> int:

@@ -11,9 +11,9 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+from image.reaper.marks import hold_of
 from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, Instance
 from image.reaper.policy import Policy
-from image.reaper.sweep.marks import hold_of
 from image.reaper.times import format_time, parse_time
 
 # A month of one GiB (aws.amazon.com/ebs/pricing) and of one public IPv4 address of 0.005 an hour

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from image.reaper.model import Decision, Verdict
+from image.reaper.handshake import Word, said_of
+from image.reaper.marks import Mark, mark_of
+from image.reaper.model import TAG_WITHDRAWN, Decision, Verdict
 from image.reaper.sweep.case import Case
-from image.reaper.sweep.marks import Mark, mark_of
 from image.reaper.sweep.requests import IDLE_ON_REQUEST
 from image.reaper.times import format_span, format_time, is_quiet
 
@@ -106,25 +107,30 @@ def _end(case: Case, mark: Mark, why: str) -> Decision:
         reason = f"{why}, but a stop would lose its data or is refused by the cloud; the pool says stop"
         return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
     verdict = Verdict.STOP if case.pool.action == "stop" else Verdict.TERMINATE
-    return _unsaved(case, mark, why) or _marked(case, mark, why, verdict)
+    return _unanswered(case, mark, why) or _marked(case, mark, why, verdict)
 
 
 def _replace(case: Case, mark: Mark, why: str) -> Decision:
     """Terminate, whatever the pool does with an idle instance: a stopped one would come back as it was."""
-    return _unsaved(case, mark, why) or _marked(case, mark, why, Verdict.TERMINATE)
+    return _unanswered(case, mark, why) or _marked(case, mark, why, Verdict.TERMINATE)
 
 
 def _marked(case: Case, mark: Mark, why: str, verdict: Verdict) -> Decision:
     return case.decide(verdict, f"{why}, marked to go after {format_time(mark.reap_after)}")
 
 
-def _unsaved(case: Case, mark: Mark, why: str) -> Decision | None:
-    """Wait for the agent's word that what people keep is saved, where the policy asks for it."""
-    acknowledged = case.activity.acknowledged if case.activity else None
-    if not case.pool.require_acknowledgement or acknowledged == mark.reap_after.timestamp():
+def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
+    """Wait for the instance's own word for this mark: that all is saved, and that nothing runs there."""
+    if not case.pool.require_acknowledgement:
         return None
-    return case.decide(
-        Verdict.WAIT,
-        f"{why}; its agent has not yet said that /scratch/keep is saved",
-        alert=case.now > mark.reap_after + timedelta(hours=1),
-    )
+    word = said_of(case.words, case.instance.id, mark.reap_after).word
+    fenced = case.instance.tags.get(TAG_WITHDRAWN) == format_time(mark.reap_after)
+    if fenced or word is Word.REFUSED:
+        return case.decide(Verdict.UNMARK, f"{why}, but its agent refuses: in use, or kept")
+    if word is None:
+        return case.decide(
+            Verdict.WAIT,
+            f"{why}; its agent has not said that all is saved and nothing runs there",
+            alert=case.now > mark.reap_after + timedelta(hours=1),
+        )
+    return None

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from image.reaper.calls import Failure, batches
-from image.reaper.metrics import HEARTBEAT, METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.marks import is_marked
+from image.reaper.metrics import HEARTBEAT, METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Activity, Instance
 from image.reaper.policy import Policy
 from image.reaper.sweep.activity import (
@@ -19,10 +20,8 @@ from image.reaper.sweep.activity import (
     summarise,
     window_start,
 )
-from image.reaper.sweep.assess import OLDEST_HEARTBEAT
 from image.reaper.sweep.cloud import Heartbeats
-from image.reaper.sweep.heartbeats import Answer, Query, Span
-from image.reaper.sweep.marks import is_marked
+from image.reaper.sweep.heartbeats import Query, Span
 from image.reaper.sweep.requests import shortest_idle_time
 
 
@@ -81,19 +80,13 @@ def look_closely(
         return {}, []
     span = Span(window_start(now, FINE_WINDOW, FINE_PERIOD_S), now + LOOK_AHEAD)
     idle = {one.id: Query(one.id, METRIC_SECONDS_SINCE_ACTIVITY, FINE_PERIOD_S) for one in instances}
-    saved = {
-        one.id: Query(one.id, METRIC_ACKNOWLEDGED, FINE_PERIOD_S)
-        for one in instances
-        if is_marked(one) and policy.pools[one.pool].require_acknowledgement
-    }
-    answers, failures = heartbeats.read([*idle.values(), *saved.values()], span)
+    answers, failures = heartbeats.read(list(idle.values()), span)
     found = {}
     for one in instances:
         window = min(FINE_WINDOW, timedelta(hours=policy.pools[one.pool].idle_after_hours))
         answer = answers[idle[one.id]]
         fine = summarise(answer.points, now, window, FINE_PERIOD_S, complete=answer.complete)
-        acknowledged = _acknowledged(answers[saved[one.id]], now) if one.id in saved else None
-        found[one.id] = combine(coarse[one.id], fine, acknowledged)
+        found[one.id] = combine(coarse[one.id], fine)
     return found, failures
 
 
@@ -137,9 +130,3 @@ def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[
         window = timedelta(hours=policy.pools[one.pool].idle_after_hours)
         grouped[coarse_period_s(window)].append(one)
     return dict(sorted(grouped.items()))
-
-
-def _acknowledged(answer: Answer, now: datetime) -> float | None:
-    """What the agent says now; what it once said of what was kept then is no word on what is kept now."""
-    current = [point for point in answer.points if point[0] >= now - OLDEST_HEARTBEAT]
-    return max(current)[1] if answer.complete and current else None

@@ -1,22 +1,24 @@
 """One sweep over the managed machines of a stack: look, decide, check again, act, report."""
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
+from image.reaper.handshake import Words, heard
+from image.reaper.marks import is_marked, mark_of
 from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Instance, Plan
 from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep import watch as watching
 from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.decide import Situation, decide
+from image.reaper.sweep.decide import Situation, decide, is_asked, is_closed
 from image.reaper.sweep.lease import Lease, remembered
 from image.reaper.sweep.leftovers import Finding
-from image.reaper.sweep.marks import is_marked, mark_of
 from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
 from image.reaper.sweep.observe import look_closely, observe
 from image.reaper.sweep.results import Done, Result
@@ -38,6 +40,7 @@ class Options:
         check_clock: refuse to act when this machine's clock and the cloud's differ.
         override_breaker: a person looked, and the many idle machines are idle.
         leftovers: a dry run looks for leftovers too; a sweep that acts does so every few hours.
+        wait: waits some seconds.
     """
 
     clock: Callable[[], datetime]
@@ -46,6 +49,7 @@ class Options:
     check_clock: bool = True
     override_breaker: bool = False
     leftovers: bool = True
+    wait: Callable[[float], None] = time.sleep
 
 
 def sweep(cloud: Cloud, policy: Policy, options: Options) -> Result:
@@ -62,7 +66,7 @@ def sweep(cloud: Cloud, policy: Policy, options: Options) -> Result:
         raise ConfigurationError("a sweep that acts needs GPU_FLEET_LEDGER_URI and GPU_FLEET_TOPIC_ARN")
     lease = Lease(cloud.store, options.holder, options.clock)
     lease.acquire()
-    tools = carry_out.Tools(cloud.machines, cloud.notifier, cloud.store, policy, options.clock)
+    tools = carry_out.Tools(cloud.machines, cloud.notifier, cloud.store, policy, options.clock, options.wait)
     running = _Sweep(cloud, policy, options)
     try:
         watch = watching.load(cloud.store, options.clock()) if policy.watch_days else None
@@ -81,6 +85,18 @@ def _release(lease: Lease, done: Done) -> None:
         lease.release()
     except (CloudError, DeadlineError) as error:
         done.failures.append(Failure("*", "release the lease", str(error)))
+
+
+def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
+    """Those of the chosen on which the verdict is the same by now."""
+    before = {one.instance.id: one.verdict for one in chosen}
+    return [
+        one for one in decide(situation).with_verdict(*ENDS) if before.get(one.instance.id) is one.verdict
+    ]
+
+
+def _must_yet_close(situation: Situation, decision: Decision) -> bool:
+    return is_asked(situation.policy, decision.instance) and not is_closed(situation.words, decision)
 
 
 class _Sweep:
@@ -182,7 +198,22 @@ class _Sweep:
         now = self._options.clock()
         activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
         self.done.failures += failures
-        return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker)
+        words = self._heard(fleet, now)
+        return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker, words)
+
+    def _heard(self, fleet: Fleet, now: datetime) -> Words:
+        """What the instances say for their marks, where any mark is due; without an answer nothing."""
+        asked = [
+            one for one in fleet.instances if one.pool in self._policy.pools and is_asked(self._policy, one)
+        ]
+        due = any((mark := mark_of(one)) and mark.reap_after <= now for one in asked)
+        if not due or self._cloud.store is None:
+            return {}
+        try:
+            return heard(self._cloud.store)
+        except CloudError as error:
+            self.done.failures.append(Failure("*", "hear instances", str(error)))
+            return {}
 
     def _with_lock(self, instance: Instance) -> Instance:
         """The instance with its lock, which is asked for where its grace is over; not known counts as locked.
@@ -246,26 +277,35 @@ class _Sweep:
             )
 
     def _end(self, tools: carry_out.Tools, lease: Lease, situation: Situation, plan: Plan) -> None:
-        """Look at the chosen once more, make sure of the lease, and end those that are still forgotten."""
+        """Look at the chosen once more, let them shut their doors, look again, end those still forgotten."""
         chosen = plan.with_verdict(*ENDS)
         if plan.breaker or not chosen:
             return
         try:
             again = self._look_again(situation, chosen)
-            ids = {one.instance.id: one.verdict for one in chosen}
-            still = [
-                one for one in decide(again).with_verdict(*ENDS) if ids.get(one.instance.id) is one.verdict
-            ]
+            still = _still(again, chosen)
+            lease.renew()
+            open_ones = [one for one in still if _must_yet_close(again, one)]
+            if open_ones:
+                carry_out.close(tools, open_ones, again.words, self.done)
+                again = self._look_again(again, still)
+                still = _still(again, still)
+                lease.renew()
+            still = [one for one in still if not _must_yet_close(again, one)]
             # before they are ended: a sweep that is cut off has counted too many, never too few
             lease.memory.note_replaced(still, again.now)
-            lease.renew()
         except (CloudError, DeadlineError, LeaseError) as error:
             self.done.failures += [Failure(one.instance.id, "check again", str(error)) for one in chosen]
             return
         carry_out.end(tools, still, again.fleet, again.now, self.done)
 
-    def _look_again(self, situation: Situation, chosen: tuple[Decision, ...]) -> Situation:
-        """The situation with everything about the chosen machines read anew."""
+    def _look_again(self, situation: Situation, chosen: Sequence[Decision]) -> Situation:
+        """The situation with everything about the chosen machines read anew.
+
+        Their words first, their tags after: `keep` sets its tag first and decides after, so that whoever of
+        the two is later sees what the other did.
+        """
+        words = self._heard(situation.fleet, situation.now)
         ids = [one.instance.id for one in chosen]
         groups = {group.name for key in ids if (group := situation.fleet.group_of(key))}
         fresh = self._cloud.machines.again(ids, sorted(groups))
@@ -278,7 +318,8 @@ class _Sweep:
         others = tuple(one for one in situation.fleet.instances if one.id not in ids)
         old_groups = tuple(group for group in situation.fleet.groups if group.name not in groups)
         fleet = Fleet(others + fresh.instances, old_groups + fresh.groups)
-        return replace(situation, now=now, fleet=fleet, activity={**situation.activity, **activity})
+        activity = {**situation.activity, **activity}
+        return replace(situation, now=now, fleet=fleet, activity=activity, words=words)
 
     def _alert(self, notifier: Notifier, lease: Lease, plan: Plan, now: datetime) -> None:
         """Tell the operators once a day of each machine that somebody should look at."""

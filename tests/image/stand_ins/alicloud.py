@@ -24,7 +24,7 @@ from image.instance import oss
 from image.reaper.alicloud import session
 from image.reaper.alicloud.connect import ACCOUNT_ID
 from image.reaper.alicloud.metrics import metric_name
-from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
 from image.reaper.times import format_time, parse_time
 from stacks.rehearsal.metadata import MetadataService, metadata_service
@@ -32,7 +32,7 @@ from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from tests.image.plain_disk import PlainDisk
 from tests.image.stand_ins import hours
-from tests.image.stand_ins.aws import saved_in
+from tests.image.stand_ins.aws import said_idle, saved_in
 from tests.image.stand_ins.ec2_metadata import LATEST, Tree
 from tests.image.stand_ins.hours import Heartbeat
 from tests.image.stand_ins.https_front import Forward, Front, RefusedError, Request, https_front
@@ -176,9 +176,9 @@ class Alicloud:
         return [Heartbeat(at, value) for at, value in self._published(METRIC_SECONDS_SINCE_ACTIVITY)]
 
     def acknowledged(self) -> bool:
-        """Whether the agent has said that everything is saved for the mark."""
-        mark = parse_time(self.tags()[TAG_REAP_AFTER]).timestamp()
-        return any(value == mark for _, value in self._published(METRIC_ACKNOWLEDGED))
+        """Whether the agent has said for the mark that everything is saved and nothing runs."""
+        bucket = self.rehearsed.outputs["bucket_uris"]["records"].removeprefix("oss://")
+        return said_idle(self.s3, bucket, self.instance.id, parse_time(self.tags()[TAG_REAP_AFTER]))
 
     def _published(self, metric: str) -> list[tuple[datetime, float]]:
         return self.actions.metrics[metric_name(metric, STACK), self.instance.id]

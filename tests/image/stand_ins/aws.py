@@ -12,7 +12,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from moto.backends import get_backend
 
-from image.reaper.metrics import METRIC_ACKNOWLEDGED, METRIC_SECONDS_SINCE_ACTIVITY
+from image.reaper.handshake import PREFIX, Word, key
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
 from image.reaper.times import format_time, parse_time
 from stacks import naming
@@ -39,6 +40,7 @@ SERVICES = ("autoscaling", "ec2", "monitoring", "s3", "ssm", "sts")
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/VirtualHosting.html, "Legacy endpoints").
 S3_NAMES = (f"s3.{REGION}.amazonaws.com", "s3.amazonaws.com")
 MAC = "52:54:00:12:34:56"  # of QEMU's first network card
+MOTO_USER = "AKIAIOSFODNN7EXAMPLE"  # what moto's STS calls whoever asks
 KEYS = Keys("ASIABOOTTESTBOOTTEST", "secret-of-the-role", "token-of-the-role")
 # By these cloud-init knows EC2 before it asks anything (doc/rtd/reference/datasources/ec2, "ds-identify").
 FIRMWARE_ID = "ec2e1916-9099-7caf-fd21-012345abcdef"
@@ -100,9 +102,10 @@ class Aws:
         return [Heartbeat(datum.timestamp.replace(tzinfo=UTC), datum.value) for datum in found]
 
     def acknowledged(self) -> bool:
-        """Whether the agent has said that everything is saved for the mark."""
-        mark = parse_time(self.tags()[TAG_REAP_AFTER]).timestamp()
-        return any(datum.value == mark for datum in self._published(METRIC_ACKNOWLEDGED))
+        """Whether the agent has said for the mark that everything is saved and nothing runs."""
+        bucket = self.rehearsed.outputs["bucket_uris"]["records"].removeprefix("s3://")
+        mark = parse_time(self.tags()[TAG_REAP_AFTER])
+        return said_idle(self.clients("s3"), bucket, self.instance.id, mark)
 
     def _published(self, metric: str) -> list[Any]:
         backend: Any = get_backend("cloudwatch")[self.clients.account_id][REGION]
@@ -147,9 +150,8 @@ class Aws:
         heartbeat that continues the last one.
         """
         wrote = hours.agent_sleeps(machine)
-        for metric in (METRIC_SECONDS_SINCE_ACTIVITY, METRIC_ACKNOWLEDGED):
-            for datum in self._published(metric):
-                datum.timestamp -= passed
+        for datum in self._published(METRIC_SECONDS_SINCE_ACTIVITY):
+            datum.timestamp -= passed
         newest = self.heartbeats()[-1]
         launched = instances.pictures(self.clients, STACK)[self.instance.id]["LaunchTime"]
         instances.date_back(self.clients, self.instance.id, launched.astimezone(UTC) - passed)
@@ -189,6 +191,7 @@ def aws_account(folder: Path) -> Iterator[Aws]:
         rights = Rights(rehearsed)
         with https_front(folder / "front", hosts, _route(endpoint, rights)) as front:
             instance = _launched(clients, rehearsed)
+            rights.instance_id = instance.id
             template = clients("ec2").describe_launch_template_versions(
                 LaunchTemplateId=rehearsed.outputs["launch_template_ids"][POOL], Versions=["$Latest"]
             )["LaunchTemplateVersions"][0]["LaunchTemplateData"]
@@ -232,15 +235,26 @@ def saved_in(s3: Any, bucket: str, ending: str) -> bytes:
     return bytes(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
 
 
+def said_idle(s3: Any, bucket: str, instance_id: str, mark: datetime) -> bool:
+    """Whether an instance has answered a mark, under whatever name the cloud calls it."""
+    listed = s3.list_objects_v2(Bucket=bucket, Prefix=f"reaper/{PREFIX}/").get("Contents", [])
+    answer = key(f":{instance_id}", mark, Word.IDLE).removeprefix(f"{PREFIX}/")
+    return any(one["Key"].endswith(answer) for one in listed)
+
+
 class Rights:
     """What the instance's role may do, by the policies that the stack registered; moto reads no condition.
 
     Args:
         rehearsed: what the stack registered.
+
+    Attributes:
+        instance_id: who asks, once it is launched.
     """
 
     def __init__(self, rehearsed: Rehearsed) -> None:
         self._registered = Account(stack_files.settings_of(STACK), rehearsed)
+        self.instance_id = ""
 
     def hold(self, request: Request, service: str) -> None:
         """Judge a request as IAM would; raises ``RefusedError``."""
@@ -255,6 +269,8 @@ class Rights:
             action = request.headers.get("x-amz-target", "").rpartition(".")[2]
             namespace = json.loads(request.body).get("Namespace", "")
             return [(f"cloudwatch:{action}", "*", {"cloudwatch:namespace": namespace})]
+        if service == "sts":
+            return []  # GetCallerIdentity needs no permission
         raise RefusedError(f"{service}: nothing on an idle instance asks it for anything")
 
     def _asked_of_bucket(self, request: Request) -> list[tuple[str, str, dict[str, str]]]:
@@ -273,7 +289,7 @@ class Rights:
         action, on_key = actions[request.method]
         via = {"kms:ViaService": f"s3.{REGION}.amazonaws.com"}
         return [
-            (action, f"{bucket}{unquote(place.path)}", {}),
+            (action, f"{bucket}{unquote(place.path)}", {"aws:userid": f"{MOTO_USER}:{self.instance_id}"}),
             (on_key, self._registered.key, via),
         ]
 

@@ -1,5 +1,6 @@
 """What the tags of a machine say: the sweep's mark, and people's holds. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -68,10 +69,15 @@ def mark_of(instance: Instance) -> Mark | None:
 
 def hold_of(instance: Instance, now: datetime) -> Hold | None:
     """The hold in force, or None; one that is over holds no longer, one that is malformed does."""
-    text = instance.tags.get(TAG_KEEP_UNTIL)
+    return hold_in(instance.tags, now)
+
+
+def hold_in(tags: Mapping[str, str], now: datetime) -> Hold | None:
+    """The hold that an instance's tags say; as ``hold_of``."""
+    text = tags.get(TAG_KEEP_UNTIL)
     if text is None:
         return None
-    reason = instance.tags.get(TAG_KEEP_REASON, "no reason given")
+    reason = tags.get(TAG_KEEP_REASON, "no reason given")
     try:
         until = parse_time(text)
     except ValueError:

@@ -1,0 +1,185 @@
+"""What an agent does about the sweep's mark: one act at a time, from all that it knows. Pure.
+
+    marked -> due -> saved, nothing runs: *idle* -> the sweep decides to end: door shut, saved again, nothing
+    runs: *closed* -> the sweep stops or terminates
+
+A sign of use before the decision makes it *withdrawn*, and either way the word *refused*: the mark is over,
+and the next sweep takes it away. The words are those of ``image/reaper/handshake.py``.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from image.reaper.agent.judge import Limits, activity, unknowns
+from image.reaper.agent.sensors.reading import People, Reading
+from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Winner, Word
+
+# A marked instance may wait for days: for quiet hours to end, for its turn. What little is written to the
+# kept folder meanwhile is no sign of use, and is saved all the same.
+SAVE_AGAIN_AFTER = timedelta(minutes=5)
+SAY_AGAIN_AFTER = {Word.IDLE: IDLE_LASTS / 3, Word.CLOSED: CLOSED_LASTS / 3}
+# A sweep that decides terminates within a minute, or its successor does, ten minutes later.
+CLOSED_AT_MOST = timedelta(hours=1)
+# Five seconds apart: a timer of the system's is over by then, a job is not.
+BUSY_LOOKS = 2
+
+
+class Act(StrEnum):
+    """What an agent does next about a mark."""
+
+    NOTHING = "nothing"
+    NOTIFY = "notify who is logged in"
+    LOOK = "look at all sensors now"
+    SAVE = "save /scratch/keep"
+    SAY_IDLE = "say idle"
+    WITHDRAW = "decide for withdrawn"
+    CLOSE = "refuse log-ins and jobs"
+    SAY_CLOSED = "say closed"
+    REFUSE = "say refused"
+    OPEN = "let users in again"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one look at all sensors showed, at that moment.
+
+    Attributes:
+        signs: of use, and of what began after the mark was due, for users.
+        unknown: sensors that failed.
+    """
+
+    signs: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """What keeps the instance from being idle; empty where nothing does."""
+        return "; ".join((*self.signs, *self.unknown))
+
+
+def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = False) -> Seen:
+    """What one look shows, at once: no minute's mean hides what has only begun.
+
+    Args:
+        reading: of this moment.
+        mark: the mark's reap-after; what users did since counts, however little it is by now.
+        limits: what counts as activity.
+        unfit: the gate failed the instance: GPUs that do not answer count as nothing there.
+    """
+    since_s = (reading.at - mark).total_seconds()
+    people = reading.people or People()
+    used = (f"session: {one.kind} {one.who}" for one in people.sessions if one.unused_s < since_s)
+    began = (f"process: {one.name} ({one.pid}, {one.user})" for one in people.started if one.age_s < since_s)
+    failed = (one for one in unknowns([reading], limits) if not (unfit and one.startswith("gpu")))
+    return Seen((*activity([reading], limits), *used, *began), tuple(failed))
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How far agent and sweep are with one mark.
+
+    Attributes:
+        mark: its reap-after; None for no mark.
+        notified: who is logged in knows of it.
+        saved_at: when everything was last saved.
+        word: what was said last, and ``said_at`` when.
+        busy_looks: looks in a row that showed signs of use.
+        decision: what is decided, as far as is known.
+        closed_at: since when log-ins and jobs are refused.
+        refusing: why the decision to end will not be followed; empty while it may.
+        over: nothing more is said for this mark.
+    """
+
+    mark: datetime | None = None
+    notified: bool = False
+    saved_at: datetime | None = None
+    word: Word | None = None
+    said_at: datetime | None = None
+    busy_looks: int = 0
+    decision: Winner | None = None
+    closed_at: datetime | None = None
+    refusing: str = ""
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """All that the next act rests on.
+
+    Attributes:
+        now: the agent's time.
+        mark: the reap-after of the mark on the instance, or None.
+        hold: why its owner keeps it, or empty.
+        talk: how far this got.
+        seen: the newest look, if one was taken since the last save; its signs count in ``talk.busy_looks``.
+        save_again_after: from one save to the next.
+    """
+
+    now: datetime
+    mark: datetime | None
+    hold: str
+    talk: Talk
+    seen: Seen | None = None
+    save_again_after: timedelta = SAVE_AGAIN_AFTER
+
+
+def next_act(view: View) -> Act:
+    """The next thing to do; ``NOTHING`` until the next look."""
+    talk = view.talk
+    ending = talk.decision is Winner.END and talk.mark == view.mark
+    over = talk.over or bool(talk.refusing and _is_stale(talk, view.now))
+    if talk.closed_at is not None and (not ending or over):
+        return Act.OPEN
+    if view.mark is None or over:
+        return Act.NOTHING
+    if not talk.notified:
+        return Act.NOTIFY
+    if view.now < view.mark:
+        return Act.NOTHING
+    return _closing(view) if ending else _answering(view)
+
+
+def _is_stale(talk: Talk, now: datetime) -> bool:
+    """Whether no sweep goes by the last word any more: a refusal that could not be said is of no use then."""
+    return talk.word is not Word.CLOSED or talk.said_at is None or now > talk.said_at + 2 * CLOSED_LASTS
+
+
+def _answering(view: View) -> Act:
+    talk, seen = view.talk, view.seen
+    if talk.decision is Winner.WITHDRAWN or (view.hold and talk.word is Word.IDLE):
+        return Act.WITHDRAW
+    if view.hold:
+        return Act.NOTHING
+    if talk.saved_at is None or view.now >= talk.saved_at + view.save_again_after:
+        return Act.SAVE
+    if seen is None:
+        return Act.LOOK
+    if seen.signs and talk.word is Word.IDLE and talk.busy_looks >= BUSY_LOOKS:
+        return Act.WITHDRAW
+    return _say(view, Word.IDLE, Act.SAY_IDLE)
+
+
+def _closing(view: View) -> Act:
+    talk, seen = view.talk, view.seen
+    if talk.closed_at is None:
+        return Act.CLOSE
+    if talk.refusing or view.now >= talk.closed_at + CLOSED_AT_MOST:
+        return Act.REFUSE
+    if talk.saved_at is None or talk.saved_at < talk.closed_at:
+        return Act.SAVE
+    if seen is None:
+        return Act.LOOK
+    if seen.why and (talk.word is Word.CLOSED or talk.busy_looks >= BUSY_LOOKS):
+        return Act.REFUSE
+    return _say(view, Word.CLOSED, Act.SAY_CLOSED)
+
+
+def _say(view: View, word: Word, act: Act) -> Act:
+    """Say it only right after a look that showed nothing at all, and not too often."""
+    talk = view.talk
+    if view.seen is None or view.seen.why:
+        return Act.NOTHING
+    said = talk.word is word and talk.said_at is not None
+    fresh = said and talk.said_at is not None and view.now < talk.said_at + SAY_AGAIN_AFTER[word]
+    return Act.NOTHING if fresh else act

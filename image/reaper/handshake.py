@@ -1,0 +1,164 @@
+"""What sweep and instance say to one another before a stop or a termination, and ``gpu-fleet keep`` to both.
+
+Below ``handshake/CALLER/MARK/`` of the stack's records lie, for one mark of one instance:
+
+- ``idle``, ``closed``, ``refused``: words of its agent. *Idle*: /scratch/keep is saved, and nothing runs
+  here. *Closed*: log-ins and jobs are refused, and still nothing runs. *Refused*: this mark is over.
+- ``decision``: created once. Whoever comes first wins: the sweep with *end*, the instance with *withdrawn*.
+
+CALLER is what the cloud calls the instance's credentials: on AWS ``${aws:userid}``, ``AROA...:i-0123``, below
+which one instance alone can write; on Alibaba Cloud, which knows no such variable, ``POOL.i-0123``. MARK is
+the mark's reap-after: no word counts for another mark. How old a word is the store says, so that a wrong
+clock of an instance makes nothing fresh. Nobody deletes these objects; the bucket does, two days after.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from image.reaper.calls import DENIED
+from image.reaper.errors import CloudError
+from image.reaper.store import Listed, Store
+from image.reaper.times import format_time
+
+PREFIX = "handshake"
+DECISION = "decision"
+# The agent says each again while it holds: ``agent/answers.py``.
+IDLE_LASTS = timedelta(minutes=3)
+CLOSED_LASTS = timedelta(minutes=1)
+
+
+class Word(StrEnum):
+    """What an instance says for a mark."""
+
+    IDLE = "idle"
+    CLOSED = "closed"
+    REFUSED = "refused"
+
+
+class Winner(StrEnum):
+    """What was decided for a mark."""
+
+    END = "end"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one instance said for one mark.
+
+    Attributes:
+        caller: under which name; empty where two names claim to be the instance, so that none is believed.
+        ages: word -> since when it was last said.
+        decided: somebody has decided.
+    """
+
+    caller: str
+    ages: Mapping[Word, timedelta] = field(default_factory=dict)
+    decided: bool = False
+
+    @property
+    def word(self) -> Word | None:
+        """The one that counts now; None where it said nothing, or nothing lately."""
+        if not self.caller:
+            return None
+        if Word.REFUSED in self.ages:
+            return Word.REFUSED
+        if self.ages.get(Word.CLOSED, timedelta.max) <= CLOSED_LASTS:
+            return Word.CLOSED
+        return Word.IDLE if self.ages.get(Word.IDLE, timedelta.max) <= IDLE_LASTS else None
+
+
+NOTHING_SAID = Said("")
+# (instance id, mark) -> what was said.
+Words = Mapping[tuple[str, str], Said]
+
+
+def mark_name(reap_after: datetime) -> str:
+    """How a mark is called: ``20261121T120000Z``."""
+    return f"{reap_after:%Y%m%dT%H%M%SZ}"
+
+
+def key(caller: str, reap_after: datetime, name: str) -> str:
+    """Where a word or the decision lies."""
+    return f"{PREFIX}/{caller}/{mark_name(reap_after)}/{name}.json"
+
+
+def words(listed: Iterable[Listed]) -> Words:
+    """What a listing below ``PREFIX`` tells; names that are none of these are passed over."""
+    found: dict[tuple[str, str], Said] = {}
+    for one in listed:
+        match one.key.removesuffix(".json").split("/"):
+            case [_, caller, mark, name] if name == DECISION or name in set(Word):
+                instance_id = re.split("[:.]", caller)[-1]
+                said = found.get((instance_id, mark), Said(caller))
+                ages = said.ages if name == DECISION else {**said.ages, Word(name): one.age}
+                known = caller if said.caller == caller else ""
+                found[instance_id, mark] = Said(known, ages, said.decided or name == DECISION)
+    return found
+
+
+def heard(store: Store) -> Words:
+    """What the instances said. Raises CloudError."""
+    return words(store.listed(f"{PREFIX}/"))
+
+
+def said_of(found: Words, instance_id: str, reap_after: datetime) -> Said:
+    """What one instance said for one mark."""
+    return found.get((instance_id, mark_name(reap_after)), NOTHING_SAID)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one instance and the sweep write for one mark. Every method raises CloudError.
+
+    Attributes:
+        store: of the stack's records.
+        caller: the instance's name there.
+        mark: the mark's reap-after.
+    """
+
+    store: Store
+    caller: str
+    mark: datetime
+
+    def say(self, word: Word, **more: Any) -> None:
+        """Say a word, once more if it was said before."""
+        self.store.put(key(self.caller, self.mark, word), {"schema_version": 1, **more})
+
+    def claim(self, wanted: Winner, reason: str, now: datetime) -> Winner:
+        """Decide, unless it is decided already.
+
+        Returns:
+            What is decided: who claims twice, say after an answer that was lost, is told the same.
+        """
+        content = {"schema_version": 1, "winner": wanted, "reason": reason, "at": format_time(now)}
+        if self.store.create(self._decision_key, content) is not None:
+            return wanted
+        decided = self.decision()
+        if decided is None:
+            raise CloudError(f"{self._decision_key}: refused, and not there")
+        return decided
+
+    def decision(self) -> Winner | None:
+        """What is decided, or None."""
+        try:
+            there = self.store.newest(self._decision_key) is not None
+        except CloudError as error:
+            if error.code not in DENIED:
+                raise
+            return None  # what S3 says of an object that is not there, to an instance, which may not list
+        found = self.store.get(self._decision_key) if there else None
+        if found is None:
+            return None
+        try:
+            return Winner(found.content.get("winner", ""))
+        except ValueError as error:
+            raise CloudError(f"{self._decision_key}: no decision: {found.content!r}", "Malformed") from error
+
+    @property
+    def _decision_key(self) -> str:
+        return key(self.caller, self.mark, DECISION)

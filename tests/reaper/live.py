@@ -1,0 +1,526 @@
+"""Instances with real agents, on one clock of the tests, and the sweep's own handler beside them.
+
+Real are the agent's loop and its second thread's work (called instead of waited for), handler, sweep, bucket
+and EC2 (moto). Made up are time, what the sensors read, and the metric store: moto looks at every point for
+every period. ``Truth`` knows what ran when; nothing of it reaches the product but through the sensors.
+"""
+
+# ruff: noqa: N803 - the argument names are boto3's
+
+import bisect
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto import mock_aws
+from moto.backends import get_backend
+
+from image.instance.instance_file import InstanceFile
+from image.reaper.agent.command import fresh_look
+from image.reaper.agent.going import CLOSED_FASTER, Going, Senses, Target, answers
+from image.reaper.agent.judge import Limits, Memory
+from image.reaper.agent.loop import Agent
+from image.reaper.agent.publish import heartbeat
+from image.reaper.agent.sensors.counters import OwnUse
+from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
+from image.reaper.aws import agent as aws_agent
+from image.reaper.aws import session as aws_session
+from image.reaper.errors import CloudError
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
+from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_REAP_AFTER, TAG_STACK, TAG_WITHDRAWN
+from image.reaper.people import keep
+from image.reaper.sweep import handler
+from image.reaper.sweep.environment import connect
+from tests.reaper.moto_fleet import policy_json, pool_policy
+
+REGION, STACK, ACCOUNT = "us-east-1", "test", "123456789012"
+RECORDS, DATA = f"gpu-fleet-test-records-{ACCOUNT}", "gpu-fleet-test-data"
+TICK = timedelta(seconds=5)
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+IDLE_HOURS = 3  # of heartbeats from before the test
+POOL = {
+    "idle_after_hours": 1,
+    "grace_minutes": 10,
+    "min_uptime_minutes": 5,
+    "max_lifetime_hours": None,
+    "require_acknowledgement": True,
+}
+TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
+
+
+def refusal(code: str, operation: str) -> ClientError:
+    """The cloud says no."""
+    return ClientError({"Error": {"Code": code, "Message": "so the test wants it"}}, operation)
+
+
+@dataclass
+class Truth:
+    """What happened on one instance.
+
+    Attributes:
+        jobs: when each began; none ends.
+        typed_at: input at a terminal.
+        refused: what a shut door kept out.
+        ended_at: when it was stopped or terminated.
+    """
+
+    jobs: list[datetime] = field(default_factory=list)
+    typed_at: list[datetime] = field(default_factory=list)
+    refused: list[datetime] = field(default_factory=list)
+    ended_at: datetime | None = None
+
+    @property
+    def killed(self) -> bool:
+        """Whether it was ended with a job on it."""
+        return self.ended_at is not None and any(began <= self.ended_at for began in self.jobs)
+
+
+class Clock:
+    """The agents' clock: the world's, perhaps wrong by some minutes."""
+
+    speed, is_real = 1.0, False
+
+    def __init__(self, live: "Live", skew: timedelta = timedelta(0)) -> None:
+        self._live, self._skew = live, skew
+        self.start = self.now()
+
+    def now(self) -> datetime:
+        """The time."""
+        return self._live.now + self._skew
+
+    def wait_until(self, moment: datetime) -> None:
+        """The world's clock goes on by itself."""
+
+
+class Metrics:
+    """CloudWatch as far as agents and sweeps use it."""
+
+    def __init__(self, live: "Live") -> None:
+        self._live = live
+        self.points: dict[str, tuple[list[datetime], list[float]]] = defaultdict(lambda: ([], []))
+        self.own: dict[str, float] = defaultdict(float)
+
+    def add(self, instance_id: str, at: datetime, value: float) -> None:
+        """One heartbeat."""
+        times, values = self.points[instance_id]
+        times.append(at)
+        values.append(value)
+
+    def put_metric_data(self, Namespace: str, MetricData: list[dict[str, Any]]) -> dict[str, Any]:
+        """Keep heartbeats by their time of receipt, and sum up what the sweep says of itself."""
+        assert Namespace == namespace(STACK)
+        for one in MetricData:
+            dimensions = one.get("Dimensions", [])
+            if one["MetricName"] == METRIC_SECONDS_SINCE_ACTIVITY:
+                self.add(dimensions[0]["Value"], self._live.now, one["Value"])
+            elif not dimensions:
+                self.own[one["MetricName"]] += one["Value"]
+        return self._answer({})
+
+    def get_metric_data(self, MetricDataQueries: list[dict[str, Any]], **span: Any) -> dict[str, Any]:
+        """The smallest value of each period."""
+        self._live.before("GetMetricData")
+        results = [self._result(query, span["StartTime"], span["EndTime"]) for query in MetricDataQueries]
+        return self._answer({"MetricDataResults": results})
+
+    def _result(self, query: dict[str, Any], start: datetime, end: datetime) -> dict[str, Any]:
+        stat = query["MetricStat"]
+        times, values = self.points[stat["Metric"]["Dimensions"][0]["Value"]]
+        minima: dict[int, float] = {}
+        for index in range(bisect.bisect_left(times, start), bisect.bisect_left(times, end)):
+            slot = int(times[index].timestamp() // stat["Period"])
+            minima[slot] = min(values[index], minima.get(slot, values[index]))
+        found = sorted(minima.items(), reverse=True)
+        return {
+            "Id": query["Id"],
+            "Timestamps": [datetime.fromtimestamp(slot * stat["Period"], UTC) for slot, _ in found],
+            "Values": [value for _, value in found],
+            "StatusCode": "Complete",
+        }
+
+    def describe_alarms(self, **_: Any) -> dict[str, Any]:
+        """None fires."""
+        return self._answer({"MetricAlarms": []})
+
+    def _answer(self, content: dict[str, Any]) -> dict[str, Any]:
+        date = format_datetime(self._live.now.replace(microsecond=0), usegmt=True)
+        return content | {"ResponseMetadata": {"HTTPHeaders": {"date": date}, "RetryAttempts": 0}}
+
+
+class Instance:
+    """One instance: its agent, and what really happens on it.
+
+    Args:
+        live: the world.
+        instance_id: its id.
+        folder: for its files.
+        skew: how far its clock is ahead.
+    """
+
+    def __init__(self, live: "Live", instance_id: str, folder: Path, skew: timedelta) -> None:
+        self.id, self.truth = instance_id, Truth()
+        self._live, self._folder, self._skew = live, folder, skew
+        (folder / "keep").mkdir(parents=True)
+        (folder / "keep/notes.txt").write_text("mine")
+        self.messages: list[str] = []
+        self.alive = True
+        self.idle_since = live.now - timedelta(hours=IDLE_HOURS)
+        self.start_agent(self.idle_since)
+
+    def start_agent(self, last_active_at: datetime) -> None:
+        """As its service manager starts it: nothing is left in memory."""
+        self.alive = True
+        clock: Any = Clock(self._live, self._skew)
+        self.clock = clock
+        self.loop = Agent(clock, self, self._report, Memory(last_active_at + self._skew))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GPU_FLEET_RUN_DIR", str(self._folder / "run"))
+            (self._folder / "run").mkdir(exist_ok=True)
+            senses = Senses(list, OwnUse(), fresh_look(self, clock, Limits))  # type: ignore[arg-type]
+            cloud = self._live.agent_cloud(self)
+            made = answers(cloud, Target(self._live.machine, self.id), self._folder / "keep", senses)
+        made = replace(made, notify=self.messages.append)
+        notices = cloud.notices(self._live.metadata_of(self), self.id, clock.now)
+        self.going = Going(notices, made, clock.now)
+
+    @property
+    def door_is_shut(self) -> bool:
+        """Whether log-ins and jobs are refused."""
+        return (self._folder / "run/closed").exists() and (self._folder / "nologin").exists()
+
+    def begin_job(self, *, past_the_door: bool = False) -> None:
+        """A user starts a job; a shut door refuses it, but for a terminal that was open before."""
+        if self.truth.ended_at is not None:
+            return
+        if self.door_is_shut and not past_the_door:
+            self.truth.refused.append(self._live.now)
+            return
+        self.truth.jobs.append(self._live.now)
+
+    def log_in(self) -> None:
+        """A user types something."""
+        if self.door_is_shut:
+            self.truth.refused.append(self._live.now)
+        else:
+            self.truth.typed_at.append(self._live.now)
+
+    def tick(self) -> None:
+        """Five seconds of the agent's life."""
+        if not self.alive or self.truth.ended_at is not None:
+            return
+        self.loop.run(self.clock.now())
+        with contextlib.suppress(CloudError, OSError):  # as its thread does: it tries again
+            self.going.look()
+
+    def look(self, now: datetime) -> Reading:
+        """What the sensors read at this moment."""
+        return self.sample(now, everything=True)
+
+    def sample(self, now: datetime, *, everything: bool) -> Reading:
+        """What the sensors read: a job takes a core, and its process is there from its first moment."""
+        truth, at = self.truth, self._live.now
+        share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0)
+        people = People(
+            sessions=tuple(Session("terminal", "ada on pts/0", _since(at, one)) for one in truth.typed_at),
+            started=tuple(Started(1, "python", "ada", _since(at, one)) for one in truth.jobs),
+        )
+        return Reading(now, Rates(cpu_cores=share), (), people if everything else None)
+
+    def _report(self, judgement: Any) -> None:
+        self._live.publish(list(heartbeat(judgement, self.id, "dev")))
+
+
+def _since(now: datetime, moment: datetime) -> float:
+    return (now - moment).total_seconds()
+
+
+class Live:
+    """The world: one stack on AWS.
+
+    Attributes:
+        now: the time.
+        instances: by id.
+        metrics: of agents and sweeps.
+        calls: operations of the sweep, in order.
+        seconds_per_call: of the sweep.
+    """
+
+    cloud = "aws"
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.now = datetime.now(UTC).replace(microsecond=0, second=0)
+        self.instances: dict[str, Instance] = {}
+        self.metrics = Metrics(self)
+        self.calls: list[str] = []
+        self.seconds_per_call = 0.2
+        self.written: dict[str, datetime] = {}
+        self._folder, self._patch = folder, patch
+        self._surprises: list[tuple[str, int, Callable[[], object]]] = []
+        self._later: list[tuple[datetime | Callable[[], bool], Callable[[], object]]] = []
+        self._closed: set[str] = set()
+        self._agents_act = False
+        self._left = timedelta(0)
+        self.machine = InstanceFile(
+            cloud=self.cloud,
+            region=REGION,
+            stack=STACK,
+            pool="dev",
+            data_uri=f"s3://{DATA}",
+            metric_namespace=namespace(STACK),
+            lifecycle_hook="gpu-fleet-drain",
+            home_file_system="",
+            idle_after_hours=1.0,
+            grace_minutes=10.0,
+            expected={},
+            records_uri=f"s3://{RECORDS}/reaper",
+        )
+        self._set_up()
+        for module in (handler, keep):
+            patch.setattr(module, "datetime", self._datetime())
+        patch.setattr(handler, "Options", partial(handler.Options, wait=self.pass_seconds))
+        self.policy()
+
+    # the cloud
+
+    def _set_up(self) -> None:
+        self._patch.setattr(boto3, "DEFAULT_SESSION", None)
+        boto3.setup_default_session(region_name=REGION)
+        aws_session._session.cache_clear()
+        for session in (boto3.DEFAULT_SESSION, aws_session._session()):
+            session.events.register("before-call", self._before_call)
+            session.events.register("after-call", self._after_call)
+        made = aws_session.clients(REGION)
+        self.s3, self.ec2 = made.s3, made.ec2
+        for bucket in (RECORDS, DATA):
+            self.s3.create_bucket(Bucket=bucket)
+        self._patch.setenv("GPU_FLEET_LEDGER_URI", f"s3://{RECORDS}/reaper")
+        self._patch.setenv("GPU_FLEET_TOPIC_ARN", made.sns.create_topic(Name="alarms")["TopicArn"])
+        self._patch.setattr(handler, "connect", partial(connect, made=replace(made, cloudwatch=self.metrics)))
+        self.calls.clear()
+
+    def policy(self, **pool: Any) -> None:
+        """What the function's archive carries."""
+        file = self._folder / "policy.json"
+        file.write_text(json.dumps(policy_json(cloud=self.cloud, pools={"dev": pool_policy(**POOL | pool)})))
+        self._patch.setenv("GPU_FLEET_POLICY_FILE", str(file))
+
+    def start(self, count: int = 1, *, skew: timedelta = timedelta(0), group: str = "") -> list[Instance]:
+        """Instances that nobody has used for hours, in no group or in a new one."""
+        ids = self._launch_group(group, count) if group else self._launch(count)
+        made = [Instance(self, one, self._folder / one, skew) for one in ids]
+        for one in made:
+            self.instances[one.id] = one
+            for minute in range(IDLE_HOURS * 60):
+                at = one.idle_since + timedelta(minutes=minute)
+                self.metrics.add(one.id, at, minute * 60.0)
+        return made
+
+    def _launch(self, count: int) -> list[str]:
+        wire = [{"Key": key, "Value": value} for key, value in TAGS.items()]
+        started = self.ec2.run_instances(
+            ImageId="ami-12c6146b",
+            InstanceType="g5.xlarge",
+            MinCount=count,
+            MaxCount=count,
+            TagSpecifications=[{"ResourceType": "instance", "Tags": wire}],
+        )
+        return [one["InstanceId"] for one in started["Instances"]]
+
+    def _launch_group(self, name: str, count: int) -> list[str]:
+        template = {"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"}
+        self.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template)
+        scaling = boto3.client("autoscaling", REGION)
+        scaling.create_auto_scaling_group(
+            AutoScalingGroupName=name,
+            MinSize=0,
+            MaxSize=count,
+            DesiredCapacity=count,
+            LaunchTemplate={"LaunchTemplateName": name},
+            AvailabilityZones=[f"{REGION}a"],
+            Tags=[{"Key": key, "Value": value, "PropagateAtLaunch": True} for key, value in TAGS.items()],
+        )
+        found = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
+        return [one["InstanceId"] for one in found["Instances"]]
+
+    def agent_cloud(self, instance: Instance) -> Any:
+        """The cloud as the agent of one instance talks to it."""
+        return aws_agent.AgentCloud(self.machine, self.metadata_of(instance))
+
+    def metadata_of(self, instance: Instance) -> Any:
+        """The metadata service of one instance, which shows its tags."""
+        return Metadata(partial(self.tags, instance.id))
+
+    def tags(self, instance_id: str) -> dict[str, str]:
+        """An instance's tags now."""
+        return dict(get_backend("ec2")[ACCOUNT][REGION].tags[instance_id])
+
+    def _made(self, operation: str) -> list[str]:
+        return self.calls if operation == "*" else [one for one in self.calls if one == operation]
+
+    def marked(self) -> list[Instance]:
+        """Instances with a mark."""
+        return [one for one in self.instances.values() if TAG_REAP_AFTER in self.tags(one.id)]
+
+    def said(self, word: str) -> list[str]:
+        """Which instances said a word, or have a decision."""
+        listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/").get("Contents", [])
+        keys = [one["Key"].split("/") for one in listed]
+        return [caller.rpartition(":")[2] for _, _, caller, _, name in keys if name == f"{word}.json"]
+
+    # time
+
+    def _datetime(self) -> type[datetime]:
+        live = self
+
+        class WorldTime(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+                return live.now.astimezone(tz)
+
+        return WorldTime
+
+    def pass_seconds(self, seconds: float) -> None:
+        """Let time pass; every five seconds the agents look."""
+        end = self.now + timedelta(seconds=seconds)
+        self._agents_act = True
+        try:
+            while self.now < end:
+                next_tick = self._next_tick()
+                self._do_due(min(next_tick, end))
+                self.now = min(next_tick, end)
+                if self.now == next_tick:
+                    self._tick()
+        finally:
+            self._agents_act = False
+
+    def _tick(self) -> None:
+        """Every five seconds; every second where a door is shut, as the agent's thread does."""
+        is_fifth = (self.now - EPOCH) % TICK == timedelta(0)
+        for one in self.instances.values():
+            if is_fifth or one.going.talk.closed_at is not None:
+                one.tick()
+
+    def _do_due(self, until: datetime) -> None:
+        """What happens before a moment, at its own moment."""
+        for one in list(self._later):
+            when, act = one
+            if when() if callable(when) else when <= until:
+                self._later.remove(one)
+                self.now = self.now if callable(when) else max(self.now, when)
+                act()
+
+    def pass_minutes(self, minutes: float) -> None:
+        """Let time pass."""
+        self.pass_seconds(minutes * 60)
+
+    def _next_tick(self) -> datetime:
+        any_closed = any(one.going.talk.closed_at is not None for one in self.instances.values())
+        step = TICK / CLOSED_FASTER if any_closed else TICK
+        return EPOCH + ((self.now - EPOCH) // step + 1) * step
+
+    def publish(self, data: list[dict[str, Any]]) -> None:
+        """What an agent says every minute."""
+        self.metrics.put_metric_data(Namespace=namespace(STACK), MetricData=data)
+
+    def content(self, name: str) -> str:
+        """The content of the only word or decision of a name."""
+        listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
+        (key,) = [one["Key"] for one in listed if one["Key"].endswith(f"/{name}.json")]
+        return str(self.s3.get_object(Bucket=RECORDS, Key=key)["Body"].read().decode())
+
+    # the sweep
+
+    def sweep(self, **flags: bool) -> dict[str, Any]:
+        """Run the function's handler once."""
+        return handler.run(flags, self.now + timedelta(minutes=5), f"sweep {len(self.calls)}")
+
+    def on_call(self, operation: str, act: Callable[[], object], number: int = 1) -> None:
+        """Let something happen right before the sweep's next call of a kind, or a later one; it may raise."""
+        self._surprises.append((operation, len(self._made(operation)) + number, act))
+
+    def after(self, seconds: float, act: Callable[[], object]) -> None:
+        """Let something happen after some seconds from now."""
+        self._later.append((self.now + timedelta(seconds=seconds), act))
+
+    def on_closed(self, instance: Instance, act: Callable[[], object]) -> None:
+        """Let something happen as soon as an instance has said that its door is shut."""
+        self._later.append((lambda: instance.id in self._closed, act))
+
+    def before(self, operation: str) -> None:
+        """What goes before each call of the sweep."""
+        if self._agents_act:
+            return
+        self.calls.append(operation)
+        self.pass_seconds(self.seconds_per_call)
+        for one in list(self._surprises):
+            name, number, act = one
+            if name in (operation, "*") and len(self._made(name)) == number:
+                self._surprises.remove(one)
+                self._agents_act = True
+                try:
+                    act()
+                finally:
+                    self._agents_act = False
+
+    def _before_call(self, model: Any, params: dict[str, Any], **_: object) -> None:
+        self.before(model.name)
+        if model.name in ("TerminateInstances", "StopInstances"):
+            ids = [value for key, value in params["body"].items() if key.startswith("InstanceId")]
+            if any(TAG_WITHDRAWN in self.tags(one) for one in ids):  # as the sweep's role is denied
+                raise refusal("UnauthorizedOperation", model.name)
+            for one in ids:
+                self.instances[one].truth.ended_at = self.now
+        if model.name == "PutObject":
+            key = params["url_path"].lstrip("/")
+            self.written[key] = self.now
+            if key.endswith("/closed.json"):
+                self._closed.add(key.split("/")[-3].rpartition(":")[2].rpartition("%3A")[2])
+
+    def _after_call(self, model: Any, parsed: dict[str, Any], **_: object) -> None:
+        """Answers bear the world's time."""
+        headers = parsed.get("ResponseMetadata", {}).get("HTTPHeaders")
+        if headers is not None:
+            headers["date"] = format_datetime(self.now.replace(microsecond=0), usegmt=True)
+        for one in parsed.get("Contents", []):
+            key = quote(one["Key"])
+            at = next((at for path, at in self.written.items() if path.endswith(key)), self.now)
+            one["LastModified"] = at.replace(microsecond=0)
+        for reservation in parsed.get("Reservations", []):
+            for one in reservation["Instances"]:
+                one["LaunchTime"] = self.now - timedelta(days=1)
+
+
+class Metadata:
+    """A metadata service that shows tags."""
+
+    def __init__(self, tags: Callable[[], dict[str, str]]) -> None:
+        self._tags = tags
+
+    def get(self, path: str) -> str | None:
+        """One answer."""
+        return self._tags().get(path.removeprefix("tags/instance/"))
+
+
+@contextlib.contextmanager
+def live_aws(folder: Path) -> Iterator[Live]:
+    """A stack in moto."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            patch.setenv(name, "testing")
+        patch.delenv("AWS_ENDPOINT_URL", raising=False)
+        with mock_aws():
+            try:
+                yield Live(patch, folder)
+            finally:
+                aws_session._session.cache_clear()

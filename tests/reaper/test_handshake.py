@@ -1,0 +1,204 @@
+"""Nobody loses work between the last look and the termination: agent, sweep and `keep` by their own doors."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from image.console.cli import main
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN
+from tests.reaper.live import live_aws, refusal
+
+
+@pytest.fixture
+def live(tmp_path):
+    with live_aws(tmp_path) as made:
+        yield made
+
+
+def marked_and_due(live, count=1, **more):
+    """Instances that a sweep has marked, which answered; the next sweep may terminate them."""
+    instances = live.start(count, **more)
+    live.pass_minutes(2)
+    live.sweep(override_breaker=True)
+    assert len(live.marked()) == count
+    live.pass_minutes(12)
+    return instances
+
+
+def killed(instances):
+    return [one.id for one in instances if one.truth.killed]
+
+
+def ended(instances):
+    return [one.id for one in instances if one.truth.ended_at is not None]
+
+
+def keep(instance, *more):
+    arguments = ["keep", "8h", "--reason", "paper", "--instance-id", instance.id, "--region", "us-east-1"]
+    return CliRunner().invoke(main, [*arguments, *more])
+
+
+# what should happen
+
+
+def test_an_idle_instance_answers_shuts_its_door_and_is_terminated_within_one_sweep(live):
+    (instance,) = marked_and_due(live)
+    assert live.said("idle") == [instance.id]
+
+    report = live.sweep()
+
+    assert report["failed"] == []
+    assert live.said("decision") == live.said("closed") == ended([instance]) == [instance.id]
+    assert instance.door_is_shut
+    assert any("being terminated" in message for message in instance.messages)
+
+
+def test_what_users_keep_is_saved_again_behind_the_shut_door(live, tmp_path):
+    (instance,) = marked_and_due(live)
+    (tmp_path / instance.id / "keep/late.txt").write_text("written after the answer")
+
+    live.sweep()
+
+    keys = [one["Key"] for one in live.s3.list_objects_v2(Bucket="gpu-fleet-test-data")["Contents"]]
+    assert f"dev/keep/{instance.id}/late.txt" in keys
+    assert ended([instance])
+
+
+# finding 3: the blind window
+
+
+def test_no_job_that_begins_within_ninety_seconds_before_the_sweep_is_killed(live):
+    instances = marked_and_due(live, 19)
+    for number, instance in enumerate(instances):
+        live.pass_seconds(5)
+        if number:
+            instance.begin_job()
+
+    live.sweep()
+
+    assert killed(instances) == []
+    assert ended(instances) == [instances[0].id], "an instance without a job is terminated all the same"
+
+
+@pytest.mark.parametrize("operation", ["DescribeInstances", "ListObjectsV2", "PutObject", "GetObject"])
+def test_no_job_that_begins_while_the_sweep_is_at_work_is_killed(live, operation):
+    (instance,) = marked_and_due(live)
+    live.on_call(operation, instance.begin_job)
+
+    live.sweep()
+
+    assert instance.truth.jobs
+    assert killed([instance]) == []
+
+
+def test_a_job_finds_a_shut_door_or_the_sweep_finds_the_job(live):
+    """Whatever second it begins in, from the sweep's start to the termination and beyond."""
+    instances = marked_and_due(live, 30)
+    for seconds, instance in enumerate(instances):
+        live.after(seconds, instance.begin_job)
+
+    live.sweep()
+
+    assert killed(instances) == []
+    assert any(one.truth.refused for one in instances)
+    assert any(one.truth.jobs for one in instances)
+
+
+def test_no_job_is_killed_whose_agent_dies_as_it_begins(live):
+    instances = marked_and_due(live, 24)
+    for instance in instances:
+        live.pass_seconds(10)
+        instance.begin_job()
+        instance.alive = False
+
+    for _ in range(3):
+        live.sweep()
+        live.pass_minutes(10)
+
+    assert ended(instances) == []
+
+
+def test_a_hold_typed_after_the_last_look_holds(live):
+    """The sweep has read tags and words; it is about to decide."""
+    (instance,) = marked_and_due(live)
+    said = []
+    live.on_call("PutObject", lambda: said.append(keep(instance)), number=3)  # of the lease are two before
+
+    live.sweep()
+
+    assert said[0].exit_code == 0, said[0].output
+    assert f"{instance.id} is kept until" in said[0].output
+    assert ended([instance]) == []
+    assert json.loads(live.content("decision"))["winner"] == "withdrawn"
+
+
+def test_a_hold_typed_after_the_decision_says_that_it_is_too_late(live):
+    (instance,) = marked_and_due(live)
+    said = []
+    live.on_call("TerminateInstances", lambda: said.append(keep(instance)))
+
+    live.sweep()
+
+    assert said[0].exit_code == 1
+    assert said[0].output.startswith("error: too late: the sweep has decided to terminate or stop")
+    assert ended([instance]) == [instance.id]
+    assert TAG_KEEP_UNTIL not in live.tags(instance.id)
+
+
+# what an instance does about signs of use
+
+
+def test_input_after_the_answer_withdraws_the_mark_and_the_next_sweep_takes_it_away(live):
+    (instance,) = marked_and_due(live)
+    instance.log_in()
+    live.pass_seconds(30)
+
+    live.sweep()
+
+    assert json.loads(live.content("decision"))["winner"] == "withdrawn"
+    assert ended([instance]) == []
+    assert TAG_REAP_AFTER not in live.tags(instance.id)
+
+
+def test_a_job_from_an_open_terminal_behind_the_shut_door_is_found_and_the_door_opens(live):
+    (instance,) = marked_and_due(live)
+    live.on_closed(instance, lambda: instance.begin_job(past_the_door=True))
+
+    live.sweep()
+    live.pass_minutes(1)
+
+    assert killed([instance]) == []
+    assert not instance.door_is_shut
+    assert live.said("refused") == [instance.id]
+    assert TAG_WITHDRAWN in live.tags(instance.id)
+
+
+def test_a_refused_mark_is_taken_away_and_a_later_one_may_end_the_instance(live):
+    (instance,) = marked_and_due(live)
+    live.on_closed(instance, lambda: instance.begin_job(past_the_door=True))
+    live.sweep()
+    instance.truth.jobs.clear()
+    live.pass_minutes(10)
+
+    for _ in range(12):
+        live.sweep()
+        live.pass_minutes(10)
+
+    assert ended([instance]) == [instance.id]
+
+
+def test_a_door_that_nobody_comes_through_opens_after_an_hour(live):
+    (instance,) = marked_and_due(live)
+    live.on_call("TerminateInstances", lambda: fail("RequestLimitExceeded", "TerminateInstances"))
+    live.sweep()
+    assert instance.door_is_shut
+
+    live.pass_minutes(61)
+
+    assert not instance.door_is_shut
+    assert live.said("refused") == [instance.id]
+
+
+def fail(code, operation):
+    raise refusal(code, operation)

@@ -1,0 +1,98 @@
+"""The agents of a world's instances: their real answers to the sweep's mark, step by step on its clock.
+
+Real are ``Going``, what it decides and what it writes into the bucket. Made up is what stands around it: the
+sensors' reading, which shows what the timeline says of this moment; the door; the metadata service.
+"""
+
+import contextlib
+from datetime import datetime, timedelta
+from typing import Any
+
+from image.instance.errors import CloudError
+from image.reaper.agent.answers import Seen, seen
+from image.reaper.agent.going import Answers, Going
+from image.reaper.agent.judge import Limits
+from image.reaper.agent.keep_folder import Saved
+from image.reaper.agent.notices import FromMetadata
+from image.reaper.agent.sensors.reading import People, Rates, Reading, Session
+from image.reaper.alicloud.oss import OssStore
+from image.reaper.calls import Calls
+from image.reaper.model import TAG_WITHDRAWN
+from image.reaper.store import Store
+from image.reaper.times import format_time
+
+LEDGER = "s3://records/reaper"
+# An agent on Alibaba Cloud asks for its tags so often; on AWS the metadata service has them at once.
+TAGS_EVERY = timedelta(minutes=2)
+
+
+class Agent:
+    """The second thread of one instance's agent.
+
+    Args:
+        world: whose clock and bucket.
+        machine: the instance.
+        bucket: boto3's S3 client, in a world where agents are at work.
+        cloud: ``aws`` or ``alicloud``.
+    """
+
+    def __init__(self, world: Any, machine: Any, bucket: Any, cloud: str) -> None:
+        self._world, self._machine, self._cloud = world, machine, cloud
+        self._tags: dict[str, str] = dict(machine.tags)
+        self._tags_at = world.now
+        calls = Calls(lambda: world.now)
+        store = (OssStore if cloud == "alicloud" else Store)(bucket, calls, LEDGER)
+        who = "dev" if cloud == "alicloud" else "AROAMADEUP"
+        answers = Answers(
+            drain=_never,
+            save=lambda: Saved(0, 0, 0),
+            notify=lambda _: None,
+            look=self._look,
+            store=lambda: store,
+            caller=lambda: f"{who}:{machine.id}",
+            fence=self,
+            door=machine.door,
+        )
+        self.going = Going(FromMetadata(self, lambda: world.now), answers, lambda: world.now)
+
+    def act(self) -> None:
+        """What the thread does every five seconds, and every second behind a shut door."""
+        if self._cloud == "aws" or self._world.now >= self._tags_at + TAGS_EVERY:
+            self._tags, self._tags_at = dict(self._machine.tags), self._world.now
+        with contextlib.suppress(CloudError):  # it tries again
+            self.going.look()
+
+    def get(self, path: str) -> str | None:
+        """As the metadata service."""
+        return self._tags.get(path.rpartition("/")[2])
+
+    def raise_for(self, mark: datetime) -> None:
+        """As ``Fence``: AWS denies to end an instance that carries this tag; RAM cannot."""
+        if self._cloud == "aws":
+            self._machine.tags[TAG_WITHDRAWN] = format_time(mark)
+
+    def lower_but(self, mark: datetime) -> None:
+        """As ``Fence``."""
+        if self._machine.tags.get(TAG_WITHDRAWN) != format_time(mark):
+            self._machine.tags.pop(TAG_WITHDRAWN, None)
+
+    def _look(self, mark: datetime) -> Seen:
+        """Everything that is on the instance at this moment, as real sensors would show it."""
+        now, line = self._world.now, self._machine.line
+        sessions = [
+            Session("terminal", "ada on pts/0", (now - min(one.end, now)).total_seconds())
+            for one in line.typing
+        ]
+        jobs = line.jobs.holds_at(now)
+        reading = Reading(
+            at=now,
+            rates=Rates(cpu_cores=1.0 if jobs else 0.0),
+            gpus=(),
+            people=People(sessions=tuple(sessions), watched=("python (1, ada)",) if jobs else ()),
+            failures=("gpu: lost",) if self._machine.agent == "blind" else (),
+        )
+        return seen(reading, mark, Limits())
+
+
+def _never(notice: object) -> Any:
+    raise AssertionError(f"no instance is taken here: {notice}")
