@@ -46,7 +46,7 @@ def alarms(
         Alarm("silent", "No sweep ran", own, "SweepRuns", {}, longest_silence_s, None),
         Alarm(
             "breaker",
-            "More than half of the fleet fell idle at once; nothing was ended",
+            "More of a pool is idle than is usual there; they are held back for a day",
             own,
             "SweepBreakerTrips",
             {},

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,6 +48,7 @@ REGION, STACK, ACCOUNT = "us-east-1", "test", "123456789012"
 RECORDS, DATA = f"gpu-fleet-test-records-{ACCOUNT}", "gpu-fleet-test-data"
 TICK = timedelta(seconds=5)
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+WRITES = "a write"
 IDLE_HOURS = 3  # of heartbeats from before the test
 POOL = {
     "idle_after_hours": 1,
@@ -270,7 +271,8 @@ class Live:
         self._later: list[tuple[datetime | Callable[[], bool], Callable[[], object]]] = []
         self._closed: set[str] = set()
         self._agents_act = False
-        self._left = timedelta(0)
+        self.agents_refused = ""
+        self.sweep_refused: tuple[str, str] | None = None
         self.machine = InstanceFile(
             cloud=self.cloud,
             region=REGION,
@@ -294,13 +296,9 @@ class Live:
     # the cloud
 
     def _set_up(self) -> None:
-        self._patch.setattr(boto3, "DEFAULT_SESSION", None)
-        boto3.setup_default_session(region_name=REGION)
-        aws_session._session.cache_clear()
-        for session in (boto3.DEFAULT_SESSION, aws_session._session()):
-            session.events.register("before-call", self._before_call)
-            session.events.register("after-call", self._after_call)
-        made = aws_session.clients(REGION)
+        session, made = _made()
+        self._patch.setattr(boto3, "DEFAULT_SESSION", session)
+        _live[:] = [self]
         self.s3, self.ec2 = made.s3, made.ec2
         for bucket in (RECORDS, DATA):
             self.s3.create_bucket(Bucket=bucket)
@@ -366,7 +364,13 @@ class Live:
         return dict(get_backend("ec2")[ACCOUNT][REGION].tags[instance_id])
 
     def _made(self, operation: str) -> list[str]:
+        if operation == WRITES:
+            return [one for one in self.calls if not one.startswith(("Describe", "Get", "List"))]
         return self.calls if operation == "*" else [one for one in self.calls if one == operation]
+
+    def forget_lease(self) -> None:
+        """As time does: a lease lasts a quarter of an hour."""
+        self.s3.delete_object(Bucket=RECORDS, Key="reaper/lease.json")
 
     def marked(self) -> list[Instance]:
         """Instances with a mark."""
@@ -449,6 +453,10 @@ class Live:
         """Let something happen right before the sweep's next call of a kind, or a later one; it may raise."""
         self._surprises.append((operation, len(self._made(operation)) + number, act))
 
+    def on_write(self, number: int, act: Callable[[], object]) -> None:
+        """Let something happen right before the sweep's so-many-th write from now on."""
+        self._surprises.append((WRITES, len(self._made(WRITES)) + number, act))
+
     def after(self, seconds: float, act: Callable[[], object]) -> None:
         """Let something happen after some seconds from now."""
         self._later.append((self.now + timedelta(seconds=seconds), act))
@@ -460,12 +468,14 @@ class Live:
     def before(self, operation: str) -> None:
         """What goes before each call of the sweep."""
         if self._agents_act:
+            if self.agents_refused and operation in {"ListObjectsV2", "PutObject", "GetObject"}:
+                raise refusal(self.agents_refused, operation)
             return
         self.calls.append(operation)
         self.pass_seconds(self.seconds_per_call)
         for one in list(self._surprises):
             name, number, act = one
-            if name in (operation, "*") and len(self._made(name)) == number:
+            if self._made(name)[-1:] == [operation] and len(self._made(name)) == number:
                 self._surprises.remove(one)
                 self._agents_act = True
                 try:
@@ -473,7 +483,10 @@ class Live:
                 finally:
                     self._agents_act = False
 
-    def _before_call(self, model: Any, params: dict[str, Any], **_: object) -> None:
+        if self.sweep_refused and self.sweep_refused[0] == operation:
+            raise refusal(self.sweep_refused[1], operation)
+
+    def before_call(self, model: Any, params: dict[str, Any], **_: object) -> None:
         self.before(model.name)
         if model.name in ("TerminateInstances", "StopInstances"):
             ids = [value for key, value in params["body"].items() if key.startswith("InstanceId")]
@@ -487,7 +500,7 @@ class Live:
             if key.endswith("/closed.json"):
                 self._closed.add(key.split("/")[-3].rpartition(":")[2].rpartition("%3A")[2])
 
-    def _after_call(self, model: Any, parsed: dict[str, Any], **_: object) -> None:
+    def after_call(self, model: Any, parsed: dict[str, Any], **_: object) -> None:
         """Answers bear the world's time."""
         headers = parsed.get("ResponseMetadata", {}).get("HTTPHeaders")
         if headers is not None:
@@ -499,6 +512,31 @@ class Live:
         for reservation in parsed.get("Reservations", []):
             for one in reservation["Instances"]:
                 one["LaunchTime"] = self.now - timedelta(days=1)
+
+
+# The one that every client's calls concern: making clients takes longer than most tests.
+_live: list[Live] = []
+
+
+def _before_call(**call: Any) -> None:
+    _live[0].before_call(**call)
+
+
+def _after_call(**call: Any) -> None:
+    _live[0].after_call(**call)
+
+
+@cache
+def _made() -> tuple[Any, Any]:
+    """A session for agents, and the sweep's clients, whose calls the living world is told of."""
+    session = boto3.session.Session(region_name=REGION)
+    own = aws_session._session.__wrapped__()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aws_session, "_session", lambda: own)
+        for one in (session, own):
+            one.events.register("before-call", _before_call)
+            one.events.register("after-call", _after_call)
+        return session, aws_session.clients(REGION)
 
 
 class Metadata:
@@ -520,7 +558,4 @@ def live_aws(folder: Path) -> Iterator[Live]:
             patch.setenv(name, "testing")
         patch.delenv("AWS_ENDPOINT_URL", raising=False)
         with mock_aws():
-            try:
-                yield Live(patch, folder)
-            finally:
-                aws_session._session.cache_clear()
+            yield Live(patch, folder)

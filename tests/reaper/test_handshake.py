@@ -123,7 +123,7 @@ def test_a_hold_typed_after_the_last_look_holds(live):
     """The sweep has read tags and words; it is about to decide."""
     (instance,) = marked_and_due(live)
     said = []
-    live.on_call("PutObject", lambda: said.append(keep(instance)), number=3)  # of the lease are two before
+    live.on_call("PutObject", lambda: said.append(keep(instance)), number=2)  # of the lease are two before
 
     live.sweep()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from image.reaper.metrics import CODE_UNFIT, CODE_UNKNOWN
 from image.reaper.model import ENDS, Fleet, Group, Plan, Verdict
 from image.reaper.sweep.activity import summarise
-from image.reaper.sweep.decide import BREAKER_LEAST, decide
+from image.reaper.sweep.decide import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
 from tests.reaper.situations import (
     IDLE_AFTER,
     MINUTES,
@@ -186,28 +186,53 @@ def test_a_sweep_ends_no_more_than_allowed_and_the_longest_idle_first(count, mos
     bounded = replace(POLICY, max_actions=most, max_percent=percent)
     situation = replace(alone(machines[0], FORGOTTEN.activity()), policy=bounded, activity=activity)
 
-    gone = ends(decide(replace(situation, fleet=Fleet(tuple(machines)))))
+    gone = ends(decide(replace(situation, fleet=Fleet(tuple(machines)), override_breaker=True)))
 
     limit = min(most, math.ceil(percent * count / 100))
     longest = sorted(range(count), key=lambda n: (-idle[n], machines[n].id))
     assert gone == {machines[n].id for n in longest[:limit]}
 
 
-@given(idle=st.integers(0, 20), busy=st.integers(0, 20), marked=st.integers(0, 3))
-def test_more_than_half_of_a_fleet_newly_idle_trips_the_breaker_and_nothing_is_done(idle, busy, marked):
+def fleet_of(idle, due, busy):
+    """A situation with so many newly idle instances, due ones, and busy ones."""
     fresh = [machine(f"i-new{n}", marked_minutes_ago=None) for n in range(idle)]
-    old = [machine(f"i-old{n}", idle_since=NOW - timedelta(minutes=161)) for n in range(marked)]
+    old = [machine(f"i-old{n}", idle_since=NOW - timedelta(minutes=161)) for n in range(due)]
     working = [machine(f"i-busy{n}", marked_minutes_ago=None) for n in range(busy)]
     activity = {one.id: FORGOTTEN.activity() for one in fresh + old}
     activity |= {one.id: idle_history(0).activity() for one in working}
     situation = replace(alone(machine(), FORGOTTEN.activity()), activity=activity)
+    return replace(situation, fleet=Fleet(tuple(fresh + old + working)))
 
-    plan = decide(replace(situation, fleet=Fleet(tuple(fresh + old + working))))
 
-    assert plan.breaker == (idle >= BREAKER_LEAST and idle > (idle + marked + busy) / 2)
-    if plan.breaker:
-        assert plan.with_verdict(Verdict.MARK, *ENDS) == ()
-        assert len(plan.with_verdict(Verdict.ALERT)) == idle
+@given(
+    idle=st.integers(0, 20),
+    due=st.integers(0, 20),
+    busy=st.integers(0, 20),
+    ended=st.integers(0, 5),
+    usual=st.integers(0, 20),
+)
+def test_more_of_a_pool_idle_within_a_day_than_is_usual_trips_the_breaker_and_ends_none(
+    idle, due, busy, ended, usual
+):
+    known = Usual({f"i-ended{n}": "dev" for n in range(ended)}, {"dev": usual})
+
+    plan = decide(replace(fleet_of(idle, due, busy), usual=known))
+
+    size, count = idle + due + busy + ended, idle + due + ended
+    assert plan.breaker == (size >= BREAKER_LEAST and count > max(size // 20, usual + usual // 4, 1))
+    assert len(plan.with_verdict(*ENDS)) == (0 if plan.breaker else due)
+    assert len(plan.with_verdict(Verdict.MARK)) == idle
+
+
+def test_what_the_breaker_holds_goes_by_its_own_word_a_day_later():
+    held = fleet_of(0, 8, 0)
+    later = [
+        one.tags | {"gpu-fleet:reap-after": (NOW - BREAKER_LASTS).isoformat()} for one in held.fleet.instances
+    ]
+    aged = tuple(replace(one, tags=tags) for one, tags in zip(held.fleet.instances, later, strict=True))
+
+    assert decide(held).with_verdict(*ENDS) == ()
+    assert len(decide(replace(held, fleet=Fleet(aged))).with_verdict(*ENDS)) == 8
 
 
 def test_a_person_who_looked_may_override_the_breaker():
@@ -277,6 +302,6 @@ def test_a_group_never_falls_below_its_minimum(count, least, desired):
         activity={one.id: FORGOTTEN.activity() for one in members},
     )
 
-    gone = ends(decide(situation))
+    gone = ends(decide(replace(situation, override_breaker=True)))
 
     assert len(gone) == max(0, min(desired, count) - least)

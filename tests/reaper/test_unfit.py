@@ -134,7 +134,7 @@ def test_most_of_a_fleet_failing_at_once_is_the_image_and_trips_the_breaker():
     plan = decide(situation)
 
     assert plan.breaker
-    assert {one.verdict for one in plan.decisions} == {Verdict.ALERT}
+    assert {(one.verdict, one.alert) for one in plan.decisions} == {(Verdict.MARK, True)}
 
 
 def test_the_pools_share_of_the_day_is_bounded_and_then_somebody_is_told():
@@ -159,7 +159,7 @@ def test_one_whose_replacement_failed_is_tried_again_at_no_further_count():
 
 def test_what_was_replaced_is_remembered_from_sweep_to_sweep_for_a_day():
     memory = Memory()
-    memory.note_replaced([verdict(machine())], NOW)
+    memory.note_ending([verdict(machine())], NOW)
 
     read = _memory({"memory": json.loads(json.dumps(memory.to_json()))})
 

@@ -47,7 +47,8 @@ class Machine:
         door: what refuses log-ins and jobs.
         stubborn: the cloud refuses to end it, and nobody knows why.
         clock_ahead: by how much its agent dates its heartbeats into the future.
-        agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself) or ``blind`` (a sensor fails).
+        agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself), ``blind`` (a sensor fails) or
+            ``sightless`` (its sensors answer, and see nothing).
     """
 
     def __init__(
@@ -333,7 +334,7 @@ class World:
             return
         if machine.agent == "alive" and machine.unfit and not machine.busy:
             value = -3.0
-        elif machine.agent == "alive":
+        elif machine.agent in {"alive", "sightless"}:
             value = (self.now - machine.seen_active_at).total_seconds()
         elif machine.agent == "blind":
             value = -1.0

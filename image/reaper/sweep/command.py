@@ -85,7 +85,7 @@ def _show(result: Result) -> None:
             f"failed: {failure.instance_id}: {failure.step}: {failure.error}", style="red", markup=False
         )
     if result.plan.breaker:
-        text = "mass-idle breaker: more than half of the fleet fell idle at once; nothing was marked or ended"
+        text = "mass-idle breaker: more of a pool is idle than is usual there; the reasons say until when"
         console.print(text, style="red")
     if result.spending is not None:
         console.print(line_of(result.spending), markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from image.reaper.handshake import Word, Words, said_of
 from image.reaper.marks import is_marked
@@ -18,13 +18,32 @@ from image.reaper.policy import Policy
 from image.reaper.sweep.assess import assess
 from image.reaper.sweep.case import Case
 from image.reaper.sweep.requests import past_lifetime, requested_terms, usual_terms
+from image.reaper.times import format_time
 
-# Below this many the breaker is no help: one idle machine of one is "all of them".
+# Instances of a pool below which the breaker is no help: one idle instance of one is "all of them".
 BREAKER_LEAST = 5
-BREAKER_SHARE = 0.5
+# As many of a pool may be idle within a day as this share, or a quarter more than was usual lately.
+BREAKER_SHARE = 0.05
+BREAKER_MARGIN = 4
+# Sensors that go blind stay blind; what is idle is used again, or its owner looks after it, within a day.
+BREAKER_LASTS = timedelta(hours=24)
 # Of one pool; the next failed boot check after them waits for a person, or for the next day.
 MOST_REPLACED_IN_A_DAY = 3
 LEAVING = frozenset({Verdict.MARK, Verdict.WAIT, *ENDS})
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What is usual in each pool.
+
+    Attributes:
+        ended: instance that sweeps stopped or terminated within the last day -> its pool.
+        idle: pool -> the most instances that were idle on one day of the last two weeks and were seen to be:
+            used again later, idle for a day longer, or known to an operator.
+    """
+
+    ended: Mapping[str, str] = field(default_factory=dict)
+    idle: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,7 @@ class Situation:
         override_breaker: a person looked, and the many idle machines are idle.
         words: what the instances said for their marks.
         replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
+        usual: how many are idle in each pool at other times.
     """
 
     now: datetime
@@ -50,6 +70,7 @@ class Situation:
     override_breaker: bool = False
     words: Words = field(default_factory=dict)
     replaced: Mapping[str, str] = field(default_factory=dict)
+    usual: Usual = field(default_factory=Usual)
 
 
 def decide(situation: Situation) -> Plan:
@@ -60,10 +81,12 @@ def decide(situation: Situation) -> Plan:
         decisions |= _scale_in(situation, pool, decisions)
     decisions |= _floors(fleet, policy, decisions.values())
     plan = Plan(tuple(decisions[key] for key in sorted(decisions)))
-    if not situation.override_breaker and _breaker(fleet, plan):
-        return Plan(tuple(_held_by_breaker(decision) for decision in plan.decisions), breaker=True)
-    bounded = _few_replaced(situation.replaced, plan.decisions)
-    return Plan(_capped(situation, bounded))
+    tripped = {pool for pool in policy.pools if _breaker(situation, plan, pool)}
+    held = tuple(
+        _held_by_breaker(situation, one) if one.instance.pool in tripped else one for one in plan.decisions
+    )
+    bounded = _few_replaced(situation.replaced, held)
+    return Plan(_capped(situation, bounded), breaker=bool(tripped))
 
 
 def _alone(situation: Situation, instance: Instance, *, requested: bool = False) -> Decision:
@@ -162,23 +185,46 @@ def _oldest_first(decision: Decision) -> tuple[datetime, str]:
     return decision.idle_since or datetime.max.replace(tzinfo=UTC), decision.instance.id
 
 
-def _running(fleet: Fleet) -> int:
-    return sum(instance.state == "running" for instance in fleet.instances)
+def idle_within_a_day(usual: Usual, plan: Plan, pool: str) -> frozenset[str]:
+    """Instances of a pool that are marked or about to be, or waiting, or were ended since yesterday."""
+    idle = (
+        one.instance.id
+        for one in plan.decisions
+        if one.verdict in LEAVING and one.instance.pool == pool and one.instance.state == "running"
+    )
+    return frozenset(idle) | {key for key, of in usual.ended.items() if of == pool}
 
 
-def _breaker(fleet: Fleet, plan: Plan) -> bool:
-    """Whether more than half of the fleet is newly idle: a broken sensor is likelier than that."""
-    newly = sum(one.instance.state == "running" for one in plan.with_verdict(Verdict.MARK))
-    return newly >= BREAKER_LEAST and newly > BREAKER_SHARE * _running(fleet)
+def _breaker(situation: Situation, plan: Plan, pool: str) -> bool:
+    """Whether more of a pool fell idle within a day than is usual: blind sensors are likelier than that.
+
+    They may go blind one after another, so those that were ended for it count too.
+    """
+    if situation.override_breaker:
+        return False
+    idle = idle_within_a_day(situation.usual, plan, pool)
+    running = (one for one in situation.fleet.instances if one.state == "running")
+    size = len({one.id for one in running if one.pool == pool} | idle)
+    known = situation.usual.idle.get(pool, 0)
+    allowed = max(int(BREAKER_SHARE * size), known + known // BREAKER_MARGIN, 1)
+    return size >= BREAKER_LEAST and len(idle) > allowed
 
 
-def _held_by_breaker(decision: Decision) -> Decision:
+def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
+    """One of too many: marked, notified and asked like any other, but not ended for a day.
+
+    After that it goes by its own answer, which must be as fresh as ever.
+    """
+    told = "; unusually many of its pool are idle (mass-idle breaker)"
     if decision.verdict is Verdict.MARK:
-        reason = f"{decision.reason.partition(';')[0]}, like too many others at once: not marked"
-        return replace(decision, verdict=Verdict.ALERT, reason=reason, reap_after=None, alert=True)
-    if decision.verdict in ENDS:
-        return replace(decision, verdict=Verdict.WAIT, reason=f"{decision.reason}; mass-idle breaker")
-    return decision
+        return replace(decision, reason=decision.reason + told, alert=True)
+    if decision.verdict not in ENDS or decision.instance.state != "running" or decision.reap_after is None:
+        return decision
+    until = decision.reap_after + BREAKER_LASTS
+    if situation.now >= until:
+        return decision
+    reason = f"{decision.reason}{told}: not before {format_time(until)}"
+    return replace(decision, verdict=Verdict.WAIT, reason=reason, alert=True)
 
 
 def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) -> tuple[Decision, ...]:

@@ -3,7 +3,7 @@
 It also remembers, from sweep to sweep, what people were told already.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 from image.reaper.errors import LeaseError
 from image.reaper.model import Decision
 from image.reaper.store import Store
+from image.reaper.sweep.decide import Usual
 from image.reaper.times import format_time, parse_time
 
 KEY = "lease.json"
 # Longer than any sweep may run (Lambda: 15 min at most), so that a holder that is alive never loses it.
 LENGTH = timedelta(minutes=15)
 REMEMBERED = timedelta(days=1)
+USUAL_FOR = timedelta(days=14)
 
 
 @dataclass
@@ -27,21 +29,43 @@ class Memory:
         told: subject of an alert -> when people were last told.
         leftovers_at: when leftovers were last looked for.
         replaced: instance that was to be replaced -> its pool, and when.
+        ended: instance that was to be stopped or terminated -> its pool, and when.
+        idle: pool -> day -> instances that were idle then and were seen to be.
     """
 
     told: dict[str, datetime] = field(default_factory=dict)
     leftovers_at: datetime | None = None
     replaced: dict[str, tuple[str, datetime]] = field(default_factory=dict)
+    ended: dict[str, tuple[str, datetime]] = field(default_factory=dict)
+    idle: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def replaced_lately(self, now: datetime) -> dict[str, str]:
         """Instance that was to be replaced within the last day -> its pool."""
-        return {key: pool for key, (pool, at) in self.replaced.items() if now - at < REMEMBERED}
+        return {key: pool for key, (pool, _) in _lately(self.replaced, now).items()}
 
-    def note_replaced(self, decisions: Iterable[Decision], now: datetime) -> None:
-        """Remember what is about to be replaced, for a day; what is tried again counts once."""
-        kept = {key: value for key, value in self.replaced.items() if now - value[1] < REMEMBERED}
-        new = {one.instance.id: (one.instance.pool, now) for one in decisions if one.replaced}
-        self.replaced = new | kept
+    def usual(self, now: datetime) -> Usual:
+        """What is usual in each pool by now."""
+        ended = {key: pool for key, (pool, _) in _lately(self.ended, now).items()}
+        return Usual(ended, {pool: max(days.values(), default=0) for pool, days in self.idle.items()})
+
+    def note_ending(self, decisions: Sequence[Decision], now: datetime) -> None:
+        """Remember what is about to be ended, for a day; what is tried again counts once."""
+        ending = {one.instance.id: (one.instance.pool, now) for one in decisions}
+        replaced = {one.instance.id: ending[one.instance.id] for one in decisions if one.replaced}
+        self.replaced = replaced | _lately(self.replaced, now)
+        self.ended = ending | _lately(self.ended, now)
+
+    def note_idle(self, pool: str, at: datetime, more: int = 0, least: int = 0) -> None:
+        """So many more of a pool, or so many at least, were idle on a day and were seen to be."""
+        days = self.idle.setdefault(pool, {})
+        day = f"{at:%Y-%m-%d}"
+        days[day] = max(days.get(day, 0) + more, least)
+
+    def forget(self, now: datetime) -> None:
+        """What is no measure of the usual any more."""
+        first = f"{now - USUAL_FOR:%Y-%m-%d}"
+        kept = {pool: {day: n for day, n in days.items() if day >= first} for pool, days in self.idle.items()}
+        self.idle = {pool: days for pool, days in kept.items() if days}
 
     def to_json(self) -> dict[str, Any]:
         """As the lease object holds it."""
@@ -49,6 +73,8 @@ class Memory:
             "told": {subject: format_time(at) for subject, at in sorted(self.told.items())},
             "leftovers_at": format_time(self.leftovers_at) if self.leftovers_at else None,
             "replaced": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.replaced.items())},
+            "ended": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.ended.items())},
+            "idle": self.idle,
         }
 
 
@@ -142,6 +168,8 @@ def _memory(content: dict[str, Any]) -> Memory:
         {subject: at for subject, at in times.items() if at},
         _time(raw.get("leftovers_at")),
         dict(_replaced(raw.get("replaced"))),
+        dict(_replaced(raw.get("ended"))),
+        dict(_idle(raw.get("idle"))),
     )
 
 
@@ -150,6 +178,16 @@ def _replaced(raw: object) -> Iterator[tuple[str, tuple[str, datetime]]]:
         match value:
             case [str(pool), text] if (at := _time(text)) is not None:
                 yield key, (pool, at)
+
+
+def _idle(raw: object) -> Iterator[tuple[str, dict[str, int]]]:
+    for pool, days in (raw if isinstance(raw, dict) else {}).items():
+        if isinstance(days, dict):
+            yield pool, {str(day): count for day, count in days.items() if isinstance(count, int)}
+
+
+def _lately(noted: Mapping[str, tuple[str, datetime]], now: datetime) -> dict[str, tuple[str, datetime]]:
+    return {key: value for key, value in noted.items() if now - value[1] < REMEMBERED}
 
 
 def _time(text: object) -> datetime | None:

@@ -11,13 +11,20 @@ from image.reaper.calls import Failure, batches, bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
 from image.reaper.handshake import Words, heard
 from image.reaper.marks import is_marked, mark_of
-from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Instance, Plan
+from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Instance, Plan, Verdict
 from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep import watch as watching
 from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.decide import Situation, decide, is_asked, is_closed
-from image.reaper.sweep.lease import Lease, remembered
+from image.reaper.sweep.decide import (
+    BREAKER_LASTS,
+    Situation,
+    decide,
+    idle_within_a_day,
+    is_asked,
+    is_closed,
+)
+from image.reaper.sweep.lease import Lease, Memory, remembered
 from image.reaper.sweep.leftovers import Finding
 from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
 from image.reaper.sweep.observe import look_closely, observe
@@ -95,6 +102,12 @@ def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
     ]
 
 
+def _remembering(situation: Situation, memory: Memory) -> Situation:
+    """The situation with what the sweeps before know."""
+    replaced, usual = memory.replaced_lately(situation.now), memory.usual(situation.now)
+    return replace(situation, replaced=replaced, usual=usual)
+
+
 def _must_yet_close(situation: Situation, decision: Decision) -> bool:
     return is_asked(situation.policy, decision.instance) and not is_closed(situation.words, decision)
 
@@ -115,7 +128,7 @@ class _Sweep:
     def look_only(self) -> Result:
         """Plan, and change nothing."""
         situation = self._look()
-        situation = replace(situation, replaced=self._replaced_lately(situation.now))
+        situation = _remembering(situation, self._remembered())
         if self._options.leftovers:
             self._look_for_leftovers(situation)
         return self._result(situation, decide(situation))
@@ -123,7 +136,7 @@ class _Sweep:
     def look_and_act(self, tools: carry_out.Tools, lease: Lease) -> Result:
         """Plan, and carry the plan out."""
         situation = self._look()
-        situation = replace(situation, replaced=lease.memory.replaced_lately(situation.now))
+        situation = _remembering(situation, lease.memory)
         self._check_clock()
         plan = decide(situation)
         steps: dict[str, Callable[[], None]] = {
@@ -134,15 +147,33 @@ class _Sweep:
             "leftovers": lambda: self._tidy(tools, lease, situation),
         }
         self._take(steps)
+        self._learn(lease.memory, situation, plan)
         return self._result(situation, plan)
+
+    def _note_ending(self, memory: Memory, decisions: Sequence[Decision], now: datetime) -> None:
+        memory.note_ending(decisions, now)
+        for one in decisions:
+            if one.reap_after is not None and now >= one.reap_after + BREAKER_LASTS:
+                memory.note_idle(one.instance.pool, now, more=1)
+
+    def _learn(self, memory: Memory, situation: Situation, plan: Plan) -> None:
+        """What is usual in each pool: how many were idle and are used again, or are, as an operator says."""
+        for one in plan.with_verdict(Verdict.UNMARK):
+            mark = mark_of(one.instance)
+            if mark and one.idle_since and not mark.tells_of(one.idle_since):
+                memory.note_idle(one.instance.pool, mark.reap_after, more=1)
+        for pool in self._policy.pools if self._options.override_breaker else ():
+            count = len(idle_within_a_day(situation.usual, plan, pool))
+            memory.note_idle(pool, situation.now, least=count)
+        memory.forget(situation.now)
 
     def look_and_watch(self, tools: carry_out.Tools, lease: Lease, watch: watching.Watch) -> Result:
         """Plan as a sweep that acts, mark and end nothing, and tell what would have been ended."""
         situation = self._look()
-        situation = replace(situation, replaced=lease.memory.replaced_lately(situation.now))
+        situation = _remembering(situation, lease.memory)
         self._check_clock()
         plan = decide(situation)
-        new = [] if plan.breaker else watch.note(plan, situation.now)
+        new = watch.note(plan, situation.now)
         steps: dict[str, Callable[[], None]] = {
             # told before it is kept: what could not be told is told by the next sweep
             "notify": lambda: self._tell_watched(tools, watch, new),
@@ -238,15 +269,15 @@ class _Sweep:
             failed = bisect(batch, "unmark", lambda some: untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER)))
             self.done.failures += failed
 
-    def _replaced_lately(self, now: datetime) -> dict[str, str]:
+    def _remembered(self) -> Memory:
         """As the sweeps before remember it; nothing where they cannot be asked."""
         if self._cloud.store is None:
-            return {}
+            return Memory()
         try:
-            return remembered(self._cloud.store).replaced_lately(now)
+            return remembered(self._cloud.store)
         except CloudError as error:
             self.done.failures.append(Failure("*", "read the lease", str(error)))
-            return {}
+            return Memory()
 
     def _look_for_leftovers(self, situation: Situation) -> None:
         instances = situation.fleet.instances
@@ -279,21 +310,20 @@ class _Sweep:
     def _end(self, tools: carry_out.Tools, lease: Lease, situation: Situation, plan: Plan) -> None:
         """Look at the chosen once more, let them shut their doors, look again, end those still forgotten."""
         chosen = plan.with_verdict(*ENDS)
-        if plan.breaker or not chosen:
+        if not chosen:
             return
         try:
             again = self._look_again(situation, chosen)
             still = _still(again, chosen)
-            lease.renew()
             open_ones = [one for one in still if _must_yet_close(again, one)]
             if open_ones:
                 carry_out.close(tools, open_ones, again.words, self.done)
                 again = self._look_again(again, still)
                 still = _still(again, still)
-                lease.renew()
             still = [one for one in still if not _must_yet_close(again, one)]
-            # before they are ended: a sweep that is cut off has counted too many, never too few
-            lease.memory.note_replaced(still, again.now)
+            # written before they are ended: a sweep that is cut off has counted too many, never too few
+            self._note_ending(lease.memory, still, again.now)
+            lease.renew()
         except (CloudError, DeadlineError, LeaseError) as error:
             self.done.failures += [Failure(one.instance.id, "check again", str(error)) for one in chosen]
             return
@@ -327,7 +357,7 @@ class _Sweep:
         if not due:
             lease.memory.told = remembered
             return
-        what = "mass-idle breaker tripped, nothing was ended" if plan.breaker else "machines to look at"
+        what = "mass-idle breaker tripped" if plan.breaker else "machines to look at"
         try:
             notifier.tell(f"{self._policy.stack}: {what}", alert_text(due))
         except (CloudError, DeadlineError) as error:

@@ -1,0 +1,116 @@
+"""The mass-idle breaker over hours and days: blind sensors, a large job that ends, nights."""
+
+from datetime import timedelta
+
+from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from tests.reaper.sweeping import policy, sweep_world
+from tests.reaper.world import World
+
+TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev", TAG_OWNER: "ada"}
+# As the stacks are shipped: a tenth of the fleet and five instances at most in one sweep.
+POLICY = policy(
+    top={"max_actions": 5, "max_percent": 10},
+    idle_after_hours=1,
+    grace_minutes=20,
+    min_uptime_minutes=30,
+    max_lifetime_hours=None,
+)
+
+
+def fleet(count):
+    """Instances at work for an hour."""
+    world = World()
+    made = [world.start(TAGS) for _ in range(count)]
+    world.pass_minutes(60)
+    return world, made
+
+
+def sweeps(world, hours, every_minutes=10, **options):
+    """Sweep on schedule; whether each found the breaker tripped."""
+    tripped = []
+    for _ in range(int(hours * 60 / every_minutes)):
+        tripped.append(sweep_world(world, POLICY, **options).plan.breaker)
+        world.pass_minutes(every_minutes)
+    return tripped
+
+
+def ended(world):
+    return len(world.ends)
+
+
+def test_sensors_that_go_blind_one_after_another_cost_one_working_instance_of_twenty():
+    """Their agents go on saying that nothing happens, and cannot know better."""
+    world, made = fleet(20)
+
+    for machine in made:
+        machine.agent = "sightless"
+        sweeps(world, 1 / 6)
+    tripped = sweeps(world, 12)
+
+    assert ended(world) <= 1
+    assert all(tripped)
+    assert any("mass-idle breaker" in message for _, message in world.messages)
+
+
+def test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody_had_to_say_so():
+    world, made = fleet(18)
+    for machine in made[:16]:
+        machine.leave()
+
+    sweeps(world, 24)
+    held = ended(world)
+    sweeps(world, 36, every_minutes=30)
+
+    assert held == 0
+    assert ended(world) == 16
+
+
+def test_a_pool_that_is_idle_every_night_is_known_after_the_first():
+    world, made = fleet(10)
+
+    def a_night():
+        for machine in made[:8]:
+            machine.leave()
+        tripped = sweeps(world, 4, every_minutes=30)
+        for machine in made[:8]:
+            machine.busy = True
+        world.pass_minutes(30)
+        sweep_world(world, POLICY)
+        return any(tripped)
+
+    first, ended_first = a_night(), ended(world)
+    world.pass_minutes(600)
+    second = a_night()
+
+    assert (first, ended_first) == (True, 0)
+    assert second is False
+    assert ended(world) > 0
+
+
+def test_an_operator_s_word_holds_until_those_that_it_is_about_are_ended():
+    world, made = fleet(8)
+    for machine in made:
+        machine.leave()
+    sweeps(world, 1.5)
+
+    sweep_world(world, POLICY, override_breaker=True)
+    tripped = sweeps(world, 3)
+
+    assert not any(tripped)
+    assert ended(world) == 8
+
+
+def test_it_alarms_in_the_very_sweep_in_which_it_trips():
+    world, made = fleet(8)
+    for machine in made:
+        machine.leave()
+    world.pass_minutes(70)
+
+    result = sweep_world(world, POLICY)
+
+    figures = {one.name: one.value for one in result.metrics()}
+    assert figures["SweepBreakerTrips"] == 1
+    assert result.failed
+    assert any(
+        "mass-idle breaker" in text for at, text in world.messages if at >= result.now - timedelta(minutes=1)
+    )

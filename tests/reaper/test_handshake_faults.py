@@ -1,0 +1,186 @@
+"""The handshake when things go wrong half-way: crashes, stores that refuse, wrong clocks, two sweeps."""
+
+from datetime import timedelta
+
+import pytest
+
+from image.reaper.errors import InstanceError
+from image.reaper.model import TAG_REAP_AFTER
+from tests.reaper.live import live_aws
+
+
+@pytest.fixture
+def live(tmp_path):
+    with live_aws(tmp_path) as made:
+        yield made
+
+
+def due(live, count=1, **more):
+    """Instances that a sweep has marked and that have answered."""
+    instances = live.start(count, **more)
+    live.pass_minutes(2)
+    live.sweep(override_breaker=True)
+    live.pass_minutes(12)
+    return instances
+
+
+def sweeps(live, count):
+    for _ in range(count):
+        live.sweep()
+        live.pass_minutes(10)
+
+
+class CrashError(BaseException):
+    """The function is cut off: nothing of it runs any more."""
+
+
+def crash():
+    raise CrashError
+
+
+@pytest.mark.parametrize("write", range(1, 12))
+def test_a_sweep_that_crashes_before_any_of_its_writes_is_made_good_by_the_next(live, write):
+    (instance,) = due(live, group="pool")
+    live.on_write(write, crash)
+    try:
+        live.sweep()
+    except CrashError:
+        live.forget_lease()
+    live.pass_minutes(10)
+
+    sweeps(live, 2)
+
+    assert instance.truth.ended_at is not None
+    assert not instance.truth.killed
+
+
+@pytest.mark.parametrize("write", range(1, 12))
+def test_a_job_that_begins_as_a_sweep_crashes_is_never_killed(live, write):
+    (instance,) = due(live, group="pool")
+
+    def work_and_crash():
+        instance.begin_job()
+        crash()
+
+    live.on_write(write, work_and_crash)
+    try:
+        live.sweep()
+    except CrashError:
+        live.forget_lease()
+    live.pass_minutes(10)
+
+    sweeps(live, 2)
+
+    assert not instance.truth.killed
+
+
+def test_two_sweeps_at_once_end_an_instance_once(live):
+    (instance,) = due(live)
+    others = []
+
+    def another():
+        with pytest.raises(InstanceError) as refused:
+            live.sweep()
+        others.append(str(refused.value))
+
+    live.on_call("CreateTags", lambda: None)
+    live.on_call("GetMetricData", another)
+
+    report = live.sweep()
+
+    assert "another sweep" in others[0]
+    assert report["acted"] == 1 if isinstance(report["acted"], int) else len(report["acted"]) == 1
+    assert instance.truth.ended_at is not None
+
+
+@pytest.mark.parametrize("moment", ["before the answer", "after it", "behind the door"])
+def test_an_agent_that_restarts_goes_on_where_it_was(live, moment):
+    (instance,) = live.start()
+    live.pass_minutes(2)
+    live.sweep()
+    live.pass_minutes(9 if moment == "before the answer" else 12)
+    restart = lambda: instance.start_agent(instance.idle_since)  # noqa: E731 - one act at three moments
+    if moment == "behind the door":
+        live.on_closed(instance, restart)
+    else:
+        restart()
+        live.pass_minutes(3)
+
+    sweeps(live, 2)
+
+    assert instance.truth.ended_at is not None
+    assert not instance.truth.killed
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_an_instance_whose_clock_is_ten_minutes_off_loses_no_work(live, minutes):
+    """How fresh its word is the bucket says; ahead, it answers early, behind, it answers late."""
+    idle, busy = due(live, 2, skew=timedelta(minutes=minutes))
+    busy.begin_job()
+
+    sweeps(live, 3)
+
+    assert busy.truth.ended_at is None
+    assert idle.truth.ended_at is not None
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "InternalError"])
+def test_an_instance_that_cannot_answer_stays(live, code):
+    (instance,) = live.start()
+    live.pass_minutes(2)
+    live.sweep()
+    live.agents_refused = code
+
+    sweeps(live, 3)
+
+    assert instance.truth.ended_at is None
+    assert not instance.door_is_shut
+
+
+@pytest.mark.parametrize("operation", ["ListObjectsV2", "PutObject", "GetObject"])
+@pytest.mark.parametrize("code", ["AccessDenied", "InternalError"])
+def test_a_sweep_that_cannot_hear_or_decide_ends_nothing_and_says_so(live, operation, code):
+    (instance,) = due(live)
+    live.sweep_refused = (operation, code)
+
+    try:
+        report = live.sweep()
+    except InstanceError as error:  # without its lease it does not even begin
+        report = {"failed": [{"error": str(error)}]}
+
+    assert instance.truth.ended_at is None
+    assert any(code in failure["error"] for failure in report["failed"])
+    live.sweep_refused = None
+    sweeps(live, 2)
+    assert instance.truth.ended_at is not None
+
+
+def test_a_door_shut_by_a_sweep_that_died_opens_when_the_mark_goes(live):
+    (instance,) = due(live)
+    live.on_closed(instance, crash_of(live))
+    try:
+        live.sweep()
+    except CrashError:
+        live.forget_lease()
+    assert instance.door_is_shut
+
+    live.ec2.delete_tags(Resources=[instance.id], Tags=[{"Key": TAG_REAP_AFTER}])
+    live.pass_minutes(1)
+
+    assert not instance.door_is_shut
+
+
+def crash_of(live):
+    return lambda: live.on_call("*", crash)
+
+
+def test_reads_beside_the_budget_are_few_and_do_not_grow_with_the_fleet(live):
+    due(live, 12)
+    live.calls.clear()
+
+    live.sweep()
+
+    lists = live.calls.count("ListObjectsV2")
+    reads = [call for call in live.calls if call.startswith(("Describe", "List", "Get"))]
+    assert lists <= 13
+    assert len(reads) - lists <= 16
