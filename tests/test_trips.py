@@ -25,7 +25,7 @@ TRIPS = {
 HANDED_ON = {
     ("stacks/Pulumi.aws-prod.yaml", "stacks/settings/schema.py"): "network",
     ("image/reaper/agent/sensors/look.py", "image/reaper/agent/loop.py"): "sample(",
-    ("image/reaper/agent/publish.py", "image/reaper/sweep/observe.py"): "METRIC_SECONDS_SINCE_ACTIVITY",
+    ("image/reaper/agent/publish.py", "image/reaper/sweep/evidence.py"): "METRIC_SECONDS_SINCE_ACTIVITY",
     ("image/reaper/sweep/carry_out.py", "image/reaper/aws/machines.py"): "terminate",
 }
 

@@ -14,7 +14,7 @@ from image.reaper.errors import CloudError, ConfigurationError, InstanceFileErro
 from image.reaper.policy import Policy
 from image.reaper.store import ABSENT
 from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.environment import LEDGER_URI, POLICY_FILE, policy_file
+from image.reaper.sweep.cloud import LEDGER_URI, POLICY_FILE, policy_file
 
 POLICY_KEY = "reaper/policy.json"
 LEDGER_PREFIX = "reaper"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
-from image.reaper.sweep import observe
+from image.reaper.sweep import evidence as observe
 from tests.reaper.fault_machine import FaultMachine
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.test_alicloud_faults import CLOUD, AlicloudFaultMachine

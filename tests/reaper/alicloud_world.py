@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from image.reaper.alicloud.answers import TAG_GROUP
+from image.reaper.alicloud.machines import TAG_GROUP
 from image.reaper.aws.machines import TAG_GROUP as WORLD_GROUP
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from tests.reaper.alicloud_server import RefusedError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from image.reaper.model import ENDS, TAG_MANAGED, TAG_POOL, TAG_STACK, Verdict
 from image.reaper.policy import Policy
-from image.reaper.sweep.activity import MAX_QUERIES
+from image.reaper.sweep.evidence import MAX_QUERIES
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World, refusal
 

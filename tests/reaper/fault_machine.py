@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from image.instance.errors import InstanceError
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK, TAG_WITHDRAWN
 from image.reaper.policy import Policy
-from image.reaper.sweep.assess import OLDEST_HEARTBEAT
 from image.reaper.sweep.lease import KEY as LEASE_KEY
+from image.reaper.sweep.verdict import OLDEST_HEARTBEAT
 from tests.reaper.sweeping import SLOWEST_CALL, policy, sweep_world
 from tests.reaper.world import STACK, Faults, World
 

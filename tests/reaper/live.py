@@ -28,8 +28,8 @@ from moto.backends import get_backend
 
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent.command import fresh_look
-from image.reaper.agent.going import CLOSED_FASTER, Going, Senses, Target, answers
 from image.reaper.agent.judge import Limits, Memory
+from image.reaper.agent.listening import CLOSED_FASTER, Going, Senses, Target, answers
 from image.reaper.agent.loop import Agent
 from image.reaper.agent.publish import heartbeat
 from image.reaper.agent.sensors.counters import OwnUse
@@ -41,7 +41,7 @@ from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
 from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_REAP_AFTER, TAG_STACK, TAG_WITHDRAWN
 from image.reaper.people import keep
 from image.reaper.sweep import handler
-from image.reaper.sweep.environment import connect
+from image.reaper.sweep.cloud import connect
 from tests.reaper.moto_fleet import policy_json, pool_policy
 
 REGION, STACK, ACCOUNT = "us-east-1", "test", "123456789012"

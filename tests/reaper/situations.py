@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Fleet, Instance
-from image.reaper.sweep.activity import FINE_PERIOD_S, FINE_WINDOW, coarse_period_s, combine, summarise
-from image.reaper.sweep.decide import Situation
+from image.reaper.sweep.evidence import FINE_PERIOD_S, FINE_WINDOW, coarse_period_s, combine, summarise
+from image.reaper.sweep.verdict import Situation
 from tests.reaper.sweeping import policy
 from tests.reaper.world import EPOCH
 

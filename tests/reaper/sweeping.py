@@ -12,13 +12,12 @@ from typing import Any
 from image.reaper import policy as policies
 from image.reaper.alicloud.session import Clients
 from image.reaper.policy import Policy, PoolPolicy
-from image.reaper.sweep.assess import OLDEST_HEARTBEAT
 from image.reaper.sweep.carry_out import CHECK_LASTS
-from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.environment import connect
+from image.reaper.sweep.cloud import Cloud, connect
 from image.reaper.sweep.notify import Notifier
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.verdict import OLDEST_HEARTBEAT
 from tests.reaper.alicloud_server import Server, serving
 from tests.reaper.alicloud_server import clients as rpc_clients
 from tests.reaper.alicloud_world import Actions, Bucket, Told

@@ -11,13 +11,12 @@ from botocore.awsrequest import AWSResponse
 from image.instance.alicloud_credentials import Credentials
 from image.instance.oss import bucket_client
 from image.reaper.alicloud import connect as alicloud_connect
-from image.reaper.alicloud.answers import TAG_STOPPED_AT, instance_of
+from image.reaper.alicloud.connect import spot_prices
 from image.reaper.alicloud.leftovers import Leftovers
-from image.reaper.alicloud.machines import Machines
+from image.reaper.alicloud.machines import TAG_STOPPED_AT, Machines, instance_of
 from image.reaper.alicloud.metrics import Heartbeats
 from image.reaper.alicloud.oss import OssStore
 from image.reaper.alicloud.session import ATTEMPTS, flat, host_inside, host_of
-from image.reaper.alicloud.spot import spot_prices
 from image.reaper.aws import connect as aws_connect
 from image.reaper.aws import leftovers as aws_leftovers
 from image.reaper.aws import machines as aws
@@ -26,7 +25,7 @@ from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
 from image.reaper.model import TAG_REAP_AFTER, Verdict
-from image.reaper.sweep.heartbeats import Query, Span
+from image.reaper.sweep.cloud import Query, Span
 from image.reaper.sweep.leftovers import Kind, Leftover
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper.agent.clock import REAL_PAUSE_S, Clock
+from image.reaper.agent.loop import REAL_PAUSE_S, Clock
 from tests.reaper.samples import NOON
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from image.reaper.agent.drain import Drain, Steps
-from image.reaper.agent.keep_folder import Saved
+from image.reaper.agent.kept_files import Saved
 from image.reaper.agent.notices import Notice
 from image.reaper.errors import CloudError
 from tests.reaper.samples import NOON

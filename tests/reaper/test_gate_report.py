@@ -8,7 +8,7 @@ import pytest
 from image.readiness.__main__ import write_report
 from image.readiness.checks import Finding
 from image.reaper import metrics
-from image.reaper.agent import gate_report
+from image.reaper.agent import publish
 from image.reaper.agent.judge import State
 from image.reaper.agent.publish import heartbeat
 from tests.reaper.samples import NOON, judgement
@@ -18,7 +18,7 @@ from tests.reaper.samples import NOON, judgement
 def test_the_agent_reads_what_the_gate_wrote(tmp_path, passed):
     write_report([Finding("gpu_count", passed, "as found")], tmp_path / "ready.json", datetime.now(UTC))
 
-    assert gate_report.passed(tmp_path / "ready.json") is passed
+    assert publish.passed(tmp_path / "ready.json") is passed
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"ready": "no"}', '{"ready": null}', "\xff"])
@@ -26,7 +26,7 @@ def test_what_cannot_be_read_is_no_verdict(tmp_path, content):
     if content is not None:
         (tmp_path / "ready.json").write_bytes(content.encode("latin-1"))
 
-    assert gate_report.passed(tmp_path / "ready.json") is None
+    assert publish.passed(tmp_path / "ready.json") is None
 
 
 IDLE = judgement()
@@ -36,13 +36,13 @@ BLIND_GPUS = judgement(State.UNKNOWN, unknown=("gpu: no GPU seen, 8 expected",))
 @pytest.mark.parametrize("outcome", [IDLE, BLIND_GPUS])
 def test_a_failed_instance_on_which_nothing_works_is_unfit(outcome):
     """Missing GPUs are what the gate is for, and what the agent's own sensor cannot see past."""
-    assert gate_report.is_unfit(outcome, gate_passed=False)
+    assert publish.is_unfit(outcome, gate_passed=False)
 
 
 @pytest.mark.parametrize("passed", [True, None])
 @pytest.mark.parametrize("outcome", [IDLE, BLIND_GPUS])
 def test_without_a_failed_report_nothing_is_unfit(outcome, passed):
-    assert not gate_report.is_unfit(outcome, passed)
+    assert not publish.is_unfit(outcome, passed)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_without_a_failed_report_nothing_is_unfit(outcome, passed):
     ],
 )
 def test_work_or_a_blind_sensor_keeps_a_failed_instance(outcome):
-    assert not gate_report.is_unfit(outcome, gate_passed=False)
+    assert not publish.is_unfit(outcome, gate_passed=False)
 
 
 def values(**options):

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from image.console.cli import main
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN
 from tests.reaper.live import live_aws, refusal
+from tests.reaper.plays import Stage, asked
 
 
 @pytest.fixture
@@ -198,6 +199,18 @@ def test_a_door_that_nobody_comes_through_opens_after_an_hour(live):
 
     assert not instance.door_is_shut
     assert live.said("refused") == [instance.id]
+
+
+@pytest.mark.parametrize(("cloud", "end"), [("aws", "TerminateInstances"), ("alicloud", "DeleteInstances")])
+def test_the_last_word_is_heard_right_before_the_end(cloud, end):
+    """On Alibaba Cloud, which has no second fence, the window that remains is this one call."""
+    stage = Stage(cloud)
+    asked(stage)
+
+    stage.sweep()
+
+    before = stage.world.calls[stage.world.calls.index(end) - 1]
+    assert before == "ListObjectsV2"
 
 
 def fail(code, operation):

@@ -30,6 +30,11 @@ def sweeps(live, count):
         live.pass_minutes(10)
 
 
+# Of a sweep that ends one instance of a group: lease, decision, lease, record, detachment, termination, its
+# confirmation, lease.
+WRITES = 8
+
+
 class CrashError(BaseException):
     """The function is cut off: nothing of it runs any more."""
 
@@ -38,14 +43,13 @@ def crash():
     raise CrashError
 
 
-@pytest.mark.parametrize("write", range(1, 12))
+@pytest.mark.parametrize("write", range(1, WRITES + 1))
 def test_a_sweep_that_crashes_before_any_of_its_writes_is_made_good_by_the_next(live, write):
     (instance,) = due(live, group="pool")
     live.on_write(write, crash)
-    try:
+    with pytest.raises(CrashError):
         live.sweep()
-    except CrashError:
-        live.forget_lease()
+    live.forget_lease()
     live.pass_minutes(10)
 
     sweeps(live, 2)
@@ -54,7 +58,7 @@ def test_a_sweep_that_crashes_before_any_of_its_writes_is_made_good_by_the_next(
     assert not instance.truth.killed
 
 
-@pytest.mark.parametrize("write", range(1, 12))
+@pytest.mark.parametrize("write", range(1, WRITES + 1))
 def test_a_job_that_begins_as_a_sweep_crashes_is_never_killed(live, write):
     (instance,) = due(live, group="pool")
 
@@ -63,10 +67,9 @@ def test_a_job_that_begins_as_a_sweep_crashes_is_never_killed(live, write):
         crash()
 
     live.on_write(write, work_and_crash)
-    try:
+    with pytest.raises(CrashError):
         live.sweep()
-    except CrashError:
-        live.forget_lease()
+    live.forget_lease()
     live.pass_minutes(10)
 
     sweeps(live, 2)
@@ -83,13 +86,12 @@ def test_two_sweeps_at_once_end_an_instance_once(live):
             live.sweep()
         others.append(str(refused.value))
 
-    live.on_call("CreateTags", lambda: None)
     live.on_call("GetMetricData", another)
 
     report = live.sweep()
 
     assert "another sweep" in others[0]
-    assert report["acted"] == 1 if isinstance(report["acted"], int) else len(report["acted"]) == 1
+    assert len(report["acted"]) == 1
     assert instance.truth.ended_at is not None
 
 
@@ -180,7 +182,8 @@ def test_reads_beside_the_budget_are_few_and_do_not_grow_with_the_fleet(live):
 
     live.sweep()
 
-    lists = live.calls.count("ListObjectsV2")
+    lists, locks = live.calls.count("ListObjectsV2"), live.calls.count("DescribeInstanceAttribute")
     reads = [call for call in live.calls if call.startswith(("Describe", "List", "Get"))]
     assert lists <= 13
-    assert len(reads) - lists <= 16
+    assert locks <= 12
+    assert len(reads) - lists - locks <= 16

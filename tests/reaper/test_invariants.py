@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from image.reaper.metrics import CODE_UNFIT, CODE_UNKNOWN
 from image.reaper.model import ENDS, Fleet, Group, Plan, Verdict
-from image.reaper.sweep.activity import summarise
-from image.reaper.sweep.decide import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
+from image.reaper.sweep.evidence import summarise
+from image.reaper.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
 from tests.reaper.situations import (
     IDLE_AFTER,
     MINUTES,

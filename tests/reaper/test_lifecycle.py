@@ -7,7 +7,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from image.reaper.aws.lifecycle import Hook
+from image.reaper.aws.agent import Hook
 from image.reaper.errors import CloudError
 
 HOOK = {"LifecycleHookName": "gpu-fleet-drain", "AutoScalingGroupName": "dev", "InstanceId": "i-0a"}

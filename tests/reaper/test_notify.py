@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from image.reaper.aws.topic import Topic
+from image.reaper.aws.connect import Topic
 from image.reaper.calls import Calls
 from image.reaper.model import Decision, Verdict
 from image.reaper.sweep.notify import Notifier, due_alerts

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.model import Verdict
-from image.reaper.sweep.decide import decide
+from image.reaper.sweep.verdict import decide
 from image.reaper.times import parse_duration, parse_time
 from tests.reaper.situations import alone, idle_history, machine
 

@@ -7,8 +7,8 @@ import pytest
 
 from image.reaper.metrics import CODE_UNFIT
 from image.reaper.model import Group, Verdict
-from image.reaper.sweep.decide import MOST_REPLACED_IN_A_DAY, decide
 from image.reaper.sweep.lease import Memory, _memory
+from image.reaper.sweep.verdict import MOST_REPLACED_IN_A_DAY, decide
 from tests.reaper import test_alicloud
 from tests.reaper.custodian_cases import POLICY as SWEEPING
 from tests.reaper.custodian_cases import TAGS

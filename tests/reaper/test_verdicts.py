@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Said, Word, mark_name, said_of, words
 from image.reaper.model import TAG_WITHDRAWN, Fleet, Group, Verdict
 from image.reaper.store import Listed
-from image.reaper.sweep.decide import decide
+from image.reaper.sweep.verdict import decide
 from image.reaper.times import is_quiet
 from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, machine
 from tests.reaper.sweeping import policy

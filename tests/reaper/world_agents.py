@@ -10,9 +10,9 @@ from typing import Any
 
 from image.instance.errors import CloudError
 from image.reaper.agent.answers import Seen, seen
-from image.reaper.agent.going import Answers, Going
 from image.reaper.agent.judge import Limits
-from image.reaper.agent.keep_folder import Saved
+from image.reaper.agent.kept_files import Saved
+from image.reaper.agent.listening import Answers, Going
 from image.reaper.agent.notices import FromMetadata
 from image.reaper.agent.sensors.reading import People, Rates, Reading, Session
 from image.reaper.alicloud.oss import OssStore

@@ -5,7 +5,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from image.reaper.agent import keep_folder
+from image.reaper.agent import kept_files
 from tests.stacks.examples import pool, stack
 
 ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
@@ -57,7 +57,7 @@ def test_an_instance_writes_below_its_pools_own_prefix_only(statements):
 
 def test_what_the_agent_saves_lies_where_its_role_may_write(statements):
     """The agent's own function and the registered policy: neither knows the other."""
-    saved = keep_folder.place("s3://gpu-fleet-test-data", "dev", "i-0123456789abcdef0")
+    saved = kept_files.place("s3://gpu-fleet-test-data", "dev", "i-0123456789abcdef0")
 
     allowed = [one.partition("/")[2] for one in statements["WriteOwn"]["Resource"]]
     assert all(fnmatch(f"{saved.prefix}notes.txt", pattern) for pattern in allowed)

@@ -213,7 +213,7 @@ def test_the_archive_is_the_same_for_the_same_settings():
 def test_the_archive_holds_the_sweep_and_nothing_of_the_agent():
     names = set(archive_files(bundle(examples.stack())))
 
-    assert {"policy.json", "image/reaper/sweep/handler.py", "image/reaper/sweep/decide.py"} <= names
+    assert {"policy.json", "image/reaper/sweep/handler.py", "image/reaper/sweep/verdict.py"} <= names
     assert not names & {
         "image/reaper/agent/loop.py",
         "image/console/cli.py",
@@ -248,7 +248,7 @@ def test_the_very_archive_sweeps_in_a_fresh_interpreter_with_boto3_alone(prod, t
 
 
 def test_the_modules_of_the_bundle_are_found_by_their_imports():
-    assert "image/reaper/sweep/decide.py" in sweep_archive.modules()
+    assert "image/reaper/sweep/verdict.py" in sweep_archive.modules()
     assert sweep_archive.modules("image.reaper.errors") == (
         "image/__init__.py",
         "image/instance/__init__.py",

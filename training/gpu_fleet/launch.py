@@ -129,7 +129,7 @@ def launch(
 
 
 def _refuse_where_terminated() -> None:
-    """Raises LaunchError on an instance whose agent starts nothing more (image/reaper/agent/going.py)."""
+    """Raises LaunchError on an instance whose agent starts nothing more (image/reaper/agent/listening.py)."""
     try:
         raise LaunchError((instance.run_directory() / "closed").read_text(encoding="utf-8").strip())
     except FileNotFoundError:

@@ -13,13 +13,12 @@ import click
 from image.instance import instance_file, paths
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
-from image.reaper.agent import activity_file, gate_report, keep_folder, stack_policy
+from image.reaper.agent import activity_file, kept_files, publish, stack_policy
 from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
-from image.reaper.agent.clock import Clock
-from image.reaper.agent.going import Going, Senses, Target, answers
 from image.reaper.agent.judge import Judgement, Limits
-from image.reaper.agent.loop import Agent, stop_on_terminate
+from image.reaper.agent.listening import Going, Senses, Target, answers
+from image.reaper.agent.loop import Agent, Clock, stop_on_terminate
 from image.reaper.agent.publish import Publisher, heartbeat
 from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
 from image.reaper.agent.sensors.look import Sensors, watched_tree, whole_machine
@@ -63,7 +62,7 @@ class Options:
 @click.option(
     "--keep-folder",
     type=click.Path(file_okay=False, path_type=Path),
-    default=keep_folder.KEEP_FOLDER,
+    default=kept_files.KEEP_FOLDER,
     show_default=True,
     help="What is saved before the machine goes.",
 )
@@ -154,7 +153,7 @@ def fresh_look(sensors: Sensors, clock: Clock, limits: Callable[[], Limits]) -> 
     """Looks at all sensors at the moment at which it is called, for a mark that was due then."""
 
     def look(mark: datetime) -> Seen:
-        unfit = gate_report.passed(paths.ready_file()) is False
+        unfit = publish.passed(paths.ready_file()) is False
         return seen(sensors.look(clock.now()), mark, limits(), unfit=unfit)
 
     return look
@@ -223,7 +222,7 @@ def reporter(
             activity_file.write(paths.activity_file(), judgement, instance_id, watch)
         except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
             LOG.warning("event=activity-file-failed reason=%r", str(error))
-        unfit = gate_report.is_unfit(judgement, gate_report.passed(paths.ready_file()))
+        unfit = publish.is_unfit(judgement, publish.passed(paths.ready_file()))
         data = heartbeat(judgement, instance_id, machine.pool, unfit=unfit)
         publisher.add(data, judgement.at)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from image.instance.files import replace_text
-from image.reaper.agent.keep_folder import Saved
+from image.reaper.agent.kept_files import Saved
 from image.reaper.agent.notices import Notice
 from image.reaper.errors import CloudError
 

@@ -1,15 +1,42 @@
-"""Heartbeats on their way to the cloud's metrics, as ``metrics.py`` lays down."""
+"""Heartbeats on their way to the cloud's metrics, as ``metrics.py`` lays down, the gate's word among them."""
 
+import json
 import logging
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from image.instance.files import read_text
 from image.reaper import metrics
 from image.reaper.agent.judge import Judgement, State
 from image.reaper.errors import AnswerError, CloudError
+
+
+def passed(file: Path) -> bool | None:
+    """Whether the gate let the instance be used; None while it has not said, or where nobody can tell.
+
+    Args:
+        file: the gate's report; on tmpfs, so never of an earlier boot.
+    """
+    try:
+        content = json.loads(read_text(file))
+    except (OSError, ValueError):
+        return None
+    ready = content.get("ready") if isinstance(content, dict) else None
+    return ready if isinstance(ready, bool) else None
+
+
+def is_unfit(judgement: Judgement, gate_passed: bool | None) -> bool:
+    """Whether the instance may be replaced as far as this minute tells: the gate failed it and nothing works.
+
+    The GPUs may not answer, which is what such a gate is for. Any other sensor that fails hides too much.
+    """
+    blind = [reason for reason in judgement.unknown if not reason.startswith("gpu")]
+    return gate_passed is False and not judgement.reasons and not judgement.hung and not blind
+
 
 MAX_DATA_PER_CALL = 1000  # API PutMetricData, which also bounds a call to 1 MB: five times what these need
 CODES = {State.UNKNOWN: metrics.CODE_UNKNOWN, State.SUSPECT_HUNG: metrics.CODE_HUNG}

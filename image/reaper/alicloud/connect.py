@@ -1,7 +1,15 @@
-"""From a policy and environment variables to Alibaba Cloud as a sweep sees it."""
+"""From a policy and environment variables to Alibaba Cloud as a sweep sees it.
 
+Its notifications are a line in the sweep's log and a number that an alarm watches: CloudMonitor mails its
+contacts when an alarm fires, and carries no text of ours. Which instances are meant is told by the log, by
+``gpu-fleet status``, and by the instance itself on every terminal.
+"""
+
+import json
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cache, partial
 from typing import Any
 
@@ -10,16 +18,82 @@ from image.instance.alicloud_credentials import KEY_ID, Credentials
 from image.instance.metadata import Metadata
 from image.reaper.alicloud.leftovers import Leftovers
 from image.reaper.alicloud.machines import Machines
-from image.reaper.alicloud.metrics import Heartbeats
-from image.reaper.alicloud.notify import Alarm
+from image.reaper.alicloud.metrics import DIMENSION_STACK, Heartbeats, datum
 from image.reaper.alicloud.oss import OssStore
-from image.reaper.alicloud.session import ENDPOINT, Clients, clients
-from image.reaper.alicloud.spot import spot_prices
+from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls
 from image.reaper.policy import Policy
-from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.environment import LEDGER_URI
+from image.reaper.sweep.cloud import LEDGER_URI, Cloud
 from image.reaper.sweep.notify import Notifier
+
+METRIC_NOTICES = "SweepNotices"
+
+
+class Alarm:
+    """The stack's alarm on ``SweepNotices``.
+
+    Args:
+        cms: the client.
+        calls: makes the calls.
+        stack: whose.
+    """
+
+    def __init__(self, cms: Product, calls: Calls, stack: str) -> None:
+        self._cms = cms
+        self._calls = calls
+        self._stack = stack
+
+    def tell(self, subject: str, message: str) -> None:
+        """Tell one message; raises CloudError when the alarm cannot hear of it."""
+        data = [datum(METRIC_NOTICES, 1, {DIMENSION_STACK: self._stack})]
+        self._calls.change(self._cms.action("PutCustomMetric"), MetricList=data)
+        line = {"event": "notice", "subject": subject, "message": message}
+        sys.stdout.write(json.dumps(line) + "\n")
+
+
+MAX_PAGES = 100  # of one type; a cloud that hands out offsets for ever is not believed
+
+
+def spot_prices(ecs: Product, calls: Calls, currency: str, types: Sequence[str]) -> Mapping[str, Decimal]:
+    """Instance type -> an hour of it in the dearest zone of the region; types without a price left out.
+
+    Args:
+        ecs: the client.
+        calls: makes the calls, one a type at least.
+        currency: of the policy; prices in another one are left out.
+        types: instance types.
+
+    Raises:
+        CloudError: the prices could not be read.
+    """
+    found = {}
+    for name in types:
+        newest: dict[str, tuple[str, Decimal]] = {}  # zone -> (when, price); times are ISO 8601 in UTC
+        for one in _history(ecs, calls, currency, name):
+            told = one["Timestamp"], Decimal(str(one["SpotPrice"]))
+            newest[one["ZoneId"]] = max(newest.get(one["ZoneId"], told), told)
+        if newest:
+            found[name] = max(price for _, price in newest.values())
+    return found
+
+
+def _history(ecs: Product, calls: Calls, currency: str, name: str) -> Iterator[dict[str, Any]]:
+    offset = 0
+    for _ in range(MAX_PAGES):
+        page = calls.look(
+            ecs.action("DescribeSpotPriceHistory"),
+            InstanceType=name,
+            NetworkType="vpc",
+            OSType="linux",
+            Offset=offset,
+        )
+        if page.get("Currency") == currency:
+            yield from page["SpotPrices"]["SpotPriceType"]
+        following = int(page.get("NextOffset") or 0)
+        if following <= offset:
+            return
+        offset = following
+
 
 ACCOUNT_ID = "GPU_FLEET_ACCOUNT_ID"
 

@@ -1,1 +1,4 @@
-"""What sweep (``connect``) and agent (``agent``) need of AWS; ``alicloud`` has the same entries."""
+"""AWS, as sweep and agent need it (``sweep/cloud.py``, ``agent/cloud.py``).
+
+In: calls in this room's words. Out: answers in this room's words (``model.py``).
+"""

@@ -1,4 +1,4 @@
-"""What an agent on AWS talks to: CloudWatch, its bucket, its group, the sweep's mark."""
+"""What an agent on AWS talks to: CloudWatch, its buckets, its group's lifecycle hook, its own tag."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -7,16 +7,59 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent import notices
-from image.reaper.aws.lifecycle import Hook
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
 from image.reaper.model import TAG_WITHDRAWN
 from image.reaper.store import Store
 from image.reaper.times import format_time
+
+
+class Hook:
+    """The hook of one machine's group.
+
+    Args:
+        autoscaling: boto3's client.
+        name: of the hook.
+        instance_id: the machine.
+    """
+
+    def __init__(self, autoscaling: Any, name: str, instance_id: str) -> None:
+        self._client = autoscaling
+        self._name = name
+        self._instance_id = instance_id
+        self._group = ""
+
+    def heartbeat(self) -> None:
+        """Ask for more time: the hook's timeout starts anew. Raises CloudError."""
+        self._call("record_lifecycle_action_heartbeat")
+
+    def complete(self) -> None:
+        """Let the machine go. Raises CloudError."""
+        self._call("complete_lifecycle_action", LifecycleActionResult="CONTINUE")
+
+    def _call(self, method: str, **arguments: str) -> None:
+        try:
+            getattr(self._client, method)(
+                LifecycleHookName=self._name,
+                AutoScalingGroupName=self._group or self._find_group(),
+                InstanceId=self._instance_id,
+                **arguments,
+            )
+        except (BotoCoreError, ClientError) as error:
+            raise CloudError(f"lifecycle hook {self._name}: {error}") from error
+
+    def _find_group(self) -> str:
+        answer = self._client.describe_auto_scaling_instances(InstanceIds=[self._instance_id])
+        if not answer["AutoScalingInstances"]:
+            raise CloudError(f"{self._instance_id} is in no scaling group")
+        self._group = str(answer["AutoScalingInstances"][0]["AutoScalingGroupName"])
+        return self._group
+
 
 # It gives up before the agent misses many looks.
 _LIMITS = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2})

@@ -1,6 +1,8 @@
-"""From a policy and environment variables to AWS as a sweep sees it."""
+"""From a policy and environment variables to AWS as a sweep sees it: topic, spot prices and all the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -8,14 +10,68 @@ from image.reaper.aws.leftovers import Leftovers
 from image.reaper.aws.machines import Machines
 from image.reaper.aws.metrics import Heartbeats
 from image.reaper.aws.session import Clients, clients, sts
-from image.reaper.aws.spot import CURRENCY, spot_prices
-from image.reaper.aws.topic import Topic
 from image.reaper.calls import Calls
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.environment import LEDGER_URI, TOPIC_ARN
+from image.reaper.sweep.cloud import LEDGER_URI, TOPIC_ARN, Cloud
 from image.reaper.sweep.notify import Notifier
+
+SUBJECT_LENGTH = 99  # Publish, SNS API: less than 100, and neither line breaks nor control characters
+MESSAGE_BYTES = 200_000  # of at most 262,144
+
+
+class Topic:
+    """The stack's topic.
+
+    Args:
+        sns: the client.
+        calls: makes the calls.
+        topic_arn: where owners and operators listen.
+    """
+
+    def __init__(self, sns: Any, calls: Calls, topic_arn: str) -> None:
+        self._sns = sns
+        self._calls = calls
+        self._topic_arn = topic_arn
+
+    def tell(self, subject: str, message: str) -> None:
+        """Publish one message; raises CloudError when nobody heard it."""
+        plain = "".join(one if one.isascii() and one.isprintable() else "?" for one in subject)
+        self._calls.change(
+            self._sns.publish,
+            TopicArn=self._topic_arn,
+            Subject=plain[:SUBJECT_LENGTH],
+            Message=message.encode()[:MESSAGE_BYTES].decode(errors="ignore"),
+        )
+
+
+PRODUCT = "Linux/UNIX"
+CURRENCY = "USD"  # of every price of the API
+
+
+def spot_prices(ec2: Any, calls: Calls, types: Sequence[str]) -> Mapping[str, Decimal]:
+    """Instance type -> an hour of it in the dearest zone of the region, USD; types without one left out.
+
+    Raises:
+        CloudError: the prices could not be read.
+    """
+    now = datetime.now(UTC)
+    arguments: dict[str, Any] = {
+        "InstanceTypes": list(types),
+        "ProductDescriptions": [PRODUCT],
+        # with both at once the API tells the prices in force then (API DescribeSpotPriceHistory)
+        "StartTime": now,
+        "EndTime": now,
+    }
+    prices: dict[str, Decimal] = {}
+    while True:
+        page = calls.look(ec2.describe_spot_price_history, **arguments)
+        for one in page["SpotPriceHistory"]:
+            price = Decimal(one["SpotPrice"])
+            prices[one["InstanceType"]] = max(price, prices.get(one["InstanceType"], price))
+        if not page.get("NextToken"):
+            return prices
+        arguments["NextToken"] = page["NextToken"]
 
 
 def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None) -> Cloud:

@@ -1,1 +1,4 @@
-"""What the stack costs: the meter, the freeze, and what a day was worth."""
+"""What the stack costs.
+
+In: fleet and prices, sweep by sweep. Out: the month's meter, freezes of training pools, the daily report.
+"""

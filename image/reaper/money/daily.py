@@ -12,8 +12,7 @@ from image.reaper.money.meter_days import DAY
 from image.reaper.money.meter_reading import Day, Reading, day_from_json
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.heartbeats import Query, Span, Statistic
+from image.reaper.sweep.cloud import Cloud, Query, Span, Statistic
 
 DAYS, REPORTS = "days", "reports"
 PERIOD_S = int(DAY.total_seconds())

@@ -1,1 +1,5 @@
-"""People's commands: who goes when and why, keep a machine, lift a freeze, what a month saved."""
+"""Commands for users and operators.
+
+In: a command line, the policy, the records of the sweep. Out: a table or a page; ``keep``, ``release`` and
+``unfreeze`` change something.
+"""

@@ -18,10 +18,8 @@ from image.reaper.people.status import WIDTH, row
 from image.reaper.people.timeline import LEGEND, Cell, Row
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
-from image.reaper.sweep.activity import LOOK_AHEAD
-from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.environment import connect
-from image.reaper.sweep.heartbeats import Query, Span
+from image.reaper.sweep.cloud import Cloud, Query, Span, connect
+from image.reaper.sweep.evidence import LOOK_AHEAD
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options, sweep
 from image.reaper.times import format_span, format_time

@@ -12,7 +12,7 @@ from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.money.freezing import RECORDS
 from image.reaper.people.monthly import Month
 from image.reaper.people.records import Change, End, change_of, end_of
-from image.reaper.sweep.environment import LEDGER_URI
+from image.reaper.sweep.cloud import LEDGER_URI
 from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX, confirms
 from image.reaper.times import parse_time
 

@@ -12,7 +12,7 @@ from image.reaper.people.ledger_reading import Place, read_changes, read_ends
 from image.reaper.people.monthly import month_of, parse_month, summarise
 from image.reaper.place import Asked, Subject, subject
 from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.environment import LEDGER_URI, connect
+from image.reaper.sweep.cloud import LEDGER_URI, connect
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet report --stack aws-dev --month 2026-11")

@@ -24,7 +24,7 @@ from image.reaper.options import now_option, stack_options
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
 from image.reaper.sweep import watch as watching
-from image.reaper.sweep.environment import connect
+from image.reaper.sweep.cloud import connect
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options, sweep
 from image.reaper.times import format_span, format_time

@@ -14,7 +14,7 @@ from image.reaper.money.freeze import Stage
 from image.reaper.money.spending import look
 from image.reaper.options import stack_options
 from image.reaper.place import Asked, subject
-from image.reaper.sweep.environment import connect
+from image.reaper.sweep.cloud import connect
 
 
 def login() -> str:

@@ -1,1 +1,6 @@
-"""The scheduled sweep: what it reads, what it decides (pure), and what it does about it."""
+"""What the stack runs every ten minutes, and what alone ends instances.
+
+In: the fleet, heartbeats, words of instances, the policy, the lease's memory. Out: marks, decisions to end,
+ends, notifications, the ledger, metrics. ``sweep.py`` is one sweep, ``verdict.py`` what it decides,
+``carry_out.py`` what it does.
+"""

@@ -16,9 +16,9 @@ from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep import ledger
 from image.reaper.sweep.cloud import Machines
-from image.reaper.sweep.decide import is_asked, is_closed
 from image.reaper.sweep.notify import Notifier
 from image.reaper.sweep.results import Done, Ended
+from image.reaper.sweep.verdict import is_asked, is_closed
 
 # What was checked longer ago may be at work again; the next sweep checks anew.
 CHECK_LASTS = timedelta(minutes=2)

@@ -1,23 +1,84 @@
-"""What a sweep needs of a cloud. ``aws/connect.py`` and ``alicloud/connect.py`` have the same functions.
+"""What a sweep needs of a cloud, and how it gets there from a policy and the environment.
 
-Neither is imported here: the archive of one cloud's sweep carries nothing of the other's.
+``aws/connect.py`` and ``alicloud/connect.py`` have the same functions. Neither is imported here: the archive
+of one cloud's sweep carries nothing of the other's.
 """
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from image.reaper.calls import Calls, Failure
+from image.reaper.errors import CloudError
 from image.reaper.metrics import Figure
 from image.reaper.model import Fleet, Instance
+from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.heartbeats import Answer, Query, Span
 from image.reaper.sweep.leftovers import Leftover
 from image.reaper.sweep.notify import Notifier
+
+COMPLETE = "Complete"
+Statistic = Literal["Minimum", "Average", "Sum"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One metric of one machine.
+
+    Attributes:
+        instance_id: the machine.
+        metric: its metric.
+        period_s: length of a period; its smallest value is asked for unless ``statistic`` says otherwise.
+        enough_below_s: a newest value from 0 up to this says enough: where a cloud is cheaper to ask for it
+            alone, the rest of the window may stay unread.
+        statistic: what is asked of a period's values.
+    """
+
+    instance_id: str
+    metric: str
+    period_s: int
+    enough_below_s: float = 0.0
+    statistic: Statistic = "Minimum"
+
+
+@dataclass
+class Answer:
+    """What came back for one query.
+
+    Attributes:
+        points: (start of the period, its value), in any order, perhaps repeated.
+        status: the newest that the cloud said of it.
+    """
+
+    points: list[tuple[datetime, float]] = field(default_factory=list)
+    status: str = "Missing"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every point is here."""
+        return self.status == COMPLETE
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which time is asked for."""
+
+    start: datetime
+    end: datetime
+
+
+def give_up(batch: Sequence[Query], answers: Mapping[Query, Answer], error: CloudError) -> list[Failure]:
+    """Note that a call for these failed; a failure of each."""
+    for query in batch:
+        answers[query].status = "Failed"
+    return [Failure(query.instance_id, "read heartbeats", str(error)) for query in batch]
+
 
 CLOUDS = ("aws", "alicloud")
 
@@ -139,3 +200,42 @@ def module(cloud: str) -> ModuleType:
 def bucket_client(cloud: str, region: str) -> Any:
     """boto3's S3 client for the cloud's buckets."""
     return module(cloud).bucket_client(region)
+
+
+LEDGER_URI = "GPU_FLEET_LEDGER_URI"
+TOPIC_ARN = "GPU_FLEET_TOPIC_ARN"
+POLICY_FILE = "GPU_FLEET_POLICY_FILE"
+# policy.json lies beside the package: at the root of the function's archive.
+BESIDE_PACKAGE = Path(__file__).resolve().parents[3] / "policy.json"
+
+
+def policy_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the policy lies unless a flag says otherwise."""
+    return Path(environ.get(POLICY_FILE) or BESIDE_PACKAGE)
+
+
+def connect(
+    policy: Policy,
+    clock: Callable[[], datetime],
+    *,
+    deadline: datetime | None = None,
+    read_only: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    made: Any = None,
+) -> Cloud:
+    """The stack's cloud.
+
+    Args:
+        policy: of the stack.
+        clock: the time now.
+        deadline: no call is made after it.
+        read_only: no call changes anything.
+        environ: where the ledger, and what tells people, are named.
+        made: the cloud's ``Clients`` to use instead of new ones.
+
+    Raises:
+        ConfigurationError: a variable is malformed.
+    """
+    calls = Calls(clock, deadline, read_only=read_only)
+    connected: Cloud = module(policy.cloud).connect(policy, calls, environ, made)
+    return connected

@@ -16,7 +16,7 @@ from image.reaper.model import ENDS, Verdict
 from image.reaper.money.spent import line_of
 from image.reaper.options import now_option, stack_options
 from image.reaper.place import Asked, subject
-from image.reaper.sweep.environment import connect
+from image.reaper.sweep.cloud import connect
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options

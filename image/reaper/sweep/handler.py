@@ -12,8 +12,7 @@ from image.reaper.calls import Failure
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, nearest
 from image.reaper.money.spending import settle
 from image.reaper.policy import Policy
-from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.environment import connect, policy_file
+from image.reaper.sweep.cloud import Cloud, connect, policy_file
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import Options, sweep
 

@@ -11,7 +11,7 @@ from typing import Any
 from image.reaper.errors import LeaseError
 from image.reaper.model import Decision
 from image.reaper.store import Store
-from image.reaper.sweep.decide import Usual
+from image.reaper.sweep.verdict import Usual
 from image.reaper.times import format_time, parse_time
 
 KEY = "lease.json"

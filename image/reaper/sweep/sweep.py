@@ -16,7 +16,12 @@ from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep import watch as watching
 from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.decide import (
+from image.reaper.sweep.evidence import look_closely, observe
+from image.reaper.sweep.lease import Lease, Memory, remembered
+from image.reaper.sweep.leftovers import Finding
+from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
+from image.reaper.sweep.results import Done, Result
+from image.reaper.sweep.verdict import (
     BREAKER_LASTS,
     Situation,
     decide,
@@ -24,11 +29,6 @@ from image.reaper.sweep.decide import (
     is_asked,
     is_closed,
 )
-from image.reaper.sweep.lease import Lease, Memory, remembered
-from image.reaper.sweep.leftovers import Finding
-from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
-from image.reaper.sweep.observe import look_closely, observe
-from image.reaper.sweep.results import Done, Result
 
 log = logging.getLogger(__name__)
 

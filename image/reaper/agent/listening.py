@@ -13,11 +13,11 @@ from pathlib import Path
 from image.instance import paths
 from image.instance.files import replace_text
 from image.instance.instance_file import InstanceFile
-from image.reaper.agent import keep_folder
+from image.reaper.agent import kept_files
 from image.reaper.agent.answers import SAVE_AGAIN_AFTER, Act, Seen, Talk, View, next_act
 from image.reaper.agent.cloud import AgentCloud, Fence
 from image.reaper.agent.drain import Drain, Holds, Steps
-from image.reaper.agent.keep_folder import Saved
+from image.reaper.agent.kept_files import Saved
 from image.reaper.agent.notices import Notice, Notices
 from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.errors import CloudError
@@ -313,12 +313,12 @@ def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> 
         ConfigurationError: ``data_uri`` names no bucket.
     """
     machine, instance_id = target.machine, target.instance_id
-    to = keep_folder.place(machine.data_uri, machine.pool, instance_id)
-    sent: dict[str, keep_folder.Version] = {}
+    to = kept_files.place(machine.data_uri, machine.pool, instance_id)
+    sent: dict[str, kept_files.Version] = {}
 
     def save(progress: Callable[[], None] = lambda: None) -> Saved:
         with senses.own.copying():
-            return keep_folder.save(folder, cloud.bucket(), to, progress, sent)
+            return kept_files.save(folder, cloud.bucket(), to, progress, sent)
 
     def hook(notice: Notice) -> Holds | None:
         if notice.ends_at is not None or not machine.lifecycle_hook:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from image.reaper.agent import notices
-from image.reaper.agent.going import Answers, Door, Going, show_all
+from image.reaper.agent.listening import Answers, Door, Going, show_all
 from image.reaper.agent.notices import Notice
 from image.reaper.errors import CloudError
 from tests.reaper.samples import NOON

@@ -7,8 +7,8 @@ from pathlib import Path
 import boto3
 import pytest
 
-from image.reaper.agent import keep_folder
-from image.reaper.agent.keep_folder import Place, Saved, place, save
+from image.reaper.agent import kept_files
+from image.reaper.agent.kept_files import Place, Saved, place, save
 from image.reaper.errors import CloudError, ConfigurationError
 from tests.reaper.fake_aws import fake_aws
 
@@ -164,13 +164,13 @@ def test_a_link_put_in_place_of_what_was_looked_at_uploads_nothing_of_roots(
     s3, folder, secret, monkeypatch, name
 ):
     (folder / "deep/shadow").write_text("mine")
-    listed = keep_folder._listed
+    listed = kept_files._listed
 
     def then_swap(*arguments):
         swap(folder / name, secret.parent if name == "deep" else secret)
         return listed(*arguments)
 
-    monkeypatch.setattr(keep_folder, "_listed", then_swap)
+    monkeypatch.setattr(kept_files, "_listed", then_swap)
 
     with pytest.raises(CloudError, match="were not saved"):
         save(folder, s3, PLACE)
@@ -193,14 +193,14 @@ def test_a_link_put_in_place_of_an_opened_file_uploads_what_was_opened(s3, folde
 
 
 def test_a_pipe_put_in_place_of_a_file_is_not_waited_for(s3, folder, monkeypatch):
-    listed = keep_folder._listed
+    listed = kept_files._listed
 
     def then_swap(*arguments):
         (folder / "notes.txt").unlink()
         os.mkfifo(folder / "notes.txt")
         return listed(*arguments)
 
-    monkeypatch.setattr(keep_folder, "_listed", then_swap)
+    monkeypatch.setattr(kept_files, "_listed", then_swap)
 
     with pytest.raises(CloudError, match=r"notes\.txt.*no regular file"):
         save(folder, s3, PLACE)

@@ -1,0 +1,681 @@
+"""From what is known of a fleet to one verdict for each instance. Pure.
+
+In: a ``Situation`` (instances and groups, their activity, what they said for their marks, the policy, what
+the sweeps before remember). Out: a ``Plan``, a ``Decision`` for each instance.
+
+Each instance is looked at alone first: ``RULES`` are asked in order, all that protects before all that takes
+away, and who is idle for long enough takes the next step: mark, wait, or end. Then come the bounds of the
+fleet: requests to scale in, no group below its minimum, the mass-idle breaker of each pool, and as many ends
+in one sweep as the policy allows.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from image.reaper.handshake import Word, Words, said_of
+from image.reaper.marks import Mark, hold_of, is_marked, mark_of
+from image.reaper.metrics import CODE_HUNG, CODE_UNFIT, HEARTBEAT
+from image.reaper.model import (
+    ENDS,
+    TAG_MANAGED,
+    TAG_PROTECTED,
+    TAG_STACK,
+    TAG_WITHDRAWN,
+    Activity,
+    Decision,
+    Fleet,
+    Group,
+    Instance,
+    Plan,
+    Verdict,
+)
+from image.reaper.policy import Policy, PoolPolicy, unit_price
+from image.reaper.times import format_span, format_time, is_quiet
+
+# A machine that was asked for goes when it is idle this long, and never two within the cooldown.
+IDLE_ON_REQUEST = timedelta(minutes=30)
+COOLDOWN = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms a machine may go.
+
+    Attributes:
+        idle_after: idle time before the mark.
+        grace: time between mark and action.
+    """
+
+    idle_after: timedelta
+    grace: timedelta
+
+
+def usual_terms(pool: PoolPolicy) -> Terms:
+    """The pool's own terms."""
+    return Terms(timedelta(hours=pool.idle_after_hours), timedelta(minutes=pool.grace_minutes))
+
+
+def requested_terms(pool: PoolPolicy) -> Terms:
+    """The terms of a machine that was asked for."""
+    usual = usual_terms(pool)
+    return Terms(min(usual.idle_after, IDLE_ON_REQUEST), max(usual.grace, COOLDOWN))
+
+
+def past_lifetime(instance: Instance, pool: PoolPolicy, now: datetime) -> bool:
+    """Whether a running machine is older than its pool allows; a stop and start makes it young again."""
+    if pool.max_lifetime_hours is None or instance.state != "running":
+        return False
+    return now - instance.launched_at >= timedelta(hours=pool.max_lifetime_hours)
+
+
+def shortest_idle_time(
+    instance: Instance, pool: PoolPolicy, now: datetime, scale_in: Collection[str]
+) -> timedelta:
+    """The idle time from which the machine's heartbeats deserve a close look."""
+    asked = instance.pool in scale_in or past_lifetime(instance, pool, now)
+    return (requested_terms(pool) if asked else usual_terms(pool)).idle_after
+
+
+@dataclass(frozen=True)
+class Case:
+    """One machine and all that is known of it.
+
+    Attributes:
+        now: the moment of the decision.
+        instance: the machine.
+        group: its scaling group, if any.
+        activity: its heartbeats, if they were asked for and answered.
+        policy: of the stack.
+        pool: of the machine's pool.
+        idle_after: idle time from which it counts as forgotten.
+        grace: time between mark and action.
+        words: what the instances said for their marks.
+    """
+
+    now: datetime
+    instance: Instance
+    group: Group | None
+    activity: Activity | None
+    policy: Policy
+    pool: PoolPolicy
+    idle_after: timedelta
+    grace: timedelta
+    words: Words = field(default_factory=dict)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Proven seconds without activity, by the newest heartbeat alone."""
+        if self.activity is None or self.activity.newest_at is None or self.activity.newest_value < 0:
+            return None
+        return self.activity.newest_value
+
+    @property
+    def idle_since(self) -> datetime | None:
+        """Since when nothing was active, late by at most the metric's period."""
+        if self.activity is None or self.activity.newest_at is None or self.idle_s is None:
+            return None
+        latest = min(self.activity.newest_at + timedelta(seconds=self.activity.period_s), self.now)
+        return latest - timedelta(seconds=self.idle_s)
+
+    def decide(self, verdict: Verdict, reason: str, *, alert: bool = False) -> Decision:
+        """A decision on this machine."""
+        mark = mark_of(self.instance)
+        return Decision(
+            instance=self.instance,
+            verdict=verdict,
+            reason=reason,
+            idle_s=self.idle_s,
+            idle_since=self.idle_since,
+            reap_after=mark.reap_after if mark else None,
+            alert=alert,
+            hourly_price=unit_price(self.policy, self.instance.pool, self.instance.type),
+        )
+
+
+def forgotten(case: Case) -> Decision:
+    """The next step with a running machine that is idle for long enough."""
+    idle = format_span(timedelta(seconds=case.idle_s or 0.0))
+    return _next_step(case, case.idle_since or case.now, f"idle for {idle}")
+
+
+def unfit(case: Case) -> Decision:
+    """The next step with an instance that its boot check failed, while nothing works on it: to be replaced.
+
+    Only where a group would start that other one; by the usual way of mark, notice, grace and fresh check.
+    """
+    why = "its boot check failed (ready.json on it says why)"
+    mark = mark_of(case.instance)
+    active = case.activity.last_active_at if case.activity else None
+    if active is not None and active > case.now - IDLE_ON_REQUEST:
+        return case.decide(
+            Verdict.KEEP_BUSY, f"{why}, but it was active at {format_time(active)}", alert=True
+        )
+    if mark and active and not mark.tells_of(active):
+        return case.decide(Verdict.UNMARK, f"was active after it was marked, at {format_time(active)}")
+    lacking = _nothing_takes_its_place(case)
+    if lacking and (mark is None or case.group is not None):
+        return case.decide(Verdict.ALERT, f"{why}; {lacking}, so nothing takes its place", alert=True)
+    return replace(_next_step(case, case.now, why, _replace), replaced=True, alert=True)
+
+
+def _nothing_takes_its_place(case: Case) -> str:
+    """Why a group would start no other instance in the place of this one; empty where it would.
+
+    Alibaba Cloud detaches none of a group at its minimum, whether or not it wants fewer afterwards
+    (help.aliyun.com, API DetachInstances).
+    """
+    group = case.group
+    if group is None:
+        return "it is in no group"
+    if group.closed:
+        return "its group is frozen"
+    if case.policy.cloud == "alicloud" and group.size <= group.min_size:
+        return "its group is at its minimum and lets none go; lower size.min for a while"
+    return ""
+
+
+def stopped(case: Case) -> Decision:
+    """The next step with a stopped machine: nothing, or the second stage of its pool."""
+    days, since = case.pool.terminate_stopped_after_days, case.instance.stopped_at
+    if days is None:
+        return case.decide(Verdict.KEEP_PROTECTED, "stopped: costs its disk only")
+    if since is None:
+        reason = "stopped, and nobody knows since when: start it, or terminate it by hand"
+        return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
+    mark = mark_of(case.instance)
+    for_now = format_span(case.now - since)
+    if case.now - since < timedelta(days=days):
+        return case.decide(Verdict.KEEP_HELD, f"stopped for {for_now}, terminated after {days} days")
+    if mark and (mark.reap_after <= since or not mark.tells_of(since) or mark.idle_since < since):
+        # The mark that led to the stop is no notice of the end.
+        return _to_mark(case, since, f"stopped for {for_now}")
+    return _next_step(case, since, f"stopped for {for_now}")
+
+
+Ending = Callable[[Case, Mark, str], Decision]
+
+
+def _next_step(case: Case, idle_since: datetime, why: str, end: Ending | None = None) -> Decision:
+    """Mark, wait, or end a machine that nobody uses; one that the cloud would not let go is its owner's."""
+    if case.instance.locked:
+        reason = f"{why}, but {case.instance.locked}: lift it, or keep the instance"
+        return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
+    quiet = is_quiet(
+        case.now, case.pool.quiet_hours, case.policy.time_zone, weekends=case.pool.quiet_weekends
+    )
+    if quiet:
+        return case.decide(Verdict.WAIT, f"{why}; quiet hours in {case.policy.time_zone.key}")
+    mark = mark_of(case.instance)
+    if mark is None:
+        return _to_mark(case, idle_since, why)
+    if case.now < mark.reap_after:
+        left = format_span(mark.reap_after - case.now)
+        return case.decide(Verdict.WAIT, f"{why}; goes in {left} unless used")
+    if case.instance.state == "stopped":
+        return case.decide(Verdict.TERMINATE, f"{why}, told {format_time(mark.reap_after - case.grace)}")
+    return (end or _end)(case, mark, why)
+
+
+def _to_mark(case: Case, idle_since: datetime, why: str) -> Decision:
+    reap_after = case.now + case.grace
+    decision = case.decide(Verdict.MARK, f"{why}; goes after {format_time(reap_after)} unless used")
+    return replace(decision, idle_since=idle_since, reap_after=reap_after)
+
+
+def _end(case: Case, mark: Mark, why: str) -> Decision:
+    if case.pool.action == "stop" and (case.instance.spot or case.pool.instance_store_scratch):
+        reason = f"{why}, but a stop would lose its data or is refused by the cloud; the pool says stop"
+        return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
+    verdict = Verdict.STOP if case.pool.action == "stop" else Verdict.TERMINATE
+    return _unanswered(case, mark, why) or _marked(case, mark, why, verdict)
+
+
+def _replace(case: Case, mark: Mark, why: str) -> Decision:
+    """Terminate, whatever the pool does with an idle instance: a stopped one would come back as it was."""
+    return _unanswered(case, mark, why) or _marked(case, mark, why, Verdict.TERMINATE)
+
+
+def _marked(case: Case, mark: Mark, why: str, verdict: Verdict) -> Decision:
+    return case.decide(verdict, f"{why}, marked to go after {format_time(mark.reap_after)}")
+
+
+def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
+    """Wait for the instance's own word for this mark: that all is saved, and that nothing runs there."""
+    if not case.pool.require_acknowledgement:
+        return None
+    word = said_of(case.words, case.instance.id, mark.reap_after).word
+    fenced = case.instance.tags.get(TAG_WITHDRAWN) == format_time(mark.reap_after)
+    if fenced or word is Word.REFUSED:
+        return case.decide(Verdict.UNMARK, f"{why}, but its agent refuses: in use, or kept")
+    if word is None:
+        return case.decide(
+            Verdict.WAIT,
+            f"{why}; its agent has not said that all is saved and nothing runs there",
+            alert=case.now > mark.reap_after + timedelta(hours=1),
+        )
+    return None
+
+
+# Heartbeat, alignment to its period, and two minutes until the cloud shows it.
+OLDEST_HEARTBEAT = timedelta(minutes=4)
+# A sweep over thousands of machines takes this long to read what arrives meanwhile.
+NEWEST_HEARTBEAT = timedelta(minutes=2)
+# Between a heartbeat's own arithmetic and the cloud's time of receipt.
+JITTER = timedelta(seconds=60)
+KEPT_MARKS = frozenset({Verdict.KEEP_UNKNOWN, Verdict.KEEP_PROTECTED})
+
+
+Rule = Callable[[Case], Decision | None]
+
+
+def assess(case: Case) -> Decision:
+    """The verdict on one running or stopped machine."""
+    rules = STOPPED_RULES if case.instance.state == "stopped" else RULES
+    found = next(decision for decision in (rule(case) for rule in rules) if decision is not None)
+    keeps = found.verdict.name.startswith("KEEP") or found.verdict is Verdict.ALERT
+    if keeps and found.verdict not in KEPT_MARKS and is_marked(case.instance):
+        return replace(found, verdict=Verdict.UNMARK)
+    return found
+
+
+def _licence(case: Case) -> Decision | None:
+    tags = case.instance.tags
+    if tags.get(TAG_MANAGED) != "true" or tags.get(TAG_STACK) != case.policy.stack:
+        return case.decide(Verdict.KEEP_PROTECTED, "not managed by this stack")
+    if TAG_PROTECTED in tags:
+        return case.decide(Verdict.KEEP_PROTECTED, f"tag {TAG_PROTECTED}")
+    return None
+
+
+def _lifecycle(case: Case) -> Decision | None:
+    if case.instance.state == "pending":
+        return case.decide(Verdict.KEEP_YOUNG, "still starting")
+    if case.instance.state not in ("running", "stopped"):
+        return case.decide(Verdict.KEEP_PROTECTED, f"already {case.instance.state}")
+    if case.group is None:
+        return None
+    lifecycle = case.group.members[case.instance.id]
+    if lifecycle != "InService":
+        return case.decide(Verdict.KEEP_PROTECTED, f"{lifecycle} in its scaling group")
+    return None
+
+
+def _hold(case: Case) -> Decision | None:
+    hold = hold_of(case.instance, case.now)
+    if hold is None:
+        return None
+    if hold.problem:
+        return case.decide(Verdict.KEEP_HELD, f"held, but {hold.problem}", alert=True)
+    until = format_time(hold.until) if hold.until else "?"
+    return case.decide(Verdict.KEEP_HELD, f"held until {until}: {hold.reason}")
+
+
+def _young(case: Case) -> Decision | None:
+    uptime = case.now - case.instance.launched_at
+    needed = timedelta(minutes=case.pool.min_uptime_minutes)
+    if uptime < needed:
+        up, least = format_span(uptime), format_span(needed)
+        return case.decide(Verdict.KEEP_YOUNG, f"up {up}, left alone for its first {least}")
+    return None
+
+
+def _answered(case: Case) -> Decision | None:
+    if case.activity is None or not case.activity.complete:
+        return _unknown(case, "the cloud did not answer for its heartbeats")
+    if case.activity.newest_at is None:
+        return _unknown(case, "no heartbeat in the whole window: does the agent run?")
+    return None
+
+
+def _fresh(case: Case) -> Decision | None:
+    if case.activity is None or case.activity.newest_at is None:
+        return _answered(case)
+    age = case.now - case.activity.newest_at
+    if age < -NEWEST_HEARTBEAT:
+        return _unknown(case, f"newest heartbeat lies {format_span(age)} in the future: wrong clock")
+    if age > OLDEST_HEARTBEAT + timedelta(seconds=case.activity.period_s) - HEARTBEAT:
+        return _unknown(case, f"newest heartbeat is {format_span(age)} old: does the agent run?")
+    return None
+
+
+def _sensors(case: Case) -> Decision | None:
+    if case.activity is not None and case.activity.newest_value == CODE_HUNG:
+        return case.decide(Verdict.ALERT, "SUSPECT-HUNG: full GPU utilisation at idle power", alert=True)
+    if case.idle_s is None:
+        return _unknown(case, "a sensor failed: the agent cannot tell whether the machine is idle")
+    return None
+
+
+def _gate(case: Case) -> Decision | None:
+    if case.activity is not None and case.activity.newest_value == CODE_UNFIT:
+        return unfit(case)
+    return None
+
+
+def _unknown(case: Case, reason: str) -> Decision:
+    return case.decide(Verdict.KEEP_UNKNOWN, reason, alert=True)
+
+
+def _busy(case: Case) -> Decision | None:
+    idle_s, active = case.idle_s, case.activity.last_active_at if case.activity else None
+    if idle_s is None:
+        return _sensors(case)
+    idle = timedelta(seconds=idle_s)
+    if idle < case.idle_after:
+        return case.decide(
+            Verdict.KEEP_BUSY, f"idle for {format_span(idle)}, forgotten after {format_span(case.idle_after)}"
+        )
+    # Every heartbeat counts, not only the newest: two agents on one machine may disagree.
+    if active is not None and active > case.now - case.idle_after + JITTER:
+        return case.decide(
+            Verdict.KEEP_BUSY, f"an earlier heartbeat told of activity at {format_time(active)}"
+        )
+    mark = mark_of(case.instance)
+    if mark and case.idle_since and not mark.tells_of(case.idle_since):
+        return case.decide(
+            Verdict.UNMARK, f"was active after it was marked, about {format_time(case.idle_since)}"
+        )
+    return None
+
+
+def _consistent(case: Case) -> Decision | None:
+    if case.activity is not None and case.activity.contradictory:
+        return _unknown(case, "its heartbeats contradict one another: is the agent stuck, or are there two?")
+    return None
+
+
+def _coverage(case: Case) -> Decision | None:
+    found = min((window.percent for window in case.activity.coverage), default=0.0) if case.activity else 0.0
+    if found < case.pool.coverage_percent:
+        needed = case.pool.coverage_percent
+        return _unknown(case, f"heartbeats cover {found:.0f} % of the window, {needed} % are needed")
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _licence,
+    _lifecycle,
+    _hold,
+    _young,
+    _answered,
+    _fresh,
+    _gate,
+    _sensors,
+    _busy,
+    _consistent,
+    _coverage,
+    forgotten,
+)
+STOPPED_RULES: tuple[Rule, ...] = (_licence, _lifecycle, _hold, stopped)
+
+
+# Instances of a pool below which the breaker is no help: one idle instance of one is "all of them".
+BREAKER_LEAST = 5
+# As many of a pool may be idle within a day as this share, or a quarter more than was usual lately.
+BREAKER_SHARE = 0.05
+BREAKER_MARGIN = 4
+# Sensors that go blind stay blind; what is idle is used again, or its owner looks after it, within a day.
+BREAKER_LASTS = timedelta(hours=24)
+# Of one pool; the next failed boot check after them waits for a person, or for the next day.
+MOST_REPLACED_IN_A_DAY = 3
+LEAVING = frozenset({Verdict.MARK, Verdict.WAIT, *ENDS})
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What is usual in each pool.
+
+    Attributes:
+        ended: instance that sweeps stopped or terminated within the last day -> its pool.
+        idle: pool -> the most instances that were idle on one day of the last two weeks and were seen to be:
+            used again later, idle for a day longer, or known to an operator.
+    """
+
+    ended: Mapping[str, str] = field(default_factory=dict)
+    idle: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that a decision rests on.
+
+    Attributes:
+        now: the moment of the decision.
+        fleet: the machines and their groups, in any order.
+        activity: instance id -> its heartbeats.
+        policy: of the stack.
+        scale_in: pools whose load asks for a machine less.
+        override_breaker: a person looked, and the many idle machines are idle.
+        words: what the instances said for their marks.
+        replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
+        usual: how many are idle in each pool at other times.
+    """
+
+    now: datetime
+    fleet: Fleet
+    activity: Mapping[str, Activity]
+    policy: Policy
+    scale_in: frozenset[str] = frozenset()
+    override_breaker: bool = False
+    words: Words = field(default_factory=dict)
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    usual: Usual = field(default_factory=Usual)
+
+
+def decide(situation: Situation) -> Plan:
+    """Decide on every machine."""
+    fleet, policy = situation.fleet, situation.policy
+    decisions = {instance.id: _alone(situation, instance) for instance in fleet.instances}
+    for pool in sorted(situation.scale_in & policy.pools.keys()):
+        decisions |= _scale_in(situation, pool, decisions)
+    decisions |= _floors(fleet, policy, decisions.values())
+    plan = Plan(tuple(decisions[key] for key in sorted(decisions)))
+    tripped = {pool for pool in policy.pools if _breaker(situation, plan, pool)}
+    held = tuple(
+        _held_by_breaker(situation, one) if one.instance.pool in tripped else one for one in plan.decisions
+    )
+    bounded = _few_replaced(situation.replaced, held)
+    return Plan(_capped(situation, bounded), breaker=bool(tripped))
+
+
+def _alone(situation: Situation, instance: Instance, *, requested: bool = False) -> Decision:
+    """The verdict on one machine, on its pool's terms or on those of a request."""
+    pool = situation.policy.pools.get(instance.pool)
+    if pool is None:
+        reason = f"pool {instance.pool!r} is not in the policy"
+        return Decision(instance, Verdict.KEEP_PROTECTED, reason, alert=True)
+    old = past_lifetime(instance, pool, situation.now)
+    terms = requested_terms(pool) if requested or old else usual_terms(pool)
+    decision = assess(
+        Case(
+            now=situation.now,
+            instance=instance,
+            group=situation.fleet.group_of(instance.id),
+            activity=situation.activity.get(instance.id),
+            policy=situation.policy,
+            pool=pool,
+            idle_after=terms.idle_after,
+            grace=terms.grace,
+            words=situation.words,
+        )
+    )
+    if not old:
+        return decision
+    reason = f"{decision.reason} (past its lifetime of {pool.max_lifetime_hours} h: replace it)"
+    return replace(decision, reason=reason, alert=decision.alert or decision.verdict is Verdict.KEEP_BUSY)
+
+
+def _scale_in(situation: Situation, pool: str, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """At most one more machine of the pool may leave, and only when none is leaving already.
+
+    One at a time, each with a grace of at least the cooldown, is what keeps the cooldown.
+    """
+    own = [one for one in decisions.values() if one.instance.pool == pool and one.instance.state == "running"]
+    if any(decision.verdict in LEAVING for decision in own):
+        return {}
+    lowered = [_alone(situation, decision.instance, requested=True) for decision in own]
+    willing = sorted((one for one in lowered if one.verdict in LEAVING), key=_scale_in_order)
+    return {
+        one.instance.id: replace(one, reason=f"{one.reason} (low load of pool {pool})") for one in willing[:1]
+    }
+
+
+def _scale_in_order(decision: Decision) -> tuple[bool, float, str]:
+    """The one that is marked already, then the longest idle."""
+    return not is_marked(decision.instance), -(decision.idle_s or 0.0), decision.instance.id
+
+
+def _floors(fleet: Fleet, policy: Policy, decisions: Iterable[Decision]) -> dict[str, Decision]:
+    """Keep what a group's or a pool's minimum needs; who is due leaves first, then the longest idle."""
+    pool_left = _running_by_pool(fleet)
+    group_left = {group.name: _spare_of(group) for group in fleet.groups}
+    kept = {}
+    # where another starts in its place, neither pool nor group falls below anything
+    leaving = [
+        one
+        for one in decisions
+        if one.verdict in LEAVING and one.instance.state == "running" and not one.replaced
+    ]
+    for decision in sorted(leaving, key=_leaving_order):
+        pool, group = decision.instance.pool, fleet.group_of(decision.instance.id)
+        spare = pool_left[pool] - policy.pools[pool].min_size
+        if spare > 0 and (group is None or group_left[group.name] > 0):
+            pool_left[pool] -= 1
+            if group is not None:
+                group_left[group.name] -= 1
+            continue
+        verdict = Verdict.UNMARK if is_marked(decision.instance) else Verdict.KEEP_FLOOR
+        kept[decision.instance.id] = replace(
+            decision,
+            verdict=verdict,
+            reason=f"{decision.reason.partition(';')[0]}; its pool or group is at its minimum",
+        )
+    return kept
+
+
+def _running_by_pool(fleet: Fleet) -> dict[str, int]:
+    counts: dict[str, int] = defaultdict(int)
+    for instance in fleet.instances:
+        counts[instance.pool] += instance.state == "running"
+    return counts
+
+
+def _spare_of(group: Group) -> int:
+    in_service = sum(state == "InService" for state in group.members.values())
+    return min(group.desired, in_service) - group.min_size
+
+
+def _leaving_order(decision: Decision) -> tuple[int, datetime, str]:
+    step = 0 if decision.verdict in ENDS else 1 if is_marked(decision.instance) else 2
+    return step, *_oldest_first(decision)
+
+
+def _oldest_first(decision: Decision) -> tuple[datetime, str]:
+    return decision.idle_since or datetime.max.replace(tzinfo=UTC), decision.instance.id
+
+
+def idle_within_a_day(usual: Usual, plan: Plan, pool: str) -> frozenset[str]:
+    """Instances of a pool that are marked or about to be, or waiting, or were ended since yesterday."""
+    idle = (
+        one.instance.id
+        for one in plan.decisions
+        if one.verdict in LEAVING and one.instance.pool == pool and one.instance.state == "running"
+    )
+    return frozenset(idle) | {key for key, of in usual.ended.items() if of == pool}
+
+
+def _breaker(situation: Situation, plan: Plan, pool: str) -> bool:
+    """Whether more of a pool fell idle within a day than is usual: blind sensors are likelier than that.
+
+    They may go blind one after another, so those that were ended for it count too.
+    """
+    if situation.override_breaker:
+        return False
+    idle = idle_within_a_day(situation.usual, plan, pool)
+    running = (one for one in situation.fleet.instances if one.state == "running")
+    size = len({one.id for one in running if one.pool == pool} | idle)
+    known = situation.usual.idle.get(pool, 0)
+    allowed = max(int(BREAKER_SHARE * size), known + known // BREAKER_MARGIN, 1)
+    return size >= BREAKER_LEAST and len(idle) > allowed
+
+
+def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
+    """One of too many: marked, notified and asked like any other, but not ended for a day.
+
+    After that it goes by its own answer, which must be as fresh as ever.
+    """
+    told = "; unusually many of its pool are idle (mass-idle breaker)"
+    if decision.verdict is Verdict.MARK:
+        return replace(decision, reason=decision.reason + told, alert=True)
+    if decision.verdict not in ENDS or decision.instance.state != "running" or decision.reap_after is None:
+        return decision
+    until = decision.reap_after + BREAKER_LASTS
+    if situation.now >= until:
+        return decision
+    reason = f"{decision.reason}{told}: not before {format_time(until)}"
+    return replace(decision, verdict=Verdict.WAIT, reason=reason, alert=True)
+
+
+def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """At most so many replacements of a pool in a day: if new ones fail too, it is the image or the type.
+
+    A loop of them would cost hours of dear instances and mend nothing; somebody must look.
+    """
+    decisions = tuple(decisions)
+    counts = Counter(replaced.values())
+    late = set()
+    new = [
+        one
+        for one in decisions
+        if one.replaced and one.verdict in ENDS and one.instance.id not in replaced  # or it is tried again
+    ]
+    for decision in sorted(new, key=_oldest_first):
+        counts[decision.instance.pool] += 1
+        if counts[decision.instance.pool] > MOST_REPLACED_IN_A_DAY:
+            late.add(decision.instance.id)
+    told = f"; {MOST_REPLACED_IN_A_DAY} of its pool were replaced within a day: look at image and type"
+    return tuple(
+        replace(one, verdict=Verdict.ALERT, reason=one.reason + told, alert=True)
+        if one.instance.id in late
+        else one
+        for one in decisions
+    )
+
+
+def _capped(situation: Situation, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """Trim the ends of this sweep to what is allowed; a stopped machine counts like a running one.
+
+    What is closed already comes first: it waits behind a shut door.
+    """
+    decisions = tuple(decisions)
+    limit = action_limit(situation.policy, len(situation.fleet.instances))
+    due = sorted(
+        (one for one in decisions if one.verdict in ENDS),
+        key=lambda one: (not is_closed(situation.words, one), *_oldest_first(one)),
+    )
+    late = {one.instance.id for one in due[limit:]}
+    told = f"; this sweep ends {limit} at most"
+    return tuple(
+        replace(one, verdict=Verdict.WAIT, reason=one.reason + told) if one.instance.id in late else one
+        for one in decisions
+    )
+
+
+def is_closed(words: Words, decision: Decision) -> bool:
+    """Whether the instance says for this very mark that its door is shut and nothing runs there."""
+    if decision.reap_after is None:
+        return False
+    return said_of(words, decision.instance.id, decision.reap_after).word is Word.CLOSED
+
+
+def is_asked(policy: Policy, instance: Instance) -> bool:
+    """Whether an instance has to answer before it is stopped or terminated: whoever runs can, and must."""
+    return instance.state == "running" and policy.pools[instance.pool].require_acknowledgement
+
+
+def action_limit(policy: Policy, machines: int) -> int:
+    """Machines that one sweep may end: the smaller of the two bounds."""
+    return min(policy.max_actions, math.ceil(policy.max_percent * machines / 100))
