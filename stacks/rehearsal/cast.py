@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
 META_DATA = "/latest/meta-data"
+TAGS = f"{META_DATA}/tags/instance"
 KEPT_FILE = "notes.txt"
 # Real seconds an agent takes for a phase, whatever its length: its clock runs that much faster.
 PHASE_S = 4.0
 LONGEST_PHASE_S = 120.0
+ANSWERS_MAY_TAKE_S = 60
 
 WORKS = (sys.executable, "-c", "while True: pass")
 RESTS = ("sleep", "infinity")
@@ -77,10 +80,14 @@ class Player:
     watched: "Popen[bytes]"
 
     def mirror_tags(self, clients: Clients) -> None:
-        """Show the instance its own tags, as ``instance_metadata_tags`` does on EC2."""
+        """Show the instance the tags that it has now, as ``instance_metadata_tags`` does on EC2."""
         own = [{"Name": "resource-id", "Values": [self.instance.id]}]
-        for tag in clients("ec2").describe_tags(Filters=own)["Tags"]:
-            self.metadata.answers[f"{META_DATA}/tags/instance/{tag['Key']}"] = tag["Value"]
+        found = clients("ec2").describe_tags(Filters=own)["Tags"]
+        tags = {f"{TAGS}/{tag['Key']}": tag["Value"] for tag in found}
+        gone = {path for path in self.metadata.answers if path.startswith(f"{TAGS}/")} - tags.keys()
+        for path in gone:
+            del self.metadata.answers[path]
+        self.metadata.answers |= tags
 
     def agent(self, begin: datetime, end: datetime) -> list[str]:
         """The agent as its unit starts it, for a span of its life, on a fast clock."""
@@ -168,17 +175,37 @@ def live(players: Sequence[tuple[Player, datetime, datetime]]) -> None:
 
 @contextmanager
 def listening(players: Sequence[Player], now: datetime) -> Iterator[None]:
-    """Let the agents of some players run on while the block runs, from a moment on.
-
-    Raises:
-        ChildError: when an agent cannot be started.
-    """
+    """Let the agents of some players run on while the block runs, from a moment on."""
     with ExitStack() as stack:
         for player in players:
             log = player.folder / "agent-listening.log"
             command, environment = player.listening(now), player.environment()
             stack.enter_context(processes.child(command, log, environment, inherit=False))
         yield
+
+
+def wait_for_answers(clients: Clients, ledger_uri: str, ids: Collection[str]) -> None:
+    """Until the agents of some instances have said, since this was called, that nothing runs there.
+
+    Args:
+        clients: of the stack's region.
+        ledger_uri: as the function is told it.
+        ids: the instances.
+
+    Raises:
+        RehearsalError: one has not.
+    """
+    since = datetime.now(UTC).replace(microsecond=0)
+    bucket, _, prefix = ledger_uri.removeprefix("s3://").partition("/")
+    silent = set(ids)
+    for _ in range(ANSWERS_MAY_TAKE_S * 5):
+        listed = clients("s3").list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/handshake/")
+        fresh = [one["Key"] for one in listed.get("Contents", []) if one["LastModified"] >= since]
+        silent -= {key.split("/")[-3].rpartition(":")[2] for key in fresh if key.endswith("/idle.json")}
+        if not silent:
+            return
+        time.sleep(0.2)
+    raise RehearsalError(f"no answer to the sweep's mark in {ANSWERS_MAY_TAKE_S} s: {', '.join(silent)}")
 
 
 def keep(player: Player, region: str, span: str) -> None:

@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stacks.rehearsal import instances, sweeps
-from stacks.rehearsal.cast import KEPT_FILE, Player, cast, keep, listening, live
+from stacks.rehearsal.cast import KEPT_FILE, Player, cast, keep, listening, live, wait_for_answers
 from stacks.rehearsal.clients import Clients
-from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Idle, Stack
 
@@ -29,7 +28,6 @@ SLACK = timedelta(minutes=10)
 # How long the older instances had run before their agents were first heard.
 BEFORE = timedelta(hours=1)
 KEPT_FOR = "8h"
-ANSWERS_MAY_TAKE_S = 60
 
 
 @dataclass(frozen=True)
@@ -151,22 +149,9 @@ def _through_the_hours(
     alive = [one for one in players if one.part.share in (0.0, 1.0)]
     live([(one, moments.mark, moments.end) for one in alive])
     with listening(alive, datetime.now(UTC)):
-        records = function.environment["GPU_FLEET_LEDGER_URI"]
-        _wait_for_answers(clients, records, sum(one.part.goes for one in alive))
+        asked = [one.instance.id for one in alive if one.part.goes]
+        wait_for_answers(clients, function.environment["GPU_FLEET_LEDGER_URI"], asked)
         return (dry, marking, sweeps.by_function(function)), touched
-
-
-def _wait_for_answers(clients: Clients, records: str, count: int) -> None:
-    """Until so many agents have said for their marks that nothing runs there.
-
-    Raises:
-        RehearsalError: they do not.
-    """
-    for _ in range(ANSWERS_MAY_TAKE_S * 10):
-        if clients.count_objects(f"{records}/handshake", "/idle.json") >= count:
-            return
-        time.sleep(0.1)
-    raise RehearsalError(f"fewer than {count} agents answered the sweep's mark in {ANSWERS_MAY_TAKE_S} s")
 
 
 def table(players: Sequence[Player], reports: Sequence[sweeps.Report], gone: set[str]) -> Table:

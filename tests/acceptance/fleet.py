@@ -22,9 +22,9 @@ from moto.ssm.models import Command
 
 from image.readiness.__main__ import write_report
 from image.readiness.checks import Finding
-from stacks.acceptance.account import TAG_KEEP_UNTIL
+from stacks.acceptance.account import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from stacks.rehearsal import cast, first_boot, instances, processes, sweeps
-from stacks.rehearsal.cast import META_DATA, RESTS, Part, Player
+from stacks.rehearsal.cast import META_DATA, RESTS, TAGS, Part, Player
 from stacks.rehearsal.clients import Clients
 from stacks.rehearsal.metadata import NOTICE, metadata_service
 from stacks.rehearsal.program import Rehearsed
@@ -105,6 +105,17 @@ class Box:
     def folder(self) -> Path:
         """Where its root file system lies."""
         return self.player.root
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Its tags, as it was last shown them."""
+        answers = self.player.metadata.answers
+        return {path.rpartition("/")[2]: value for path, value in answers.items() if path.startswith(TAGS)}
+
+    def is_due(self, now: datetime) -> bool:
+        """Whether the sweep asks it whether anything runs there."""
+        mark = self.tags.get(TAG_REAP_AFTER)
+        return mark is not None and datetime.fromisoformat(mark) <= now
 
 
 class Fleet:
@@ -313,21 +324,22 @@ class Fleet:
 
     def _sweep(self) -> None:
         now = self.clock.now()
-        idle = [box for box in self._running() if box.player.instance.pool == "people"]
-        held = any(f"{META_DATA}/tags/instance/{TAG_KEEP_UNTIL}" in self._tags(box) for box in idle)
+        running = self._running()
+        for box in running:
+            box.player.mirror_tags(self.clients)
+        held = any(TAG_KEEP_UNTIL in box.tags for box in running if box.player.instance.pool == "people")
         # the first comes on time: the meter counts from it on
         every = SWEEP_WHILE_HELD if held and self.swept_at is not None else SWEEP_EVERY
         started = min((box.launched_at for box in self.boxes.values()), default=now)
         if now - max(started, self.swept_at or started) < every:
             return
         self.swept_at = now
-        self._beat(self._running())
-        self.sweeps.append(sweeps.by_function(self.function, now))
-
-    def _tags(self, box: Box) -> set[str]:
-        own = [{"Name": "resource-id", "Values": [box.id]}]
-        found = self.clients("ec2").describe_tags(Filters=own)["Tags"]
-        return {f"{META_DATA}/tags/instance/{tag['Key']}" for tag in found}
+        self._beat(running)
+        asked = [box.player for box in running if box.is_due(now)]
+        with cast.listening(asked, now):
+            ledger = self.function.environment["GPU_FLEET_LEDGER_URI"]
+            cast.wait_for_answers(self.clients, ledger, [player.instance.id for player in asked])
+            self.sweeps.append(sweeps.by_function(self.function, now))
 
 
 def _expanded(word: str, environment: dict[str, str]) -> list[str]:

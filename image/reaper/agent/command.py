@@ -80,6 +80,8 @@ def command(**options: Any) -> None:
     Saves the keep folder and lets the machine go when the scaling group or the spot market takes it.
     """
     logging.getLogger("botocore").setLevel(logging.WARNING)
+    # A decision that is not there yet is an answer, and is asked for every few seconds.
+    logging.getLogger("image.reaper.calls").setLevel(logging.WARNING)
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     run(Options(**options))
 
@@ -199,7 +201,7 @@ def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
     except CloudError as error:
         if instance_id is None:
             raise
-        LOG.warning("event=no-metadata effect='no drain, no acknowledgement' reason=%r", str(error))
+        LOG.warning("event=no-metadata effect='no drain, no answer to a mark' reason=%r", str(error))
         return None
     return metadata
 

@@ -238,7 +238,7 @@ def saved_in(s3: Any, bucket: str, ending: str) -> bytes:
 def said_idle(s3: Any, bucket: str, instance_id: str, mark: datetime) -> bool:
     """Whether an instance has answered a mark, under whatever name the cloud calls it."""
     listed = s3.list_objects_v2(Bucket=bucket, Prefix=f"reaper/{PREFIX}/").get("Contents", [])
-    answer = key(f":{instance_id}", mark, Word.IDLE).removeprefix(f"{PREFIX}/")
+    answer = key(instance_id, mark, Word.IDLE).removeprefix(f"{PREFIX}/")
     return any(one["Key"].endswith(answer) for one in listed)
 
 
