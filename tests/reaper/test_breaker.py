@@ -52,6 +52,16 @@ def test_sensors_that_go_blind_one_after_another_cost_one_working_instance_of_tw
     assert any("mass-idle breaker" in message for _, message in world.messages)
 
 
+def test_sensors_that_go_blind_so_slowly_that_none_waits_beside_another_cost_one_instance_a_day():
+    world, made = fleet(20)
+
+    for machine in made[:11]:
+        machine.agent = "sightless"
+        sweeps(world, 2)
+
+    assert ended(world) <= 1
+
+
 def test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody_had_to_say_so():
     world, made = fleet(18)
     for machine in made[:16]:

@@ -1,11 +1,16 @@
 """Nobody loses work between the last look and the termination: agent, sweep and `keep` by their own doors."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from image.console.cli import main
+from image.reaper.agent.answers import Act, Seen, Talk, View, next_act
+from image.reaper.handshake import Winner, Word
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN
 from tests.reaper.live import live_aws, refusal
 from tests.reaper.plays import Stage, asked
@@ -64,6 +69,53 @@ def test_what_users_keep_is_saved_again_behind_the_shut_door(live, tmp_path):
     keys = [one["Key"] for one in live.s3.list_objects_v2(Bucket="gpu-fleet-test-data")["Contents"]]
     assert f"dev/keep/{instance.id}/late.txt" in keys
     assert ended([instance])
+
+
+MARK = datetime(2026, 11, 21, 12, tzinfo=UTC)
+moments = st.integers(0, 600).map(lambda seconds: MARK + timedelta(seconds=seconds))
+talks = st.builds(
+    Talk,
+    mark=st.just(MARK),
+    notified=st.just(True),
+    saved_at=st.none() | moments,
+    word=st.none() | st.sampled_from(Word),
+    said_at=st.none() | moments,
+    busy_looks=st.integers(0, 3),
+    decision=st.none() | st.sampled_from(Winner),
+    closed_at=st.none() | moments,
+    refusing=st.sampled_from(["", "used"]),
+    over=st.booleans(),
+)
+looks = st.builds(Seen, st.sampled_from([(), ("gpu",)]), st.sampled_from([(), ("gpu: no answer",)]))
+
+
+@given(now=moments, talk=talks, hold=st.sampled_from(["", "kept"]), seen=st.none() | looks)
+def test_an_agent_says_that_nothing_runs_only_after_saving_and_a_look_that_showed_nothing(
+    now, talk, hold, seen
+):
+    act = next_act(View(now, MARK, hold, talk, seen))
+
+    if act in (Act.SAY_IDLE, Act.SAY_CLOSED):
+        assert seen == Seen()
+        assert talk.saved_at is not None
+        assert not talk.over
+    if act is Act.SAY_IDLE:
+        assert not hold
+        assert talk.decision is None
+    if act is Act.SAY_CLOSED:
+        assert talk.closed_at is not None
+        assert talk.decision is Winner.END
+
+
+def test_an_instance_at_work_answers_nothing(live):
+    (instance,) = live.start()
+    live.pass_minutes(2)
+    live.sweep()
+    instance.begin_job()
+
+    live.pass_minutes(12)
+
+    assert live.said("idle") == []
 
 
 # finding 3: the blind window
