@@ -120,7 +120,7 @@ class MachineCounters:
     """Reads the whole machine's counters, less what the agent uses itself.
 
     While the agent copies, the network is left out altogether: who sent which bytes is not known. CPU, disk,
-    GPU and people still tell of work then, and behind the shut door there is a look each second after the copy.
+    GPU and people still tell of work then; behind the shut door there is a look each second after the copy.
 
     Args:
         own: what the agent uses.
