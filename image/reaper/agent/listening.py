@@ -246,6 +246,8 @@ class Going:
 
     def _look_at(self, view: View) -> Seen:
         seen = self._answers.look(self._mark)
+        if seen.why and view.talk.busy_looks == 0:  # once for each stretch of use, not every few seconds
+            LOG.info("event=in-use mark=%s why=%r", view.mark, seen.why)
         self._change(busy_looks=view.talk.busy_looks + 1 if seen.why else 0)
         return seen
 
