@@ -17,7 +17,7 @@ from image.instance.metadata import SERVICES
 from image.readiness import __main__ as gate
 from image.readiness import checks, copies, probes
 from image.readiness.checks import Finding, Gpu, Seen
-from image.reaper.agent import gate_report
+from image.reaper.agent import publish
 from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.metadata_server import metadata_server
 
@@ -450,7 +450,7 @@ def test_while_the_gate_waits_the_agent_knows_of_no_verdict(run_dir):
     gate.report(finding(ok=False, waiting=True))
 
     report = json.loads((run_dir / "ready.json").read_text())
-    assert gate_report.passed(run_dir / "ready.json") is None
+    assert publish.passed(run_dir / "ready.json") is None
     assert report["waiting_for"] == ["fabric"]
 
 
@@ -459,7 +459,7 @@ def test_a_gate_that_its_unit_had_to_kill_is_a_failed_one(run_dir):
 
     assert gate.main([gate.TIMED_OUT]) == 1
 
-    assert gate_report.passed(run_dir / "ready.json") is False
+    assert publish.passed(run_dir / "ready.json") is False
     assert "hangs" in (run_dir / "ready.json").read_text()
 
 
