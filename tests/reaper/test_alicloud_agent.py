@@ -18,6 +18,7 @@ from image.reaper.alicloud.agent import CloudMonitor, Notices
 from image.reaper.alicloud.lifecycle import Hook
 from image.reaper.aws import agent as aws_agent
 from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.metrics import CODE_UNFIT
 from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.times import format_time
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, serving
@@ -345,18 +346,24 @@ def test_keys_that_cannot_be_read_are_told(metadata):
         Credentials({}, Metadata("alicloud")).current()
 
 
-def test_a_real_agent_publishes_a_heartbeat_each_minute(cloud, metadata, tmp_path):
+def environment(cloud, metadata, folder):
+    """What a program of the instance is started with."""
     text = (
         MACHINE_FILE.replace('"aws"', '"alicloud"').replace("aws-dev", "alicloud-dev").replace("s3:", "oss:")
     )
-    (tmp_path / "instance.toml").write_text(text)
-    environment = {
+    (folder / "instance.toml").write_text(text)
+    (folder / "run").mkdir(mode=0o755)
+    return {
         **ENVIRON,
         "GPU_FLEET_ALICLOUD_ENDPOINT": cloud.url,
         "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT": metadata.base,
-        "GPU_FLEET_INSTANCE_FILE": str(tmp_path / "instance.toml"),
-        "GPU_FLEET_RUN_DIR": str(tmp_path / "run"),
+        "GPU_FLEET_INSTANCE_FILE": str(folder / "instance.toml"),
+        "GPU_FLEET_RUN_DIR": str(folder / "run"),
     }
+
+
+def heartbeats_of_half_an_hour(cloud, environment):
+    """Seconds since the last activity, as a real agent publishes them of a program that does nothing."""
     sleeper = subprocess.Popen(["sleep", "600"])
     command = [sys.executable, "-m", "image.reaper", "agent", "--watch-pid", str(sleeper.pid)]
     try:
@@ -371,13 +378,29 @@ def test_a_real_agent_publishes_a_heartbeat_each_minute(cloud, metadata, tmp_pat
     finally:
         sleeper.kill()
         sleeper.wait()
-
     assert ended.returncode == 0, ended.stderr
     own = [one for one in cloud.actions.metrics if one["MetricName"] == "SecondsSinceActivity_alicloud_dev"]
-    values = [json.loads(one["Values"])["value"] for one in own]
+    assert {one["Dimensions"] for one in own} == {'{"InstanceId": "i-1"}'}
+    return [json.loads(one["Values"])["value"] for one in own]
+
+
+def test_a_real_agent_publishes_a_heartbeat_each_minute(cloud, metadata, tmp_path):
+    values = heartbeats_of_half_an_hour(cloud, environment(cloud, metadata, tmp_path))
+
     assert len(values) == 30
     assert values == sorted(values)
-    assert {one["Dimensions"] for one in own} == {'{"InstanceId": "i-1"}'}
+
+
+def test_what_the_gate_itself_failed_reaches_the_cloud_in_every_heartbeat(cloud, metadata, tmp_path):
+    """The gate's own program, on an instance whose GPU is not there; then the agent's."""
+    given = environment(cloud, metadata, tmp_path)
+    gate = subprocess.run(
+        [sys.executable, "-m", "image.readiness"], env=given, capture_output=True, check=False
+    )
+    assert gate.returncode == 1
+    assert not json.loads((tmp_path / "run/ready.json").read_text())["checks"]["gpu_count"]["ok"]
+
+    assert set(heartbeats_of_half_an_hour(cloud, given)) == {CODE_UNFIT}
 
 
 def test_the_agent_s_cloud_has_what_aws_s_has():
