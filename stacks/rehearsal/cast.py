@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 META_DATA = "/latest/meta-data"
 TAGS = f"{META_DATA}/tags/instance"
 KEPT_FILE = "notes.txt"
-# Real seconds an agent takes for a phase, whatever its length: its clock runs that much faster.
-PHASE_S = 4.0
+# Real seconds an agent takes for a phase, however long: its clock runs that much faster. A phase of few
+# heartbeats needs less; it still has to see a process twice.
+PHASE_S, SHORTEST_PHASE_S, SECONDS_A_HEARTBEAT = 4.0, 1.5, 0.3
 LONGEST_PHASE_S = 120.0
 ANSWERS_MAY_TAKE_S = 60
 
@@ -92,10 +93,11 @@ class Player:
     def agent(self, begin: datetime, end: datetime) -> list[str]:
         """The agent as its unit starts it, for a span of its life, on a fast clock."""
         span_s = (end - begin).total_seconds()
+        real_s = min(PHASE_S, max(SHORTEST_PHASE_S, span_s / 60 * SECONDS_A_HEARTBEAT))
         return [
             *first_boot.service(self.root, first_boot.AGENT),
             *("--watch-pid", str(self.watched.pid), "--keep-folder", str(self.folder / "keep")),
-            *("--clock-start", begin.isoformat(), "--clock-speed", str(max(1.0, span_s / PHASE_S))),
+            *("--clock-start", begin.isoformat(), "--clock-speed", str(max(1.0, span_s / real_s))),
             *("--duration", str(span_s)),
         ]
 

@@ -124,6 +124,7 @@ class Fleet:
     def __init__(self, clients: Clients, stack: str, clock: FastClock, folder: Path) -> None:
         self.clients, self.stack, self.clock, self.folder = clients, stack, clock, folder
         self.boxes: dict[str, Box] = {}
+        self._alive: set[str] = set()
         self.rehearsed: Rehearsed | None = None
         self.swept_at: datetime | None = None
         self.sweeps: list[dict] = []
@@ -172,13 +173,14 @@ class Fleet:
                     process.wait(REAL_SECONDS_A_LOOK)
 
     def _running(self) -> list[Box]:
-        alive = instances.running(instances.launched(self.clients, self.stack))
-        return [box for key, box in self.boxes.items() if key in alive]
+        return [box for key, box in self.boxes.items() if key in self._alive]
 
     def _find_instances(self) -> None:
         """Moto launches at the wall's time, on demand, and boots nothing."""
         templates = self.rehearsed.outputs["launch_template_ids"]
-        for instance in instances.launched(self.clients, self.stack):
+        launched = instances.launched(self.clients, self.stack)
+        self._alive = set(instances.running(launched))
+        for instance in launched:
             if instance.id in self.boxes or instance.state != "running":
                 continue
             backend = get_backend("ec2")[self.clients.account_id][self.clients.region]
