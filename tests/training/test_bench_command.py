@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config
 
 from gpu_fleet import bench, config
 from gpu_fleet.bench import StepTimes, Turns
@@ -33,6 +34,15 @@ def test_each_turn_times_both_loops(table):
     assert all(seconds > 0 for seconds in times.trainer_s + times.bare_s)
     assert bandwidths.keys() == {1}
     assert bandwidths[1] > 0
+
+
+def test_a_model_of_transformers_has_its_turns_too(table, tmp_path):
+    GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16).save_pretrained(tmp_path)
+    chosen = {**table, "model": {"name": "AutoModelForCausalLM", "config": str(tmp_path)}}
+
+    times, _ = run_ranks(measure_rank, 1, chosen)[0]
+
+    assert len(times.bare_s) == 2
 
 
 def test_one_rank_has_nothing_to_reduce(table):

@@ -29,7 +29,7 @@ from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.parallel.spread import reduced_last
 from gpu_fleet.parallel.world import World, world
-from gpu_fleet.run import Run, build_model, fresh_state, opened, rehearse
+from gpu_fleet.run import Run, build_model, fresh_state, opened, ready, rehearse
 from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.stopping.stop import Stop
 from gpu_fleet.train import shown_errors
@@ -160,9 +160,8 @@ class Turns(StepTrace):
 def bare_loop(run: Run, batch: Batch) -> Callable[[int], None]:
     """A plain loop over one batch, as a tutorial of PyTorch writes it; call it with a number of steps."""
     settings, where = run.settings, run.where
-    model: nn.Module = build_model(run).to(where.device)
-    if settings.precision.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
+    model: nn.Module = build_model(run)
+    ready(run, model)
     optimizer = optimization.build_optimizer(model, settings.optimizer)
     if where.size > 1:
         ids = [where.device.index] if where.device.type == "cuda" else None

@@ -24,7 +24,7 @@ from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.data.order import Slice
 from gpu_fleet.data.shards import Records
-from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError, suggestion
+from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError
 from gpu_fleet.own import Own, told
 
 ENDLESS = 2**62  # samples of a stream that does not say how many it has
@@ -228,7 +228,7 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
     for column in settings.columns:
         if column not in found.column_names:
             raise ConfigError(
-                f"data.columns: {column!r} is no column of {root}{suggestion(column, found.column_names)}"
+                f"data.columns: {column!r} is no column of {root}; it has {', '.join(found.column_names)}"
             )
     chosen = found.select_columns(list(settings.columns)) if settings.columns else found
     return adapted(chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate, ConfigError)
