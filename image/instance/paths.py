@@ -29,6 +29,11 @@ def passed_file() -> Path:
     return run_dir() / "ready"
 
 
+def users_file() -> Path:
+    """Who was seen since boot, a word each (``User``)."""
+    return run_dir() / "users"
+
+
 def stop_file() -> Path:
     """Its presence asks the trainer to save and end; its one line says why."""
     return run_dir() / "stop"

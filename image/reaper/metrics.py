@@ -36,6 +36,7 @@ METRIC_SWEEP_BREAKER = "SweepBreakerTrips"
 METRIC_SWEEP_ENDED = "SweepMachinesEnded"
 METRIC_SWEEP_MARKED = "SweepMachinesMarked"
 METRIC_SWEEP_UNKNOWN = "SweepMachinesUnknown"
+METRIC_SWEEP_UNREACHED = "SweepUsersUnreached"
 
 
 # What the meter says after each sweep, in the policy's currency: once with the dimension ``Pool`` for each

@@ -1,5 +1,6 @@
 """The words of this room: machines, groups, what is known of their activity, and verdicts."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,8 +17,46 @@ TAG_PROTECTED = "gpu-fleet:protected"  # any value: an administrator's never
 TAG_WITHDRAWN = "gpu-fleet:withdrawn"  # an instance's own, for a mark: on AWS it denies its stop
 TAG_KEEP_UNTIL = "gpu-fleet:keep-until"
 TAG_KEEP_REASON = "gpu-fleet:keep-reason"
+TAG_USERS = "gpu-fleet:users"  # who was seen on the instance, newest first; set by its agent
 
 KEEP_AT_MOST = timedelta(days=14)
+# A login name that may be said: what a tag's value may hold (EC2, API Tag), without what sets words apart.
+LOGIN_NAME = re.compile(r"[\w./=@-]{1,64}", re.ASCII)
+
+
+class Tie(StrEnum):
+    """What somebody was seen to do on an instance."""
+
+    LAUNCHED = "launch"
+    LOGGED_IN = "login"
+    RUNS = "process"
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody seen on an instance: a word of ``TAG_USERS``, say ``ada:login+process``.
+
+    Attributes:
+        name: the login name.
+        ties: what they did, each once.
+    """
+
+    name: str
+    ties: tuple[Tie, ...]
+
+    @classmethod
+    def of(cls, word: object) -> "User | None":
+        """What a word says; None for one that no agent writes."""
+        name, colon, ties = str(word).partition(":")
+        if not colon or LOGIN_NAME.fullmatch(name) is None:
+            return None
+        try:
+            return cls(name, tuple(dict.fromkeys(Tie(tie) for tie in ties.split("+"))))
+        except ValueError:
+            return None
+
+    def __str__(self) -> str:
+        return f"{self.name}:{'+'.join(self.ties)}"
 
 
 class Verdict(StrEnum):

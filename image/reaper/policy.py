@@ -119,6 +119,7 @@ class Policy:
         pools: pool -> its policy.
         leftovers: what to do with what is left over.
         watch_days: days from the first sweep in which nothing is marked, stopped or terminated.
+        notify_users: the records say who is reached where (``roster.json``).
         budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
     """
 
@@ -135,6 +136,7 @@ class Policy:
     leftovers: Leftovers
     budget: budgets.Budget | None = None
     watch_days: int = 0
+    notify_users: bool = False
 
 
 def load(path: Path) -> Policy:
@@ -189,6 +191,7 @@ def _policy(fields: Fields) -> Policy:
         leftovers=_leftovers(fields.table("leftovers")),
         budget=budgets.read(found) if (found := fields.optional_table("budget")) else None,
         watch_days=fields.optional_integer("watch_days", 0, 90) or 0,
+        notify_users=fields.flag("notify_users", default=False),
     )
     fields.refuse_unknown()
     return policy

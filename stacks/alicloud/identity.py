@@ -93,6 +93,11 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             pulumi.Output.concat(args.bucket_arns["records"], f"/{sweep_archive.POLICY_KEY}"),
         ),
         *_handshake(args),
+        # who is on it, for the sweep to notify: on AWS an instance says so by a tag on itself
+        policies.allow(
+            ["oss:PutObject"],
+            pulumi.Output.concat(args.bucket_arns["records"], f"/reaper/users/{pool.name}/*"),
+        ),
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
         policies.allow(OWN_GROUP_ACTIONS, f"acs:ess:{own}:scalinggroup/*", {"StringEquals": licensed}),

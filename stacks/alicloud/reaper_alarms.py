@@ -21,12 +21,13 @@ class Alarm:
     metric: str
 
 
-def alarms() -> tuple[Alarm, ...]:
+def alarms(stack: Stack) -> tuple[Alarm, ...]:
     """Everything about the sweep that an operator must hear of."""
     return (
         Alarm("failures", "SweepFailures"),
         Alarm("breaker", "SweepBreakerTrips"),
         Alarm("notices", "SweepNotices"),
+        *([Alarm("unreached", "SweepUsersUnreached")] if stack.notify.anybody else []),
     )
 
 
@@ -41,7 +42,7 @@ def declare_alarms(
         contact_group: who is notified.
         parent: the component that owns them.
     """
-    for watched in alarms():
+    for watched in alarms(stack):
         alarm(
             f"{name}-{watched.label}",
             stack,

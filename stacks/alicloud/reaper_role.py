@@ -60,6 +60,7 @@ def role_policy(args: RoleArgs) -> list[policies.Statement]:
         *_ends(args.stack),
         *_denials(args.stack),
         *_records(args),
+        *_notices(args.stack),
     ]
 
 
@@ -116,3 +117,16 @@ def _records(args: RoleArgs) -> Sequence[policies.Statement]:
         policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
         policies.allow(["cms:PutCustomMetric"], "*"),
     ]
+
+
+def _notices(stack: Stack) -> Sequence[policies.Statement]:
+    """Mail users and read webhooks' secrets; CloudMonitor's alarm, which tells operators, is a metric."""
+    notify, statements = stack.notify, list[policies.Statement]()
+    if notify.sender is not None:
+        # knows neither resource nor condition (Direct Mail, API SingleSendMail, RAM authorization)
+        statements.append(policies.allow(["dm:SingleSendMail"], "*"))
+    if notify.webhooks:
+        own = f"acs:kms:{stack.region}:{stack.account_id}"
+        secrets = [f"{own}:secret/{one.secret}" for one in notify.webhooks]
+        statements.append(policies.allow(["kms:GetSecretValue"], secrets))
+    return statements

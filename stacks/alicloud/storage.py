@@ -116,6 +116,7 @@ class Storage(pulumi.ComponentResource):
                 f"{self._name}-bootstrap", self._stack, bucket.bucket, self._args.key_id, self._child
             )
             self._reaper_policy(bucket)
+            self._roster(bucket)
         policy = alicloud.oss.BucketPolicy(
             name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=settings
         )
@@ -129,6 +130,22 @@ class Storage(pulumi.ComponentResource):
             bucket=bucket.bucket,
             key=sweep_archive.POLICY_KEY,
             content=self._args.reaper_policy,
+            content_type="application/json",
+            server_side_encryption="KMS",
+            kms_key_id=self._args.key_id,
+            acl="private",
+            opts=self._child,
+        )
+
+    def _roster(self, bucket: alicloud.oss.Bucket) -> None:
+        """Whom the sweep reaches where; nothing where the stack names nobody."""
+        if not self._stack.notify.anybody:
+            return
+        alicloud.oss.BucketObject(
+            f"{self._name}-reaper-roster",
+            bucket=bucket.bucket,
+            key=sweep_archive.ROSTER_KEY,
+            content=sweep_archive.roster_text(self._stack),
             content_type="application/json",
             server_side_encryption="KMS",
             kms_key_id=self._args.key_id,

@@ -4,6 +4,7 @@ AWS Budgets knows the bill, a few times a day. The sweep's meter knows hours and
 minutes; alarms on it come within a quarter of an hour.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from stacks.settings import BudgetScope, BudgetSettings, Stack, Threshold, Thres
 KINDS = {ThresholdKind.ACTUAL: "ACTUAL", ThresholdKind.FORECAST: "FORECASTED"}
 # What the meter publishes of the whole stack (image/reaper/metrics.py), in the budget's currency.
 METRICS = {ThresholdKind.ACTUAL: "MonthCost", ThresholdKind.FORECAST: "MonthForecast"}
+# The attribute of a message that names users (image/reaper/aws/notify.py).
+USER = "user"
 PERIOD_S = 60  # a sweep's word every ten minutes is judged as soon as it comes
 
 
@@ -87,6 +90,16 @@ class Budget(pulumi.ComponentResource):
             aws.sns.TopicSubscription(
                 f"{name}-{address}", topic=topic.arn, protocol="email", endpoint=address, opts=child
             )
+        for address, names in listeners(stack).items():
+            aws.sns.TopicSubscription(
+                f"{name}-user-{address}",
+                topic=topic.arn,
+                protocol="email",
+                endpoint=address,
+                filter_policy=json.dumps({USER: names}),
+                filter_policy_scope="MessageAttributes",
+                opts=child,
+            )
         for threshold in budget.thresholds:
             self._meter_alarm(name, _meter_watch(stack, threshold), stack, topic.arn)
         self._meter_alarm(name, _UNPRICED, stack, topic.arn)
@@ -142,6 +155,22 @@ class Budget(pulumi.ComponentResource):
             tags=naming.tags(stack.name, stack.owner),
             opts=opts,
         )
+
+
+def listeners(stack: Stack) -> dict[str, list[str]]:
+    """Address -> the users whose notices the topic mails there, by subscriptions that each confirms.
+
+    None where SES mails them. A recipient of the budget hears everything already, and a topic has one
+    subscription for an address.
+    """
+    notify = stack.notify
+    if notify.sender is not None:
+        return {}
+    found: dict[str, list[str]] = {}
+    for name, address in sorted(notify.users.items()):
+        if address not in stack.budget.recipients:
+            found.setdefault(address, []).append(name)
+    return found
 
 
 def _meter_watch(stack: Stack, threshold: Threshold) -> _MeterWatch:

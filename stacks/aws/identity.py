@@ -27,9 +27,9 @@ LOOK_ACTIONS = ("ec2:DescribeInstances", "ec2:DescribeTags", "autoscaling:Descri
 # (docs.aws.amazon.com/autoscaling/ec2/userguide/completing-lifecycle-hooks.html).
 OWN_GROUP_ACTIONS = ("autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat")
 
-# What users set on an instance by `gpu-fleet keep`, and what its agent sets so that the sweep may not stop
-# it; every other tag is the stack's or the sweep's.
-OWN_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "withdrawn"))
+# What users set on an instance by `gpu-fleet keep`; what its agent sets so that the sweep may not stop it,
+# and to say who is on it. Every other tag is the stack's or the sweep's.
+OWN_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "withdrawn", "users"))
 
 
 @dataclass(frozen=True)

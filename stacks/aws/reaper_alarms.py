@@ -51,6 +51,7 @@ def alarms(
             "SweepBreakerTrips",
             {},
         ),
+        *_unreached(stack),
         Alarm(
             "undelivered",
             "The schedule could not start a sweep",
@@ -59,6 +60,15 @@ def alarms(
             {"QueueName": queue_name},
         ),
     )
+
+
+def _unreached(stack: Stack) -> tuple[Alarm, ...]:
+    """Of a stack that says who is notified."""
+    if not stack.notify.anybody:
+        return ()
+    says = "A user or a room could not be notified before an instance is terminated: see the sweep's log"
+    own = naming.metric_namespace(stack.name)
+    return (Alarm("unreached", says, own, "SweepUsersUnreached", {}),)
 
 
 def declare_alarms(

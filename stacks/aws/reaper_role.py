@@ -19,7 +19,10 @@ MARKS = (f"{naming.PROJECT}:idle-since", f"{naming.PROJECT}:reap-after")
 # What licenses an end, or forbids it: never for the sweep to touch.
 LICENCES = tuple(
     f"{naming.PROJECT}:{name}"
-    for name in ("managed", "stack", "pool", "owner", "protected", "withdrawn", "keep-until", "keep-reason")
+    for name in (
+        *("managed", "stack", "pool", "owner", "protected"),
+        *("withdrawn", "keep-until", "keep-reason", "users"),
+    )
 )
 END_ACTIONS = ("ec2:StopInstances", "ec2:TerminateInstances")
 GROUP_ACTIONS = ("autoscaling:AttachInstances", "autoscaling:DetachInstances")
@@ -65,7 +68,10 @@ class RoleArgs:
 
 def role_policy(args: RoleArgs) -> pulumi.Output[str]:
     """The role's only policy."""
-    return policies.document(*_looks(), *_ends(args.stack), *_denials(args.stack), *_records(args))
+    stack = args.stack
+    return policies.document(
+        *_looks(), *_ends(stack), *_denials(stack), *_records(args), *_notices(stack, args.topic_arn)
+    )
 
 
 def _looks() -> Sequence[policies.Statement]:
@@ -158,8 +164,7 @@ def _records(args: RoleArgs) -> Sequence[policies.Statement]:
         ),
         # Without it S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
         policies.allow("LedgerAbsence", ["s3:ListBucket"], args.records_arn),
-        policies.allow("Tell", ["sns:Publish"], args.topic_arn),
-        use_key(args.stack, args.key_arn, "s3", "sns", "sqs"),
+        use_key(args.stack, args.key_arn, "s3", "sns", "sqs", *_secrets_service(args.stack)),
         policies.allow(
             "OwnMetrics",
             ["cloudwatch:PutMetricData"],
@@ -173,6 +178,34 @@ def _records(args: RoleArgs) -> Sequence[policies.Statement]:
             pulumi.Output.concat(args.log_group_arn, ":*"),
         ),
     ]
+
+
+def _secrets_service(stack: Stack) -> Sequence[str]:
+    return ["secretsmanager"] if stack.notify.webhooks else []
+
+
+def _notices(stack: Stack, topic_arn: pulumi.Input[str]) -> Sequence[policies.Statement]:
+    """Notify operators and users, and see who never confirmed."""
+    notify, own = stack.notify, f"{stack.region}:{stack.account_id}"
+    arn = f"arn:{policies.partition(stack.region)}"
+    actions = ["sns:Publish", *(["sns:ListSubscriptionsByTopic"] if notify.anybody else [])]
+    statements = [policies.allow("Tell", actions, topic_arn)]
+    if notify.sender is not None:
+        # SES asks for the identity that was verified: the address, or the domain it is of
+        identities = [notify.sender, notify.sender.partition("@")[2]]
+        statements.append(
+            policies.allow(
+                "Mail",
+                ["ses:SendEmail"],
+                [f"{arn}:ses:{own}:identity/{one}" for one in identities],
+                {"StringEquals": {"ses:FromAddress": notify.sender}},
+            )
+        )
+    if notify.webhooks:
+        # Secrets Manager adds six characters to a name (IAM, resource types of AWS Secrets Manager)
+        secrets = [f"{arn}:secretsmanager:{own}:secret:{one.secret}-??????" for one in notify.webhooks]
+        statements.append(policies.allow("Webhooks", ["secretsmanager:GetSecretValue"], secrets))
+    return statements
 
 
 def use_key(stack: Stack, key_arn: pulumi.Input[str], *services: str) -> policies.Statement:

@@ -132,6 +132,23 @@ class Storage(pulumi.ComponentResource):
             opts=opts,
         )
 
+    def _roster(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
+        """Whom the sweep reaches where; nothing where the stack names nobody."""
+        if not self._stack.notify.anybody:
+            return []
+        stored = aws.s3.BucketObjectv2(
+            f"{self._name}-reaper-roster",
+            bucket=bucket.id,
+            key=sweep_archive.ROSTER_KEY,
+            content=sweep_archive.roster_text(self._stack),
+            content_type="application/json",
+            server_side_encryption="aws:kms",
+            kms_key_id=self._args.key_arn,
+            tags=naming.tags(self._stack.name, self._stack.owner),
+            opts=opts,
+        )
+        return [stored]
+
     def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
         """For what says who may use a bucket or a file system: it is deleted with its owner or not at all.
 
@@ -144,7 +161,7 @@ class Storage(pulumi.ComponentResource):
         """What instances fetch at their first boot, and so before them; and what users' commands read."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=after)
         payload = payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
-        return [*payload, self._reaper_policy(bucket, opts)]
+        return [*payload, self._reaper_policy(bucket, opts), *self._roster(bucket, opts)]
 
     def _encryption(
         self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions

@@ -25,6 +25,8 @@ HANDLER = f"{ENTRY}.handle"
 POLICY_FILE = "policy.json"
 # Of the records bucket: where users' commands find it.
 POLICY_KEY = "reaper/policy.json"
+# Of the same bucket: e-mail addresses, for the sweep alone.
+ROSTER_KEY = "reaper/roster.json"
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
 # four hundred services only that of S3, which OSS speaks.
@@ -105,12 +107,25 @@ def policy_document(stack: Stack) -> dict[str, Any]:
         "time_zone": reaper.time_zone,
         "pools": {pool.name: _pool(stack, pool) for pool in stack.pools},
         "watch_days": reaper.watch_days,
+        "notify_users": stack.notify.anybody,
         "leftovers": {
             "older_than_days": reaper.leftovers.older_than_days,
             "remove": reaper.leftovers.remove,
         },
         "budget": meter_prices.budget_document(stack),
     }
+
+
+def roster_text(stack: Stack) -> str:
+    """``roster.json``: who is reached where; only the sweep's role may read it."""
+    notify = stack.notify
+    content = {
+        "users": notify.users,
+        "operators": list(stack.budget.recipients),
+        "sender": notify.sender,
+        "webhooks": [{"kind": str(one.kind), "secret": one.secret} for one in notify.webhooks],
+    }
+    return json.dumps(content, indent=1, sort_keys=True)
 
 
 def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from stacks.settings.yaml_text import LeadingZero
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-STRUCTURED = ("network", "access", "storage", "pools", "budget", "reaper", "image")
+STRUCTURED = ("network", "access", "storage", "pools", "budget", "reaper", "notify", "image")
+HIDDEN = "(not shown)"
 Parsed = tuple[Any, list[Problem]]
 
 
@@ -73,9 +74,17 @@ def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stac
     parsed, unparsed = _section(Stack, "", {"name": name, **raw})
     problems = [*problems, *unparsed, *rules.check(parsed)]
     if problems:
-        raise SettingsError(name, tuple(problems))
+        raise SettingsError(name, tuple(_without_address(problem) for problem in problems))
     whole: Stack = parsed
     return whole
+
+
+def _without_address(problem: Problem) -> Problem:
+    """The problem, without the address of a webhook that somebody wrote where its secret's name belongs."""
+    text = str(problem.value)
+    if not problem.key.startswith("notify.webhooks") or "://" not in text:
+        return problem
+    return Problem(problem.key, HIDDEN, problem.allowed.replace(text, HIDDEN))
 
 
 def _decoded(key: str, value: Any) -> Any:

@@ -82,8 +82,15 @@ def _describe(definition: Schema, kind: type) -> None:
             entry["description"] = said[name]
         if isinstance(entry.get("default"), dict):
             del entry["default"]  # of a section: that of each of its keys
-        for holder in (entry, entry.get("additionalProperties", {})):
+        for holder in (entry, _of_each_name(entry)):
             _no_quoted_numbers(holder)
+
+
+def _of_each_name(entry: Schema) -> Schema:
+    """What each value of a mapping must be, whatever its name; nothing for what is no mapping."""
+    by_pattern: Schema = next(iter(entry.get("patternProperties", {}).values()), {})
+    of_any: Schema = entry.get("additionalProperties", {})
+    return by_pattern or of_any
 
 
 def _no_quoted_numbers(entry: Schema) -> None:
@@ -158,7 +165,7 @@ def _value(entry: Schema) -> str:
     if entry.get("type") == "array":
         return f"list of {_value(entry['items'])}"
     if entry.get("type") == "object":
-        return f"name: {_value(entry['additionalProperties'])}"
+        return f"name: {_value(_of_each_name(entry))}"
     if "enum" in entry:
         many = len(entry["enum"]) > MOST_VALUES
         return f"text, such as `{entry['enum'][0]}`" if many else _values(entry["enum"])

@@ -46,6 +46,7 @@ ROTATION_DAYS_AWS = 90
 FREEZE_STAGES = 2
 # docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_budgets_NotificationWithSubscribers.html and
 # API_budgets_CreateBudget.html
+MOST_FILTERS_AWS = 200  # filter policies of a topic (AWS general reference, SNS quotas)
 MOST_RECIPIENTS_AWS, MOST_THRESHOLDS_AWS = 10, 10
 # The stack's own security groups (firewall.py of either cloud), each named like a pool's.
 OWN_GROUPS = ("endpoints", "home", "scratch", "image-builder")
@@ -217,6 +218,25 @@ def _number_of_recipients(stack: Stack) -> Iterator[Problem]:
         yield Problem("budget.recipients", f"{many} recipients", allowed)
 
 
+def _notify(stack: Stack) -> Iterator[Problem]:
+    notify = stack.notify
+    if notify.users and notify.sender is None and stack.cloud is Cloud.ALICLOUD:
+        allowed = "must be a sender address of DirectMail: notify.users can be reached by no other mail there"
+        yield Problem("notify.sender", None, allowed)
+    if notify.sender is not None and not notify.users:
+        yield Problem("notify.users", {}, "needs at least one user, since notify.sender mails them alone")
+    many = len(set(notify.users.values()))
+    if many > MOST_FILTERS_AWS and notify.sender is None and stack.cloud is Cloud.AWS:
+        allowed = f"a topic filters for {MOST_FILTERS_AWS} addresses at most; name a notify.sender"
+        yield Problem("notify.users", f"{many} addresses", allowed)
+
+
+def _each_webhook_once(stack: Stack) -> Iterator[Problem]:
+    for secret, count in Counter(one.secret for one in stack.notify.webhooks).items():
+        if count > 1:
+            yield Problem("notify.webhooks", secret, f"named {count} times; each secret once")
+
+
 def _number_of_thresholds(stack: Stack) -> Iterator[Problem]:
     many = len(stack.budget.thresholds)
     if many > MOST_THRESHOLDS_AWS and stack.cloud is Cloud.AWS:
@@ -294,6 +314,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     *(_cidr, _peers, _way_out, _each_zone_once, _zones, _slots),
     *(_access, _each_network_once, _key_rotation, _scratch),
     *(_recipients, _each_recipient_once, _number_of_recipients, _number_of_thresholds),
+    *(_notify, _each_webhook_once),
     *(_currency, _rising_thresholds, _freeze, _time_zone, _each_pool_once),
     neighbours.one_group_each,
 )

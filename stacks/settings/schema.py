@@ -64,6 +64,17 @@ Owner = Annotated[
     Matching(r"[\w .:/=+@-]{0,128}", "must be up to 128 letters, digits, spaces and any of _ . : / = + - @"),
 ]
 Address = Annotated[str, Matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "must be an e-mail address")]
+UserName = Annotated[
+    str,
+    Matching(
+        r"[\w.:/=+@-]{1,64}( [\w.:/=+@-]{1,64})*", "must be a login name, or the owner of a pool or the stack"
+    ),
+]
+# What both clouds take (API CreateSecret of AWS Secrets Manager and of Alibaba Cloud's KMS).
+SecretName = Annotated[
+    str,
+    Matching(r"[A-Za-z0-9/_.-]{1,64}", "must be the name of a secret: its address stays out of this file"),
+]
 BucketPattern = Annotated[
     str,
     Matching(
@@ -164,6 +175,14 @@ class BudgetScope(StrEnum):
 
     TAG = "tag"
     ACCOUNT = "account"
+
+
+class WebhookKind(StrEnum):
+    """Whose room a webhook writes to."""
+
+    SLACK = "slack"
+    TEAMS = "teams"
+    DINGTALK = "dingtalk"
 
 
 class ImageMode(StrEnum):
@@ -511,6 +530,41 @@ class ReaperSettings:
 
 
 @dataclass(frozen=True, config=EXACT)
+class Webhook:
+    """A team's room that hears of every instance about to be terminated.
+
+    Attributes:
+        kind: ``slack``, ``teams`` (a workflow's) or ``dingtalk`` (a robot with the keyword gpu-fleet).
+        secret: name of the secret that holds its address: in Secrets Manager on AWS, in KMS on Alibaba Cloud.
+    """
+
+    kind: WebhookKind
+    secret: SecretName
+
+
+@dataclass(frozen=True, config=EXACT)
+class NotifySettings:
+    """Who is notified, before the grace period of an idle instance begins, beside the budget's recipients.
+
+    Attributes:
+        users: login name on the instances, or a pool's owner -> e-mail address. Those seen on an instance
+            are notified, and its owner.
+        sender: address that mail is sent from, verified in SES or DirectMail; on AWS null lets users
+            subscribe to the stack's topic instead, which each confirms once.
+        webhooks: rooms that hear every notice.
+    """
+
+    users: dict[UserName, Address] = Field(default_factory=dict)
+    sender: Address | None = None
+    webhooks: Annotated[tuple[Webhook, ...], Field(max_length=10)] = ()
+
+    @property
+    def anybody(self) -> bool:
+        """Whether anybody is named beside the budget's recipients."""
+        return bool(self.users or self.webhooks)
+
+
+@dataclass(frozen=True, config=EXACT)
 class ImageSettings:
     """The image every instance of the stack boots; exactly one of ``id`` and ``parameter``.
 
@@ -580,6 +634,7 @@ class Stack:
     storage: StorageSettings = StorageSettings()
     budget: BudgetSettings = BudgetSettings()
     reaper: ReaperSettings = ReaperSettings()
+    notify: NotifySettings = NotifySettings()
     image: ImageSettings = ImageSettings()
 
     @property

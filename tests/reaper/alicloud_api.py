@@ -24,6 +24,7 @@ PACKAGES = {
     "alibabacloud_cms20190101": (
         "DescribeMetricLast DescribeMetricList DescribeMetricRuleList PutCustomMetric"
     ),
+    "alibabacloud_dm20151123": "QueryMailAddressByParam SingleSendMail",
     "alibabacloud_ecs20140526": (
         "DeleteDisk DeleteInstances DescribeAccountAttributes DescribeAvailableResource "
         "DescribeCloudAssistantStatus DescribeDisks DescribeElasticityAssurances DescribeImages "
@@ -39,7 +40,8 @@ PACKAGES = {
         "ResumeProcesses ScaleWithAdjustment SetInstancesProtection SuspendProcesses"
     ),
     "alibabacloud_kms20160120": (
-        "DescribeAccountKmsStatus DescribeKey GetKmsInstance ScheduleKeyDeletion SetDeletionProtection"
+        "DescribeAccountKmsStatus DescribeKey DescribeSecret GetKmsInstance GetSecretValue "
+        "ScheduleKeyDeletion SetDeletionProtection"
     ),
     "alibabacloud_nas20170626": "DescribeFileSystems DescribeZones",
     "alibabacloud_privatelink20200415": "CheckProductOpen",

@@ -3,7 +3,7 @@
 import bisect
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -289,9 +289,14 @@ class Told:
     def __init__(self, world: World, alarm: Any) -> None:
         self._world, self._alarm = world, alarm
 
-    def tell(self, subject: str, message: str) -> None:
+    def tell(self, subject: str, message: str, people: Sequence[str] = ()) -> None:
+        del people
         self._alarm.tell(subject, message)
         self._world.hear(message)
+
+    def deaf(self, addresses: Sequence[str]) -> dict[str, str]:
+        del addresses
+        return {}
 
 
 def _fits(machine: Machine, ask: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """The sweep's module for Alibaba Cloud, by the real SDK against a local server: pages, limits, refusals."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from types import SimpleNamespace
@@ -24,11 +25,12 @@ from image.reaper.aws import metrics as aws_metrics
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
-from image.reaper.model import TAG_REAP_AFTER, Verdict
+from image.reaper.model import TAG_REAP_AFTER, Decision, Verdict
 from image.reaper.sweep.cloud import Query, Span
 from image.reaper.sweep.leftovers import Kind, Leftover
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
+from tests.reaper.situations import machine
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import EPOCH, World
 from tests.reaper.world_clients import _S3
@@ -142,6 +144,90 @@ def test_a_dry_run_changes_nothing(stage):
     with pytest.raises(CloudError, match="TagResources in a dry run"):
         stage.machines.tag(["i-1"], {"a": "b"})
     assert not stage.server.asked
+
+
+def notifier(stage, roster, users=("ada:login",)):
+    """As the sweep's function makes it, with a roster and the users of ``i-1`` among the records."""
+    store = OssStore(Bucket(stage.world), stage.calls, "oss://records/reaper")
+    store.put("roster.json", {"users": {}, "operators": [], "sender": None, "webhooks": []})
+    store.put("roster.json", {"operators": ["ops@example.com"], **roster})
+    store.put("users/dev/i-1.json", {"users": users})
+    checked = policy(top=CLOUD | {"notify_users": True})
+    environ = {"GPU_FLEET_LEDGER_URI": "oss://records/reaper", "GPU_FLEET_ACCOUNT_ID": "1"}
+    made = replace(stage.clients, s3=Bucket(stage.world))
+    return alicloud_connect.connect(checked, stage.calls, environ, made).notifier
+
+
+IDLE = Decision(machine("i-1", tags=TAGS | {"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+
+
+def test_those_whom_the_agent_named_are_mailed_by_direct_mail(stage):
+    asked = []
+    stage.actions.single_send_mail = lambda ask: asked.append(ask) or {"EnvId": "1"}
+    stage.actions.put_custom_metric = lambda _: {}
+    people = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com", "webhooks": []}
+
+    announced = notifier(stage, people).announce("test", [IDLE])
+
+    ((account, to, kind, reply),) = [
+        (ask["AccountName"], ask["ToAddress"], ask["AddressType"], ask["ReplyToAddress"]) for ask in asked
+    ]
+    assert (account, to, kind, reply) == ("fleet@mail.example.com", "ada@example.com", "1", "false")
+    assert "gpu-fleet keep 8h" in asked[0]["TextBody"]
+    assert (announced.told, announced.unreached) == ([IDLE], {})
+
+
+def test_a_mail_that_direct_mail_refuses_names_the_person(stage):
+    def refuse(_):
+        raise RefusedError("InvalidMailAddress.NotFound", 404)
+
+    stage.actions.single_send_mail = refuse
+    stage.actions.put_custom_metric = lambda _: {}
+    people = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com", "webhooks": []}
+
+    announced = notifier(stage, people).announce("test", [IDLE])
+
+    assert list(announced.unreached) == ["ada"]
+    assert "SingleSendMail: InvalidMailAddress.NotFound" in announced.unreached["ada"]
+    assert announced.told == [IDLE], "operators hear the alarm"
+
+
+@pytest.mark.parametrize("users", [7, "ada:login", [7, None, {}], {"ada": 1}])
+def test_whatever_an_instance_writes_of_its_users_the_operators_are_told(stage, users):
+    stage.actions.put_custom_metric = lambda _: {}
+    told = notifier(stage, {"users": {}, "sender": None, "webhooks": []}, users)
+
+    announced = told.announce("test", [IDLE])
+
+    assert (announced.told, announced.unreached) == ([IDLE], {})
+
+
+def test_a_webhooks_address_is_read_from_its_secret_and_told_to_nobody(stage, caplog):
+    asked = []
+    stage.actions.get_secret_value = lambda ask: (
+        asked.append(ask["SecretName"]) or {"SecretData": "http://S3CRET"}
+    )
+    stage.actions.put_custom_metric = lambda _: {}
+    rooms = {"users": {}, "sender": None, "webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]}
+
+    announced = notifier(stage, rooms).announce("test", [IDLE])
+
+    assert asked == ["rooms/vision"]
+    assert "the secret must hold an https address" in announced.unreached["dingtalk webhook 'rooms/vision'"]
+    assert "S3CRET" not in caplog.text + str(announced)
+
+
+@pytest.mark.parametrize(
+    ("region", "host"),
+    [
+        ("cn-wulanchabu", "dm.aliyuncs.com"),
+        ("cn-hongkong", "dm.ap-southeast-1.aliyuncs.com"),
+        ("eu-central-1", "dm.eu-central-1.aliyuncs.com"),
+        ("ap-northeast-1", "dm.ap-southeast-1.aliyuncs.com"),
+    ],
+)
+def test_mail_goes_by_the_nearest_region_that_has_direct_mail(region, host):
+    assert host_of("Dm", region) == host
 
 
 def test_tags_go_to_machines_disks_and_addresses_in_their_own_ways(stage):

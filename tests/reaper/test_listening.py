@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from image.reaper.agent import notices
-from image.reaper.agent.listening import Answers, Door, Going, show_all
+from image.reaper.agent.answers import Talk
+from image.reaper.agent.listening import Answers, Door, Going
 from image.reaper.agent.notices import Notice
 from image.reaper.errors import CloudError
 from tests.reaper.samples import NOON
@@ -31,7 +32,8 @@ class Heard:
     def __init__(self, metadata):
         self.events = []
         told_by = notices.FromMetadata(metadata, lambda: NOON)
-        nothing = Answers(self.drain, None, None, None, None, None, None, Door(()))
+        withdrawn = lambda: self.events.append("withdrawn")  # noqa: E731 - one expression
+        nothing = Answers(self.drain, None, None, None, None, None, None, Door(()), withdrawn)
         self.going = Going(told_by, nothing, lambda: NOON)
 
     def drain(self, notice):
@@ -95,14 +97,15 @@ def test_a_mistake_is_told_and_the_next_word_is_heard(caplog, monkeypatch):
     assert "event=listening-failed" in caplog.text
 
 
+def test_a_notice_is_withdrawn_with_its_mark_and_once():
+    heard = Heard(Told())
+    heard.going.talk = Talk(NOON, notified=True)
+
+    heard.going.look()
+    heard.going.look()
+
+    assert heard.events == ["withdrawn"]
+
+
 def test_a_malformed_mark_is_no_mark():
     assert notices.mark(Told(**{MARK: "tomorrow"})) is None
-
-
-def test_a_message_reaches_the_log_also_where_no_terminal_can_be_written_to(caplog, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-
-    show_all("going")
-
-    assert "event=wall message='going'" in caplog.text
-    assert "event=wall-failed" in caplog.text

@@ -75,7 +75,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         BOTH,
     ),
     "notice": (
-        lambda: becomes("Notifier.announce", "self, stack, decisions", "(list(decisions), [])"),
+        lambda: becomes("Notifier.announce", "self, stack, decisions", "Announced(list(decisions))"),
         "the_owner_cannot_be_told",
         BOTH,
     ),

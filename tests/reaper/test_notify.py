@@ -1,13 +1,20 @@
-"""Who is told what: in words that every channel takes, and not the same every ten minutes."""
+"""Who is notified of what: in words that every channel takes, and not the same every ten minutes."""
 
+import json
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
-from image.reaper.aws.connect import Topic
+from image.reaper.agent.users import LONGEST
+from image.reaper.aws.notify import Topic
 from image.reaper.calls import Calls
+from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.model import Decision, Verdict
-from image.reaper.sweep.notify import Notifier, due_alerts
+from image.reaper.sweep.notify import Notifier, Reach, Roster, due_alerts
+from image.reaper.sweep.webhooks import LONGEST_TEXT, Webhook
 from tests.reaper.situations import NOW, machine
 
 SWEEPS_A_DAY = 144
@@ -16,15 +23,281 @@ SWEEPS_A_DAY = 144
 class Sns:
     """Takes only what SNS takes: Publish, Subject."""
 
-    def __init__(self):
-        self.subjects = []
+    def __init__(self, subscriptions=()):
+        self.subjects, self.messages, self.users = [], [], []
+        self.subscriptions = subscriptions
 
-    def publish(self, TopicArn, Subject, Message):  # noqa: N803 - boto3's names
+    def publish(self, TopicArn, Subject, Message, MessageAttributes=None):  # noqa: N803 - boto3's names
         assert Subject.isascii()
         assert Subject.isprintable()
         assert len(Subject) < 100
         self.subjects.append(Subject)
+        self.messages.append(Message)
+        if MessageAttributes is not None:
+            self.users += json.loads(MessageAttributes["user"]["StringValue"])
         return {}
+
+    def list_subscriptions_by_topic(self, TopicArn, NextToken="0"):  # noqa: N803 - boto3's names
+        at = int(NextToken)
+        page = self.subscriptions[at : at + 1]
+        more = {"NextToken": str(at + 1)} if at + 1 < len(self.subscriptions) else {}
+        return {"Subscriptions": page, **more}
+
+
+def confirmed(address):
+    return {"Endpoint": address, "SubscriptionArn": "arn:aws:sns:us-east-1:123456789012:alarms:1"}
+
+
+def pending(address):
+    return {"Endpoint": address, "SubscriptionArn": "PendingConfirmation"}
+
+
+@dataclass
+class Team:
+    """What reaches users: a roster, who is on the instances, a mail server and rooms that may refuse."""
+
+    roster: Roster
+    users: dict[str, list[str]] = field(default_factory=dict)
+    refuses: tuple[str, ...] = ()
+    mails: list[tuple[str, str]] = field(default_factory=list)
+    posts: list[Any] = field(default_factory=list)
+
+    def reach(self):
+        def mail(sender, address, subject, message):
+            if address in self.refuses:
+                raise CloudError(f"SendEmail: MessageRejected: {address}")
+            self.mails.append((address, message))
+
+        def post(rooms, subject, message):
+            self.posts += [(address, message) for address in rooms.values()]
+            return {room: "HTTP 404" for room in rooms if room.secret in self.refuses}
+
+        def users(instance):
+            return self.users.get(instance.id, [])
+
+        return Reach(lambda: self.roster, users, mail, lambda name: f"https://{name}.example.com/x", post)
+
+
+def announce(team, sns, *instance_ids):
+    topic = Topic(sns, Calls(lambda: NOW), "arn:aws:sns:::alarms")
+    decisions = [
+        Decision(machine(one, tags={"gpu-fleet:owner": "vision"}), Verdict.MARK, "idle")
+        for one in instance_ids
+    ]
+    return Notifier(topic, team.reach()).announce("aws-dev", decisions)
+
+
+def ids(decisions):
+    return [one.instance.id for one in decisions]
+
+
+PEOPLE = {"ada": "ada@example.com", "grace": "grace@example.com", "vision": "lead@example.com"}
+ROOM = Webhook("slack", "team-a")
+ON_I1 = {"i-1": ["ada:login"]}
+
+
+def test_each_user_gets_one_mail_of_their_own_instances_with_the_two_commands():
+    users = {"i-1": ["ada:login"], "i-2": ["grace:process", "ada:launch"]}
+    team = Team(Roster(PEOPLE, sender="fleet@example.com"), users)
+
+    announced = announce(team, Sns(), "i-1", "i-2")
+
+    mails = dict(team.mails)
+    assert [address for address, _ in team.mails] == [
+        *("ada@example.com", "grace@example.com", "lead@example.com")
+    ]
+    assert "- i-1 " in mails["ada@example.com"]
+    assert "- i-2 " in mails["ada@example.com"]
+    assert "i-1 " not in mails["grace@example.com"]
+    assert "gpu-fleet keep 8h --reason" in mails["grace@example.com"]
+    assert "gpu-fleet release --instance i-2 --stack aws-dev" in mails["grace@example.com"]
+    assert (ids(announced.told), announced.unreached, announced.problems) == (["i-1", "i-2"], {}, [])
+
+
+def test_who_launched_who_logged_in_and_who_owned_processes_is_told_apart():
+    users = {"i-1": ["ada:login+process", "grace:launch"]}
+    team = Team(Roster(PEOPLE, sender="fleet@example.com"), users)
+
+    announce(team, Sns(), "i-1")
+
+    seen = "owner: vision; seen: ada logged in and owned processes, grace launched a job"
+    assert all(seen in message for _, message in team.mails)
+
+
+def test_the_topic_is_told_which_users_a_message_is_for_once_for_each_owner():
+    sns = Sns([confirmed("ada@example.com"), confirmed("lead@example.com"), confirmed("grace@example.com")])
+    users = {"i-1": ["ada:login"], "i-2": ["grace:login"]}
+
+    announced = announce(Team(Roster(PEOPLE), users), sns, "i-1", "i-2")
+
+    assert (sns.users, announced.unreached) == (["ada", "vision", "grace"], {})
+    assert len(sns.subjects) == 1
+
+
+def test_who_never_confirmed_is_named_though_the_owner_was_reached():
+    sns = Sns([confirmed("lead@example.com"), pending("ada@example.com"), confirmed("grace@example.com")])
+
+    announced = announce(Team(Roster(PEOPLE), ON_I1), sns, "i-1")
+
+    assert ids(announced.told) == ["i-1"]
+    assert announced.unreached == {"ada": "ada@example.com has not confirmed its subscription to the topic"}
+
+
+def test_a_grace_period_does_not_begin_while_nobody_listens():
+    sns = Sns([pending("ada@example.com"), pending("ops@example.com")])
+
+    announced = announce(Team(Roster({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
+
+    assert announced.told == []
+    assert announced.problems == ["owner vision not notified of i-1: nobody listens"]
+    assert list(announced.unreached) == ["ada", "the operators"]
+
+
+def test_operators_who_hear_nothing_are_an_alert_though_a_user_was_reached():
+    class Silent(Sns):
+        def publish(self, **_):
+            raise ClientError({"Error": {"Code": "AuthorizationError", "Message": "no"}}, "Publish")
+
+    roster = Roster(PEOPLE, ("ops@example.com",), "fleet@example.com")
+
+    unconfirmed = announce(Team(roster, ON_I1), Sns([pending("ops@example.com")]), "i-1")
+    refused = announce(Team(roster, ON_I1), Silent([confirmed("ops@example.com")]), "i-1")
+
+    assert (ids(unconfirmed.told), list(unconfirmed.unreached)) == (["i-1"], ["the operators"])
+    assert (ids(refused.told), list(refused.unreached)) == (["i-1"], ["the operators"])
+    assert "AuthorizationError" in refused.unreached["the operators"]
+
+
+def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
+    team = Team(Roster({"ada": "ada@example.com"}, sender="fleet@example.com"), ON_I1)
+
+    announced = announce(team, Sns(), "i-1", "i-2")
+
+    assert ids(announced.told) == ["i-1"]
+    assert announced.problems == ["owner vision not notified of i-2: nobody listens"]
+
+
+def test_a_login_name_without_an_address_is_told_to_the_operators_and_fails_nothing():
+    sns = Sns([confirmed("Ops@example.com")])
+
+    announced = announce(Team(Roster({}, ("ops@example.com",)), {"i-1": ["stranger:login"]}), sns, "i-1")
+
+    assert (ids(announced.told), announced.problems) == (["i-1"], [])
+    assert announced.unreached == {"stranger": "has no address in notify.users"}
+    assert "Could not be notified:\n- stranger: has no address in notify.users" in sns.messages[0]
+
+
+def test_a_mail_that_is_refused_leaves_the_others_and_is_named():
+    roster = Roster(PEOPLE, sender="fleet@example.com")
+    team = Team(roster, {"i-1": ["ada:login", "grace:login"]}, ("ada@example.com",))
+
+    announced = announce(team, Sns(), "i-1")
+
+    assert [address for address, _ in team.mails] == ["grace@example.com", "lead@example.com"]
+    assert announced.unreached == {"ada": "SendEmail: MessageRejected: ada@example.com"}
+
+
+def test_where_time_runs_out_the_others_are_left_to_the_next_sweep():
+    team = Team(Roster(PEOPLE, sender="fleet@example.com"), {"i-1": ["ada:login"], "i-2": ["grace:login"]})
+    sent = team.reach()
+
+    def mail(sender, address, subject, message):
+        if team.mails:
+            raise DeadlineError("no time left for send_email")
+        sent.mail(sender, address, subject, message)
+
+    topic = Topic(Sns(), Calls(lambda: NOW, deadline=NOW), "arn:aws:sns:::alarms")
+    found = [Decision(machine(one), Verdict.MARK, "idle") for one in ("i-1", "i-2")]
+    announced = Notifier(topic, replace(sent, mail=mail)).announce("aws-dev", found)
+
+    assert ids(announced.told) == ["i-1"]
+    assert announced.problems == ["owner nobody not notified of i-2: no time left for publish"]
+
+
+def test_rooms_hear_one_message_a_sweep_and_one_that_refuses_is_named_without_its_address():
+    team = Team(Roster({}, webhooks=(ROOM, Webhook("slack", "team-b"))), refuses=("team-b",))
+
+    announced = announce(team, Sns(), "i-1", "i-2")
+
+    assert [address for address, _ in team.posts] == [
+        "https://team-a.example.com/x",
+        "https://team-b.example.com/x",
+    ]
+    assert announced.unreached == {"slack webhook 'team-b'": "HTTP 404"}
+    assert ids(announced.told) == ["i-1", "i-2"]
+
+
+def test_a_secret_that_cannot_be_read_keeps_no_other_room_from_its_message():
+    team = Team(Roster({}, webhooks=(ROOM, Webhook("slack", "team-b"))))
+
+    def secret(name):
+        if name == "team-b":
+            raise CloudError("GetSecretValue: AccessDenied")
+        return "https://example.com"
+
+    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
+    reach = replace(team.reach(), secret=secret)
+    announced = Notifier(topic, reach).announce("aws-dev", [Decision(machine("i-1"), Verdict.MARK, "idle")])
+
+    assert len(team.posts) == 1
+    assert announced.unreached == {"slack webhook 'team-b'": "GetSecretValue: AccessDenied"}
+
+
+def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
+    team = Team(Roster({}, webhooks=(ROOM,)))
+    many = [f"i-{number:03d}" for number in range(130)]
+
+    announced = announce(team, Sns(), *many)
+
+    ((_, message),) = team.posts
+    assert ids(announced.told) == [one for one in many if one in message]
+    assert 12 < len(announced.told) < 130
+    assert len(message) < LONGEST_TEXT
+
+
+def test_the_longest_lines_leave_a_rooms_message_whole():
+    words = " ".join([f"{'x' * 24}{number}:launch+login+process" for number in range(8)])[:LONGEST].split()
+    team = Team(Roster({}, webhooks=(ROOM,)), {f"i-{number:018d}": words for number in range(130)})
+
+    announce(team, Sns(), *team.users)
+
+    assert len(team.posts[0][1]) < LONGEST_TEXT
+
+
+def test_what_an_instance_says_of_its_users_forges_no_line_and_floods_no_mail():
+    words = ["ada\n- i-9 is kept:login", "<!channel>:login", "x" * 65 + ":login"]
+    words += [f"u{number}:login" for number in range(20)]
+    team = Team(Roster(PEOPLE, sender="fleet@example.com"), {"i-1": words})
+
+    announced = announce(team, Sns(), "i-1")
+
+    assert set(announced.unreached) <= {f"u{number}" for number in range(8)}
+    assert not any(forged in team.mails[0][1] for forged in ("i-9", "<!", "xxx"))
+
+
+def test_a_roster_that_cannot_be_read_begins_no_grace_period():
+    def refused():
+        raise CloudError("GetObject: AccessDenied")
+
+    reach = Reach(refused, lambda _: [], lambda *_: None, str)
+    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
+
+    announced = Notifier(topic, reach).announce("aws-dev", [Decision(machine(), Verdict.MARK, "idle")])
+
+    assert (announced.told, announced.problems) == ([], ["nobody notified: GetObject: AccessDenied"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"users": {}, "operators": [], "sender": None, "webhooks": [{"kind": "irc", "secret": "x"}]},
+        {"users": 7, "operators": [], "sender": None, "webhooks": []},
+    ],
+)
+def test_a_roster_that_no_stack_writes_is_refused(content):
+    with pytest.raises(CloudError, match=r"roster\.json cannot be read"):
+        Roster.of(content)
 
 
 @pytest.mark.parametrize("owner", ["ada\nlovelace", "tab\there", "ü" * 256, "x" * 256, "\x7f"])
@@ -33,9 +306,9 @@ def test_an_owner_whose_name_fits_no_subject_is_told_all_the_same(owner):
     topic = Topic(sns, Calls(lambda: NOW), "arn:aws:sns:::alarms")
     one = Decision(machine(tags={"gpu-fleet:owner": owner}), Verdict.MARK, "idle")
 
-    told, problems = Notifier(topic).announce("aws-dev", [one])
+    announced = Notifier(topic).announce("aws-dev", [one])
 
-    assert (told, problems) == ([one], [])
+    assert (announced.told, announced.problems) == ([one], [])
 
 
 def test_a_machine_that_is_unknown_every_other_sweep_is_told_once_a_day():

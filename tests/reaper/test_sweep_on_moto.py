@@ -6,11 +6,23 @@ from datetime import datetime, timedelta
 import pytest
 from click.testing import CliRunner, Result
 from moto import mock_aws
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.sesv2.models import sesv2_backends
 
 from image.console.cli import main
-from image.reaper.model import TAG_IDLE_SINCE, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, TAG_REAP_AFTER
-from tests.reaper.moto_fleet import BUCKET, NOW, MotoFleet, client, set_clock, write_policy
+from image.reaper.aws.machines import Machines
+from image.reaper.errors import CloudError
+from image.reaper.model import (
+    TAG_IDLE_SINCE,
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_OWNER,
+    TAG_REAP_AFTER,
+    TAG_USERS,
+)
+from tests.reaper.moto_fleet import BUCKET, NOW, REGION, MotoFleet, client, set_clock, write_policy
 
+TOLD = "test: 1 idle GPU instance(s) of ada will be stopped or terminated"
 AFTER_GRACE = NOW + timedelta(minutes=31)
 
 
@@ -56,8 +68,93 @@ def test_an_idle_machine_is_marked_and_its_owner_told(fleet, sweep):
     assert result.exit_code == 0, result.output
     assert verdicts(report) == {idle: "MARK", busy: "KEEP-busy"}
     assert {TAG_IDLE_SINCE, TAG_REAP_AFTER} <= fleet.tags(idle).keys()
-    assert [message["Subject"] for message in fleet.heard()] == ["test: 1 idle GPU machine(s) of ada will go"]
+    assert [message["Subject"] for message in fleet.heard()] == [TOLD]
     assert fleet.state(idle) == "running"
+
+
+def write_roster(**changes):
+    content = {"users": {}, "operators": [], "sender": None, "webhooks": []} | changes
+    client("s3").put_object(Bucket=BUCKET, Key="reaper/roster.json", Body=json.dumps(content).encode())
+
+
+def test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins(fleet, sweep):
+    (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
+    fleet.heartbeats([idle], idle_hours=2.5)
+    client("sesv2").create_email_identity(EmailIdentity="fleet@example.com")
+    write_roster(users={"grace": "grace@example.com"}, sender="fleet@example.com")
+
+    result, report = sweep(NOW, notify_users=True)
+
+    assert result.exit_code == 0, result.output
+    (mail,) = sent_mail()
+    assert mail.destinations["ToAddresses"] == ["grace@example.com"]
+    assert f"gpu-fleet release --instance {idle} --stack test" in str(mail.body)
+    assert (report["marked"], report["unreached"]) == ([idle], {})
+
+
+def test_an_instance_of_which_nobody_could_be_told_is_not_marked_and_the_sweep_says_so(fleet, sweep):
+    (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
+    fleet.heartbeats([idle], idle_hours=2.5)
+    write_roster(users={"grace": "grace@example.com"}, sender="not-verified@example.com")
+
+    result, report = sweep(NOW, notify_users=True)
+
+    assert result.exit_code == 1
+    assert (report["marked"], list(report["unreached"])) == ([], ["grace"])
+    assert TAG_REAP_AFTER not in fleet.tags(idle)
+    assert "could not be notified: grace: " in result.output
+    assert published("SweepUsersUnreached") == 1
+
+
+def test_a_login_name_without_an_address_fails_no_sweep(fleet, sweep):
+    (idle,) = fleet.start(**{TAG_USERS: "stranger:login"})
+    fleet.heartbeats([idle], idle_hours=2.5)
+    client("sns").subscribe(TopicArn=fleet.topic_arn, Protocol="email", Endpoint="ops@example.com")
+    write_roster(operators=["ops@example.com"])
+
+    result, report = sweep(NOW, notify_users=True)
+
+    assert result.exit_code == 0, result.output
+    assert report["marked"] == [idle]
+    assert report["unreached"] == {"stranger": "has no address in notify.users"}
+    assert published("SweepUsersUnreached") == 1
+    assert published("SweepFailures") == 0
+
+
+def test_a_mark_that_cannot_be_written_mails_nobody_again_each_sweep(fleet, sweep, monkeypatch):
+    (idle,) = fleet.start(**{TAG_USERS: "grace:login"})
+    fleet.heartbeats([idle], idle_hours=2.5)
+    client("sesv2").create_email_identity(EmailIdentity="fleet@example.com")
+    write_roster(users={"grace": "grace@example.com"}, sender="fleet@example.com")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Machines, "tag", refuse)
+        for minutes in (0, 1):
+            sweep(NOW + timedelta(minutes=minutes), notify_users=True)
+    _, report = sweep(NOW + timedelta(minutes=2), notify_users=True)
+
+    assert report["marked"] == [idle]
+    assert len(sent_mail()) == 1
+
+
+def refuse(*_):
+    raise CloudError("CreateTags: UnauthorizedOperation")
+
+
+def sent_mail():
+    return list(sesv2_backends[DEFAULT_ACCOUNT_ID][REGION].core_backend.sent_messages)
+
+
+def published(metric):
+    answer = client("cloudwatch").get_metric_statistics(
+        Namespace="GpuFleet/test",
+        MetricName=metric,
+        StartTime=datetime.now(NOW.tzinfo) - timedelta(hours=1),
+        EndTime=datetime.now(NOW.tzinfo) + timedelta(hours=1),
+        Period=86400,
+        Statistics=["Sum"],
+    )
+    return sum(one["Sum"] for one in answer["Datapoints"])
 
 
 def test_a_marked_machine_goes_after_its_grace_with_a_record_of_it(fleet, sweep):

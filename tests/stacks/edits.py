@@ -90,6 +90,8 @@ _COMMON = (
     Edit("reaper.leftovers", {"remove": True}),
     Edit("reaper.leftovers", {"older_than_days": 30}),
     Edit("reaper.watch_days", 7),
+    Edit("notify.users+sender", ({"ada": "ada@example.com"}, "fleet@mail.example.com")),
+    Edit("notify.webhooks", [{"kind": "slack", "secret": "rooms/vision"}]),
     Edit("budget.on_exceeded", "freeze"),
     Edit("image.size_gib", 50),
 )

@@ -49,6 +49,11 @@ PAIR = stack(
         "on_exceeded": "freeze",
     },
     reaper={"leftovers": {"remove": True}},
+    notify={
+        "users": {"ada": "ada@example.com"},
+        "sender": "fleet@mail.example.com",
+        "webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}],
+    },
 )
 
 
@@ -207,6 +212,32 @@ def test_an_instance_reads_the_policy_and_changes_it_not(account):
         assert account.may(f"{name}-instance", "oss:GetObject", policy)
         assert not account.may(f"{name}-instance", "oss:PutObject", policy)
         assert not account.may(f"{name}-instance", "oss:DeleteObject", policy)
+
+
+def test_an_instance_says_who_is_on_its_own_pools_instances_and_reads_no_roster(account):
+    for name in pools(account):
+        ask = partial(account.may, f"{name}-instance")
+        assert ask("oss:PutObject", account.bucket("records", f"reaper/users/{name}/i-1.json"))
+        assert not ask("oss:PutObject", account.bucket("records", f"reaper/users/{name}-more/i-1.json"))
+        assert not ask("oss:GetObject", account.bucket("records", "reaper/roster.json"))
+        assert not ask("oss:PutObject", account.bucket("records", "reaper/roster.json"))
+
+
+def test_the_sweep_mails_and_reads_the_webhooks_that_the_settings_name(pair):
+    ask = partial(pair.may, "reaper")
+
+    assert ask("dm:SingleSendMail", "*")
+    assert ask("oss:GetObject", pair.bucket("records", "reaper/roster.json"))
+    assert ask("kms:GetSecretValue", pair.arn("kms", "secret/rooms/vision"))
+    assert not ask("kms:GetSecretValue", pair.arn("kms", "secret/rooms/other"))
+
+
+def test_the_sweep_of_a_stack_that_names_nobody_neither_mails_nor_reads_secrets():
+    account = account_of("everything")
+    assert not account.settings.notify.anybody
+
+    assert not account.may("reaper", "dm:SingleSendMail", "*")
+    assert not account.may("reaper", "kms:GetSecretValue", account.arn("kms", "secret/rooms/vision"))
 
 
 def test_an_instance_reads_the_payload_it_boots_and_its_wheels_and_nothing_else_of_the_records(account):

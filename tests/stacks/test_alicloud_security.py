@@ -376,6 +376,7 @@ def test_an_instance_writes_below_its_pools_own_prefix_only(everything):
             "acs:oss:*:1234567890123456:gpu-fleet-test-checkpoints-1234567890123456/dev/*",
         ],
         ["acs:oss:*:1234567890123456:gpu-fleet-test-records-1234567890123456/reaper/handshake/dev.*"],
+        ["acs:oss:*:1234567890123456:gpu-fleet-test-records-1234567890123456/reaper/users/dev/*"],
     ]
 
 

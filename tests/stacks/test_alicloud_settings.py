@@ -57,6 +57,11 @@ BAD_INPUTS = {
         {"budget": {"cny_per_usd": 0, "recipients": ["team@example.com"]}},
         "budget.cny_per_usd = 0: must be greater than 0",
     ),
+    "users whom nothing mails": (
+        {"notify": {"users": {"ada": "ada@example.com"}}},
+        "notify.sender = None: must be a sender address of DirectMail: notify.users can be reached by no "
+        "other mail there",
+    ),
     "a currency neither cloud bills in": (
         {"budget": {"currency": "EUR", "recipients": ["team@example.com"]}},
         "budget.currency = 'EUR': must be CNY or USD on alicloud",

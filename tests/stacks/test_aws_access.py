@@ -54,6 +54,13 @@ PAIR = stack(
         "interface_endpoints": True,
         "s3_buckets": ["our-datasets", "open-*"],
     },
+    notify={
+        "users": {"ada": "ada@example.com", "lovelace": "ada@example.com", "ops": "team@example.com"},
+        "webhooks": [{"kind": "slack", "secret": "rooms/vision"}],
+    },
+)
+MAILING = stack(
+    name="mailing", notify={"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com"}
 )
 
 
@@ -147,10 +154,11 @@ class Account:
 @cache
 def account_of(name: str) -> Account:
     """The account in which a stack stands, its ids given by moto."""
-    settings = PAIR if name == PAIR.name else stack_files.settings_of(name)
+    own = {one.name: one for one in (PAIR, MAILING)}
+    settings = own.get(name) or stack_files.settings_of(name)
     with moto_server(settings.region):
-        if settings is PAIR:
-            return Account(PAIR, run_program(PAIR.name, program=lambda: build(PAIR), config={}))
+        if name in own:
+            return Account(settings, run_program(name, program=lambda: build(settings), config={}))
         return Account(settings, run_program(name))
 
 
@@ -199,7 +207,7 @@ def test_an_instance_speaks_of_drains_in_its_own_pool_alone(account, action):
         assert not ask(account.group(name), account.tags(name, stack="other"))
 
 
-KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason"]
+KEEP = ["gpu-fleet:keep-until", "gpu-fleet:keep-reason", "gpu-fleet:users"]
 WITHDRAWN = "gpu-fleet:withdrawn"
 
 
@@ -284,6 +292,13 @@ def test_an_instance_destroys_no_old_version_and_changes_no_bucket(account, acti
 def test_an_instance_reads_and_writes_no_ledger(account, action, key):
     for name in pools(account):
         assert not account.may(f"{name}-instance", action, account.bucket("records", key))
+
+
+def test_an_instance_reads_no_roster_of_people(pair):
+    roster = pair.bucket("records", "reaper/roster.json")
+
+    assert not any(pair.may(f"{name}-instance", "s3:GetObject", roster) for name in pools(pair))
+    assert pair.may("reaper", "s3:GetObject", roster)
 
 
 def test_an_instance_reads_the_policy_and_changes_it_not(account):
@@ -485,7 +500,7 @@ def test_the_sweep_ends_what_its_stack_licenses_and_nothing_else(account, action
 
 
 @pytest.mark.parametrize(
-    "tag", ["managed", "stack", "pool", "owner", "protected", "keep-until", "keep-reason"]
+    "tag", ["managed", "stack", "pool", "owner", "protected", "keep-until", "keep-reason", "users"]
 )
 @pytest.mark.parametrize("action", ["ec2:CreateTags", "ec2:DeleteTags"])
 def test_the_sweep_never_widens_its_licence_by_a_tag(account, action, tag):
@@ -502,6 +517,53 @@ def test_the_sweep_marks_instances_of_its_own_stack_alone(account):
     assert not ask(account.tags("dev", stack="other") | marks)
     assert not ask(account.tags("dev") | {"aws:TagKeys": ["Name"]})
     assert not ask(account.tags("dev"))
+
+
+def test_the_sweep_reads_the_webhooks_that_the_settings_name_and_no_other_secret(pair):
+    secret = pair.arn("secretsmanager", "secret:rooms/vision-AbCdEf")
+    key = {"kms:ViaService": f"secretsmanager.{pair.settings.region}.amazonaws.com"}
+
+    assert pair.may("reaper", "secretsmanager:GetSecretValue", secret)
+    assert pair.may("reaper", "kms:Decrypt", pair.key, key)
+    for other in ("secret:rooms/vision-more-AbCdEf", "secret:rooms/other-AbCdEf"):
+        other_secret = pair.arn("secretsmanager", other)
+        assert not pair.may("reaper", "secretsmanager:GetSecretValue", other_secret)
+    assert not pair.may("reaper", "secretsmanager:PutSecretValue", secret)
+
+
+def test_the_sweep_mails_from_the_sender_that_the_settings_name_alone():
+    account = account_of(MAILING.name)
+    identity = account.arn("ses", "identity/mail.example.com")
+    ask = partial(account.may, "reaper", "ses:SendEmail")
+
+    assert ask(identity, {"ses:FromAddress": "fleet@mail.example.com"})
+    assert not ask(identity, {"ses:FromAddress": "ceo@mail.example.com"})
+    assert not ask(account.arn("ses", "identity/example.com"), {"ses:FromAddress": "fleet@mail.example.com"})
+
+
+def test_a_sweep_that_nobody_asked_to_mails_nobody_and_reads_no_secret(pair):
+    account = account_of(AWS_STACKS[0])
+    identity = pair.arn("ses", "identity/mail.example.com")
+
+    assert not pair.may("reaper", "ses:SendEmail", identity, {"ses:FromAddress": "fleet@mail.example.com"})
+    assert not account.may(
+        "reaper", "secretsmanager:GetSecretValue", account.arn("secretsmanager", "secret:rooms/vision-AbCdEf")
+    )
+
+
+def test_users_subscribe_to_their_own_notices_alone(pair):
+    found = pair.found.of_type("aws:sns/topicSubscription:TopicSubscription")
+
+    filters = {one.inputs["endpoint"]: one.inputs.get("filterPolicy") for one in found}
+
+    # who hears everything already gets no second subscription
+    assert filters == {"team@example.com": None, "ada@example.com": '{"user": ["ada", "lovelace"]}'}
+
+
+def test_where_mail_is_sent_nobody_is_asked_to_subscribe():
+    found = account_of(MAILING.name).found.of_type("aws:sns/topicSubscription:TopicSubscription")
+
+    assert [one.inputs["endpoint"] for one in found] == ["team@example.com"]
 
 
 def test_the_sweep_takes_instances_out_of_groups_of_its_own_stack_alone(account):
@@ -579,3 +641,12 @@ def test_a_role_is_taken_by_its_service_alone(account, role, service):
             )
             found = decide(request, [everything], [one.inputs["assumeRolePolicy"]], resource_must_allow=True)
             assert (found is Verdict.ALLOWED) is (principal == service)
+
+
+def test_an_alarm_rings_where_a_user_could_not_be_reached_and_a_stack_names_persons(pair):
+    def watched(found):
+        alarms = [one.inputs for one in found.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
+        return [one["name"] for one in alarms if one.get("metricName") == "SweepUsersUnreached"]
+
+    assert watched(pair.found) == [f"gpu-fleet-{pair.settings.name}-reaper-unreached"]
+    assert watched(account_of("aws-dev").found) == []

@@ -27,6 +27,7 @@ from stacks.settings import (
     BudgetSettings,
     ImageSettings,
     NetworkSettings,
+    NotifySettings,
     Pool,
     ReaperSettings,
     Stack,
@@ -145,6 +146,7 @@ SECTIONS = {
     "access": AccessSettings,
     "budget": BudgetSettings,
     "reaper": ReaperSettings,
+    "notify": NotifySettings,
     "image": ImageSettings,
 }
 

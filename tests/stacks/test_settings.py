@@ -169,6 +169,27 @@ BAD_INPUTS = {
         {"budget": {"recipients": ["team"]}},
         "budget.recipients[0] = 'team': must be an e-mail address",
     ),
+    "a user without an address": (
+        {"notify": {"users": {"ada": "ada"}}},
+        "notify.users.ada = 'ada': must be an e-mail address",
+    ),
+    "a sender that mails nobody": (
+        {"notify": {"sender": "fleet@b.org"}},
+        "notify.users = {}: needs at least one user, since notify.sender mails them alone",
+    ),
+    "more users than a topic filters for": (
+        {"notify": {"users": {f"u{number}": f"u{number}@b.org" for number in range(201)}}},
+        "notify.users = '201 addresses': a topic filters for 200 addresses at most; name a notify.sender",
+    ),
+    "the address of a webhook in clear": (
+        {"notify": {"webhooks": [{"kind": "slack", "secret": "https://hooks.slack.com/services/T0/B0/x"}]}},
+        "notify.webhooks[0].secret = '(not shown)': must be the name of a secret: its address stays out of "
+        "this file",
+    ),
+    "a webhook named twice": (
+        {"notify": {"webhooks": [{"kind": "slack", "secret": "room"}, {"kind": "teams", "secret": "room"}]}},
+        "notify.webhooks = 'room': named 2 times; each secret once",
+    ),
     "a recipient named twice": (
         {"budget": {"recipients": ["a@b.org", "a@b.org"]}},
         "budget.recipients = 'a@b.org': named 2 times; each address once",
@@ -556,3 +577,19 @@ def test_a_zone_has_a_slot_of_its_own(slots, says):
 
 def stack_settings(**network):
     return from_mapping("test", stack_file(network={"cidr": "10.0.0.0/16"} | network)).network
+
+
+@pytest.mark.parametrize(
+    "webhooks",
+    [
+        "https://hooks.example.com/SECRET",
+        ["https://hooks.example.com/SECRET"],
+        [{"kind": "slack", "url": "https://hooks.example.com/SECRET"}],
+        [{"kind": "https://hooks.example.com/SECRET", "secret": "room"}],
+    ],
+)
+def test_no_problem_shows_the_address_of_a_webhook(webhooks):
+    with pytest.raises(SettingsError, match=r"notify\.webhooks") as caught:
+        stack(notify={"webhooks": webhooks})
+
+    assert "SECRET" not in str(caught.value)

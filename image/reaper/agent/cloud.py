@@ -1,7 +1,7 @@
 """What an agent needs of its cloud: an ``AgentCloud``, as ``aws/agent.py`` and ``alicloud/agent.py`` have."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent.drain import Holds
 from image.reaper.agent.notices import Notices
+from image.reaper.model import User
 from image.reaper.store import Store
 
 
@@ -59,6 +60,9 @@ class AgentCloud(Protocol):
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
         """Make the metadata service ask for tokens, where the machine was started without."""
+
+    def name_users(self, instance_id: str, users: Sequence[User]) -> None:
+        """Say who was seen on this instance, newest first; raises CloudError."""
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
         """Word that the machine goes."""

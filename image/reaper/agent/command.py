@@ -24,6 +24,7 @@ from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
 from image.reaper.agent.sensors.look import Sensors, watched_tree, whole_machine
 from image.reaper.agent.sensors.processes import trainers
 from image.reaper.agent.stack_policy import StackPolicy
+from image.reaper.agent.users import Users
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.options import IsoTime
 
@@ -100,6 +101,7 @@ def run(options: Options) -> None:
     cloud = agent_cloud.connect(machine, metadata)
     publisher = Publisher(cloud.metrics(), machine.metric_namespace, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
+    users = None
     going, own, policy = None, OwnUse(), policy_of(machine, cloud, clock.real_s)
     limits = (lambda: TREE_LIMITS) if tree else policy.limits
     sensors = sensors_of(machine, metadata, tree, own, real_s=clock.real_s, policy=policy)
@@ -109,12 +111,13 @@ def run(options: Options) -> None:
         target = Target(machine, instance_id)
         senses = Senses(running, own, fresh_look(sensors, clock, limits))
         replies = answers(cloud, target, options.keep_folder, senses)
+        users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
         notices = cloud.notices(metadata, instance_id, clock.now)
         going = Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed)
     agent = Agent(
         clock,
         sensors,
-        reporter(machine, instance_id, options.watch, publisher),
+        reporter(machine, instance_id, options.watch, publisher, users),
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
         limits,
     )
@@ -129,7 +132,7 @@ def policy_of(
     """What the stack says of the pool's sensors, as it will be read while the agent runs."""
 
     def read() -> dict[str, Any] | None:
-        found = cloud.store().get(stack_policy.KEY)
+        found = cloud.store().newest(stack_policy.KEY)
         return found.content if found else None
 
     return StackPolicy(read if machine.records_uri else None, machine.pool, real_s)
@@ -215,9 +218,9 @@ def instance_id_of(metadata: Metadata | None) -> str:
 
 
 def reporter(
-    machine: InstanceFile, instance_id: str, watch: str, publisher: Publisher
+    machine: InstanceFile, instance_id: str, watch: str, publisher: Publisher, users: Users | None = None
 ) -> Callable[[Judgement], None]:
-    """What happens with each judgement: the file for people, the heartbeat for the sweep."""
+    """What happens with each judgement: the file for people, heartbeat and names of users for the sweep."""
 
     def report(judgement: Judgement) -> None:
         try:
@@ -227,5 +230,7 @@ def reporter(
         unfit = publish.is_unfit(judgement, publish.passed(paths.ready_file()))
         data = heartbeat(judgement, instance_id, machine.pool, unfit=unfit)
         publisher.add(data, judgement.at)
+        if users is not None:
+            users.saw(judgement.users)
 
     return report

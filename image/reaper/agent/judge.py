@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from statistics import fmean
+from typing import TypeVar
 
 from image.reaper.agent.sensors.reading import Gpu, People, Rates, Reading
 from image.reaper.metrics import HEARTBEAT
+from image.reaper.model import Tie
+
+Item = TypeVar("Item")
 
 
 class State(StrEnum):
@@ -75,6 +79,7 @@ class Judgement:
         unknown: which sensor failed and why.
         hung: GPUs that look hung.
         memory: for the next minute.
+        users: login names seen in it, each with what they did.
     """
 
     at: datetime
@@ -85,6 +90,7 @@ class Judgement:
     unknown: tuple[str, ...]
     hung: tuple[str, ...]
     memory: Memory
+    users: tuple[tuple[str, Tie], ...] = ()
 
     @property
     def seconds_since_activity(self) -> float:
@@ -121,6 +127,7 @@ def judge(
         unknown=unknown,
         hung=hung,
         memory=Memory(last_active_at, hung_since),
+        users=_unique(user for sample in samples if sample.people for user in sample.people.users),
     )
 
 
@@ -282,5 +289,5 @@ def _mean(rates: Sequence[Rates]) -> Rates:
     )
 
 
-def _unique(messages: Iterator[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(messages))
+def _unique(many: Iterator[Item]) -> tuple[Item, ...]:
+    return tuple(dict.fromkeys(many))

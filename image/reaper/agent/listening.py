@@ -1,7 +1,6 @@
 """The agent's second thread: drains the instance when it is taken, and answers the sweep's mark."""
 
 import logging
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from image.reaper.agent.drain import Drain, Holds, Steps
 from image.reaper.agent.kept_files import Saved
 from image.reaper.agent.notices import Notice, Notices
 from image.reaper.agent.sensors.counters import OwnUse
+from image.reaper.agent.show import show_all, withdraw
 from image.reaper.errors import CloudError
 from image.reaper.handshake import Exchange, Winner, Word
 from image.reaper.store import Store
@@ -44,6 +44,7 @@ class Answers:
         caller: what the cloud calls this instance's credentials; raises ``CloudError``.
         fence: keeps the sweep from stopping this instance, where the cloud can.
         door: refuses log-ins and jobs.
+        withdraw: takes shown messages away, where that can be done.
     """
 
     drain: Callable[[Notice], Drain]
@@ -54,6 +55,7 @@ class Answers:
     caller: Callable[[], str]
     fence: Fence
     door: "Door"
+    withdraw: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ class Going:
         """Begin anew with a new mark; a door that was shut for another is opened first."""
         if self.talk.mark == mark:
             return
+        if self.talk.mark is not None and self.talk.notified:
+            self._answers.withdraw()
         shut_before_start = self.talk.mark is None and self.talk.closed_at is not None
         if mark is not None and shut_before_start:
             self.talk = Talk(mark, notified=True, closed_at=self.talk.closed_at)
@@ -254,7 +258,8 @@ class Going:
     def _notify(self) -> None:
         self._answers.notify(
             f"This instance is idle and is terminated or stopped after {self._mark:%Y-%m-%d %H:%M} UTC. "
-            'To keep it: gpu-fleet keep 8h --reason "..."; /scratch/keep is saved before.'
+            'Using it keeps it, and so does: gpu-fleet keep 8h --reason "..."; to keep it no longer: '
+            "gpu-fleet release. /scratch/keep is saved before."
         )
         self._change(notified=True)
 
@@ -333,13 +338,5 @@ def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> 
 
     door = Door((paths.closed_file(), paths.nologin_file()))
     caller = cache(partial(cloud.caller, instance_id))
-    return Answers(drain, save, show_all, senses.look, cloud.store, caller, cloud.fence(instance_id), door)
-
-
-def show_all(message: str) -> None:
-    """Show a message on every terminal; without `wall`, the log alone has it."""
-    LOG.warning("event=wall message=%r", message)
-    try:
-        subprocess.run(["wall", message], check=True, timeout=10, capture_output=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        LOG.warning("event=wall-failed reason=%r", str(error))
+    fence = cloud.fence(instance_id)
+    return Answers(drain, save, show_all, senses.look, cloud.store, caller, fence, door, withdraw)

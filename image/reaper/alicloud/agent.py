@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,13 +16,13 @@ from image.reaper.agent.cloud import NoFence
 from image.reaper.agent.notices import Notice
 from image.reaper.alicloud.lifecycle import IN_SERVICE, LEAVING, Hook, lifecycle_state
 from image.reaper.alicloud.metrics import DIMENSION_STACK, MAX_DATA_PER_CALL, NO_GROUP, datum, metric_name
-from image.reaper.alicloud.oss import OssStore
+from image.reaper.alicloud.oss import OssStore, users_key
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls, batches
 from image.reaper.errors import AnswerError, CloudError
 from image.reaper.marks import hold_in
 from image.reaper.metrics import DIMENSION_INSTANCE
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, User
 from image.reaper.times import parse_time
 
 # https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
@@ -95,6 +95,10 @@ class AgentCloud:
             LOG.info("event=metadata-hardened")
         except (AnswerError, CloudError) as error:
             LOG.error("event=metadata-not-hardened reason=%r", str(error))
+
+    def name_users(self, instance_id: str, users: Sequence[User]) -> None:
+        """Write their names to the records: its role may tag nothing, since RAM knows no "itself alone"."""
+        self.store().put(users_key(self._machine.pool, instance_id), {"users": [str(one) for one in users]})
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> "Notices":
         """Word that the machine goes."""

@@ -1,13 +1,6 @@
-"""From a policy and environment variables to Alibaba Cloud as a sweep sees it.
+"""From a policy and environment variables to Alibaba Cloud as a sweep sees it, spot prices too."""
 
-Its notifications are a line in the sweep's log and a number that an alarm watches: CloudMonitor mails its
-contacts when an alarm fires, and carries no text of ours. Which instances are meant is told by the log, by
-``gpu-fleet status``, and by the instance itself on every terminal.
-"""
-
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cache, partial
@@ -18,38 +11,16 @@ from image.instance.alicloud_credentials import KEY_ID, Credentials
 from image.instance.metadata import Metadata
 from image.reaper.alicloud.leftovers import Leftovers
 from image.reaper.alicloud.machines import Machines
-from image.reaper.alicloud.metrics import DIMENSION_STACK, Heartbeats, datum
-from image.reaper.alicloud.oss import OssStore
+from image.reaper.alicloud.metrics import Heartbeats
+from image.reaper.alicloud.notify import Alarm, Mail
+from image.reaper.alicloud.oss import OssStore, users_key
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls
+from image.reaper.model import Instance
 from image.reaper.policy import Policy
+from image.reaper.store import Store
 from image.reaper.sweep.cloud import LEDGER_URI, Cloud
-from image.reaper.sweep.notify import Notifier
-
-METRIC_NOTICES = "SweepNotices"
-
-
-class Alarm:
-    """The stack's alarm on ``SweepNotices``.
-
-    Args:
-        cms: the client.
-        calls: makes the calls.
-        stack: whose.
-    """
-
-    def __init__(self, cms: Product, calls: Calls, stack: str) -> None:
-        self._cms = cms
-        self._calls = calls
-        self._stack = stack
-
-    def tell(self, subject: str, message: str) -> None:
-        """Tell one message; raises CloudError when the alarm cannot hear of it."""
-        data = [datum(METRIC_NOTICES, 1, {DIMENSION_STACK: self._stack})]
-        self._calls.change(self._cms.action("PutCustomMetric"), MetricList=data)
-        line = {"event": "notice", "subject": subject, "message": message}
-        sys.stdout.write(json.dumps(line) + "\n")
-
+from image.reaper.sweep.notify import Notifier, Reach, roster_in
 
 MAX_PAGES = 100  # of one type; a cloud that hands out offsets for ever is not believed
 
@@ -116,15 +87,30 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
     if ledger:
         s3 = own.s3 or oss.bucket_client(policy.region, credentials(environ))
         store = OssStore(s3, calls, ledger)
+    reach = _reach(own, calls, store) if policy.notify_users and store else None
     return Cloud(
         calls=calls,
         machines=Machines(own, calls, policy.stack),
         heartbeats=Heartbeats(own.cms, calls, policy.stack, _account(own, calls, environ)),
         leftovers=Leftovers(own, calls, policy.stack),
-        notifier=Notifier(Alarm(own.cms, calls, policy.stack)),
+        notifier=Notifier(Alarm(own.cms, calls, policy.stack), reach),
         store=store,
         spot_prices=partial(spot_prices, own.ecs, calls, policy.currency),
     )
+
+
+def _reach(own: Clients, calls: Calls, store: Store) -> Reach:
+    """How users are reached. An instance sets no tag here: its agent writes to the records who is on it."""
+
+    def users(instance: Instance) -> list[str]:
+        found = store.newest(users_key(instance.pool, instance.id))
+        words = found.content.get("users") if found else None
+        return words if isinstance(words, list) else []
+
+    def secret(name: str) -> str:
+        return str(calls.look(own.kms.action("GetSecretValue"), SecretName=name)["SecretData"])
+
+    return Reach(partial(roster_in, store), users, Mail(own.dm, calls).send, secret)
 
 
 def machines(region: str, calls: Calls, stack: str = "") -> Machines:

@@ -8,6 +8,11 @@ DIGITS = 12
 MOST_WRITERS = 100  # of one key at the same moment; two are enough
 
 
+def users_key(pool: str, instance_id: str) -> str:
+    """Where an agent says who is on its instance; its role writes below its pool's folder."""
+    return f"users/{pool}/{instance_id}.json"
+
+
 class OssStore(Store):
     """A store on a cloud without conditions on a version, and without any where the bucket keeps versions.
 

@@ -43,6 +43,8 @@ PRODUCTS = {
     "Ess": ("2022-02-22", "ess.{region}.aliyuncs.com"),
     "Cms": ("2019-01-01", "metrics.{region}.aliyuncs.com"),
     "Vpc": ("2016-04-28", "vpc.{region}.aliyuncs.com"),
+    "Kms": ("2016-01-20", "kms.{region}.aliyuncs.com"),
+    "Dm": ("2015-11-23", "dm.{region}.aliyuncs.com"),
     "Sts": ("2015-04-01", "sts.{region}.aliyuncs.com"),
 }
 # Regions that older products serve from one place, as the SDK's packages for each product have it.
@@ -55,6 +57,9 @@ CENTRAL = {
         | {"ap-southeast-1", "cn-hongkong", "us-east-1", "us-west-1"},
     ),
 }
+
+# DirectMail is in few regions and asked from all (its page "Endpoints", 2026-09): one of China for China's.
+MAIL_REGIONS = {"ap-southeast-1", "eu-central-1", "us-east-1"}
 
 # Inside a VPC, which need have no way out: the lists of endpoints of ECS and Auto Scaling (January 2026), and
 # for CloudMonitor the names of its newer and of its older list (November 2024).
@@ -74,7 +79,7 @@ class Clients:
     """The clients of one region.
 
     Attributes:
-        ecs, ess, cms, vpc, sts: one for each product.
+        ecs, ess, cms, vpc, kms, dm, sts: one for each product.
         s3: boto3's client for OSS, or what makes one when it is first needed.
     """
 
@@ -82,6 +87,8 @@ class Clients:
     ess: "Product"
     cms: "Product"
     vpc: "Product"
+    kms: "Product"
+    dm: "Product"
     sts: "Product"
     s3: Any = None
 
@@ -180,6 +187,9 @@ def host_of(product: str, region: str) -> str:
     for host, (name, regions) in CENTRAL.items():
         if name == product and region in regions:
             return host
+    if product == "Dm" and region not in MAIL_REGIONS:
+        in_china = region.startswith("cn-") and region != "cn-hongkong"
+        return "dm.aliyuncs.com" if in_china else host_of(product, "ap-southeast-1")
     return PRODUCTS[product][1].format(region=region)
 
 

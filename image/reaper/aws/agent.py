@@ -1,6 +1,6 @@
 """What an agent on AWS talks to: CloudWatch, its buckets, its group's lifecycle hook, its own tag."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from image.instance.metadata import Metadata
 from image.reaper.agent import notices
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
-from image.reaper.model import TAG_WITHDRAWN
+from image.reaper.model import TAG_USERS, TAG_WITHDRAWN, User
 from image.reaper.store import Store
 from image.reaper.times import format_time
 
@@ -113,6 +113,15 @@ class AgentCloud:
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
         """Nothing: every launch template asks for session tokens."""
+
+    def name_users(self, instance_id: str, users: Sequence[User]) -> None:
+        """Tag this instance with their names, which the sweep reads as it lists the fleet."""
+        limits = Config(
+            connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2}
+        )
+        ec2 = boto3.client("ec2", region_name=self._machine.region, config=limits)
+        tag = {"Key": TAG_USERS, "Value": " ".join(str(one) for one in users)}
+        Calls(lambda: datetime.now(UTC)).change(ec2.create_tags, Resources=[instance_id], Tags=[tag])
 
     def notices(
         self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]

@@ -6,44 +6,18 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
+from image.reaper.aws import session
 from image.reaper.aws.leftovers import Leftovers
 from image.reaper.aws.machines import Machines
 from image.reaper.aws.metrics import Heartbeats
-from image.reaper.aws.session import Clients, clients, sts
+from image.reaper.aws.notify import Mail, Topic
+from image.reaper.aws.session import Clients, clients
 from image.reaper.calls import Calls
+from image.reaper.model import TAG_USERS, Instance
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep.cloud import LEDGER_URI, TOPIC_ARN, Cloud
-from image.reaper.sweep.notify import Notifier
-
-SUBJECT_LENGTH = 99  # Publish, SNS API: less than 100, and neither line breaks nor control characters
-MESSAGE_BYTES = 200_000  # of at most 262,144
-
-
-class Topic:
-    """The stack's topic.
-
-    Args:
-        sns: the client.
-        calls: makes the calls.
-        topic_arn: where owners and operators listen.
-    """
-
-    def __init__(self, sns: Any, calls: Calls, topic_arn: str) -> None:
-        self._sns = sns
-        self._calls = calls
-        self._topic_arn = topic_arn
-
-    def tell(self, subject: str, message: str) -> None:
-        """Publish one message; raises CloudError when nobody heard it."""
-        plain = "".join(one if one.isascii() and one.isprintable() else "?" for one in subject)
-        self._calls.change(
-            self._sns.publish,
-            TopicArn=self._topic_arn,
-            Subject=plain[:SUBJECT_LENGTH],
-            Message=message.encode()[:MESSAGE_BYTES].decode(errors="ignore"),
-        )
-
+from image.reaper.sweep.notify import Notifier, Reach, roster_in
 
 PRODUCT = "Linux/UNIX"
 CURRENCY = "USD"  # of every price of the API
@@ -88,15 +62,35 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
     """
     aws = made or clients(policy.region)
     topic, ledger = environ.get(TOPIC_ARN), environ.get(LEDGER_URI)
+    store = Store(aws.s3, calls, ledger) if ledger else None
+    reach = _reach(policy.region, calls, store) if policy.notify_users and store else None
     return Cloud(
         calls=calls,
         machines=Machines(aws, calls, policy.stack),
         heartbeats=Heartbeats(aws.cloudwatch, calls, policy.metric_namespace),
         leftovers=Leftovers(aws.ec2, calls, policy.stack),
-        notifier=Notifier(Topic(aws.sns, calls, topic)) if topic else None,
-        store=Store(aws.s3, calls, ledger) if ledger else None,
+        notifier=Notifier(Topic(aws.sns, calls, topic), reach) if topic else None,
+        store=store,
         spot_prices=partial(spot_prices, aws.ec2, calls) if policy.currency == CURRENCY else None,
     )
+
+
+def _reach(region: str, calls: Calls, store: Store) -> Reach:
+    """How users are reached; what few sweeps need is asked for when it is needed."""
+
+    def mail(sender: str, address: str, subject: str, message: str) -> None:
+        Mail(session.client("sesv2", region), calls).send(sender, address, subject, message)
+
+    def secret(name: str) -> str:
+        found = calls.look(session.client("secretsmanager", region).get_secret_value, SecretId=name)
+        return str(found.get("SecretString", ""))
+
+    return Reach(partial(roster_in, store), users, mail, secret)
+
+
+def users(instance: Instance) -> list[str]:
+    """Who was seen on an instance, by the tag that its agent sets on itself."""
+    return instance.tags.get(TAG_USERS, "").split()
 
 
 def machines(region: str, calls: Calls, stack: str = "") -> Machines:
@@ -116,4 +110,4 @@ def bucket_client(region: str) -> Any:
 
 def account_id(region: str, calls: Calls) -> str:
     """The account of the credentials. Raises CloudError."""
-    return str(calls.look(sts(region).get_caller_identity)["Account"])
+    return str(calls.look(session.client("sts", region).get_caller_identity)["Account"])

@@ -42,12 +42,7 @@ def clients(region: str) -> Clients:
     Raises:
         ConfigurationError: no region is written so.
     """
-    config = Config(
-        region_name=region,
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-    )
+    config = _limits(region)
     names = ("ec2", "autoscaling", "cloudwatch", "sns", "s3")
     try:
         return Clients(**{name: _session().client(name, config=config) for name in names})
@@ -55,10 +50,19 @@ def clients(region: str) -> Clients:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 
 
-def sts(region: str) -> Any:
-    """The client that says whose credentials these are; arguments and errors as for ``clients``."""
+def _limits(region: str) -> Config:
+    return Config(
+        region_name=region,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+    )
+
+
+def client(name: str, region: str) -> Any:
+    """A client that few need, say ``sts``; arguments and errors as for ``clients``."""
     try:
-        return _session().client("sts", region_name=region)
+        return _session().client(name, config=_limits(region))
     except InvalidRegionError as error:
         raise ConfigurationError(f"region = {region!r}; allowed: a region of AWS, say us-east-1") from error
 

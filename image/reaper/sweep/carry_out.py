@@ -16,7 +16,7 @@ from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep import ledger
 from image.reaper.sweep.cloud import Machines
-from image.reaper.sweep.notify import Notifier
+from image.reaper.sweep.notify import TELL_AGAIN_AFTER, Notifier
 from image.reaper.sweep.results import Done, Ended
 from image.reaper.sweep.verdict import is_asked, is_closed
 
@@ -61,10 +61,18 @@ def unmark(tools: Tools, plan: Plan, done: Done) -> None:
         done.unmarked += _without(batch, failed)
 
 
-def mark(tools: Tools, plan: Plan, planned_at: datetime, done: Done) -> None:
-    """Tell the owners, then write the mark on their machines: a mark means that somebody was told.
+def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetime], done: Done) -> None:
+    """Notify, then write the mark on the instances: a mark means that somebody was notified.
 
     The grace time counts from now, not from when the plan was made.
+
+    Args:
+        tools: what it takes.
+        plan: of this sweep.
+        planned_at: when it was made.
+        told: instance whose mark could not be written -> when somebody was notified; kept up to date, so
+            that nobody is notified of the same idle time again by every sweep.
+        done: filled in.
     """
     late = max(timedelta(0), tools.clock() - planned_at)
     timely = [
@@ -72,15 +80,30 @@ def mark(tools: Tools, plan: Plan, planned_at: datetime, done: Done) -> None:
         for one in plan.with_verdict(Verdict.MARK)
         if one.reap_after is not None
     ]
-    told, problems = tools.notifier.announce(tools.policy.stack, timely)
-    done.failures += [Failure("*", "notify", problem) for problem in problems]
+    known = [one for one in timely if _knows(told.get(_notice_of(one)), one, tools.clock())]
+    announced = tools.notifier.announce(tools.policy.stack, [one for one in timely if one not in known])
+    done.unreached |= announced.unreached
+    done.failures += [Failure("*", "notify", problem) for problem in announced.problems]
+    told |= {_notice_of(one): tools.clock() for one in announced.told}
     alike: dict[Mark, list[Decision]] = defaultdict(list)
-    for decision in told:
+    for decision in [*known, *announced.told]:
         if decision.idle_since is not None and decision.reap_after is not None:
             alike[Mark(decision.idle_since, decision.reap_after)].append(decision)
     for found, decisions in alike.items():
         for start in range(0, len(decisions), TAG_BATCH):
             _mark_batch(tools, found, decisions[start : start + TAG_BATCH], done)
+    for decision in done.marked:
+        told.pop(_notice_of(decision), None)
+
+
+def _notice_of(decision: Decision) -> str:
+    return f"{decision.instance.id} notified"  # no alert of its has this name (notify.due_alerts)
+
+
+def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
+    """Whether who was notified then knows of this idle time, and has not forgotten it."""
+    since = decision.idle_since
+    return at is not None and since is not None and since <= at and now - at < TELL_AGAIN_AFTER
 
 
 def _mark_batch(tools: Tools, found: Mark, decisions: Sequence[Decision], done: Done) -> None:

@@ -84,6 +84,8 @@ def _show(result: Result) -> None:
         console.print(
             f"failed: {failure.instance_id}: {failure.step}: {failure.error}", style="red", markup=False
         )
+    for who, why in result.done.unreached.items():
+        console.print(f"could not be notified: {who}: {why}", style="yellow", markup=False, soft_wrap=True)
     if result.plan.breaker:
         text = "mass-idle breaker: more of a pool is idle than is usual there; the reasons say until when"
         console.print(text, style="red")

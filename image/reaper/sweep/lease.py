@@ -26,7 +26,7 @@ class Memory:
     """What one sweep tells the next.
 
     Attributes:
-        told: subject of an alert -> when people were last told.
+        told: subject of an alert, or an instance whose mark failed -> when people were last told.
         leftovers_at: when leftovers were last looked for.
         replaced: instance that was to be replaced -> its pool, and when.
         ended: instance that was to be stopped or terminated -> its pool, and when.

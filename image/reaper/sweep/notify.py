@@ -1,66 +1,305 @@
-"""Telling people, before anything is taken away."""
+"""Notifying before anything is terminated: the users on an instance, its owner, rooms, the operators."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 from image.reaper.calls import batches
-from image.reaper.errors import CloudError
-from image.reaper.model import Decision
+from image.reaper.errors import CloudError, DeadlineError
+from image.reaper.model import Decision, Instance, Tie, User
+from image.reaper.store import Store
+from image.reaper.sweep import webhooks
+from image.reaper.sweep.webhooks import Webhook
 from image.reaper.times import format_time
 
-MACHINES_PER_MESSAGE = 500  # a line each, of less than 400 bytes
+# A line of an instance has up to 1,000 bytes; SNS takes 262,144, DirectMail 80,000, a room 15,000.
+MOST_FOR_OPERATORS, MOST_FOR_A_USER = 200, 75
+MOST_FOR_A_ROOM, MOST_NAMED_IN_A_ROOM = 12, 100  # with a line; with the id at least
+MOST_USERS = 8  # of an instance, as its agent says them (agent/users.py)
 TELL_AGAIN_AFTER = timedelta(hours=24)
-HOW_TO_KEEP = (
-    'On the machine: gpu-fleet keep 8h --reason "..." keeps it (14 days at most); using it does too.'
-)
+ROSTER = "roster.json"  # of the records; no instance may read it
+NO_ADDRESS = "has no address in notify.users"
+OPERATORS = "the operators"
+DEEDS = {Tie.LAUNCHED: "launched a job", Tie.LOGGED_IN: "logged in", Tie.RUNS: "owned processes"}
+REFUSED = (CloudError, DeadlineError)
 
 
 class Channel(Protocol):
-    """How people are told on one cloud."""
+    """How operators are told on one cloud, and who else listens there."""
 
-    def tell(self, subject: str, message: str) -> None:
-        """Tell one message; raises CloudError when nobody heard it."""
+    def tell(self, subject: str, message: str, people: Sequence[str] = ()) -> None:
+        """Tell one message, which is for some users too; raises CloudError when it was not taken."""
+
+    def deaf(self, addresses: Sequence[str]) -> Mapping[str, str]:
+        """Those of the addresses that do not hear the channel, each with the reason; raises CloudError."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who can be reached where, as the stack says it.
+
+    Attributes:
+        users: login name, or a pool's owner -> e-mail address.
+        operators: e-mail addresses that hear everything.
+        sender: what mail is sent from; None where users listen to the channel.
+        webhooks: of rooms that hear every notice.
+    """
+
+    users: Mapping[str, str] = field(default_factory=dict)
+    operators: tuple[str, ...] = ()
+    sender: str | None = None
+    webhooks: tuple[Webhook, ...] = ()
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Roster":
+        """What ``roster.json`` says; raises CloudError for what no stack writes."""
+        try:
+            rooms = tuple(Webhook(one["kind"], one["secret"]) for one in content["webhooks"])
+            if unknown := {room.kind for room in rooms} - webhooks.BODIES.keys():
+                raise ValueError(f"webhooks of kind {unknown}")
+            return cls(dict(content["users"]), tuple(content["operators"]), content["sender"], rooms)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CloudError(f"{ROSTER} cannot be read: {error!r}", "Malformed") from error
+
+
+def roster_in(store: Store) -> Roster:
+    """The roster as the stack wrote it last; raises CloudError, also where there is none."""
+    found = store.newest(ROSTER)
+    if found is None:
+        raise CloudError(f"{ROSTER} is not among the stack's records; run pulumi up", "NoSuchKey")
+    return Roster.of(found.content)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How one cloud reaches users beside its channel.
+
+    Attributes:
+        roster: of the stack; raises CloudError.
+        users: what an instance says of who was seen on it, a word each (``User.of``); raises CloudError.
+        mail: sends (sender, address, subject, message); raises CloudError.
+        secret: name of a secret -> what it holds; raises CloudError.
+        post: writes (webhook -> its address, subject, message); says why a room did not take it.
+    """
+
+    roster: Callable[[], Roster]
+    users: Callable[[Instance], Sequence[str]]
+    mail: Callable[[str, str, str, str], None]
+    secret: Callable[[str], str]
+    post: Callable[[Mapping[Webhook, str], str, str], Mapping[Webhook, str]] = webhooks.post
+
+
+@dataclass
+class Announced:
+    """What came of a round of notices.
+
+    Attributes:
+        told: the decisions of which somebody was told.
+        problems: why nobody was told of the others, for people.
+        unreached: user, or room -> why nobody reached them.
+    """
+
+    told: list[Decision] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unreached: dict[str, str] = field(default_factory=dict)
 
 
 class Notifier:
-    """Tells owners and operators.
+    """Notifies users, owners and operators.
 
     Args:
         channel: of the stack's cloud.
+        reach: how users are reached; None where the stack names none.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, reach: Reach | None = None) -> None:
         self._channel = channel
+        self._reach = reach
 
     def tell(self, subject: str, message: str) -> None:
-        """Tell one message; raises CloudError when nobody heard it."""
+        """Tell operators one message; raises CloudError when nobody heard it."""
         self._channel.tell(subject, message)
 
-    def announce(self, stack: str, decisions: Iterable[Decision]) -> tuple[list[Decision], list[str]]:
-        """Tell each owner which of their machines are about to go.
+    def announce(self, stack: str, decisions: Iterable[Decision]) -> Announced:
+        """Notify who is on the instances, and their owners, that these are about to be terminated.
 
-        Returns:
-            The decisions whose owner was told, and what went wrong with the others.
+        Each user gets one mail, each room one message, the operators one for each owner. Somebody is told
+        of an instance when one of its users was reached, or a room, or an operator.
         """
-        told: list[Decision] = []
-        problems: list[str] = []
-        messages = [
-            (owner, part)
-            for owner, own in _by_owner(decisions).items()
-            for part in batches(own, MACHINES_PER_MESSAGE)
-        ]
-        for owner, part in messages:
+        found = list(decisions)
+        roster = Roster()
+        if self._reach is not None and found:
             try:
-                self.tell(
-                    f"{stack}: {len(part)} idle GPU machine(s) of {owner} will go", _notice(owner, part)
-                )
-            except CloudError as error:
-                problems.append(f"owner {owner} not told: {error}")
-            else:
-                told += part
-        return told, problems
+                roster = self._reach.roster()
+            except REFUSED as error:
+                return Announced(problems=[f"nobody notified: {error}"])
+        return _Round(stack, self._channel, self._reach, roster, found).announce()
+
+
+class _Round:
+    """The notices of one sweep: who is to be told of which instance, and who was."""
+
+    def __init__(
+        self,
+        stack: str,
+        channel: Channel,
+        reach: Reach | None,
+        roster: Roster,
+        decisions: Sequence[Decision],
+    ) -> None:
+        self._stack = stack
+        self._channel = channel
+        self._reach = reach
+        self._roster = roster
+        self._decisions = decisions
+        self._unreached: dict[str, str] = {}
+        self._told = set[str]()
+        self._users = {one.instance.id: self._users_of(one.instance) for one in decisions}
+
+    def announce(self) -> Announced:
+        """Users first, so that operators read who of them could not be reached."""
+        people: dict[str, list[Decision]] = defaultdict(list)
+        owners: dict[str, list[Decision]] = defaultdict(list)
+        for decision in self._decisions:
+            owners[decision.instance.owner or "nobody"].append(decision)
+            for name in self._people_of(decision.instance):
+                people[name].append(decision)
+        if self._reach is not None and self._decisions:
+            for name, theirs in sorted(people.items()):
+                self._mail(self._reach, name, theirs)
+            self._write_to_rooms(self._reach)
+        problems = [
+            problem
+            for owner, theirs in sorted(owners.items())
+            for part in batches(theirs, MOST_FOR_OPERATORS)
+            if (problem := self._tell_operators(owner, part))
+        ]
+        told = [one for one in self._decisions if one.instance.id in self._told]
+        return Announced(told, problems, self._unreached)
+
+    def _users_of(self, instance: Instance) -> tuple[User, ...]:
+        """Who was seen on it. An instance's word: whoever is root there may have written it."""
+        if self._reach is None:
+            return ()
+        try:
+            words = self._reach.users(instance)
+        except REFUSED as error:
+            self._unreached[f"the users of {instance.id}"] = str(error)
+            return ()
+        return tuple(user for word in words[:MOST_USERS] if (user := User.of(word)))
+
+    def _people_of(self, instance: Instance) -> list[str]:
+        """Those seen on it, and the owner where the roster knows that name."""
+        owner = [instance.owner] if instance.owner in self._roster.users else []
+        return list(dict.fromkeys([*(user.name for user in self._users[instance.id]), *owner]))
+
+    @cached_property
+    def _deaf(self) -> Mapping[str, str]:
+        """Who of those that should does not hear the channel: address -> why."""
+        roster = self._roster
+        listening = roster.operators if roster.sender else [*roster.operators, *roster.users.values()]
+        try:
+            return self._channel.deaf(listening)
+        except REFUSED as error:
+            return dict.fromkeys(listening, str(error))
+
+    def _mail(self, reach: Reach, name: str, decisions: Sequence[Decision]) -> None:
+        """One user's own mail, where mail is sent; those who listen to the channel are told by it."""
+        address = self._roster.users.get(name)
+        if address is None:
+            self._unreached[name] = NO_ADDRESS
+        elif self._roster.sender is None:
+            if address in self._deaf:
+                self._unreached[name] = self._deaf[address]
+        else:
+            subject = self._subject(len(decisions), "you use or own")
+            try:
+                for part in batches(decisions, MOST_FOR_A_USER):
+                    reach.mail(self._roster.sender, address, subject, self._message(part))
+                    self._told |= {one.instance.id for one in part}
+            except REFUSED as error:
+                self._unreached[name] = str(error)
+
+    def _write_to_rooms(self, reach: Reach) -> None:
+        """One message for the whole sweep: DingTalk shuts a robot up for 10 minutes at its 21st in a minute.
+
+        https://open.dingtalk.com/document/orgapp/custom-robots-send-group-messages
+        """
+        addresses, refused = dict[Webhook, str](), dict[Webhook, str]()
+        for room in self._roster.webhooks:
+            try:
+                addresses[room] = reach.secret(room.secret)
+            except REFUSED as error:
+                refused[room] = str(error)
+        ids = [one.instance.id for one in self._decisions]
+        named = ids[:MOST_NAMED_IN_A_ROOM]
+        more = "".join(f", {one}" for one in named[MOST_FOR_A_ROOM:])
+        message = self._message(self._decisions[:MOST_FOR_A_ROOM]) + (f"\n- and {more[2:]}" if more else "")
+        if addresses:
+            refused |= reach.post(addresses, self._subject(len(named), ""), message)
+        self._unreached |= {f"{room.kind} webhook {room.secret!r}": why for room, why in refused.items()}
+        if len(refused) < len(self._roster.webhooks):
+            self._told |= set(named)
+
+    def _tell_operators(self, owner: str, decisions: Sequence[Decision]) -> str:
+        """Tell of one owner's instances, also to users who listen; why nobody was told of some of them."""
+        people = list(dict.fromkeys(name for one in decisions for name in self._people_of(one.instance)))
+        listening = [] if self._roster.sender else [name for name in people if name in self._roster.users]
+        unreached = [f"- {name}: {self._unreached[name]}" for name in people if name in self._unreached]
+        warning = ["", "Could not be notified:", *unreached] if unreached else []
+        message = "\n".join([self._message(decisions), *warning])
+        try:
+            self._channel.tell(self._subject(len(decisions), f"of {owner}"), message, listening)
+        except REFUSED as error:
+            why = str(error)
+            self._unreached |= dict.fromkeys([*listening, OPERATORS], why)
+        else:
+            why = "nobody listens"
+            self._note_told(decisions, listening)
+        missed = [one.instance.id for one in decisions if one.instance.id not in self._told]
+        return f"owner {owner} not notified of {', '.join(missed)}: {why}" if missed else ""
+
+    def _note_told(self, decisions: Sequence[Decision], listening: Sequence[str]) -> None:
+        """The channel took a message: who heard it of which instance."""
+        reached = {name for name in listening if name not in self._unreached}
+        operators = self._reach is None or any(one not in self._deaf for one in self._roster.operators)
+        if self._roster.operators and not operators:
+            self._unreached[OPERATORS] = "none of them confirmed the topic's mail"
+        self._told |= {
+            one.instance.id
+            for one in decisions
+            if operators or reached.intersection(self._people_of(one.instance))
+        }
+
+    def _subject(self, count: int, whose: str) -> str:
+        which = f" {whose}" if whose else ""
+        return f"{self._stack}: {count} idle GPU instance(s){which} will be stopped or terminated"
+
+    def _message(self, decisions: Sequence[Decision]) -> str:
+        """The two commands, which work from anywhere, and a line for each instance."""
+        where = f"--instance {decisions[0].instance.id} --stack {self._stack}"
+        others = ", each by its own id" if len(decisions) > 1 else ""
+        return "\n".join(
+            [
+                f"To keep an instance, 14 days at most{others}; using it keeps it too:",
+                f'  gpu-fleet keep 8h --reason "..." {where}',
+                "To keep it no longer:",
+                f"  gpu-fleet release {where}",
+                "",
+                *(f"{_line(one)}{self._seen(one.instance)}" for one in decisions),
+            ]
+        )
+
+    def _seen(self, instance: Instance) -> str:
+        owner = "".join(one if one.isprintable() else "?" for one in instance.owner) or "nobody"
+        seen = [
+            f"{user.name} {' and '.join(DEEDS[tie] for tie in user.ties)}"
+            for user in self._users[instance.id]
+        ]
+        return f"; owner: {owner}" + (f"; seen: {', '.join(seen)}" if seen else "")
 
 
 def due_alerts(
@@ -86,21 +325,9 @@ def alert_text(decisions: Sequence[Decision]) -> str:
     return "\n".join(_line(one) for one in decisions)
 
 
-def _by_owner(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
-    owners: dict[str, list[Decision]] = defaultdict(list)
-    for decision in decisions:
-        owners[decision.instance.owner or "nobody"].append(decision)
-    return dict(sorted(owners.items()))
-
-
-def _notice(owner: str, decisions: Sequence[Decision]) -> str:
-    lines = [f"Machines of {owner} that nobody uses:", ""]
-    lines += [_line(one) for one in decisions]
-    return "\n".join([*lines, "", HOW_TO_KEEP])
-
-
 def _line(decision: Decision) -> str:
     instance = decision.instance
-    goes = f", goes after {format_time(decision.reap_after)}" if decision.reap_after else ""
+    after = decision.reap_after
+    goes = f", will be stopped or terminated after {format_time(after)}" if after else ""
     price = f", {decision.hourly_price} an hour" if decision.hourly_price is not None else ""
     return f"- {instance.id} ({instance.type}, pool {instance.pool}{price}{goes}): {decision.reason}"

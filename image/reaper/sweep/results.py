@@ -14,6 +14,7 @@ from image.reaper.metrics import (
     METRIC_SWEEP_MARKED,
     METRIC_SWEEP_RUNS,
     METRIC_SWEEP_UNKNOWN,
+    METRIC_SWEEP_UNREACHED,
     Figure,
 )
 from image.reaper.model import Decision, Fleet, Plan, Verdict
@@ -50,12 +51,14 @@ class Done:
         marked: machines marked; their owners were told.
         unmarked: ids of machines whose mark was taken away.
         failures: what did not work.
+        unreached: user, or a team's room -> why no notice reached them: an alarm, and no failure.
     """
 
     ended: list[Ended] = field(default_factory=list)
     marked: list[Decision] = field(default_factory=list)
     unmarked: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    unreached: dict[str, str] = field(default_factory=dict)
 
     @property
     def saved_per_month(self) -> Decimal:
@@ -109,6 +112,7 @@ class Result:
             METRIC_SWEEP_ENDED: len(self.done.ended),
             METRIC_SWEEP_MARKED: len(self.done.marked),
             METRIC_SWEEP_UNKNOWN: len(self.plan.with_verdict(Verdict.KEEP_UNKNOWN)),
+            METRIC_SWEEP_UNREACHED: len(self.done.unreached),
         }
         return [Figure(name, count) for name, count in counts.items()]
 
@@ -126,6 +130,7 @@ class Result:
                 {"instance_id": one.instance_id, "step": one.step, "error": one.error}
                 for one in self.done.failures
             ],
+            "unreached": self.done.unreached,
             "saved_usd_per_month": str(self.done.saved_per_month) if self.currency == USD else None,
             "saved_per_month": str(self.done.saved_per_month),
             "calls": {"read": self.read_calls, "write": self.write_calls},

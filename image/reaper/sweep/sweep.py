@@ -142,7 +142,7 @@ class _Sweep:
         steps: dict[str, Callable[[], None]] = {
             "unmark": lambda: carry_out.unmark(tools, plan, self.done),
             "end": lambda: self._end(tools, lease, situation, plan),
-            "mark": lambda: carry_out.mark(tools, plan, situation.now, self.done),
+            "mark": lambda: carry_out.mark(tools, plan, situation.now, lease.memory.told, self.done),
             "alert": lambda: self._alert(tools.notifier, lease, plan, situation.now),
             "leftovers": lambda: self._tidy(tools, lease, situation),
         }

@@ -14,6 +14,7 @@ _TOPIC = {
     "SignatureVersion": "signatureVersion",
     "TracingConfig": "tracingConfig",
 }
+_FILTER = {"FilterPolicy": "filterPolicy", "FilterPolicyScope": "filterPolicyScope"}
 _QUEUE = {
     "DelaySeconds": "delaySeconds",
     "KmsDataKeyReusePeriodSeconds": "kmsDataKeyReusePeriodSeconds",
@@ -48,7 +49,12 @@ def topic_policy(clients: Clients, _: str, inputs: Inputs) -> Created:
 def topic_subscription(clients: Clients, _: str, inputs: Inputs) -> Created:
     """aws:sns/topicSubscription:TopicSubscription; an address must confirm, which moto never asks."""
     names = {"TopicArn": "topic", "Protocol": "protocol", "Endpoint": "endpoint"}
-    made = clients("sns").subscribe(ReturnSubscriptionArn=True, **picked(inputs, names))
+    filters = _texts(picked(inputs, _FILTER))
+    made = clients("sns").subscribe(
+        ReturnSubscriptionArn=True,
+        **picked(inputs, names),
+        **({"Attributes": filters} if filters else {}),
+    )
     arn = made["SubscriptionArn"]
     by_mail = inputs["protocol"].startswith("email")
     computed = {"arn": arn, "ownerId": clients.account_id, "pendingConfirmation": by_mail}

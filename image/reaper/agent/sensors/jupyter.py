@@ -15,6 +15,7 @@ import ssl
 import stat
 import struct
 import threading
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,13 @@ TIMEOUT_S = 2.0
 LARGEST_FILE, LARGEST_ANSWER = 64 * 1024, 1024 * 1024
 # Without it the question itself would count as use, and an idle server would never end itself
 # (jupyter_server, base/handlers.py, update_api_activity).
-KERNELS = "api/kernels?no_track_activity=1"
+NO_USE = "?no_track_activity=1"
+KERNELS = f"api/kernels{NO_USE}"
+SESSIONS = f"api/sessions{NO_USE}"
+ANSWERED = frozenset({http.client.OK, http.client.CREATED, http.client.NO_CONTENT})
+# A server shows no message from outside in its pages; a new file appears in the browser beside the notebook.
+NOTICE = "GPU-FLEET-NOTICE-read-me.txt"
+MOST_FOLDERS = 20
 CLONE_NEWNET = 0x40000000  # setns(2)
 OPENAT2, RESOLVE_IN_ROOT = 437, 0x10  # openat2(2): the same number on every architecture
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -68,18 +75,58 @@ def kernel_sessions(
         root: where /proc is.
     """
     sessions, unknown = list[Session](), list[str]()
-    servers: dict[int, Server] = {}
-    for kernel in kernels:
-        server = server_of(kernel, table, root)
-        if server is not None:
-            servers[server.pid] = server
-    for server in servers.values():
+    for server in servers_of(kernels, table, root):
         owner = table[server.pid]
         try:
             sessions += _sessions(ask(server, root), owner)
         except SensorError as error:
             unknown.append(f"jupyter server of {owner.user} ({server.pid}): {error}")
     return sessions, unknown
+
+
+def servers_of(
+    kernels: Sequence[Process], table: Mapping[int, Process], root: Path = Path("/")
+) -> list[Server]:
+    """Every server that one of the kernels belongs to; arguments as of ``kernel_sessions``."""
+    found = (server_of(kernel, table, root) for kernel in kernels)
+    return list({server.pid: server for server in found if server is not None}.values())
+
+
+def put_notice(server: Server, text: str, root: Path = Path("/")) -> None:
+    """Lay a notice where its user sees it: in the top folder, and beside every open notebook.
+
+    Raises:
+        SensorError: the server does not answer, or refuses.
+    """
+    content = {"type": "file", "format": "text", "content": text}
+    for folder in _open_folders(server, root):
+        ask(server, root, _notice_in(folder), method="PUT", body=content)
+
+
+def remove_notice(server: Server, root: Path = Path("/")) -> None:
+    """Take the notice away again; one that is not there is none to take. Raises SensorError."""
+    for folder in _open_folders(server, root):
+        parent = f"api/contents/{urllib.parse.quote(folder)}".rstrip("/")
+        try:
+            answer = ask(server, root, f"{parent}{NO_USE}&content=1&type=directory")
+            there = {str(one["name"]) for one in answer["content"]}
+        except (TypeError, KeyError) as error:
+            raise SensorError("its list of files cannot be read") from error
+        if NOTICE in there:
+            ask(server, root, _notice_in(folder), method="DELETE")
+
+
+def _open_folders(server: Server, root: Path) -> list[str]:
+    try:
+        notebooks = [str(one["path"]) for one in ask(server, root, SESSIONS)]
+    except (TypeError, KeyError) as error:
+        raise SensorError("its list of sessions cannot be read") from error
+    # a server is its user's: whatever number of sessions it names, an end is not to wait for them all
+    return sorted({"", *(path.rpartition("/")[0] for path in notebooks[:MOST_FOLDERS])})
+
+
+def _notice_in(folder: str) -> str:
+    return f"api/contents/{urllib.parse.quote(f'{folder}/{NOTICE}'.lstrip('/'))}{NO_USE}"
 
 
 def _sessions(answer: Any, owner: Process) -> Iterator[Session]:
@@ -155,7 +202,14 @@ def _open_within(top: Path, path: Path) -> int:
     return handle
 
 
-def ask(server: Server, root: Path = Path("/"), path: str = KERNELS) -> Any:
+def ask(
+    server: Server,
+    root: Path = Path("/"),
+    path: str = KERNELS,
+    *,
+    method: str = "GET",
+    body: Mapping[str, Any] | None = None,
+) -> Any:
     """What a server answers, within four seconds.
 
     Raises:
@@ -164,6 +218,7 @@ def ask(server: Server, root: Path = Path("/"), path: str = KERNELS) -> Any:
     own, its = (root / f"proc/{pid}/ns/net" for pid in ("self", server.pid))
     try:
         asking = _Asking(server, path, None if own.readlink() == its.readlink() else its)
+        asking.method, asking.body = method, json.dumps(body) if body else None
     except OSError as error:
         raise SensorError(f"its network cannot be told: {error.strerror}") from error
     asking.start()
@@ -172,7 +227,7 @@ def ask(server: Server, root: Path = Path("/"), path: str = KERNELS) -> Any:
         asking.give_up()
     if asking.refused is not None or asking.status is None:
         raise SensorError(f"its API does not answer: {type(asking.refused or TimeoutError()).__name__}")
-    if asking.status != http.client.OK:
+    if asking.status not in ANSWERED:
         raise SensorError(f"its API answers {asking.status}, so nobody knows what its kernels do")
     return asking.answer
 
@@ -181,6 +236,8 @@ class _Asking(threading.Thread):
     """One question, in a thread of its own: which may move to a container's network, and be given up.
 
     Attributes:
+        method: GET, or what changes something.
+        body: its JSON.
         status: of the answer; None without one.
         answer: its JSON.
         refused: why there is none.
@@ -192,6 +249,8 @@ class _Asking(threading.Thread):
         self._path = f"/{server.base_url.strip('/')}/".replace("//", "/") + path
         self._namespace = namespace
         self._connection = _connection(server)
+        self.method = "GET"
+        self.body: str | None = None
         self.status: int | None = None
         self.answer: Any = None
         self.refused: Exception | None = None
@@ -202,7 +261,7 @@ class _Asking(threading.Thread):
             if self._namespace is not None:
                 self._move(self._namespace)
             headers = {"Authorization": f"token {self._server.token}"} if self._server.token else {}
-            self._connection.request("GET", self._path, headers=headers)
+            self._connection.request(self.method, self._path, self.body, headers)
             answer = self._connection.getresponse()
             self.answer = json.loads(answer.read(LARGEST_ANSWER)) if answer.status == http.client.OK else None
             self.status = answer.status

@@ -18,6 +18,7 @@ import psutil
 
 from image.reaper.agent.sensors.reading import People, ProcessUse, Session, Started
 from image.reaper.errors import SensorError
+from image.reaper.model import Tie
 
 LAUNCHERS = frozenset(
     {
@@ -196,15 +197,16 @@ class ProcessTable:
         open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
         started = self._started(table.values())
         watched = [one for one in table.values() if is_watched(one.command, self._words())]
-        users = [one.user for one in open_sessions] + [one.user for one in uses]
-        users += [one.user for one in started] + [one.user for one in watched]
+        users = [(one.user, Tie.LAUNCHED) for one in watched] + [(one.user, Tie.RUNS) for one in started]
+        users += [(one.user, Tie.LOGGED_IN) for one in open_sessions]
+        users += [(one.user, Tie.LOGGED_IN if one.kind == "ssh" else Tie.RUNS) for one in uses]
         return People(
             sessions=tuple(open_sessions),
             watched=tuple(one.shown for one in watched),
             processes=tuple(uses),
             started=tuple(started),
             unknown=tuple(unknown),
-            users=tuple(sorted(set(users) - {""})),
+            users=tuple(sorted((name, tie) for name, tie in set(users) if name)),
         )
 
     def _terminals(self, table: Iterable[Process]) -> Iterator[Session]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 
+from image.reaper.model import Tie
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -129,7 +131,7 @@ class People:
         processes: programs that are work while they get on.
         started: users' processes that began within the last quarter of an hour.
         unknown: what could not be told of one of them.
-        users: login names of everybody seen.
+        users: login names of everybody seen, each with what they did.
     """
 
     sessions: tuple[Session, ...] = ()
@@ -137,7 +139,7 @@ class People:
     processes: tuple[ProcessUse, ...] = ()
     started: tuple[Started, ...] = ()
     unknown: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
+    users: tuple[tuple[str, Tie], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,128 @@
+"""Messages to a team's room in Slack, Microsoft Teams or DingTalk.
+
+Three bodies of JSON by hand: the libraries that know these services bring a hundred others along. The address
+of a webhook is a secret, since whoever has it may write to the room: it is in no message, log or traceback.
+"""
+
+import html
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+
+SCHEME = "https://"
+SILENCE_S, TOTAL_S = 5.0, 8.0  # without a word; for all rooms together, however slowly one speaks
+LARGEST_ANSWER = 64 * 1024
+# Slack and DingTalk take at most 20,000 bytes, Teams 28 KB (their pages on incoming webhooks).
+LONGEST_TEXT = 15_000
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """A room's webhook.
+
+    Attributes:
+        kind: a key of ``BODIES``.
+        secret: name of the secret that holds its address.
+    """
+
+    kind: str
+    secret: str
+
+
+def _slack(text: str) -> dict[str, Any]:
+    """docs.slack.dev/messaging/sending-messages-using-incoming-webhooks; "Formatting": what is escaped."""
+    return {"text": html.escape(text, quote=False)}
+
+
+def _teams(text: str) -> dict[str, Any]:
+    """learn.microsoft.com/en-us/connectors/teams, "When a Teams webhook request is received"."""
+    # one line break is none in its Markdown
+    block = {"type": "TextBlock", "text": text.replace("\n", "\n\n"), "wrap": True}
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.2",
+        "body": [block],
+    }
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
+def _dingtalk(text: str) -> dict[str, Any]:
+    """open.dingtalk.com/document/orgapp/custom-robots-send-group-messages; keyword ``gpu-fleet``."""
+    return {"msgtype": "text", "text": {"content": f"gpu-fleet: {text}"}}
+
+
+BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "slack": _slack,
+    "teams": _teams,
+    "dingtalk": _dingtalk,
+}
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """The message goes to the address in the secret, and nowhere else."""
+
+
+def post(rooms: Mapping[Webhook, str], subject: str, message: str) -> dict[Webhook, str]:
+    """Write one message to every room at once, and wait for ``TOTAL_S`` seconds at most.
+
+    Args:
+        rooms: webhook -> its address, as its secret holds it.
+        subject: the message's first line.
+        message: the others.
+
+    Returns:
+        Why a room did not take it; nothing for one that did. An answer that comes later counts as none.
+    """
+    refused = dict.fromkeys(rooms, f"no answer within {TOTAL_S:.0f} s")
+
+    def write(room: Webhook, address: str) -> None:
+        refused[room] = _written(room, address, f"{subject}\n\n{message}")
+
+    # a thread that never ends must not keep the process from ending
+    asked = [threading.Thread(target=write, args=room, daemon=True) for room in rooms.items()]
+    for one in asked:
+        one.start()
+    until = time.monotonic() + TOTAL_S
+    for one in asked:
+        one.join(max(0.0, until - time.monotonic()))
+    return {room: why for room, why in tuple(refused.items()) if why}
+
+
+def _written(room: Webhook, address: str, text: str) -> str:
+    """Why a room did not take a text; empty where it did. No word of it is the address, or the room's own."""
+    address = address.strip()
+    if not address.startswith(SCHEME):
+        return "the secret must hold an https address"
+    body = json.dumps(BODIES[room.kind](text[:LONGEST_TEXT])).encode()
+    try:
+        request = urllib.request.Request(  # noqa: S310 - https alone, checked above
+            address, body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=SILENCE_S) as answer:
+            said = answer.read(LARGEST_ANSWER)
+    except HTTPError as error:
+        return f"HTTP {error.code}"
+    except (OSError, ValueError, HTTPException) as error:
+        return type(error).__name__
+    return _error_in(said)
+
+
+def _error_in(said: bytes) -> str:
+    """DingTalk refuses with HTTP 200 and an ``errcode``."""
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        return ""
+    code = answer.get("errcode", 0) if isinstance(answer, dict) else 0
+    if not code:
+        return ""
+    return f"error code {code}" if isinstance(code, int) else "an unknown error"

@@ -1,0 +1,165 @@
+"""Who was seen on an instance: the agent says each new name once, and the sweep reads it."""
+
+import json
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from image.instance import instance_file
+from image.reaper.agent.users import LONGEST, MOST_USERS, SAY_AGAIN_AFTER_S, Users
+from image.reaper.alicloud.oss import OssStore, users_key
+from image.reaper.aws.agent import AgentCloud
+from image.reaper.aws.connect import users as users_of
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError
+from image.reaper.model import Instance, Tie, User
+from tests.reaper.machine_file import MACHINE_FILE
+from tests.reaper.situations import NOW
+
+WORDS = ["grace:login+process", "ada:launch"]
+SEEN = [User.of(word) for word in WORDS]
+
+
+class Heard:
+    """What the sweep would hear, with a clock that a test turns."""
+
+    def __init__(self, folder):
+        self.file, self.said, self.now_s, self.fails = folder / "users", [], 0.0, False
+        self.users = self.start()
+
+    def start(self):
+        return Users(self.say, self.file, lambda: self.now_s)
+
+    def say(self, users):
+        if self.fails:
+            raise CloudError("CreateTags: UnauthorizedOperation")
+        self.said.append([str(one) for one in users])
+
+    def saw(self, *words):
+        """Everybody who was seen in a look, five minutes after the one before: ``name:tie`` each."""
+        self.now_s += SAY_AGAIN_AFTER_S
+        self.users.saw([(name, Tie(tie)) for name, _, tie in (word.partition(":") for word in words)])
+
+
+@pytest.fixture
+def heard(tmp_path):
+    return Heard(tmp_path)
+
+
+def test_each_new_name_is_said_once_and_the_newest_comes_first(heard):
+    for names in (["ada:login"], ["ada:login"], ["grace:process", "ada:login"], []):
+        heard.saw(*names)
+
+    assert heard.said == [["ada:login"], ["grace:process", "ada:login"]]
+
+
+def test_who_launched_who_logged_in_and_who_owns_processes_is_told_apart(heard):
+    heard.saw("ada:login", "grace:launch", "grace:process")
+    heard.saw("ada:process")
+
+    assert heard.said[-1] == ["ada:login+process", "grace:launch+process"]
+
+
+def test_a_restarted_agent_remembers_who_was_here(heard):
+    heard.saw("ada:login")
+
+    heard.users = heard.start()
+    heard.saw("grace:login", "ada:login")
+
+    assert heard.said == [["ada:login"], ["grace:login", "ada:login"]]
+
+
+@pytest.mark.parametrize("name", ["root", "nobody", "", "a b", "café", "x" * 65, "<!channel>"])
+def test_what_is_no_login_name_of_a_user_is_not_said(heard, name):
+    heard.saw(f"{name}:login")
+
+    assert heard.said == []
+
+
+def test_what_is_said_fits_a_tag(heard):
+    for number in range(20):
+        heard.saw(f"{number:02d}{'x' * 30}:login", f"{number:02d}{'x' * 30}:process")
+
+    assert len(" ".join(heard.said[-1])) <= LONGEST
+    assert len(heard.said[-1]) <= MOST_USERS
+    assert heard.said[-1][0].startswith("19")
+
+
+def test_what_could_not_be_said_is_said_later(heard):
+    heard.fails = True
+    heard.saw("ada:login")
+    heard.fails = False
+    heard.saw("ada:login")
+    assert heard.said == []
+
+    heard.saw()
+
+    assert heard.said == [["ada:login"]]
+
+
+def test_where_many_take_turns_they_are_not_said_every_minute(heard):
+    everybody = [(f"u{number:02d}", Tie.LOGGED_IN) for number in range(MOST_USERS + 4)]
+
+    for _ in range(60):
+        heard.now_s += 60
+        heard.users.saw(everybody)
+
+    assert 1 < len(heard.said) <= 12
+
+
+@pytest.mark.parametrize(
+    "word", ["", "ada", "ada:", ":login", "ada:admin", "<b>:login", "a\nb:login", None, 7]
+)
+def test_a_word_that_no_agent_writes_names_nobody(word):
+    assert User.of(word) is None
+
+
+@mock_aws
+def test_on_aws_the_sweep_reads_the_tag_that_the_agent_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    made = ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
+    file = tmp_path / "instance.toml"
+    file.write_text(MACHINE_FILE)
+
+    AgentCloud(instance_file.load(file), None).name_users(made, SEEN)
+
+    found = ec2.describe_instances(InstanceIds=[made])["Reservations"][0]["Instances"][0]
+    tags = {tag["Key"]: tag["Value"] for tag in found["Tags"]}
+    assert users_of(Instance(made, "", "running", NOW, tags)) == WORDS
+
+
+class Bucket:
+    """Keeps what was put last, as GetObject without a version gives it."""
+
+    def __init__(self):
+        self.objects = {}
+
+    def put_object(self, Bucket, Key, Body, **_):  # noqa: N803 - boto3's names
+        self.objects[Key] = Body
+        return {"ETag": "1"}
+
+    def get_object(self, Bucket, Key):  # noqa: N803 - boto3's names
+        return {"ETag": "1", "Body": Body(self.objects[Key])}
+
+
+class Body:
+    def __init__(self, content):
+        self.content = content
+
+    def read(self):
+        return self.content
+
+
+def test_on_oss_the_newest_word_counts_and_no_list_is_asked_for():
+    bucket = Bucket()
+    store = OssStore(bucket, Calls(lambda: NOW), "oss://records/reaper")
+    key = users_key("dev", "i-1")
+
+    store.put(key, {"users": ["ada"]})
+    store.put(key, {"users": WORDS})
+
+    assert store.newest(key).content == {"users": WORDS}
+    assert json.loads(bucket.objects["reaper/users/dev/i-1.json"]) == {"users": WORDS}
