@@ -23,6 +23,7 @@ from stacks.errors import CannotCheckError
 # Product -> version of its API, and the permission's first half: api.alibabacloud.com, page of each product.
 VERSIONS = {
     "cms": ("2019-01-01", "cms"),
+    "dm": ("2015-11-23", "dm"),
     "ecs": ("2014-05-26", "ecs"),
     "ess": ("2022-02-22", "ess"),
     "kms": ("2016-01-20", "kms"),
@@ -46,6 +47,8 @@ ESS_CENTRAL = frozenset(
         *("ap-southeast-1", "cn-hongkong", "us-east-1", "us-west-1"),
     }
 )
+# DirectMail is in few regions and asked from all (its page "Endpoints", 2026-09): one of China for China's.
+MAIL_REGIONS = frozenset({"ap-southeast-1", "eu-central-1", "us-east-1"})
 # www.alibabacloud.com/help/en/ram, "Common errors": each product spells it in its own way.
 DENIALS = ("Forbidden.RAM", "NoPermission", "NotAuthorized", "AccessDenied", "Forbidden.Unauthorized")
 KEY_ID, KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
@@ -115,6 +118,9 @@ def host_of(product: str, region: str) -> str:
     """Where a product answers for a region. Pure."""
     if product == "ess" and region in ESS_CENTRAL:
         return "ess.aliyuncs.com"
+    if product == "dm" and region not in MAIL_REGIONS:
+        in_china = region.startswith("cn-") and region != "cn-hongkong"
+        return "dm.aliyuncs.com" if in_china else "dm.ap-southeast-1.aliyuncs.com"
     return CENTRAL.get(product, f"{HOSTS.get(product, product)}.{region}.aliyuncs.com")
 
 

@@ -1,4 +1,4 @@
-"""What must be ours and usable on Alibaba Cloud: the account, the image, the key."""
+"""What must be ours and usable on Alibaba Cloud: the account, the image, the key, what notifies users."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +18,7 @@ KMS_PRICE = (
     "bought by hand and in no estimate here, since stacks share it: 500 USD a month by subscription, or 4.50 "
     "USD a day and 0.03 USD a day and key version (price list of 2025-01-10)"
 )
+MAIL_CONSOLE = "https://dm.console.aliyun.com"
 BUILD = "start a build: see the output image_pipeline_id"
 
 
@@ -34,10 +35,14 @@ def account(stack: Stack, cloud: Alicloud) -> Finding:
 
 
 def owned(stack: Stack, cloud: Alicloud) -> Iterator[Finding]:
-    """Image and key."""
+    """Image, key, the sender of mail and the secrets of webhooks."""
     yield guarded("image", partial(_image, stack, cloud))
     yield guarded("KMS instance", partial(_key_instance, stack, cloud))
     yield guarded("key", partial(_key, stack, cloud))
+    if stack.notify.sender is not None:
+        yield guarded("sender", partial(_sender, cloud, stack.notify.sender))
+    for room in stack.notify.webhooks:
+        yield guarded(f"webhook {room.secret}", partial(_webhook, stack, cloud, room.secret))
 
 
 def _image(stack: Stack, cloud: Alicloud) -> Finding:
@@ -82,3 +87,36 @@ def _key(stack: Stack, cloud: Alicloud) -> Finding:
         enable=f"aliyun kms EnableKey {which}",
         cancel_deletion=f"aliyun kms CancelKeyDeletion {which}",
     )
+
+
+def _sender(cloud: Alicloud, sender: str) -> Finding:
+    """DirectMail mails from an address of its console, whose domain it verified.
+
+    www.alibabacloud.com/help/en/direct-mail/api-dm-2015-11-23-querymailaddressbyparam: both states are 0
+    where all is well.
+    """
+    answer = cloud.ask("dm", "QueryMailAddressByParam", KeyWord=sender, PageSize="50")
+    known = (one for one in listed(answer, "data", "mailAddress") if one.get("AccountName") == sender)
+    address = next(known, None)
+    remedy = f"create and verify it at {MAIL_CONSOLE}"
+    if address is None:
+        return Finding("sender", Verdict.PROBLEM, f"{sender} is no sender address of DirectMail", remedy)
+    wrong = usable.so(
+        ("is frozen", str(address.get("AccountStatus")) != "0"),
+        ("is of a domain that is not verified", str(address.get("DomainStatus")) != "0"),
+    )
+    if wrong:
+        return Finding("sender", Verdict.PROBLEM, f"{sender} {', '.join(wrong)}", remedy)
+    return Finding("sender", Verdict.FINE, f"{sender} is a sender address of DirectMail")
+
+
+def _webhook(stack: Stack, cloud: Alicloud, name: str) -> Finding:
+    """Whether its secret is there (API DescribeSecret); what it holds is not asked."""
+    subject = f"webhook {name}"
+    asked = partial(cloud.ask, "kms", "DescribeSecret", SecretName=name)
+    secret = usable.unless_missing(asked, "ResourceNotFound")
+    if not secret or secret.get("PlannedDeleteTime"):
+        says = "its secret is being deleted" if secret else f"there is no secret {name} in {stack.region}"
+        remedy = f"aliyun kms CreateSecret --region {stack.region} --SecretName {name} --VersionId v1"
+        return Finding(subject, Verdict.PROBLEM, says, f'{remedy} --SecretData "$(cat FILE)"')
+    return Finding(subject, Verdict.FINE, "its secret is there")

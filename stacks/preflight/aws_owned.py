@@ -1,4 +1,4 @@
-"""What must be ours and usable: the account, the image, the key, the budget."""
+"""What must be ours and usable: the account, the image, the key, the budget, what notifies users."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,6 +11,7 @@ from stacks.preflight.findings import Finding, Verdict, guarded
 from stacks.settings import Stack
 
 AMAZON = "amazon"
+SECRETS_KEY = "alias/aws/secretsmanager"  # Amazon's own, of a secret that names none
 BUILD = "bake one: see image/README.md"
 
 
@@ -31,6 +32,10 @@ def owned(stack: Stack, aws: Aws) -> Iterator[Finding]:
     yield guarded("image", partial(_image, stack, aws))
     yield guarded("key", partial(_key, stack, aws))
     yield guarded("budget", partial(_budget, stack, aws))
+    if stack.notify.sender is not None:
+        yield guarded("sender", partial(_sender, stack, aws, stack.notify.sender))
+    for room in stack.notify.webhooks:
+        yield guarded(f"webhook {room.secret}", partial(_webhook, stack, aws, room.secret))
 
 
 def _name(stack: Stack, aws: Aws) -> Finding:
@@ -107,3 +112,50 @@ def _budget(stack: Stack, aws: Aws) -> Finding:
     known = next((budget for budget in budgets if budget["BudgetName"] == name), None)
     now = "none of that name yet" if known is None else f"now {known['BudgetLimit']['Amount']}"
     return Finding("budget", Verdict.FINE, f"{name}: {wanted} {stack.budget.currency} a month, {now}")
+
+
+def _sender(stack: Stack, aws: Aws, sender: str) -> Finding:
+    """SES mails from an identity that was verified: the address, or its domain (API GetEmailIdentity)."""
+    for identity in (sender, sender.partition("@")[2]):
+        asked = partial(aws.ask, "sesv2", "get_email_identity", EmailIdentity=identity)
+        if usable.unless_missing(asked, "NotFoundException").get("VerifiedForSendingStatus"):
+            return _out_of_the_sandbox(stack, aws, identity)
+    says = f"neither {sender} nor its domain is verified in SES of {stack.region}: users get no mail"
+    remedy = f"aws sesv2 create-email-identity --region {stack.region} --email-identity {sender}"
+    return Finding("sender", Verdict.PROBLEM, says, f"{remedy}, and open the link in its mail")
+
+
+def _out_of_the_sandbox(stack: Stack, aws: Aws, identity: str) -> Finding:
+    """API GetAccount; docs.aws.amazon.com/ses/latest/dg/request-production-access.html."""
+    account = aws.ask("sesv2", "get_account")
+    if not account.get("SendingEnabled"):
+        remedy = f"aws sesv2 put-account-sending-attributes --region {stack.region} --sending-enabled"
+        return Finding("sender", Verdict.PROBLEM, "sending is paused for the account in SES", remedy)
+    if not account.get("ProductionAccessEnabled"):
+        says = "SES is in its sandbox: it mails addresses that are verified themselves, and no other"
+        console = f"https://{stack.region}.console.aws.amazon.com/ses/home?region={stack.region}#/account"
+        return Finding("sender", Verdict.PROBLEM, says, f"request production access: {console}")
+    return Finding("sender", Verdict.FINE, f"{identity} is verified in SES")
+
+
+def _webhook(stack: Stack, aws: Aws, name: str) -> Finding:
+    """Whether its secret is there, under a key that the sweep may use; what it holds is not asked."""
+    subject = f"webhook {name}"
+    asked = partial(aws.ask, "secretsmanager", "describe_secret", SecretId=name)
+    secret = usable.unless_missing(asked, "ResourceNotFoundException")
+    if not secret or secret.get("DeletedDate"):
+        says = "its secret is being deleted" if secret else f"there is no secret {name} in {stack.region}"
+        remedy = f"aws secretsmanager create-secret --region {stack.region} --name {name}"
+        return Finding(subject, Verdict.PROBLEM, says, f"{remedy} --secret-string file://FILE")
+    key = secret.get("KmsKeyId", SECRETS_KEY)
+    if key == SECRETS_KEY or _key_id(aws, key) == _key_id(aws, f"alias/{naming.prefixed(stack.name)}"):
+        return Finding(subject, Verdict.FINE, "its secret is there")
+    says = f"its secret is under {key}, which the sweep may not use"
+    remedy = f"aws secretsmanager update-secret --region {stack.region} --secret-id {name}"
+    return Finding(subject, Verdict.PROBLEM, says, f"{remedy} --kms-key-id {SECRETS_KEY}")
+
+
+def _key_id(aws: Aws, name: str) -> str:
+    asked = partial(aws.ask, "kms", "describe_key", KeyId=name)
+    answer = usable.unless_missing(asked, "NotFoundException")
+    return str(answer.get("KeyMetadata", {}).get("KeyId", name))

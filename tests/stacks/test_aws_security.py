@@ -250,7 +250,7 @@ def test_no_role_may_do_everything_or_anything_to_everything(shipped):
     assert wide == []
 
 
-def test_an_instance_may_change_no_tag_but_its_keep_tags_and_its_withdrawal(shipped):
+def test_an_instance_may_change_no_tag_but_its_own(shipped):
     tagging = [
         part
         for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
@@ -265,6 +265,7 @@ def test_an_instance_may_change_no_tag_but_its_keep_tags_and_its_withdrawal(ship
             "gpu-fleet:keep-until",
             "gpu-fleet:keep-reason",
             "gpu-fleet:withdrawn",
+            "gpu-fleet:users",
         ]
         assert part["Condition"]["StringEquals"]["ec2:ResourceTag/gpu-fleet:stack"] == shipped.settings.name
 

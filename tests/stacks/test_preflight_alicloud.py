@@ -551,3 +551,49 @@ def test_what_no_call_tells_is_a_note_that_names_the_services():
 
 def test_the_price_of_the_kms_instance_is_named():
     assert "500 USD a month" in look(stack(), account())["KMS instance"].says
+
+
+MAILING = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com"}
+ROOM = {"webhooks": [{"kind": "dingtalk", "secret": "rooms/vision"}]}
+
+
+def sender(name="fleet@mail.example.com", account_status="0", domain_status="0"):
+    row = {"AccountName": name, "AccountStatus": account_status, "DomainStatus": domain_status}
+    return {"data": {"mailAddress": [row]}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "says"),
+    [
+        (sender(), Verdict.FINE, "is a sender address"),
+        (sender("fleet@mail.example.com.org"), Verdict.PROBLEM, "is no sender address"),
+        (sender(account_status="1"), Verdict.PROBLEM, "is frozen"),
+        (sender(domain_status="1"), Verdict.PROBLEM, "a domain that is not verified"),
+        (Refusal(), Verdict.UNCHECKED, "denied dm:QueryMailAddressByParam"),
+    ],
+    ids=["usable", "another", "frozen", "domain", "denied"],
+)
+def test_a_sender_is_an_address_that_direct_mail_verified(answer, verdict, says):
+    told = look(stack(notify=MAILING), account(QueryMailAddressByParam=answer))["sender"]
+
+    assert (told.verdict, bool(told.remedy)) == (verdict, verdict is Verdict.PROBLEM)
+    assert says in told.says
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "says"),
+    [
+        ({"SecretName": "rooms/vision"}, Verdict.FINE, "is there"),
+        ({"PlannedDeleteTime": "2026-12-01T00:00:00Z"}, Verdict.PROBLEM, "is being deleted"),
+        (Refusal("Forbidden.ResourceNotFound", "no"), Verdict.PROBLEM, "there is no secret rooms/vision"),
+    ],
+    ids=["there", "deleted", "missing"],
+)
+def test_a_webhooks_secret_is_there_and_not_read(answer, verdict, says):
+    cloud = account(DescribeSecret=answer)
+
+    told = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
+
+    assert told.verdict is verdict
+    assert says in told.says
+    assert "GetSecretValue" not in [action for action, _ in cloud.asked]

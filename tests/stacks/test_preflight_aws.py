@@ -475,3 +475,62 @@ def look_at(settings: Stack) -> dict[str, Finding]:
         for service in ("sts", "ec2", "service-quotas", "ssm", "kms", "budgets", "s3")
     }
     return {finding.subject: finding for finding in aws.look(settings, clients.__getitem__)}
+
+
+MAILING = {"users": {"ada": "ada@example.com"}, "sender": "fleet@mail.example.com"}
+ROOM = {"webhooks": [{"kind": "slack", "secret": "rooms/vision"}]}
+SENDS = {"SendingEnabled": True, "ProductionAccessEnabled": True}
+NO_IDENTITY = Refusal("NotFoundException", "no such identity")
+
+
+def verified(*identities: str):
+    def answer(params):
+        known = params["EmailIdentity"] in identities
+        return {"VerifiedForSendingStatus": True} if known else NO_IDENTITY
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("identities", "account_says", "verdict", "says"),
+    [
+        (["fleet@mail.example.com"], SENDS, Verdict.FINE, "fleet@mail.example.com is verified"),
+        (["mail.example.com"], SENDS, Verdict.FINE, "mail.example.com is verified"),
+        (["example.com"], SENDS, Verdict.PROBLEM, "neither fleet@mail.example.com nor its domain"),
+        (["mail.example.com"], SENDS | {"ProductionAccessEnabled": False}, Verdict.PROBLEM, "sandbox"),
+        (["mail.example.com"], SENDS | {"SendingEnabled": False}, Verdict.PROBLEM, "sending is paused"),
+    ],
+    ids=["address", "domain", "another", "sandbox", "paused"],
+)
+def test_a_sender_is_verified_and_may_mail_anybody(identities, account_says, verdict, says):
+    cloud = account(sesv2_GetEmailIdentity=verified(*identities), sesv2_GetAccount=account_says)
+
+    told = look(stack(notify=MAILING), cloud)["sender"]
+
+    assert (told.verdict, bool(told.remedy)) == (verdict, verdict is Verdict.PROBLEM)
+    assert says in told.says
+
+
+@pytest.mark.parametrize(
+    ("secret", "verdict", "says"),
+    [
+        ({"Name": "rooms/vision"}, Verdict.FINE, "is there"),
+        ({"Name": "rooms/vision", "KmsKeyId": "alias/gpu-fleet-test"}, Verdict.FINE, "is there"),
+        ({"Name": "rooms/vision", "KmsKeyId": "alias/other"}, Verdict.PROBLEM, "the sweep may not use"),
+        ({"DeletedDate": datetime(2026, 11, 1, tzinfo=UTC)}, Verdict.PROBLEM, "is being deleted"),
+        (Refusal("ResourceNotFoundException", "no"), Verdict.PROBLEM, "there is no secret rooms/vision"),
+        (Refusal(), Verdict.UNCHECKED, "secretsmanager:DescribeSecret"),
+    ],
+    ids=["amazons-key", "own-key", "other-key", "deleted", "missing", "denied"],
+)
+def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use(secret, verdict, says):
+    cloud = account(
+        secretsmanager_DescribeSecret=secret,
+        kms_DescribeKey=lambda params: {"KeyMetadata": {"KeyId": params["KeyId"], "KeyState": "Enabled"}},
+    )
+
+    told = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
+
+    assert told.verdict is verdict
+    assert says in told.says
+    assert "secretsmanager:GetSecretValue" not in [name for name, _ in cloud.asked]
