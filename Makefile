@@ -8,7 +8,7 @@ LOCKS := requirements.lock torch-pypi.lock torch-cpu.lock
 READY := $(VENV)/.ready
 POLICY := $(VENV)/policy/.ready
 # The benches that are proofs: each fails when what it looks for is found.
-PROOFS := reaper reaper_alicloud reaper_moto image first_boot guard
+PROOFS := reaper reaper_mutants reaper_alicloud reaper_moto image first_boot guard
 
 .DEFAULT_GOAL := help
 .PHONY: help rehearse test test-image test-libraries lock image-lock lint format bench prove policy up preview preflight check cost refresh clean

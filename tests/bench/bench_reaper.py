@@ -234,7 +234,8 @@ def false_kills() -> Entries:
             ),
         )
     runs = f"{FaultMachine.long_runs} runs of {LONG_RUN} steps and {FaultMachine.runs} in all"
-    unit = f"of {FaultMachine.ends} ends in {runs}, {FaultMachine.steps} steps"
+    ends = f"{FaultMachine.ends} ends, {FaultMachine.ends_amid_faults} of them amid faults"
+    unit = f"of {ends}, in {runs}, {FaultMachine.steps} steps"
     return {"reaper_false_kills": entry(0, unit, None, "0")}
 
 

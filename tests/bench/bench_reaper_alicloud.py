@@ -59,7 +59,7 @@ def calls(name: str, *, idle_every: int, goal: str) -> Entries:
 
 def false_kills() -> Entries:
     """The state machine of the tests, more of it; a false kill would raise."""
-    runs, steps, ends = FaultMachine.runs, FaultMachine.steps, FaultMachine.ends
+    before = (FaultMachine.ends, FaultMachine.ends_amid_faults, FaultMachine.runs, FaultMachine.steps)
     run_state_machine_as_test(
         AlicloudFaultMachine,
         settings=settings(
@@ -71,10 +71,9 @@ def false_kills() -> Entries:
             database=None,
         ),
     )
-    unit = (
-        f"of {FaultMachine.ends - ends} ends in {FaultMachine.runs - runs} runs, "
-        f"{FaultMachine.steps - steps} steps"
-    )
+    after = (FaultMachine.ends, FaultMachine.ends_amid_faults, FaultMachine.runs, FaultMachine.steps)
+    ends, amid, runs, steps = (now - then for now, then in zip(after, before, strict=True))
+    unit = f"of {ends} ends, {amid} of them amid faults, in {runs} runs, {steps} steps"
     return {"reaper_alicloud_false_kills": entry(0, unit, None, "0")}
 
 

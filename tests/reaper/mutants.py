@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from typing import cast
 
 import image.reaper
 
@@ -144,17 +145,12 @@ def swaps(name: str, old: str, new: str) -> Mutant:
     places = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and ast.dump(node) == wanted]
     if not places:
         raise TargetError(f"{name}: there is no {old} in it")
-    replaced = ast.parse(new, mode="eval").body
-
-    class Swap(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> ast.AST:
-            return replaced if node is places[0] else super().visit(node)
-
-    return Mutant(f"{name}: {old} becomes {new}", function, _compiled(Swap().visit(tree), function))
+    _put(tree, places[0], ast.parse(new, mode="eval").body)
+    return Mutant(f"{name}: {old} becomes {new}", function, _compiled(tree, function))
 
 
 def negations(module: ModuleType) -> Iterator[Mutant]:
-    """Each comparison and each boolean operator of a module negated, one at a time."""
+    """Each comparison, each boolean operator and each bare condition of a module negated, one at a time."""
     for function in functions_of(module):
         seen: Counter[str] = Counter()
         for index in range(_operators(_tree(function))):
@@ -173,7 +169,8 @@ def explained() -> dict[str, str]:
 
 
 def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
-    """Every operator: its node, and which one of a chain."""
+    """Every operator and every bare condition: its node, and which one of a chain."""
+    bare = {id(one) for node in ast.walk(tree) for test in _tests_of(node) for one in _bare(test)}
     return [
         (node, index)
         for node in ast.walk(tree)
@@ -182,27 +179,55 @@ def _places(tree: ast.AST) -> list[tuple[ast.AST, int]]:
             if isinstance(node, ast.Compare)
             else isinstance(node, ast.BoolOp)
             or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+            or id(node) in bare
         )
     ]
+
+
+def _tests_of(node: ast.AST) -> list[ast.expr]:
+    """What a statement, an expression or a loop goes by."""
+    if isinstance(node, ast.If | ast.IfExp | ast.While):
+        return [node.test]
+    return node.ifs if isinstance(node, ast.comprehension) else []
+
+
+def _bare(test: ast.expr) -> Iterator[ast.expr]:
+    """The parts of a condition that are true or false by themselves."""
+    if isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _bare(value)
+    elif not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):
+        yield test
 
 
 def _operators(tree: ast.AST) -> int:
     return len(_places(tree))
 
 
-def _negate(tree: ast.AST, index: int) -> tuple[str, str]:
-    """Negate one operator in place; gives its expression before and after."""
+def _negate(tree: ast.Module, index: int) -> tuple[str, str]:
+    """Negate one operator or condition in place; gives its expression before and after."""
     node, position = _places(tree)[index]
     before = ast.unparse(node)
+    changed: ast.AST = node
     if isinstance(node, ast.Compare):
         node.ops[position] = NEGATED[type(node.ops[position])]()
     elif isinstance(node, ast.BoolOp):
         node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-    elif isinstance(node, ast.UnaryOp):
-        # twice negated: the truth of what was negated
-        node.operand = ast.UnaryOp(ast.Not(), node.operand)
-    after = ast.unparse(ast.fix_missing_locations(node))
-    return before, after
+    else:
+        # of what was negated, this is its truth
+        changed = ast.UnaryOp(ast.Not(), cast("ast.expr", node))
+        _put(tree, node, changed)
+    return before, ast.unparse(ast.fix_missing_locations(changed))
+
+
+def _put(tree: ast.AST, old: ast.AST, new: ast.AST) -> None:
+    """Put one node in the place of another."""
+
+    class Swap(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            return new if node is old else super().visit(node)
+
+    Swap().visit(tree)
 
 
 def _tree(function: FunctionType) -> ast.Module:

@@ -10,9 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 from image.instance.errors import InstanceError
-from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK
+from image.reaper.handshake import Winner
+from image.reaper.marks import mark_of
+from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK, Instance, Verdict
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.results import Result
+from tests.reaper.moto_fleet import pool_policy
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import STACK, Machine, World, refusal
 
@@ -152,6 +155,82 @@ def a_failed_boot_check_is_replaced_in_its_group(stage: Stage) -> list[str]:
     )
 
 
+# what its boot check failed
+
+
+def unfit_in_a_group(stage: Stage, minutes: int = 35) -> Machine:
+    """An instance of a group that failed its boot check, old enough to be replaced."""
+    stage.world.group("pool", min_size=0)
+    (machine,) = stage.start(1, "pool", unfit=True, busy=False)
+    stage.world.pass_minutes(minutes)
+    return machine
+
+
+@play
+def an_unfit_instance_is_used(stage: Stage) -> list[str]:
+    machine = unfit_in_a_group(stage)
+    machine.busy = True
+    stage.world.pass_minutes(5)
+    stage.forget([machine], 20)
+    stage.sweep()
+    return expect(stage.told() == 0, "somebody was told half an hour too early")
+
+
+@play
+def an_unfit_instance_is_used_after_its_mark_while_no_sweep_runs(stage: Stage) -> list[str]:
+    machine = unfit_in_a_group(stage)
+    stage.sweep()
+    machine.busy = True
+    stage.world.pass_minutes(5)
+    stage.forget([machine], 45)
+    stage.sweep()
+    return []
+
+
+@play
+def an_unfit_instance_is_in_no_group(stage: Stage) -> list[str]:
+    """Nothing would start in its place, so that it is left to people."""
+    stage.start(1, unfit=True, busy=False)
+    stage.world.pass_minutes(35)
+    stage.sweep_for(60)
+    alerts = [text for _, text in stage.world.messages if "it is in no group" in text]
+    return expect(stage.told() == 0, "it was marked") + expect(len(alerts) == 1, f"{len(alerts)} alerts")
+
+
+@play
+def the_group_of_an_unfit_instance_is_frozen_after_its_mark(stage: Stage) -> list[str]:
+    machine = unfit_in_a_group(stage)
+    stage.sweep()
+    stage.world.groups["pool"]["suspended"] |= {"Launch", "SCALE_OUT"}
+    stage.world.pass_minutes(25)
+    stage.sweep()
+    return expect(not stage.ended, "nothing starts in its place") + expect(
+        "gpu-fleet:reap-after" not in machine.tags, "its mark stays"
+    )
+
+
+@play
+def an_unfit_instance_was_detached_by_a_sweep_that_died(stage: Stage) -> list[str]:
+    machine = unfit_in_a_group(stage)
+    stage.sweep()
+    stage.world.pass_minutes(25)
+    stage.world.detach("pool", [machine.id], decrement=False)
+    stage.sweep()
+    return expect(stage.ended == [machine.id], "nobody ends it any more")
+
+
+@play
+def the_group_of_an_unfit_instance_is_at_its_minimum(stage: Stage) -> list[str]:
+    """Alibaba Cloud lets none of such a group go."""
+    machine = unfit_in_a_group(stage)
+    stage.world.groups["pool"]["min"] = 1
+    stage.sweep_for(40)
+    lower = any("lower size.min" in text for _, text in stage.world.messages)
+    return expect(
+        (machine.id in stage.ended) == (stage.cloud == "aws"), "it was not replaced where it can be"
+    ) + (expect(lower == (stage.cloud == "alicloud"), "nobody is told to lower the minimum, or in vain"))
+
+
 # what is at work
 
 
@@ -184,6 +263,38 @@ def its_grace_is_not_over(stage: Stage) -> list[str]:
 
 
 @play
+def its_owner_is_told_for_how_long_it_is_idle(stage: Stage) -> list[str]:
+    (machine,) = stage.start()
+    left_at = stage.world.now
+    stage.forget([machine])
+    result = stage.sweep()
+    since = mark_of(Instance(machine.id, "", "running", left_at, machine.tags))
+    return [
+        *expect(
+            since is not None and abs(since.idle_since - left_at) <= timedelta(minutes=2), "its tag is wrong"
+        ),
+        *expect(result is not None and len(result.done.marked) == 1, "the report does not say so"),
+        *expect("owner: ada" in str(stage.world.messages), "it is not addressed to her"),
+        *expect(
+            stage.cloud != "aws" or ", 1.006 an hour, " in str(stage.world.messages),
+            "it does not say what it costs",  # of Alibaba Cloud the policy knows no price
+        ),
+        *expect(
+            any("idle for 79 min" in text for _, text in stage.world.messages), "the notice does not say so"
+        ),
+    ]
+
+
+@play
+def half_a_mark_is_taken_away(stage: Stage) -> list[str]:
+    made = stage.start(2)
+    made[0].tags["gpu-fleet:idle-since"] = made[1].tags["gpu-fleet:reap-after"] = "2026-03-02T08:00:00+00:00"
+    stage.sweep()
+    left = {key for one in made for key in one.tags} & {"gpu-fleet:idle-since", "gpu-fleet:reap-after"}
+    return expect(not left, f"{left} stays on an instance at work")
+
+
+@play
 def a_marked_instance_is_used_again(stage: Stage) -> list[str]:
     (machine,) = stage.marked(due=False)
     machine.busy = True
@@ -209,6 +320,15 @@ def it_is_used_between_plan_and_second_look(stage: Stage) -> list[str]:
     stage.before_second_look(lambda: setattr(machine, "busy", True))
     stage.sweep()
     return []
+
+
+@play
+def it_is_put_on_standby_between_plan_and_second_look(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=0)
+    (machine,) = stage.marked(1, "pool")
+    stage.before_second_look(lambda: stage.world.lifecycle.update({machine.id: "Standby"}))
+    stage.sweep()
+    return expect(not stage.ended, "it was terminated on standby")
 
 
 @play
@@ -283,6 +403,31 @@ def the_agent_sleeps_through_a_job(stage: Stage) -> list[str]:
 
 
 @play
+def a_gpu_looks_hung(stage: Stage) -> list[str]:
+    (machine,) = stage.start()
+    stage.forget([machine])
+    machine.agent, machine.busy = "doubtful", True
+    stage.world.pass_minutes(2)
+    stage.sweep()
+    alerts = [text for _, text in stage.world.messages if "SUSPECT-HUNG" in text]
+    return expect(stage.told() == 0, "its owner was told that it is idle") + expect(
+        len(alerts) == 1, "nobody is told to look at it"
+    )
+
+
+@play
+def an_earlier_heartbeat_tells_of_later_work(stage: Stage) -> list[str]:
+    """As of a second agent on the instance."""
+    (machine,) = stage.start()
+    stage.forget([machine])
+    machine.beats[-40] = 5.0
+    result = stage.sweep()
+    assert result is not None
+    (decision,) = result.plan.decisions
+    return expect(decision.verdict is Verdict.KEEP_BUSY, f"{decision.verdict}: {decision.reason}")
+
+
+@play
 def the_newest_heartbeats_never_arrive(stage: Stage) -> list[str]:
     stage.terms(coverage_percent=50, idle_after_hours=6)
     (machine,) = stage.start()
@@ -294,6 +439,33 @@ def the_newest_heartbeats_never_arrive(stage: Stage) -> list[str]:
     stage.sweep(override_breaker=True)
     # on Alibaba Cloud every answer names the page that follows
     return expect(stage.told() == 0, "somebody was told of an idleness that is over")
+
+
+@play
+def the_close_look_is_answered_in_part(stage: Stage) -> list[str]:
+    stage.terms(coverage_percent=50, idle_after_hours=6)
+    (machine,) = stage.start()
+    stage.forget([machine], 8 * 60)
+    machine.busy = True
+    stage.world.pass_minutes(3)
+
+    def falter() -> None:
+        faults = stage.world.faults
+        faults.partial, faults.kept, faults.rest = 1.0, slice(3, None), 0.0
+
+    stage.world.on_call("GetMetricData", falter)
+    stage.sweep(override_breaker=True)
+    return expect(stage.told() == 0, "somebody was told of an idleness that is over")
+
+
+@play
+def who_is_at_work_is_not_looked_at_closely(stage: Stage) -> list[str]:
+    stage.start(3)
+    stage.world.pass_minutes(90)
+    stage.sweep()
+    # on Alibaba Cloud the bench counts the pages
+    reads = stage.world.calls.count("GetMetricData")
+    return expect(stage.cloud != "aws" or reads == 1, f"{reads} reads of heartbeats")
 
 
 @play
@@ -320,10 +492,37 @@ def asked(stage: Stage, group: str | None = None) -> Machine:
 def an_instance_that_answers_is_terminated(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
     machine = asked(stage, "pool")
-    stage.sweep_for(20)
-    return expect(machine.state == "terminated", "it was not terminated") + expect(
-        machine.door.is_shut, "its door was open to the end"
+    began_at = stage.world.now
+    stage.sweep()
+    return [
+        *expect(machine.state == "terminated", "it was not terminated by this sweep"),
+        *expect(stage.world.now - began_at < timedelta(seconds=30), "the sweep waits for what it has heard"),
+        *expect(machine.door.is_shut, "its door was open to the end"),
+        *expect(machine.door.saved > 0, "what users keep was not saved behind the shut door"),
+    ]
+
+
+@play
+def nobody_is_asked_before_a_mark_is_due(stage: Stage) -> list[str]:
+    stage.terms(require_acknowledgement=True)
+    stage.marked(due=False)
+    stage.sweep()
+    # on Alibaba Cloud the lease is found by such a list
+    return expect(
+        stage.cloud != "aws" or "ListObjectsV2" not in stage.world.calls, "words are read for nothing"
     )
+
+
+@play
+def somebody_typed_seconds_before_the_sweep(stage: Stage) -> list[str]:
+    """No heartbeat tells of it yet."""
+    machine = asked(stage)
+    machine.type()
+    stage.world.pass_seconds(12)
+    machine.leave()
+    stage.world.pass_seconds(12)
+    stage.sweep()
+    return []
 
 
 @play
@@ -360,7 +559,9 @@ def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]
 
     stage.world.on_call("DetachInstances", begin, number=1)
     stage.sweep()
-    return expect(machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
+    return expect(
+        machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more"
+    ) + expect(not machine.door.is_shut, "its door stays shut, though nobody ends it")
 
 
 @play
@@ -392,13 +593,52 @@ def a_closed_instance_is_not_ended_and_its_agent_dies(stage: Stage) -> list[str]
 
 
 @play
+def its_owner_asks_to_keep_it_as_the_end_is_called(stage: Stage) -> list[str]:
+    """It is decided: `gpu-fleet keep` has to say that it comes too late, and then promises nothing."""
+    machine = asked(stage)
+
+    def ask() -> None:
+        agent = stage.world.agents[machine.id]
+        if agent.exchange().claim(Winner.WITHDRAWN, "kept", stage.world.now) is Winner.WITHDRAWN:
+            machine.keep(stage.world.now + timedelta(hours=8))
+
+    stage.world.on_call("TerminateInstances", ask, number=1)
+    stage.world.on_call("DeleteInstances", ask, number=1)
+    stage.sweep_for(20)
+    return expect(machine.state == "terminated", "it was not terminated")
+
+
+@play
+def its_owner_asked_to_keep_it_before_the_sweep_decides(stage: Stage) -> list[str]:
+    machine = asked(stage)
+    agent = stage.world.agents[machine.id]
+    agent.exchange().claim(Winner.WITHDRAWN, "kept", stage.world.now)
+    stage.sweep()
+    return expect(not stage.ended, "it was terminated") + expect(
+        not machine.door.is_shut, "its door was shut"
+    )
+
+
+@play
+def it_refused_once_and_is_idle_again(stage: Stage) -> list[str]:
+    """What it says for one mark counts for no other."""
+    machine = asked(stage)
+    machine.busy = True
+    stage.world.pass_minutes(1)
+    stage.sweep()
+    stage.forget([machine], 85)
+    stage.sweep_for(50, override_breaker=True)
+    return expect(machine.state == "terminated", "it was not terminated")
+
+
+@play
 def a_silent_agent_is_waited_for(stage: Stage) -> list[str]:
     stage.terms(require_acknowledgement=True)
     (machine,) = stage.marked(due=False)
     machine.agent, machine.busy = "dead", True
     stage.world.pass_minutes(3)
     stage.sweep()
-    return []
+    return expect("gpu-fleet:reap-after" in machine.tags, "silence takes its mark away")
 
 
 # what people and administrators asked for
@@ -408,8 +648,10 @@ def a_silent_agent_is_waited_for(stage: Stage) -> list[str]:
 def its_owner_keeps_it(stage: Stage) -> list[str]:
     (machine,) = stage.marked()
     machine.keep(stage.world.now + timedelta(hours=8))
+    result = stage.sweep()
     stage.sweep_for(60)
-    return []
+    reasons = [one.reason for one in result.plan.decisions] if result else []
+    return expect("held until 2026-03-02T17" in str(reasons), f"{reasons} does not say until when")
 
 
 @play
@@ -516,6 +758,41 @@ def a_stopped_instance_gets_a_notice_of_its_own(stage: Stage) -> list[str]:
 
 
 @play
+def a_marked_instance_is_stopped_by_its_owner(stage: Stage) -> list[str]:
+    """The notice of a stop, or of an end while it runs, is none of the end of a stopped instance."""
+    stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
+    (machine,) = stage.marked(due=False)
+    machine.state, machine.stopped_at = "stopped", stage.world.now
+    machine.line.stopped.open(stage.world.now)
+    stage.world.pass_minutes(25 * 60)
+    stage.sweep()
+    return expect(machine.state == "stopped", "it was terminated without a notice of that")
+
+
+@play
+def a_stopped_instance_is_left_alone_without_a_second_stage(stage: Stage) -> list[str]:
+    stage.terms(action="stop", instance_store_scratch=False, max_lifetime_hours=None)
+    (machine,) = stage.marked()
+    stage.sweep()
+    stage.world.pass_minutes(30 * 60)
+    stage.sweep_for(60)
+    return expect(machine.state == "stopped", "it was not stopped, or it was terminated")
+
+
+@play
+def a_stopped_instance_is_past_no_lifetime(stage: Stage) -> list[str]:
+    stage.terms(action="stop", instance_store_scratch=False, max_lifetime_hours=24)
+    (machine,) = stage.marked()
+    stage.sweep()
+    stage.world.pass_minutes(30 * 60)
+    plan = stage.sweep()
+    reasons = [one.reason for one in plan.plan.decisions] if plan else []
+    return expect(machine.state == "stopped", "it was not stopped") + expect(
+        not any("lifetime" in reason for reason in reasons), "it counts as running too long"
+    )
+
+
+@play
 def a_stopped_instance_is_started_again(stage: Stage) -> list[str]:
     stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
     (machine,) = stage.marked()
@@ -527,15 +804,75 @@ def a_stopped_instance_is_started_again(stage: Stage) -> list[str]:
     return expect(machine.state == "running", "it was stopped at work")
 
 
+@play
+def a_stop_answers_with_an_error_after_it_was_done(stage: Stage) -> list[str]:
+    stage.terms(action="stop", instance_store_scratch=False)
+    (machine,) = stage.marked()
+    faults = stage.world.faults
+
+    def fail() -> None:
+        faults.after_commit = 1.0
+        stage.world.on_call("DescribeInstances", recover, number=1)
+
+    def recover() -> None:
+        faults.after_commit = 0.0
+
+    stage.world.on_call("StopInstances", fail, number=1)
+    stage.sweep()
+    confirmed = [key for key in stage.world.objects if key.endswith("-stop.ended.json")]
+    return [
+        *expect(machine.state == "stopped", "it was not stopped"),
+        *expect(not stage.failures, "what was done counts as failed"),
+        *expect(len(confirmed) == 1, "its end is not confirmed"),
+    ]
+
+
+@play
+def it_is_of_a_pool_that_is_gone(stage: Stage) -> list[str]:
+    """Nobody knows on what terms it may be terminated."""
+    (machine,) = stage.start(tags={TAG_POOL: "gone"})
+    stage.forget([machine])
+    result = stage.sweep()
+    stage.sweep_for(60)
+    return expect(result is not None, "the sweep fails") + expect(not stage.ended, "it was terminated")
+
+
 # what the fleet's bounds are
 
 
 @play
 def the_pool_keeps_its_minimum(stage: Stage) -> list[str]:
     stage.terms(min_size=2)
-    stage.marked(3)
+    made = stage.marked(3)
     stage.sweep_for(60, override_breaker=True)
-    return expect(len(stage.ended) == 1, f"{len(stage.ended)} of 3 ended, 2 must stay")
+    marks = [one for one in made if one.state == "running" and "gpu-fleet:reap-after" in one.tags]
+    return expect(len(stage.ended) == 1, f"{len(stage.ended)} of 3 ended, 2 must stay") + expect(
+        not marks, "who stays keeps its mark"
+    )
+
+
+@play
+def who_is_marked_leaves_a_small_pool_before_others(stage: Stage) -> list[str]:
+    stage.terms(min_size=2)
+    held, _, other = stage.start(3)
+    held.keep(stage.world.now + timedelta(hours=3))
+    stage.forget([held], 60)
+    stage.forget([other])
+    stage.sweep()
+    held.release()
+    stage.sweep()
+    return expect(stage.told() == 1, "another was marked in its place") + expect(
+        "gpu-fleet:reap-after" in other.tags, "its mark is gone"
+    )
+
+
+@play
+def the_minimum_is_raised_after_the_marks(stage: Stage) -> list[str]:
+    made = stage.marked(3)
+    stage.terms(min_size=3)
+    stage.sweep(override_breaker=True)
+    marks = [one for one in made if "gpu-fleet:reap-after" in one.tags]
+    return expect(not stage.ended and not marks, "who is to stay keeps its mark")
 
 
 @play
@@ -566,11 +903,57 @@ def pages_are_short(stage: Stage) -> list[str]:
 
 
 @play
+def more_members_are_due_than_one_call_takes(stage: Stage) -> list[str]:
+    stage.terms(top={"max_actions": 100, "max_percent": 100})
+    stage.world.group("pool", min_size=0, max_size=30)
+    stage.marked(25, "pool")
+    stage.sweep(override_breaker=True)
+    ends = {"TerminateInstances", "DeleteInstances"}
+    calls = [call for call in stage.world.calls if call == "DetachInstances" or call in ends]
+    return expect(len(stage.ended) == 25, f"{len(stage.ended)} of 25 ended") + expect(
+        [call in ends for call in calls] == [False, True] * 2,
+        f"{calls}: a batch is ended once it is detached",
+    )
+
+
+@play
 def too_many_are_due_at_once(stage: Stage) -> list[str]:
     stage.terms(top={"max_actions": 2})
     stage.marked(6)
+    told = stage.told()
     stage.sweep(override_breaker=True)
-    return expect(len(stage.ended) == 2, f"{len(stage.ended)} ended in a sweep, 2 are allowed")
+    return expect(len(stage.ended) == 2, f"{len(stage.ended)} ended in a sweep, 2 are allowed") + expect(
+        told == 6, f"{told} of 6 were told: more may be marked in a sweep than ended"
+    )
+
+
+@play
+def the_longest_idle_is_terminated_first(stage: Stage) -> list[str]:
+    stage.terms(top={"max_actions": 1})
+    first, second = stage.start(2)
+    stage.forget([second], 10)
+    stage.forget([first])
+    stage.sweep(override_breaker=True)
+    stage.world.pass_minutes(21)
+    stage.sweep(override_breaker=True)
+    return expect(stage.ended == [second.id], "the other came first")
+
+
+@play
+def who_waits_behind_a_shut_door_is_terminated_first(stage: Stage) -> list[str]:
+    stage.terms(top={"max_actions": 1}, require_acknowledgement=True)
+    first, second = stage.start(2)
+    stage.forget([second], 10)
+    stage.forget([first])
+    stage.sweep(override_breaker=True)
+    second.agent = "sightless"  # and says nothing
+    stage.world.pass_minutes(21)
+    first.stubborn = True
+    stage.sweep(override_breaker=True)
+    shut, first.stubborn, second.agent = first.door.is_shut, False, "alive"
+    stage.world.pass_seconds(20)
+    stage.sweep(override_breaker=True)
+    return expect(shut, "its door is open") + expect(stage.ended == [first.id], "it waits behind a shut door")
 
 
 @play
@@ -594,6 +977,43 @@ def most_of_the_fleet_falls_idle_at_once(stage: Stage) -> list[str]:
 
 
 @play
+def instances_fall_idle_one_after_another(stage: Stage) -> list[str]:
+    """As if their sensors went blind."""
+    made = stage.start(8)
+    for machine in made:
+        machine.leave()
+        stage.sweep_for(40)
+    stage.sweep_for(4 * 60)
+    return expect(len(stage.ended) <= 1, f"{len(stage.ended)} of 8 ended within half a day")
+
+
+@play
+def a_fleet_that_is_truly_idle_is_gone_after_a_day(stage: Stage) -> list[str]:
+    stage.forget(stage.start(8))
+    stage.sweep_for(60)
+    stage.world.pass_minutes(24 * 60)
+    stage.sweep_for(60)
+    return expect(len(stage.ended) == 8, f"{len(stage.ended)} of 8 ended")
+
+
+@play
+def a_fleet_that_was_idle_lately_is_not_held_again(stage: Stage) -> list[str]:
+    a_fleet_that_is_truly_idle_is_gone_after_a_day(stage)
+    stage.world.pass_minutes(24 * 60)
+    stage.forget(stage.start(8))
+    stage.sweep_for(60)
+    return expect(len(stage.ended) == 16, f"{len(stage.ended) - 8} of 8 ended two days later")
+
+
+@play
+def one_of_a_large_pool_is_idle(stage: Stage) -> list[str]:
+    made = stage.start(8)
+    stage.forget(made[:1])
+    stage.sweep_for(60)
+    return expect(len(stage.ended) == 1, "the breaker keeps it")
+
+
+@play
 def low_load_asks_for_one_at_a_time(stage: Stage) -> list[str]:
     stage.terms(scale_in_alarm="low")
     made = stage.start(4)
@@ -604,6 +1024,35 @@ def low_load_asks_for_one_at_a_time(stage: Stage) -> list[str]:
     first = stage.told()
     stage.sweep_for(20, override_breaker=True)
     return expect(first == 1, f"{first} were marked at once") + expect(stage.told() <= 2, "too fast")
+
+
+@play
+def low_load_asks_for_the_longest_idle(stage: Stage) -> list[str]:
+    stage.terms(scale_in_alarm="low")
+    made = stage.start(3)
+    stage.world.pass_minutes(60)
+    stage.world.alarms = {"low"}
+    stage.forget(made[2:], 5)
+    stage.forget(made, 40)
+    stage.sweep()
+    return expect(len(made[2].line.notices) == stage.told() == 1, "another was asked for")
+
+
+@play
+def low_load_of_one_pool_asks_for_none_of_another(stage: Stage) -> list[str]:
+    stage.terms()
+    pools = {"dev": pool_policy(**POOL, scale_in_alarm="low"), "prod": pool_policy(**POOL)}
+    stage.policy = policy(pools, CLOUDS[stage.cloud])
+    dev, prod = stage.start(2), stage.start(2, tags={TAG_POOL: "prod"})
+    stage.world.alarms = {"low"}
+    stage.forget(prod[:1], 90)
+    stage.sweep()
+    stage.forget([*dev, prod[1]], 40)
+    stage.sweep()
+    told = [len(one.line.notices) for one in (*dev, *prod)]
+    return expect(sorted(told[:2]) == [0, 1], f"{told[:2]} of the pool with low load") + expect(
+        told[2:] == [1, 0], f"{told[2:]} of the other pool"
+    )
 
 
 @play
@@ -624,6 +1073,16 @@ def it_is_past_its_lifetime_and_idle(stage: Stage) -> list[str]:
     stage.forget([machine], 40)
     stage.sweep()
     return expect(stage.told() == 1, "nobody asks for it")
+
+
+@play
+def it_is_past_its_lifetime_and_at_work(stage: Stage) -> list[str]:
+    stage.terms(max_lifetime_hours=24)
+    stage.start()
+    stage.world.pass_minutes(24 * 60)
+    stage.sweep()
+    alerts = [text for _, text in stage.world.messages if "past its lifetime of 24 h: replace it" in text]
+    return expect(len(alerts) == 1, "nobody hears of it")
 
 
 @play

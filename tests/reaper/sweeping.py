@@ -77,18 +77,18 @@ def promised(pool: PoolPolicy, unseen: timedelta | None = None) -> Rules:
 
 
 @cache
-def _server() -> tuple[Server, Clients]:
-    """One for all worlds, for as long as the process lives."""
+def server() -> tuple[Server, Clients]:
+    """One for all worlds, for as long as the process lives; a child of the process needs its own."""
     stack = ExitStack()
-    server = stack.enter_context(serving())
+    answering = stack.enter_context(serving())
     atexit.register(stack.close)
-    return server, rpc_clients(server)
+    return answering, rpc_clients(answering)
 
 
 def alicloud_clients(world: World) -> Clients:
     """The real SDK's clients, led to a server that answers out of this world."""
-    server, made = _server()
-    server.actions = Actions(world)
+    answering, made = server()
+    answering.actions = Actions(world)
     return replace(made, s3=Bucket(world))
 
 

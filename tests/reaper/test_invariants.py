@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from image.reaper.metrics import CODE_UNFIT, CODE_UNKNOWN
 from image.reaper.model import ENDS, Fleet, Group, Plan, Verdict
-from image.reaper.sweep.evidence import summarise
+from image.reaper.sweep.evidence import combine, summarise
 from image.reaper.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
 from tests.reaper.situations import (
     IDLE_AFTER,
@@ -305,3 +305,10 @@ def test_a_group_never_falls_below_its_minimum(count, least, desired):
     gone = ends(decide(replace(situation, override_breaker=True)))
 
     assert len(gone) == max(0, min(desired, count) - least)
+
+
+@pytest.mark.parametrize(("coarse", "fine"), [(True, False), (False, True), (False, False)])
+def test_two_looks_are_complete_only_if_both_are(coarse, fine):
+    looks = [summarise([], NOW, IDLE_AFTER, 60, complete=complete) for complete in (coarse, fine)]
+
+    assert not combine(*looks).complete

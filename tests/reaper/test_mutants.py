@@ -58,6 +58,31 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "a_job_begins_behind_the_door_after_the_last_word",
         ("aws",),
     ),
+    "silence": (lambda: gives("Said.word", "Word.CLOSED"), "a_silent_agent_is_waited_for", BOTH),
+    "word for its own mark": (
+        lambda: gives("mark_name", "'any'"),
+        "it_refused_once_and_is_idle_again",
+        BOTH,
+    ),
+    "race for the decision": (
+        lambda: becomes(
+            "Exchange.claim",
+            "self, wanted, reason, now",
+            "self.store.put(self._decision_key, {'winner': wanted}) or wanted",
+        ),
+        "its_owner_asks_to_keep_it_as_the_end_is_called",
+        BOTH,
+    ),
+    "save behind the shut door": (
+        lambda: swaps("agent:_closing", "talk.saved_at is None or talk.saved_at < talk.closed_at", "False"),
+        "an_instance_that_answers_is_terminated",
+        BOTH,
+    ),
+    "door that opens again": (
+        lambda: swaps("next_act", "Act.OPEN", "Act.NOTHING"),
+        "a_job_begins_behind_the_door_before_the_last_word",
+        BOTH,
+    ),
     "second look": (
         lambda: becomes("_Sweep._look_again", "self, situation, chosen", "situation"),
         "it_is_used_between_plan_and_second_look",
@@ -125,12 +150,37 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         BOTH,
     ),
     "breaker": (lambda: gives("_breaker", "False"), "most_of_the_fleet_falls_idle_at_once", BOTH),
+    "breaker over a day": (
+        lambda: swaps("idle_within_a_day", "usual.ended.items()", "{}.items()"),
+        "instances_fall_idle_one_after_another",
+        BOTH,
+    ),
+    "end of the breaker": (
+        lambda: swaps("_held_by_breaker", "situation.now >= until", "False"),
+        "a_fleet_that_is_truly_idle_is_gone_after_a_day",
+        BOTH,
+    ),
     "cooldown": (
         lambda: swaps("_scale_in", "willing[:1]", "willing"),
         "low_load_asks_for_one_at_a_time",
         BOTH,
     ),
     "lifetime": (lambda: gives("past_lifetime", "True"), "no_load_asks_and_it_is_not_old", BOTH),
+    "use of an unfit instance": (
+        lambda: swaps("unfit", "active > case.now - IDLE_ON_REQUEST", "False"),
+        "an_unfit_instance_is_used",
+        BOTH,
+    ),
+    "bound mark of an unfit instance": (
+        lambda: swaps("unfit", "not mark.tells_of(active)", "False"),
+        "an_unfit_instance_is_used_after_its_mark_while_no_sweep_runs",
+        BOTH,
+    ),
+    "replacement": (
+        lambda: gives("_nothing_takes_its_place", "''"),
+        "the_group_of_an_unfit_instance_is_frozen_after_its_mark",
+        BOTH,
+    ),
     "replacements in a day": (
         lambda: becomes("_few_replaced", "replaced, decisions", "tuple(decisions)"),
         "failed_boot_checks_are_not_replaced_for_ever",

@@ -16,6 +16,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from image.reaper.aws.machines import TAG_GROUP
+from image.reaper.metrics import CODE_HUNG
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_REAP_AFTER, TAG_STACK
 from tests.reaper.oracle import NEVER, Rules, Span, Timeline, wrongs_of
 
@@ -47,8 +48,8 @@ class Machine:
         door: what refuses log-ins and jobs.
         stubborn: the cloud refuses to end it, and nobody knows why.
         clock_ahead: by how much its agent dates its heartbeats into the future.
-        agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself), ``blind`` (a sensor fails) or
-            ``sightless`` (its sensors answer, and see nothing).
+        agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself), ``blind`` (a sensor fails),
+            ``sightless`` (its sensors answer, and see nothing) or ``doubtful`` (a GPU looks hung).
     """
 
     def __init__(
@@ -143,10 +144,11 @@ class Door:
     Attributes:
         is_shut: whether it is.
         refused: how often somebody came.
+        saved: how often what users keep was saved behind it.
     """
 
     def __init__(self) -> None:
-        self.is_shut, self.refused = False, 0
+        self.is_shut, self.refused, self.saved = False, 0, 0
 
     def shut(self, message: str) -> None:
         """As the agent's own."""
@@ -284,8 +286,9 @@ class World:
         while self.now < end:
             minute = self.now.replace(second=0, microsecond=0) + MINUTE
             asked = self._asked()
-            self.now = min(minute, end, self._next_look(asked))
-            for machine in asked:
+            look = self._next_look(asked)
+            self.now = min(minute, end, look)
+            for machine in asked if self.now == look else ():
                 self._answer(machine)
             for machine in self.machines.values() if self.now == minute else ():
                 if machine.state == "running":
@@ -336,8 +339,8 @@ class World:
             value = -3.0
         elif machine.agent in {"alive", "sightless"}:
             value = (self.now - machine.seen_active_at).total_seconds()
-        elif machine.agent == "blind":
-            value = -1.0
+        elif machine.agent in {"blind", "doubtful"}:
+            value = CODE_HUNG if machine.agent == "doubtful" else -1.0
         else:
             value = machine.beats[-1] if machine.beats else 0.0
         machine.beats_at.append(self.now + machine.clock_ahead)

@@ -17,6 +17,7 @@ from image.reaper.agent.notices import FromMetadata
 from image.reaper.agent.sensors.reading import People, Rates, Reading, Session
 from image.reaper.alicloud.oss import OssStore
 from image.reaper.calls import Calls
+from image.reaper.handshake import Exchange
 from image.reaper.model import TAG_WITHDRAWN
 from image.reaper.store import Store
 from image.reaper.times import format_time
@@ -41,15 +42,15 @@ class Agent:
         self._tags: dict[str, str] = dict(machine.tags)
         self._tags_at = world.now
         calls = Calls(lambda: world.now)
-        store = (OssStore if cloud == "alicloud" else Store)(bucket, calls, LEDGER)
-        who = "dev" if cloud == "alicloud" else "AROAMADEUP"
+        self._store = (OssStore if cloud == "alicloud" else Store)(bucket, calls, LEDGER)
+        self._who = f"dev.{machine.id}" if cloud == "alicloud" else f"AROAMADEUP:{machine.id}"
         answers = Answers(
             drain=_never,
-            save=lambda: Saved(0, 0, 0),
+            save=self._save,
             notify=lambda _: None,
             look=self._look,
-            store=lambda: store,
-            caller=lambda: f"{who}:{machine.id}",
+            store=lambda: self._store,
+            caller=lambda: self._who,
             fence=self,
             door=machine.door,
         )
@@ -61,6 +62,15 @@ class Agent:
             self._tags, self._tags_at = dict(self._machine.tags), self._world.now
         with contextlib.suppress(CloudError):  # it tries again
             self.going.look()
+
+    def exchange(self) -> Exchange:
+        """What is said and decided for the mark that it was asked about."""
+        assert self.going.talk.mark is not None
+        return Exchange(self._store, self._who, self.going.talk.mark)
+
+    def _save(self) -> Saved:
+        self._machine.door.saved += self._machine.door.is_shut
+        return Saved(0, 0, 0)
 
     def get(self, path: str) -> str | None:
         """As the metadata service."""

@@ -155,7 +155,7 @@ class _AutoScaling(_Client):
     def detach_instances(self, AutoScalingGroupName, InstanceIds, ShouldDecrementDesiredCapacity):
         self._world.before("DetachInstances")
         group = self._world.groups[AutoScalingGroupName]
-        if not set(InstanceIds) <= set(group["members"]):
+        if not set(InstanceIds) <= set(group["members"]) or len(InstanceIds) > 20:  # API DetachInstances
             raise refusal("ValidationError", "DetachInstances")
         if ShouldDecrementDesiredCapacity and group["desired"] - len(InstanceIds) < group["min"]:
             raise refusal("ValidationError", "DetachInstances")

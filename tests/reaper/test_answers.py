@@ -1,0 +1,116 @@
+"""What an agent does next about a mark, state by state, and what one look at all sensors shows."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from image.reaper.agent.answers import Act, Seen, Talk, View, next_act, seen
+from image.reaper.agent.judge import Limits
+from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
+from image.reaper.handshake import Winner, Word
+
+MARK = datetime(2026, 11, 21, 12, tzinfo=UTC)
+NOW = MARK + timedelta(minutes=10)
+CLEAN, BUSY, UNKNOWN = Seen(), Seen(signs=("cpu",)), Seen(unknown=("gpu: lost",))
+END, WITHDRAWN = Winner.END, Winner.WITHDRAWN
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+IDLE = {"word": Word.IDLE, "said_at": ago(30), "saved_at": ago(60)}
+SHUT = {"decision": END, "closed_at": ago(30), "saved_at": ago(40)}
+CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(10)}
+
+
+@pytest.mark.parametrize(
+    ("talk", "look", "act"),
+    [
+        ({"notified": False}, None, Act.NOTIFY),
+        ({}, None, Act.SAVE),
+        ({"saved_at": ago(299)}, None, Act.LOOK),
+        ({"saved_at": ago(300)}, None, Act.SAVE),
+        ({"saved_at": ago(60)}, CLEAN, Act.SAY_IDLE),
+        ({"saved_at": ago(60)}, BUSY, Act.NOTHING),
+        ({"saved_at": ago(60)}, UNKNOWN, Act.NOTHING),
+        ({"saved_at": ago(60), "busy_looks": 2}, BUSY, Act.NOTHING),
+        (IDLE, CLEAN, Act.NOTHING),
+        ({**IDLE, "said_at": ago(60)}, CLEAN, Act.SAY_IDLE),
+        ({**IDLE, "busy_looks": 1}, BUSY, Act.NOTHING),
+        ({**IDLE, "busy_looks": 2}, BUSY, Act.WITHDRAW),
+        ({**IDLE, "busy_looks": 2}, UNKNOWN, Act.NOTHING),
+        ({**IDLE, "decision": WITHDRAWN}, CLEAN, Act.WITHDRAW),
+        ({**IDLE, "over": True}, CLEAN, Act.NOTHING),
+        ({**IDLE, "decision": END}, None, Act.CLOSE),
+        (SHUT, None, Act.SAVE),
+        ({**SHUT, "saved_at": None}, None, Act.SAVE),
+        ({**SHUT, "saved_at": ago(30)}, None, Act.LOOK),
+        ({**SHUT, "saved_at": ago(20)}, CLEAN, Act.SAY_CLOSED),
+        ({**SHUT, "saved_at": ago(20), "busy_looks": 1}, BUSY, Act.NOTHING),
+        ({**SHUT, "saved_at": ago(20), "busy_looks": 2}, BUSY, Act.REFUSE),
+        (CLOSED, CLEAN, Act.NOTHING),
+        ({**CLOSED, "said_at": ago(20)}, CLEAN, Act.SAY_CLOSED),
+        ({**CLOSED, "busy_looks": 1}, BUSY, Act.REFUSE),
+        ({**CLOSED, "busy_looks": 1}, UNKNOWN, Act.REFUSE),
+        ({**CLOSED, "closed_at": ago(3599)}, None, Act.LOOK),
+        ({**CLOSED, "closed_at": ago(3600)}, None, Act.REFUSE),
+        ({**CLOSED, "refusing": "used"}, None, Act.REFUSE),
+        ({**CLOSED, "refusing": "used", "said_at": ago(120)}, None, Act.REFUSE),
+        # no sweep goes by what was said then
+        ({**CLOSED, "refusing": "used", "said_at": ago(121)}, None, Act.OPEN),
+        ({**SHUT, "refusing": "used"}, None, Act.OPEN),
+        ({**SHUT, "refusing": "used", "word": Word.CLOSED}, None, Act.OPEN),
+        ({**CLOSED, "over": True}, None, Act.OPEN),
+        ({**CLOSED, "decision": WITHDRAWN}, None, Act.OPEN),
+        ({**CLOSED, "mark": MARK - timedelta(hours=1)}, None, Act.OPEN),
+        ({**IDLE, "mark": MARK - timedelta(hours=1), "decision": END, "saved_at": None}, None, Act.SAVE),
+    ],
+)
+def test_each_state_of_a_mark_that_is_due_has_one_next_act(talk, look, act):
+    made = Talk(**({"mark": MARK, "notified": True} | talk))
+
+    assert next_act(View(NOW, MARK, "", made, look)) is act
+
+
+def test_before_a_mark_is_due_users_are_notified_and_nothing_else():
+    talk = Talk(mark=MARK)
+
+    assert next_act(View(MARK - timedelta(seconds=1), MARK, "", talk)) is Act.NOTIFY
+    assert next_act(View(MARK - timedelta(seconds=1), MARK, "", Talk(MARK, notified=True))) is Act.NOTHING
+    assert next_act(View(MARK, MARK, "", Talk(MARK, notified=True))) is Act.SAVE
+
+
+@pytest.mark.parametrize(("closed_at", "act"), [(None, Act.NOTHING), (NOW, Act.OPEN)])
+def test_without_a_mark_the_door_is_open(closed_at, act):
+    assert next_act(View(NOW, None, "", Talk(None, closed_at=closed_at))) is act
+
+
+@pytest.mark.parametrize(("said", "act"), [({"saved_at": ago(60)}, Act.NOTHING), (IDLE, Act.WITHDRAW)])
+def test_a_kept_instance_says_nothing_and_takes_back_what_it_said(said, act):
+    assert next_act(View(NOW, MARK, "kept", Talk(MARK, notified=True, **said), CLEAN)) is act
+
+
+def look(people=None, failures=()):
+    return Reading(NOW, Rates(), (), people, failures)
+
+
+@pytest.mark.parametrize(("age_s", "counts"), [(599.0, True), (600.0, False), (601.0, False)])
+def test_whoever_typed_and_whatever_began_since_the_mark_was_due_is_a_sign(age_s, counts):
+    typed = People(sessions=(Session("terminal", "ada on pts/0", age_s),))
+    began = People(started=(Started(7, "sleep", "ada", age_s),))
+
+    assert bool(seen(look(typed), MARK, Limits()).signs) is counts
+    assert bool(seen(look(began), MARK, Limits()).signs) is counts
+
+
+def test_where_users_could_not_be_looked_for_is_no_sign_of_use():
+    assert seen(look(None), MARK, Limits()).signs == ()
+
+
+@pytest.mark.parametrize(
+    ("failure", "unfit", "is_known"),
+    [("gpu: lost", False, False), ("gpu: lost", True, True), ("disk: lost", True, False)],
+)
+def test_only_of_an_instance_that_failed_its_boot_check_may_gpus_be_silent(failure, unfit, is_known):
+    assert (seen(look(People(), (failure,)), MARK, Limits(), unfit=unfit).unknown == ()) is is_known

@@ -1,0 +1,96 @@
+"""The lease between sweeps, and what one sweep tells the next through it."""
+
+from datetime import timedelta
+
+import pytest
+
+from image.reaper.calls import Calls
+from image.reaper.errors import LeaseError
+from image.reaper.store import Store
+from image.reaper.sweep.lease import KEY, Lease, Memory, remembered
+from tests.reaper.world import World
+from tests.reaper.world_clients import clients
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def store(world):
+    return Store(clients(world).s3, Calls(world.clock), "s3://records/reaper")
+
+
+def test_the_next_sweep_remembers_what_the_one_before_did(world, store):
+    lease = Lease(store, "first", world.clock)
+    lease.acquire()
+    at = world.now.replace(microsecond=0)
+    lease.memory.told["i-1 KEEP_UNKNOWN"] = lease.memory.leftovers_at = at
+    lease.memory.replaced["i-2"] = lease.memory.ended["i-2"] = ("dev", at)
+    lease.memory.note_idle("dev", world.now, more=3)
+    lease.release()
+
+    following = Lease(store, "second", world.clock)
+    following.acquire()
+
+    assert following.memory == lease.memory == remembered(store)
+    assert following.memory.usual(world.now).idle == {"dev": 3}
+
+
+def test_before_the_first_sweep_nothing_is_remembered(store):
+    assert remembered(store) == Memory()
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        None,
+        "text",
+        {"told": ["i-1"]},
+        {"told": {"i-1": 5, "i-2": "yesterday"}},
+        {"leftovers_at": 7},
+        {"replaced": ["i-1"], "ended": {"i-1": "dev", "i-2": ["dev", "never"], "i-3": ["dev"]}},
+        {"idle": [3]},
+        {"idle": {"dev": 3}},
+    ],
+)
+def test_what_cannot_be_read_is_forgotten(store, memory):
+    store.create(KEY, {"holder": None, "memory": memory})
+
+    assert remembered(store) == Memory()
+
+
+def test_of_a_pool_s_days_only_counts_are_remembered(store):
+    store.create(KEY, {"holder": None, "memory": {"idle": {"dev": {"2026-03-01": "many", "2026-03-02": 2}}}})
+
+    assert remembered(store).idle == {"dev": {"2026-03-02": 2}}
+
+
+def test_what_was_usual_is_forgotten_after_two_weeks(world):
+    memory = Memory()
+    memory.note_idle("dev", world.now, more=4)
+
+    memory.forget(world.now + timedelta(days=14))
+    kept = dict(memory.idle)
+    memory.forget(world.now + timedelta(days=15))
+
+    assert kept == {"dev": {f"{world.now:%Y-%m-%d}": 4}}
+    assert memory.idle == {}
+
+
+@pytest.mark.parametrize("expires", ["soon", None, 5])
+def test_a_lease_of_which_nobody_knows_when_it_ends_holds(world, store, expires):
+    store.create(KEY, {"holder": "another", "expires": expires})
+
+    with pytest.raises(LeaseError, match="until nobody knows when; delete the object to free it"):
+        Lease(store, "this", world.clock).acquire()
+
+
+def test_a_lease_holds_until_it_ends(world, store):
+    Lease(store, "another", world.clock).acquire()
+
+    with pytest.raises(LeaseError, match=r"another sweep \(another\) holds the lease until 2026-03-02"):
+        Lease(store, "this", world.clock).acquire()
+    world.now += timedelta(hours=1)
+    Lease(store, "this", world.clock).acquire()
