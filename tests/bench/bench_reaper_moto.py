@@ -161,7 +161,8 @@ def run(seed: int, steps: int = STEPS) -> int:
         walk = Walk(live, seed)
         for _ in range(steps):
             walk.step()
-            assert walk.wrongs() == [], f"seed {seed}"
+            if wrongs := walk.wrongs():
+                raise AssertionError(f"seed {seed}: {'; '.join(wrongs)}")
         return sum(one.truth.ended_at is not None for one in live.instances.values())
 
 

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-# An agent looks every five seconds: what is shorter may fall between two looks, and is no work.
-SHORTEST_WORK = timedelta(seconds=5)
+# An agent looks every five seconds: what is shorter may fall between two looks.
+SHORTEST_USE = timedelta(seconds=5)
+# A core counts by a minute's mean of 0.1 (judge.Limits), 6 s of it, and two minutes may share what is shorter
+# than 12 s. A job that was over by then starts no idle time anew. One that is at work is, however young.
+SHORTEST_WORK = timedelta(seconds=12)
 NEVER = datetime.max.replace(tzinfo=UTC)
 
 
@@ -30,10 +33,9 @@ class Span:
         """Whether it had begun and was not over."""
         return self.begin <= at < self.end
 
-    @property
-    def is_moment(self) -> bool:
-        """Whether it was over before anybody could see it."""
-        return self.end - self.begin < SHORTEST_WORK
+    def is_over_within(self, least: timedelta) -> bool:
+        """Whether it was over too soon to be seen for certain."""
+        return self.end - self.begin < least
 
 
 class Spans(list[Span]):
@@ -84,7 +86,8 @@ class Timeline:
 
     def uses(self) -> Iterator[Span]:
         """Every stretch of use, moments left out."""
-        yield from (span for span in (*self.jobs, *self.typing) if not span.is_moment)
+        yield from (span for span in self.jobs if not span.is_over_within(SHORTEST_WORK))
+        yield from (span for span in self.typing if not span.is_over_within(SHORTEST_USE))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from image.reaper.aws.machines import TAG_GROUP
 from image.reaper.metrics import CODE_HUNG
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_REAP_AFTER, TAG_STACK
-from tests.reaper.oracle import NEVER, Rules, Span, Timeline, wrongs_of
+from tests.reaper.oracle import NEVER, SHORTEST_USE, Rules, Span, Timeline, wrongs_of
 
 STACK = "test"  # every other one is somebody else's
 EPOCH = datetime(2026, 3, 2, 8, tzinfo=UTC)
@@ -110,7 +110,7 @@ class Machine:
         for spans in (self.line.jobs, self.line.typing):
             if spans.holds_at(self._clock()):
                 spans.close(self._clock())
-                self._unseen_use = self._unseen_use or not spans[-1].is_moment
+                self._unseen_use = self._unseen_use or not spans[-1].is_over_within(SHORTEST_USE)
 
     def was_used(self) -> bool:
         """Whether it was used since this was last asked: what an agent that looks every five seconds sees."""
