@@ -26,6 +26,9 @@ def running(*command, **options):
     pipes = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
     with subprocess.Popen(command, **(pipes | options)) as process:
         try:
+            # the kernel lets this process go on a moment before it shows the other's name and command line
+            while process.poll() is None and not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                pass
             yield process
         finally:
             process.kill()

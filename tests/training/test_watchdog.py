@@ -181,7 +181,7 @@ def test_a_store_that_is_gone_is_said_and_waited_for_no_longer(monkeypatch):
     """As where the process of rank 0, in which it lies, was stopped: calls then never return."""
     monkeypatch.setattr("gpu_fleet.stopping.peers.ANSWER_S", 0.01)
     never = threading.Event()
-    store = SimpleNamespace(set=lambda *_: never.wait())
+    store = SimpleNamespace(set=lambda *_: never.wait(), check=lambda _: False, multi_get=lambda _: [])
     peers = Peers(1, 2, store, every_s=1.0)
 
     peers.exchange(7, 20, "a", read=True)
