@@ -3,33 +3,37 @@
 from datetime import timedelta
 
 from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from tests.reaper.moto_fleet import pool_policy
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World
 
 TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev", TAG_OWNER: "ada"}
 # As the stacks are shipped: a tenth of the fleet and five instances at most in one sweep.
-POLICY = policy(
-    top={"max_actions": 5, "max_percent": 10},
-    idle_after_hours=1,
-    grace_minutes=20,
-    min_uptime_minutes=30,
-    max_lifetime_hours=None,
-)
+TOP = {"max_actions": 5, "max_percent": 10}
+TERMS = {
+    "idle_after_hours": 1,
+    "grace_minutes": 20,
+    "min_uptime_minutes": 30,
+    "max_lifetime_hours": None,
+}
+POLICY = policy(top=TOP, **TERMS)
+SMALL = ("a", "b", "c", "d", "e")
+SMALL_POLICY = policy(pools={name: pool_policy(**TERMS) for name in SMALL}, top=TOP)
 
 
-def fleet(count):
-    """Instances at work for an hour."""
+def fleet(count, pools=("dev",)):
+    """Instances at work for an hour, dealt out to the pools."""
     world = World()
-    made = [world.start(TAGS) for _ in range(count)]
+    made = [world.start(TAGS | {TAG_POOL: pools[n % len(pools)]}) for n in range(count)]
     world.pass_minutes(60)
     return world, made
 
 
-def sweeps(world, hours, every_minutes=10, **options):
+def sweeps(world, hours, every_minutes=10, checked=POLICY, **options):
     """Sweep on schedule; whether each found the breaker tripped."""
     tripped = []
     for _ in range(int(hours * 60 / every_minutes)):
-        tripped.append(sweep_world(world, POLICY, **options).plan.breaker)
+        tripped.append(sweep_world(world, checked, **options).plan.breaker)
         world.pass_minutes(every_minutes)
     return tripped
 
@@ -60,6 +64,49 @@ def test_sensors_that_go_blind_so_slowly_that_none_waits_beside_another_cost_one
         sweeps(world, 2)
 
     assert ended(world) <= 1
+
+
+def test_one_user_who_comes_and_goes_does_not_teach_that_many_are_idle():
+    world, made = fleet(20)
+    for _ in range(6):
+        made[0].leave()
+        sweeps(world, 1.4)
+        made[0].busy = True
+        world.pass_minutes(5)
+        sweeps(world, 1 / 6)
+    before = ended(world)
+
+    for machine in made[1:8]:
+        machine.agent = "sightless"
+    tripped = sweeps(world, 8)
+
+    assert any(tripped)
+    assert ended(world) == before
+
+
+def test_sensors_that_go_blind_in_many_small_pools_cost_one_working_instance():
+    world, made = fleet(20, SMALL)
+
+    for machine in made:
+        machine.agent = "sightless"
+        sweeps(world, 1 / 6, checked=SMALL_POLICY)
+    tripped = sweeps(world, 12, checked=SMALL_POLICY)
+
+    assert ended(world) <= 1
+    assert all(tripped)
+
+
+def test_small_pools_that_are_truly_idle_are_gone_after_a_day():
+    world, made = fleet(20, SMALL)
+    for machine in made:
+        machine.leave()
+
+    sweeps(world, 24, every_minutes=30, checked=SMALL_POLICY)
+    held = ended(world)
+    sweeps(world, 12, every_minutes=30, checked=SMALL_POLICY)
+
+    assert held == 0
+    assert ended(world) == 20
 
 
 def test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody_had_to_say_so():

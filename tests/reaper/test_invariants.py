@@ -214,7 +214,7 @@ def fleet_of(idle, due, busy):
 def test_more_of_a_pool_idle_within_a_day_than_is_usual_trips_the_breaker_and_ends_none(
     idle, due, busy, ended, usual
 ):
-    known = Usual({f"i-ended{n}": "dev" for n in range(ended)}, {"dev": usual})
+    known = Usual({f"i-ended{n}": "dev" for n in range(ended)}, {"dev": {"2026-03-01": usual}})
 
     plan = decide(replace(fleet_of(idle, due, busy), usual=known))
 

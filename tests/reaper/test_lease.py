@@ -8,6 +8,7 @@ from image.reaper.calls import Calls
 from image.reaper.errors import LeaseError
 from image.reaper.store import Store
 from image.reaper.sweep.lease import KEY, Lease, Memory, remembered
+from image.reaper.times import format_time
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients
 
@@ -28,14 +29,14 @@ def test_the_next_sweep_remembers_what_the_one_before_did(world, store):
     at = world.now.replace(microsecond=0)
     lease.memory.told["i-1 KEEP_UNKNOWN"] = lease.memory.leftovers_at = at
     lease.memory.replaced["i-2"] = lease.memory.ended["i-2"] = ("dev", at)
-    lease.memory.note_idle("dev", world.now, more=3)
+    lease.memory.note_idle("dev", world.now, ["i-3", "i-4"])
     lease.release()
 
     following = Lease(store, "second", world.clock)
     following.acquire()
 
     assert following.memory == lease.memory == remembered(store)
-    assert following.memory.usual(world.now).idle == {"dev": 3}
+    assert following.memory.usual(world.now).idle == {"dev": {f"{world.now:%Y-%m-%d}": 2}}
 
 
 def test_before_the_first_sweep_nothing_is_remembered(store):
@@ -61,21 +62,48 @@ def test_what_cannot_be_read_is_forgotten(store, memory):
     assert remembered(store) == Memory()
 
 
-def test_of_a_pool_s_days_only_counts_are_remembered(store):
-    store.create(KEY, {"holder": None, "memory": {"idle": {"dev": {"2026-03-01": "many", "2026-03-02": 2}}}})
+def test_an_instance_that_is_idle_and_used_again_all_day_counts_once(world):
+    memory = Memory()
 
-    assert remembered(store).idle == {"dev": {"2026-03-02": 2}}
+    for _ in range(6):
+        memory.note_idle("dev", world.now, ["i-1"])
+    memory.note_idle("dev", world.now, ["i-2"])
+
+    assert memory.usual(world.now).most(["dev"]) == 2
+
+
+def test_of_small_pools_together_the_day_with_most_idle_is_usual(world):
+    memory = Memory()
+    memory.note_idle("dev", world.now, ["i-1", "i-2"])
+    memory.note_idle("train", world.now, ["i-3"])
+    memory.note_idle("train", world.now + timedelta(days=1), ["i-3", "i-4"])
+
+    assert memory.usual(world.now).most(["dev", "train"]) == 3
+
+
+def test_a_lease_of_before_is_read_and_its_counts_of_events_are_forgotten(world, store):
+    at = world.now.replace(microsecond=0)
+    idle = {
+        "dev": {"2026-02-28": 6, "2026-03-01": ["i-1", 7], "2026-03-02": ["i-1"]},
+        "train": {"2026-03-02": 2},
+    }
+    memory = {"told": {"i-1": format_time(at)}, "ended": {"i-2": ["dev", format_time(at)]}, "idle": idle}
+    store.create(KEY, {"holder": None, "memory": memory})
+
+    assert remembered(store) == Memory(
+        told={"i-1": at}, ended={"i-2": ("dev", at)}, idle={"dev": {"2026-03-02": {"i-1"}}}
+    )
 
 
 def test_what_was_usual_is_forgotten_after_two_weeks(world):
     memory = Memory()
-    memory.note_idle("dev", world.now, more=4)
+    memory.note_idle("dev", world.now, ["i-1"])
 
     memory.forget(world.now + timedelta(days=14))
     kept = dict(memory.idle)
     memory.forget(world.now + timedelta(days=15))
 
-    assert kept == {"dev": {f"{world.now:%Y-%m-%d}": 4}}
+    assert kept == {"dev": {f"{world.now:%Y-%m-%d}": {"i-1"}}}
     assert memory.idle == {}
 
 

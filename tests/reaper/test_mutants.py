@@ -116,7 +116,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         BOTH,
     ),
     "lock on AWS": (
-        lambda: becomes("_Sweep._with_lock", "self, instance", "instance"),
+        lambda: becomes("_Sweep._with_lock", "self, instance, activity", "instance"),
         "its_termination_is_locked",
         ("aws",),
     ),

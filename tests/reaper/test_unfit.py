@@ -251,3 +251,32 @@ def test_one_that_cannot_be_terminated_is_not_put_back_beside_its_replacement(ch
 
     assert unfit.id not in world.groups["pool"]["members"]
     assert world.groups["pool"]["desired"] == 1
+
+
+def test_one_of_a_pool_that_stops_is_left_in_its_group_where_its_termination_is_locked():
+    world = unfit_world()
+    (unfit,) = world.machines.values()
+    unfit.lock()
+    stopping = policy(action="stop", instance_store_scratch=False, idle_after_hours=2, grace_minutes=30)
+
+    failed = []
+    for _ in range(18):
+        failed += sweep_world(world, stopping).done.failures
+        world.pass_minutes(10)
+
+    assert list(world.groups["pool"]["members"]) == [unfit.id]
+    assert failed == []
+    assert "TerminateInstances" not in world.calls
+
+
+def test_an_idle_one_of_a_pool_that_stops_is_stopped_though_its_termination_is_locked():
+    world = World()
+    world.group("pool", min_size=0)
+    idle = world.join("pool", TAGS, busy=False)
+    idle.lock()
+    stopping = policy(action="stop", instance_store_scratch=False, idle_after_hours=1, grace_minutes=30)
+
+    world.pass_minutes(70)
+    sweep_for(world, stopping, hours=3)
+
+    assert idle.state == "stopped"

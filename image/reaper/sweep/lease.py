@@ -3,7 +3,7 @@
 It also remembers, from sweep to sweep, what people were told already.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,14 +30,14 @@ class Memory:
         leftovers_at: when leftovers were last looked for.
         replaced: instance that was to be replaced -> its pool, and when.
         ended: instance that was to be stopped or terminated -> its pool, and when.
-        idle: pool -> day -> instances that were idle then and were seen to be.
+        idle: pool -> day -> ids of the instances that were idle then and were seen to be.
     """
 
     told: dict[str, datetime] = field(default_factory=dict)
     leftovers_at: datetime | None = None
     replaced: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     ended: dict[str, tuple[str, datetime]] = field(default_factory=dict)
-    idle: dict[str, dict[str, int]] = field(default_factory=dict)
+    idle: dict[str, dict[str, set[str]]] = field(default_factory=dict)
 
     def replaced_lately(self, now: datetime) -> dict[str, str]:
         """Instance that was to be replaced within the last day -> its pool."""
@@ -46,7 +46,8 @@ class Memory:
     def usual(self, now: datetime) -> Usual:
         """What is usual in each pool by now."""
         ended = {key: pool for key, (pool, _) in _lately(self.ended, now).items()}
-        return Usual(ended, {pool: max(days.values(), default=0) for pool, days in self.idle.items()})
+        idle = {pool: {day: len(ids) for day, ids in days.items()} for pool, days in self.idle.items()}
+        return Usual(ended, idle)
 
     def note_ending(self, decisions: Sequence[Decision], now: datetime) -> None:
         """Remember what is about to be ended, for a day; what is tried again counts once."""
@@ -55,16 +56,17 @@ class Memory:
         self.replaced = replaced | _lately(self.replaced, now)
         self.ended = ending | _lately(self.ended, now)
 
-    def note_idle(self, pool: str, at: datetime, more: int = 0, least: int = 0) -> None:
-        """So many more of a pool, or so many at least, were idle on a day and were seen to be."""
-        days = self.idle.setdefault(pool, {})
-        day = f"{at:%Y-%m-%d}"
-        days[day] = max(days.get(day, 0) + more, least)
+    def note_idle(self, pool: str, at: datetime, ids: Iterable[str]) -> None:
+        """These of a pool were idle on a day and were seen to be; however often, each counts once."""
+        self.idle.setdefault(pool, {}).setdefault(f"{at:%Y-%m-%d}", set()).update(ids)
 
     def forget(self, now: datetime) -> None:
         """What is no measure of the usual any more."""
         first = f"{now - USUAL_FOR:%Y-%m-%d}"
-        kept = {pool: {day: n for day, n in days.items() if day >= first} for pool, days in self.idle.items()}
+        kept = {
+            pool: {day: ids for day, ids in days.items() if ids and day >= first}
+            for pool, days in self.idle.items()
+        }
         self.idle = {pool: days for pool, days in kept.items() if days}
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +76,10 @@ class Memory:
             "leftovers_at": format_time(self.leftovers_at) if self.leftovers_at else None,
             "replaced": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.replaced.items())},
             "ended": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.ended.items())},
-            "idle": self.idle,
+            "idle": {
+                pool: {day: sorted(ids) for day, ids in sorted(days.items())}
+                for pool, days in sorted(self.idle.items())
+            },
         }
 
 
@@ -180,10 +185,17 @@ def _replaced(raw: object) -> Iterator[tuple[str, tuple[str, datetime]]]:
                 yield key, (pool, at)
 
 
-def _idle(raw: object) -> Iterator[tuple[str, dict[str, int]]]:
+def _idle(raw: object) -> Iterator[tuple[str, dict[str, set[str]]]]:
+    """The ids of each day. Leases of before held numbers, which counted events: they are forgotten."""
     for pool, days in (raw if isinstance(raw, dict) else {}).items():
         if isinstance(days, dict):
-            yield pool, {str(day): count for day, count in days.items() if isinstance(count, int)}
+            kept = {day: set(ids) for day, ids in days.items() if _are_ids(ids)}
+            if kept:
+                yield pool, kept
+
+
+def _are_ids(raw: object) -> bool:
+    return isinstance(raw, list) and all(isinstance(one, str) for one in raw)
 
 
 def _lately(noted: Mapping[str, tuple[str, datetime]], now: datetime) -> dict[str, tuple[str, datetime]]:

@@ -11,7 +11,17 @@ from image.reaper.calls import Failure, batches, bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
 from image.reaper.handshake import Words, heard
 from image.reaper.marks import is_marked, mark_of
-from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Instance, Plan, Verdict
+from image.reaper.model import (
+    ENDS,
+    TAG_IDLE_SINCE,
+    TAG_REAP_AFTER,
+    Activity,
+    Decision,
+    Fleet,
+    Instance,
+    Plan,
+    Verdict,
+)
 from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep import watch as watching
@@ -28,6 +38,7 @@ from image.reaper.sweep.verdict import (
     idle_within_a_day,
     is_asked,
     is_closed,
+    is_unfit,
 )
 
 log = logging.getLogger(__name__)
@@ -154,17 +165,16 @@ class _Sweep:
         memory.note_ending(decisions, now)
         for one in decisions:
             if one.reap_after is not None and now >= one.reap_after + BREAKER_LASTS:
-                memory.note_idle(one.instance.pool, now, more=1)
+                memory.note_idle(one.instance.pool, now, [one.instance.id])
 
     def _learn(self, memory: Memory, situation: Situation, plan: Plan) -> None:
         """What is usual in each pool: how many were idle and are used again, or are, as an operator says."""
         for one in plan.with_verdict(Verdict.UNMARK):
             mark = mark_of(one.instance)
             if mark and one.idle_since and not mark.tells_of(one.idle_since):
-                memory.note_idle(one.instance.pool, mark.reap_after, more=1)
+                memory.note_idle(one.instance.pool, mark.reap_after, [one.instance.id])
         for pool in self._policy.pools if self._options.override_breaker else ():
-            count = len(idle_within_a_day(situation.usual, plan, pool))
-            memory.note_idle(pool, situation.now, least=count)
+            memory.note_idle(pool, situation.now, idle_within_a_day(situation.usual, plan, pool))
         memory.forget(situation.now)
 
     def look_and_watch(self, tools: carry_out.Tools, lease: Lease, watch: watching.Watch) -> Result:
@@ -224,11 +234,12 @@ class _Sweep:
         if self._watch is not None:
             self._unmark_really(fleet)
             fleet = self._watch.overlaid(fleet)
-        fleet = replace(fleet, instances=tuple(self._with_lock(one) for one in fleet.instances))
         scale_in = self._scale_in()
         now = self._options.clock()
         activity, failures = observe(self._cloud.heartbeats, fleet.instances, self._policy, now, scale_in)
         self.done.failures += failures
+        asked = tuple(self._with_lock(one, activity.get(one.id)) for one in fleet.instances)
+        fleet = replace(fleet, instances=asked)
         words = self._heard(fleet, now)
         return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker, words)
 
@@ -246,17 +257,21 @@ class _Sweep:
             self.done.failures.append(Failure("*", "hear instances", str(error)))
             return {}
 
-    def _with_lock(self, instance: Instance) -> Instance:
+    def _with_lock(self, instance: Instance, activity: Activity | None) -> Instance:
         """The instance with its lock, which is asked for where its grace is over; not known counts as locked.
 
-        A lock is found out here, before anything is detached for an end that the cloud would refuse.
+        A lock is found out here, before anything is detached for an end that the cloud would refuse. One that
+        its pool would stop, and that is terminated as stopped or unfit, is asked for both locks.
         """
         mark, pool = mark_of(instance), self._policy.pools.get(instance.pool)
         if instance.locked or mark is None or pool is None or self._options.clock() < mark.reap_after:
             return instance
-        action = pool.action if instance.state == "running" else "terminate"
+        actions = [pool.action]
+        if pool.action != "terminate" and (instance.state != "running" or is_unfit(activity)):
+            actions.append("terminate")
         try:
-            return replace(instance, locked=self._cloud.machines.lock(instance.id, action))
+            locks = [self._cloud.machines.lock(instance.id, action) for action in actions]
+            return replace(instance, locked=" and ".join(lock for lock in locks if lock))
         except CloudError as error:
             self.done.failures.append(Failure(instance.id, "read termination protection", str(error)))
             return replace(instance, locked="its termination protection could not be read")

@@ -350,9 +350,12 @@ def _sensors(case: Case) -> Decision | None:
 
 
 def _gate(case: Case) -> Decision | None:
-    if case.activity is not None and case.activity.newest_value == CODE_UNFIT:
-        return unfit(case)
-    return None
+    return unfit(case) if is_unfit(case.activity) else None
+
+
+def is_unfit(activity: Activity | None) -> bool:
+    """Whether an instance says that its boot check failed: it is terminated, whatever its pool does else."""
+    return activity is not None and activity.newest_value == CODE_UNFIT
 
 
 def _unknown(case: Case, reason: str) -> Decision:
@@ -412,7 +415,8 @@ RULES: tuple[Rule, ...] = (
 STOPPED_RULES: tuple[Rule, ...] = (_licence, _lifecycle, _hold, stopped)
 
 
-# Instances of a pool below which the breaker is no help: one idle instance of one is "all of them".
+# Instances below which the breaker is no help: one idle instance of one is "all of them". Pools with fewer
+# are judged together.
 BREAKER_LEAST = 5
 # As many of a pool may be idle within a day as this share, or a quarter more than was usual lately.
 BREAKER_SHARE = 0.05
@@ -430,12 +434,19 @@ class Usual:
 
     Attributes:
         ended: instance that sweeps stopped or terminated within the last day -> its pool.
-        idle: pool -> the most instances that were idle on one day of the last two weeks and were seen to be:
-            used again later, idle for a day longer, or known to an operator.
+        idle: pool -> day of the last two weeks -> number of its instances that were idle then and were seen
+            to be: used again later, idle for a day longer, or known to an operator.
     """
 
     ended: Mapping[str, str] = field(default_factory=dict)
-    idle: Mapping[str, int] = field(default_factory=dict)
+    idle: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def most(self, pools: Iterable[str]) -> int:
+        """The most instances of these pools together that were idle on one of the days."""
+        days = Counter[str]()
+        for pool in pools:
+            days.update(self.idle.get(pool, {}))
+        return max(days.values(), default=0)
 
 
 @dataclass(frozen=True)
@@ -473,7 +484,12 @@ def decide(situation: Situation) -> Plan:
         decisions |= _scale_in(situation, pool, decisions)
     decisions |= _floors(fleet, policy, decisions.values())
     plan = Plan(tuple(decisions[key] for key in sorted(decisions)))
-    tripped = {pool for pool in policy.pools if _breaker(situation, plan, pool)}
+    tripped = {
+        pool
+        for pools in _judged_together(situation, plan)
+        if _breaker(situation, plan, pools)
+        for pool in pools
+    }
     held = tuple(
         _held_by_breaker(situation, one) if one.instance.pool in tripped else one for one in plan.decisions
     )
@@ -587,17 +603,31 @@ def idle_within_a_day(usual: Usual, plan: Plan, pool: str) -> frozenset[str]:
     return frozenset(idle) | {key for key, of in usual.ended.items() if of == pool}
 
 
-def _breaker(situation: Situation, plan: Plan, pool: str) -> bool:
-    """Whether more of a pool fell idle within a day than is usual: blind sensors are likelier than that.
+def _judged_together(situation: Situation, plan: Plan) -> list[list[str]]:
+    """Each pool by itself, but the small ones as one: sensors go blind there as in a large one."""
+    sizes = {pool: len(_within_a_day(situation, plan, [pool])) for pool in situation.policy.pools}
+    large = [[pool] for pool, size in sizes.items() if size >= BREAKER_LEAST]
+    return [*large, [pool for pool, size in sizes.items() if size < BREAKER_LEAST]]
+
+
+def _within_a_day(situation: Situation, plan: Plan, pools: Collection[str]) -> frozenset[str]:
+    """Instances of pools that run, or were ended since yesterday."""
+    idle = (idle_within_a_day(situation.usual, plan, pool) for pool in pools)
+    instances = situation.fleet.instances
+    running = frozenset(one.id for one in instances if one.state == "running" and one.pool in pools)
+    return running.union(*idle)
+
+
+def _breaker(situation: Situation, plan: Plan, pools: Collection[str]) -> bool:
+    """Whether more of the pools fell idle within a day than is usual: blind sensors are likelier than that.
 
     They may go blind one after another, so those that were ended for it count too.
     """
     if situation.override_breaker:
         return False
-    idle = idle_within_a_day(situation.usual, plan, pool)
-    running = (one for one in situation.fleet.instances if one.state == "running")
-    size = len({one.id for one in running if one.pool == pool} | idle)
-    known = situation.usual.idle.get(pool, 0)
+    idle = frozenset[str]().union(*(idle_within_a_day(situation.usual, plan, pool) for pool in pools))
+    size = len(_within_a_day(situation, plan, pools))
+    known = situation.usual.most(pools)
     allowed = max(int(BREAKER_SHARE * size), known + known // BREAKER_MARGIN, 1)
     return size >= BREAKER_LEAST and len(idle) > allowed
 
@@ -607,7 +637,7 @@ def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
 
     After that it goes by its own answer, which must be as fresh as ever.
     """
-    told = "; unusually many of its pool are idle (mass-idle breaker)"
+    told = "; unusually many of its pool, or of the small pools, are idle (mass-idle breaker)"
     if decision.verdict is Verdict.MARK:
         return replace(decision, reason=decision.reason + told, alert=True)
     if decision.verdict not in ENDS or decision.instance.state != "running" or decision.reap_after is None:
