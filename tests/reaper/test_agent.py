@@ -1,6 +1,7 @@
 """The agent's loop on a clock that a test moves."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from image.reaper.agent.judge import Memory, State
 from image.reaper.agent.loop import Agent, next_multiple
 from image.reaper.agent.sensors.counters import Counters, RateSensor
+from image.reaper.agent.sensors.look import Sensors
 from image.reaper.agent.sensors.reading import Rates
 from tests.reaper.samples import NOON, sample
 
@@ -51,6 +53,21 @@ def judged(clock, look=None, minutes=3, **options):
     outcomes = []
     Agent(clock, look or Looking(), outcomes.append, **options).run(NOON + timedelta(minutes=minutes))
     return outcomes
+
+
+class Mistaken:
+    def read(self, *, keep=False):
+        b"\xe8\xae".decode("utf-8")
+
+
+def test_no_mistake_in_reading_an_instance_ends_the_agent_or_makes_it_idle():
+    resting = RateSensor(lambda: Counters(0, 0, 0), lambda: 0.0)
+    sensors = Sensors(resting, SimpleNamespace(read=tuple), Mistaken())
+
+    outcomes = judged(FakeClock(), sensors)
+
+    assert {outcome.state for outcome in outcomes} == {State.UNKNOWN}
+    assert len(outcomes) == 4
 
 
 def test_it_judges_each_whole_minute():

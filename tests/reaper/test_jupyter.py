@@ -81,6 +81,32 @@ def test_a_kernel_counts_from_its_last_activity(notebook):
     assert jupyter.asked == [("/lab/api/kernels?no_track_activity=1", f"token {TOKEN}")]
 
 
+@pytest.mark.parametrize("name", ["run_训练笔记本.sh".encode()[:15], b"\xff\xfe", b"a\x0bNSpid:\tx"])
+def test_a_program_of_any_name_may_have_started_a_kernel(tmp_path, name):
+    """The kernel shows fifteen bytes of it, which may end within a character."""
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/status").write_bytes(b"Name:\t" + name + b"\nNSpid:\t7\n")
+    script = Process(7, ("bash", "run.sh"), parent=1)
+    kernel = Process(9, ("python", "-f", "/tmp/kernel-0abc.json"), parent=7)
+
+    assert kernel_sessions([kernel], {9: kernel, 7: script}, tmp_path) == ([], [])
+
+
+def test_brackets_within_brackets_are_no_server(notebook):
+    notebook.file.write_text("[" * 60_000)
+
+    assert kernel_sessions([notebook.kernel], {notebook.own.pid: notebook.own}) == ([], [])
+
+
+def test_an_answer_of_brackets_within_brackets_and_a_port_that_is_none_are_told(notebook):
+    with server((200, {}, b"[" * 100_000)) as jupyter:
+        _, nested = notebook(jupyter.server_port)
+    _, no_port = notebook(10**30)
+
+    assert "its API does not answer: RecursionError" in nested[0]
+    assert "its API does not answer: OverflowError" in no_port[0]
+
+
 def test_a_busy_kernel_is_in_use_however_long_it_is_silent(notebook):
     with server(kernels("busy", ago_s=7200)) as jupyter:
         (session,), _ = notebook(jupyter.server_port)

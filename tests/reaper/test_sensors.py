@@ -290,6 +290,13 @@ def test_a_rank_that_waits_for_a_peer_elsewhere_is_told_from_one_that_stands_alo
     assert (waiting.ranks, waiting.peers) == (16, 1)
 
 
+def test_a_number_of_ranks_that_no_launcher_sets_is_none():
+    with running(*python(WAITING), env={"WORLD_SIZE": "9" * 5000, "PMI_SIZE": "8"}) as process:
+        process.stdout.readline()
+
+        assert use_of(table([process.pid]).read(), process.pid).ranks == 8
+
+
 @contextmanager
 def terminal():
     """(the end to type at, the terminal's place), with a shell that reads from it."""
@@ -371,6 +378,24 @@ def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
 class BrokenGpus:
     def read(self):
         raise SensorError("NVML_ERROR_GPU_IS_LOST")
+
+
+class Mistaken:
+    def read(self, *, keep=False):
+        raise ZeroDivisionError("token 0123")
+
+
+def test_a_mistake_in_reading_is_a_failure_without_its_text_and_is_logged_once(caplog):
+    sensors = Sensors(Resting(Rates(1.0)), RestingGpus(), Mistaken())
+
+    first, second = sensors.look(NOON), sensors.look(NOON)
+
+    assert first.rates == Rates(1.0)
+    assert first.failures == second.failures
+    assert first.failures == (
+        "processes: ZeroDivisionError, which the agent did not expect; its log says where",
+    )
+    assert caplog.text.count("event=sensor-crashed sensor=processes") == 1
 
 
 def test_the_process_table_is_read_only_when_asked_for():

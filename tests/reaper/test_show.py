@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from image.reaper.agent.sensors.jupyter import NOTICE, Server, put_notice, remove_notice
-from image.reaper.agent.show import _write, show_all
+from image.reaper.agent.show import _logged_in, _write, show_all
 from image.reaper.errors import SensorError
 
 TOKEN = "0123456789abcdef"
@@ -50,6 +50,14 @@ def test_nothing_but_a_terminal_is_written_to(terminal, tmp_path):
     assert file.read_text() == "a job's results"
     with pytest.raises(BlockingIOError):
         os.read(seen, 100)
+
+
+def test_whatever_a_host_that_somebody_logs_in_from_is_called_its_terminal_is_known(monkeypatch, tmp_path):
+    (tmp_path / "who").write_text("#!/bin/sh\nprintf 'ada pts/3 2026-11-22 12:00 (\\377\\350)\\n'\n")
+    (tmp_path / "who").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    assert _logged_in() == {"pts/3"}
 
 
 def test_a_message_reaches_the_log_also_where_nothing_can_be_shown(caplog, monkeypatch, tmp_path):

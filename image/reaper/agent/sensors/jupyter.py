@@ -137,7 +137,7 @@ def _sessions(answer: Any, owner: Process) -> Iterator[Session]:
             busy = kernel["execution_state"] == "busy"
             who = f"kernel {str(kernel['id'])[:8]} of {owner.user}{', busy' if busy else ''}"
             yield Session("jupyter", who, 0.0 if busy else unused_s, owner.user)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise SensorError("its list of kernels cannot be read") from error
 
 
@@ -165,11 +165,12 @@ def _server(pid: int, content: dict[str, Any]) -> Server | None:
 def _inner_pid(pid: int, root: Path) -> int:
     """A process' id as it is known to itself, which in a container is another."""
     try:
-        lines = (root / f"proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        # bytes: the kernel cuts a program's name after 15 of them, in the middle of a character
+        lines = (root / f"proc/{pid}/status").read_bytes().split(b"\n")
     except OSError:
         return pid
-    told = next((line.split() for line in lines if line.startswith("NSpid:")), [str(pid)])
-    return int(told[-1])
+    told = next((line.split() for line in lines if line.startswith(b"NSpid:")), None)
+    return int(told[-1]) if told else pid
 
 
 def _read(owner: Process, path: Path, root: Path) -> dict[str, Any] | None:
@@ -184,7 +185,7 @@ def _read(owner: Process, path: Path, root: Path) -> dict[str, Any] | None:
             return None
         try:
             content = json.loads(file.read(LARGEST_FILE))
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: brackets within brackets
             return None
     return content if isinstance(content, dict) else None
 
@@ -265,7 +266,7 @@ class _Asking(threading.Thread):
             answer = self._connection.getresponse()
             self.answer = json.loads(answer.read(LARGEST_ANSWER)) if answer.status == http.client.OK else None
             self.status = answer.status
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError, RecursionError, OverflowError) as error:
             self.refused = error
         finally:
             self._connection.close()

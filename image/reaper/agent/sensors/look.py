@@ -1,5 +1,6 @@
 """One look at everything, with every sensor that failed named."""
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from image.reaper.errors import SensorError
 
 Read = TypeVar("Read", covariant=True)  # noqa: PLC0105 - a plain word reads better than Read_co
 Value = TypeVar("Value")
+
+LOG = logging.getLogger(__name__)
 
 
 class Comparing(Protocol[Read]):
@@ -71,6 +74,7 @@ class Sensors:
         self._people = people
         self._asked = asked
         self._lock = threading.Lock()
+        self._crashes_told = set[str]()
 
     def look(self, now: datetime) -> Reading:
         """Look at everything at this moment, without a trace: the next sample compares with the one before.
@@ -94,15 +98,30 @@ class Sensors:
         with self._lock:
             reading = Reading(
                 at=now,
-                rates=_tried("machine", lambda: self._rates.read(keep=keep), failures),
-                gpus=_tried("gpu", self._gpus.read, failures) or (),
+                rates=self._tried("machine", lambda: self._rates.read(keep=keep), failures),
+                gpus=self._tried("gpu", self._gpus.read, failures) or (),
             )
             if everything and self._people is not None:
                 people = self._people
-                found = _tried("processes", lambda: people.read(keep=keep), failures)
-                busy = _tried("command", self._command, failures)
+                found = self._tried("processes", lambda: people.read(keep=keep), failures)
+                busy = self._tried("command", self._command, failures)
                 reading = replace(reading, people=_with(found or People(), busy))
         return replace(reading, failures=tuple(failures))
+
+    def _tried(self, name: str, read: Callable[[], Value], failures: list[str]) -> Value | None:
+        try:
+            return read()
+        except SensorError as error:
+            failures.append(f"{name}: {error}")
+        # What users wrote is read here, and a mistake in reading it must neither end the agent, which watches
+        # over everybody's work, nor make the instance idle. Its text may hold their secrets: the log has it.
+        except Exception as error:
+            failure = f"{name}: {type(error).__name__}, which the agent did not expect; its log says where"
+            if failure not in self._crashes_told:  # once for each kind, not every five seconds
+                LOG.exception("event=sensor-crashed sensor=%s", name)
+            self._crashes_told.add(failure)
+            failures.append(failure)
+        return None
 
     def _command(self) -> str:
         """Its name where it says that the instance is busy."""
@@ -114,14 +133,6 @@ class Sensors:
 
 def _with(people: People, busy: str | None) -> People:
     return replace(people, watched=(*people.watched, f"{busy} says busy")) if busy else people
-
-
-def _tried(name: str, read: Callable[[], Value], failures: list[str]) -> Value | None:
-    try:
-        return read()
-    except SensorError as error:
-        failures.append(f"{name}: {error}")
-        return None
 
 
 def whole_machine(

@@ -38,6 +38,7 @@ RAY_AT_REST = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 RAY_COMMANDS = frozenset({"job", "submit", "exec"})
 # What makes a process a rank of several: torch, Open MPI, MPICH and Slurm.
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+WORLD_SIZE = re.compile("[0-9]{1,9}")  # what no launcher sets is no size; int() refuses 4301 digits
 # OpenSSH names its process "sshd: bob@pts/3" or "sshd: bob@notty"; from 9.8 on "sshd-session: ...".
 SSH_WITHOUT_TERMINAL = re.compile(r"sshd(?:-session)?: (?P<user>[^@\s]+)@notty")
 SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems Manager agent)
@@ -284,7 +285,7 @@ class ProcessTable:
                 return 1
             except psutil.Error as error:
                 raise SensorError(f"environment of process {process.pid}: {error}") from error
-            sizes = [told[name] for name in WORLD_SIZES if told.get(name, "").isdecimal()]
+            sizes = [told[name] for name in WORLD_SIZES if WORLD_SIZE.fullmatch(told.get(name, ""))]
             self._world[key] = max(map(int, sizes), default=1)
         return self._world[key]
 
@@ -305,7 +306,7 @@ class ProcessTable:
         if process.uid >= FIRST_PERSON or process.terminal:
             return True
         try:
-            group = (self._root / f"proc/{process.pid}/cgroup").read_text(encoding="utf-8")
+            group = (self._root / f"proc/{process.pid}/cgroup").read_text(encoding="utf-8", errors="replace")
         except OSError:  # it ended meanwhile
             return False
         return CONTAINERS.search(group) is not None
