@@ -272,6 +272,7 @@ class Live:
         self._closed: set[str] = set()
         self._agents_act = False
         self.agents_refused = ""
+        self.agents_refused_words = ""
         self.sweep_refused: tuple[str, str] | None = None
         self.machine = InstanceFile(
             cloud=self.cloud,
@@ -494,6 +495,9 @@ class Live:
                 raise refusal("UnauthorizedOperation", model.name)
             for one in ids:
                 self.instances[one].truth.ended_at = self.now
+        unwritten = f"/{self.agents_refused_words}.json"
+        if model.name == "PutObject" and params["url_path"].endswith(unwritten):
+            raise refusal("SlowDown", model.name)
         if model.name == "PutObject":
             key = params["url_path"].lstrip("/")
             self.written[key] = self.now

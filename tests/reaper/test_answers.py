@@ -61,6 +61,11 @@ CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(10)}
         ({**CLOSED, "refusing": "used", "said_at": ago(121)}, None, Act.OPEN),
         ({**SHUT, "refusing": "used"}, None, Act.OPEN),
         ({**SHUT, "refusing": "used", "word": Word.CLOSED}, None, Act.OPEN),
+        # its word could not be written: the door is open by then, and it is tried until it is
+        ({**IDLE, "refusing": "used"}, CLEAN, Act.REFUSE),
+        ({**IDLE, "decision": WITHDRAWN, "refusing": "used"}, None, Act.REFUSE),
+        ({**IDLE, "decision": END, "refusing": "used"}, None, Act.REFUSE),
+        ({**IDLE, "decision": END, "refusing": "used", "over": True}, None, Act.NOTHING),
         ({**CLOSED, "over": True}, None, Act.OPEN),
         ({**CLOSED, "decision": WITHDRAWN}, None, Act.OPEN),
         ({**CLOSED, "mark": MARK - timedelta(hours=1)}, None, Act.OPEN),

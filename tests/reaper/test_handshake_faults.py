@@ -157,6 +157,33 @@ def test_a_sweep_that_cannot_hear_or_decide_ends_nothing_and_says_so(live, opera
     assert instance.truth.ended_at is not None
 
 
+@pytest.mark.parametrize("is_behind_the_door", [False, True])
+def test_a_refusal_that_could_not_be_written_is_written_once_the_records_answer(
+    live, caplog, is_behind_the_door
+):
+    (instance,) = due(live)
+    if is_behind_the_door:
+        live.on_call("TerminateInstances", crash)
+        with pytest.raises(CrashError):
+            live.sweep()
+        assert instance.door_is_shut
+    live.agents_refused_words = "refused"
+    instance.begin_job(past_the_door=True)
+    live.pass_minutes(5)
+    assert live.said("refused") == []
+    assert not instance.door_is_shut
+    instance.truth.jobs.clear()
+
+    live.agents_refused_words = ""
+    live.pass_seconds(5)
+
+    assert live.said("refused") == [instance.id]
+    assert caplog.text.count("event=refused") == 1
+    live.forget_lease()
+    live.sweep()
+    assert TAG_REAP_AFTER not in live.tags(instance.id)
+
+
 def test_a_door_shut_by_a_sweep_that_died_opens_when_the_mark_goes(live):
     (instance,) = due(live)
     live.on_closed(instance, crash_of(live))

@@ -88,6 +88,7 @@ class Talk:
         decision: what is decided, as far as is known.
         closed_at: since when log-ins and jobs are refused.
         refusing: why the decision to end will not be followed; empty while it may.
+        fenced: the cloud was told so as well.
         over: nothing more is said for this mark.
     """
 
@@ -100,6 +101,7 @@ class Talk:
     decision: Winner | None = None
     closed_at: datetime | None = None
     refusing: str = ""
+    fenced: bool = False
     over: bool = False
 
 
@@ -128,11 +130,13 @@ def next_act(view: View) -> Act:
     """The next thing to do; ``NOTHING`` until the next look."""
     talk = view.talk
     ending = talk.decision is Winner.END and talk.mark == view.mark
-    over = talk.over or bool(talk.refusing and _is_stale(talk, view.now))
-    if talk.closed_at is not None and (not ending or over):
+    of_no_use = talk.over or bool(talk.refusing and _is_stale(talk, view.now))
+    if talk.closed_at is not None and (not ending or of_no_use):
         return Act.OPEN
-    if view.mark is None or over:
+    if view.mark is None or talk.over:
         return Act.NOTHING
+    if talk.refusing:  # until it is written: without it no sweep takes the mark away
+        return Act.REFUSE
     if not talk.notified:
         return Act.NOTIFY
     if view.now < view.mark:
@@ -141,7 +145,7 @@ def next_act(view: View) -> Act:
 
 
 def _is_stale(talk: Talk, now: datetime) -> bool:
-    """Whether no sweep goes by the last word any more: a refusal that could not be said is of no use then."""
+    """Whether no sweep goes by the last word any more: a shut door is of no use then."""
     return talk.word is not Word.CLOSED or talk.said_at is None or now > talk.said_at + 2 * CLOSED_LASTS
 
 
@@ -164,7 +168,7 @@ def _closing(view: View) -> Act:
     talk, seen = view.talk, view.seen
     if talk.closed_at is None:
         return Act.CLOSE
-    if talk.refusing or view.now >= talk.closed_at + CLOSED_AT_MOST:
+    if view.now >= talk.closed_at + CLOSED_AT_MOST:
         return Act.REFUSE
     if talk.saved_at is None or talk.saved_at < talk.closed_at:
         return Act.SAVE

@@ -268,7 +268,8 @@ class Going:
         self._change(word=word, said_at=self._now())
 
     def _withdraw(self, view: View) -> None:
-        reason = f"held: {view.hold}" if view.hold else view.seen.why if view.seen else "withdrawn before"
+        why = f"held: {view.hold}" if view.hold else view.seen.why if view.seen else ""
+        reason = why or "withdrawn before"
         decided = self._exchange().claim(Winner.WITHDRAWN, reason, self._now())
         self._change(decision=decided)
         if decided is Winner.END:
@@ -277,9 +278,11 @@ class Going:
 
     def _refuse(self, reason: str) -> None:
         """This mark is over: by the fence, and by the last word for it."""
+        if not self.talk.refusing:  # a word that could not be written is tried again at each look
+            LOG.warning("event=refused mark=%s reason=%r", self._mark, reason)
         self._change(refusing=reason)
-        LOG.warning("event=refused mark=%s reason=%r", self._mark, reason)
-        self._fence()
+        if not self.talk.fenced:
+            self._fence()
         self._say(Word.REFUSED, reason=reason)
         self._change(over=True)
 
@@ -289,6 +292,8 @@ class Going:
             self._answers.fence.raise_for(self._mark)
         except CloudError as error:
             LOG.error("event=not-fenced mark=%s reason=%r", self._mark, str(error))
+        else:
+            self._change(fenced=True)
 
     def _open(self) -> None:
         self._answers.door.open()
