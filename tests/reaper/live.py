@@ -10,6 +10,7 @@ every period. ``Truth`` knows what ran when; nothing of it reaches the product b
 import bisect
 import contextlib
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -176,7 +177,7 @@ class Instance:
         (folder / "keep/notes.txt").write_text("mine")
         self.messages: list[str] = []
         self.alive = True
-        self.idle_since = live.now - timedelta(hours=IDLE_HOURS)
+        self.idle_since = self.booted_at = live.now - timedelta(hours=IDLE_HOURS)
         self.start_agent(self.idle_since)
 
     def start_agent(self, last_active_at: datetime) -> None:
@@ -193,7 +194,15 @@ class Instance:
             made = answers(cloud, Target(self._live.machine, self.id), self._folder / "keep", senses)
         made = replace(made, notify=self.messages.append)
         notices = cloud.notices(self._live.metadata_of(self), self.id, clock.now)
-        self.going = Going(notices, made, clock.now)
+        self.going = Going(notices, made, clock.now, booted_at=lambda: self.booted_at)
+
+    def boot_again(self) -> None:
+        """As after a stop, when its user starts it: nothing is left on tmpfs either."""
+        self.truth.ended_at = None
+        self.booted_at = self._live.now
+        shutil.rmtree(self._folder / "run")
+        (self._folder / "nologin").unlink(missing_ok=True)
+        self.start_agent(self._live.now)
 
     @property
     def door_is_shut(self) -> bool:

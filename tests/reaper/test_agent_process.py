@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from image.reaper.agent.command import boot_time
 from stacks.rehearsal.metadata import metadata_service
 from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.one_machine import client, one_machine
@@ -138,6 +140,12 @@ def test_a_marked_instance_saves_and_then_says_for_the_mark_that_nothing_runs(
     assert "dev/keep/i-told/notes.txt" in kept(environment)
     answer = f":i-told/{start:%Y%m%dT%H%M%SZ}/idle.json"
     assert [key.endswith(answer) for key in kept(environment) if "handshake" in key] == [True]
+
+
+def test_the_instance_booted_as_long_ago_as_it_runs():
+    runs_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    assert (datetime.now(UTC) - boot_time()).total_seconds() == pytest.approx(runs_s, abs=2)
 
 
 def test_an_instance_that_its_gate_failed_says_so_in_every_heartbeat(environment, metadata, tmp_path):

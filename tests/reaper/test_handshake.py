@@ -253,6 +253,27 @@ def test_a_door_that_nobody_comes_through_opens_after_an_hour(live):
     assert live.said("refused") == [instance.id]
 
 
+def test_an_instance_that_its_user_starts_again_is_open_and_a_later_mark_may_stop_it(live):
+    live.policy(action="stop", instance_store_scratch=False)
+    (instance,) = marked_and_due(live)
+    live.sweep()
+    assert ended([instance])
+    live.pass_minutes(60)
+    live.ec2.start_instances(InstanceIds=[instance.id])
+    instance.boot_again()
+    instance.messages.clear()
+    assert TAG_REAP_AFTER in live.tags(instance.id), "the mark that led to the stop"
+
+    live.pass_minutes(5)
+
+    assert not instance.door_is_shut
+    assert instance.messages == []
+    for _ in range(12):
+        live.sweep()
+        live.pass_minutes(10)
+    assert ended([instance]), "used by nobody since"
+
+
 @pytest.mark.parametrize(("cloud", "end"), [("aws", "TerminateInstances"), ("alicloud", "DeleteInstances")])
 def test_the_last_word_is_heard_right_before_the_end(cloud, end):
     """On Alibaba Cloud, which has no second fence, the window that remains is this one call."""

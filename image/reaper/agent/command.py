@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from image.instance import instance_file, paths
 from image.instance.instance_file import InstanceFile
@@ -17,7 +18,7 @@ from image.reaper.agent import activity_file, kept_files, publish, stack_policy
 from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
 from image.reaper.agent.judge import Judgement, Limits
-from image.reaper.agent.listening import Going, Senses, Target, answers
+from image.reaper.agent.listening import Going, Senses, Target, answers, long_ago
 from image.reaper.agent.loop import Agent, Clock, stop_on_terminate
 from image.reaper.agent.publish import Publisher, heartbeat
 from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
@@ -113,7 +114,8 @@ def run(options: Options) -> None:
         replies = answers(cloud, target, options.keep_folder, senses)
         users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
         notices = cloud.notices(metadata, instance_id, clock.now)
-        going = Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed)
+        booted_at = long_ago if options.is_rehearsal else boot_time  # its clock knows nothing of this boot
+        going = Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed, booted_at)
     agent = Agent(
         clock,
         sensors,
@@ -162,6 +164,11 @@ def fresh_look(sensors: Sensors, clock: Clock, limits: Callable[[], Limits]) -> 
         return seen(sensors.look(clock.now()), mark, limits(), unfit=unfit)
 
     return look
+
+
+def boot_time() -> datetime:
+    """When this instance booted, by the wall's clock as it is set now."""
+    return datetime.fromtimestamp(psutil.boot_time(), UTC)
 
 
 def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: Options) -> None:

@@ -107,6 +107,11 @@ class Door:
             file.unlink(missing_ok=True)
 
 
+def long_ago() -> datetime:
+    """Before any mark."""
+    return datetime.min.replace(tzinfo=UTC)
+
+
 class Going:
     """Asks whether the instance is taken or marked, again and again, and does what follows.
 
@@ -115,6 +120,8 @@ class Going:
         answers: what is done.
         now: the agent's time.
         save_again_after: the agent's time between two copies for one mark.
+        booted_at: when the instance booted. A mark that was due before led to a stop, or nobody came for it;
+            the start is a sign of use, so that it never shuts the door.
 
     Attributes:
         talk: how far agent and sweep are with the mark.
@@ -126,7 +133,9 @@ class Going:
         answers: Answers,
         now: Callable[[], datetime],
         save_again_after: timedelta = SAVE_AGAIN_AFTER,
+        booted_at: Callable[[], datetime] = long_ago,
     ) -> None:
+        self._booted_at = booted_at
         self._save_again_after = save_again_after
         self._notices = notices
         self._answers = answers
@@ -179,7 +188,8 @@ class Going:
         if notice is not None:
             self._answers.drain(notice).run(self._notices.find)
             return True
-        self._answer(self._notices.mark())
+        mark = self._notices.mark()
+        self._answer(mark if mark is not None and mark > self._booted_at() else None)
         return False
 
     def _answer(self, mark: datetime | None) -> None:
