@@ -199,6 +199,24 @@ def test_a_hold_typed_after_the_decision_says_that_it_is_too_late(live):
     assert TAG_KEEP_UNTIL not in live.tags(instance.id)
 
 
+def test_a_hold_typed_after_the_instance_refused_is_set(live):
+    (instance,) = marked_and_due(live)
+    live.on_closed(instance, lambda: instance.begin_job(past_the_door=True))
+    live.sweep()
+    live.pass_minutes(1)
+    assert live.said("refused") == live.said("decision") == [instance.id]
+
+    said = keep(instance)
+
+    assert said.exit_code == 0, said.output
+    assert TAG_KEEP_UNTIL in live.tags(instance.id)
+    instance.truth.jobs.clear()
+    for _ in range(12):
+        live.sweep()
+        live.pass_minutes(10)
+    assert ended([instance]) == []
+
+
 # what an instance does about signs of use
 
 
