@@ -494,11 +494,43 @@ def test_a_stop_saves_the_machine_s_price_and_notes_when():
     assert TAG_STOPPED_AT in machine.tags
 
 
-def test_a_machine_that_stopped_meanwhile_is_reported(stage):
+def test_a_machine_that_stopped_meanwhile_is_reported_and_was_not_stopped_by_the_sweep(stage):
     machine = stage.world.start(TAGS, state="stopped")
 
     with pytest.raises(CloudError, match="IncorrectInstanceStatus"):
         stage.machines.stop([machine.id])
+    assert TAG_STOPPED_AT not in machine.tags
+
+
+def test_a_refused_stop_leaves_no_note_of_one(stage):
+    """Else the next stop, by the machine's user, would count as the sweep's, and its disk would go."""
+    machine = stage.world.start(TAGS)
+
+    def refuse(_):
+        raise RefusedError("OperationDenied", 403)
+
+    stage.actions.stop_instances = refuse
+
+    with pytest.raises(CloudError, match="OperationDenied"):
+        stage.machines.stop([machine.id])
+    assert TAG_STOPPED_AT not in machine.tags
+
+
+@pytest.mark.parametrize("was_done", [True, False])
+def test_a_stop_that_fails_at_the_cloud_is_noted_where_it_was_done(stage, was_done):
+    machine = stage.world.start(TAGS)
+    plain = stage.actions.stop_instances
+
+    def fail(ask):
+        if was_done:
+            plain(ask)
+        raise RefusedError("InternalError", 500)
+
+    stage.actions.stop_instances = fail
+
+    with pytest.raises(CloudError, match="InternalError"):
+        stage.machines.stop([machine.id])
+    assert (TAG_STOPPED_AT in machine.tags) is was_done
 
 
 def test_a_machine_that_is_used_again_between_mark_and_action_stays():

@@ -8,13 +8,15 @@ from typing import Any
 
 from image.reaper.alicloud.lifecycle import IN_SERVICE, PROTECTED
 from image.reaper.alicloud.session import Answer, Clients
-from image.reaper.calls import Calls, batches
+from image.reaper.calls import TRANSIENT, Calls, batches
+from image.reaper.errors import CloudError
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Fleet, Group, Instance
 from image.reaper.times import format_time, parse_time
 
 TAG_GROUP = "acs:autoscaling:scalingGroupId"  # set by Auto Scaling on the machines that it starts
 # The API tells no time of a stop. The sweep writes down its own; what people stop, it never ends.
 TAG_STOPPED_AT = "gpu-fleet:stopped-at"
+STOPS = frozenset({"stopping", "stopped"})
 LAUNCH = "ScaleOut"  # a scaling process
 STATES = {
     "Pending": "pending",
@@ -190,14 +192,27 @@ class Machines:
         self._change_group("AttachInstances", group, InstanceIds=list(ids), Entrusted=True)
 
     def stop(self, ids: Sequence[str]) -> None:
-        """Stop machines, all or none, and pay for their disks alone. Raises CloudError."""
+        """Stop machines, all or none, and pay for their disks alone. Raises CloudError.
+
+        When is noted afterwards: a note on a machine that was not stopped would make a later stop by its user
+        look like one of the sweep's.
+        """
+        try:
+            self._calls.change(
+                self._ecs.action("StopInstances"),
+                InstanceId=list(ids),
+                StoppedMode="StopCharging",
+                BatchOptimization="AllTogether",
+            )
+        except CloudError as error:
+            if error.code in TRANSIENT:  # it may have been done all the same
+                found = self._instances(InstanceIds=json.dumps(list(ids)))
+                self._note_stop([one.id for one in found if one.state in STOPS])
+            raise
+        self._note_stop(ids)
+
+    def _note_stop(self, ids: Sequence[str]) -> None:
         self.tag(ids, {TAG_STOPPED_AT: format_time(self._calls.now())})
-        self._calls.change(
-            self._ecs.action("StopInstances"),
-            InstanceId=list(ids),
-            StoppedMode="StopCharging",
-            BatchOptimization="AllTogether",
-        )
 
     def terminate(self, ids: Sequence[str]) -> None:
         """End machines for good; raises CloudError."""
