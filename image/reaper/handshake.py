@@ -28,7 +28,9 @@ PREFIX = "handshake"
 DECISION = "decision"
 # The agent says each again while it holds: ``agent/answers.py``.
 IDLE_LASTS = timedelta(minutes=3)
-CLOSED_LASTS = timedelta(minutes=1)
+# As long an agent that died is believed. A living one says it again every ten seconds, agents of before every
+# twenty, and a look at all sensors may take some more.
+CLOSED_LASTS = timedelta(seconds=30)
 
 
 class Word(StrEnum):

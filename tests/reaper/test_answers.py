@@ -21,7 +21,7 @@ def ago(seconds: float) -> datetime:
 
 IDLE = {"word": Word.IDLE, "said_at": ago(30), "saved_at": ago(60)}
 SHUT = {"decision": END, "closed_at": ago(30), "saved_at": ago(40)}
-CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(10)}
+CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(9)}
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,15 @@ CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(10)}
         ({**SHUT, "saved_at": ago(20), "busy_looks": 1}, BUSY, Act.NOTHING),
         ({**SHUT, "saved_at": ago(20), "busy_looks": 2}, BUSY, Act.REFUSE),
         (CLOSED, CLEAN, Act.NOTHING),
-        ({**CLOSED, "said_at": ago(20)}, CLEAN, Act.SAY_CLOSED),
+        ({**CLOSED, "said_at": ago(10)}, CLEAN, Act.SAY_CLOSED),
         ({**CLOSED, "busy_looks": 1}, BUSY, Act.REFUSE),
         ({**CLOSED, "busy_looks": 1}, UNKNOWN, Act.REFUSE),
         ({**CLOSED, "closed_at": ago(3599)}, None, Act.LOOK),
         ({**CLOSED, "closed_at": ago(3600)}, None, Act.REFUSE),
         ({**CLOSED, "refusing": "used"}, None, Act.REFUSE),
-        ({**CLOSED, "refusing": "used", "said_at": ago(120)}, None, Act.REFUSE),
+        ({**CLOSED, "refusing": "used", "said_at": ago(60)}, None, Act.REFUSE),
         # no sweep goes by what was said then
-        ({**CLOSED, "refusing": "used", "said_at": ago(121)}, None, Act.OPEN),
+        ({**CLOSED, "refusing": "used", "said_at": ago(61)}, None, Act.OPEN),
         ({**SHUT, "refusing": "used"}, None, Act.OPEN),
         ({**SHUT, "refusing": "used", "word": Word.CLOSED}, None, Act.OPEN),
         # its word could not be written: the door is open by then, and it is tried until it is

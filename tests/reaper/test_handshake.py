@@ -1,7 +1,9 @@
 """Nobody loses work between the last look and the termination: agent, sweep and `keep` by their own doors."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from image.reaper.agent.answers import Act, Seen, Talk, View, next_act
-from image.reaper.handshake import Winner, Word
+from image.reaper.handshake import CLOSED_LASTS, Winner, Word
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN
 from tests.reaper.live import live_aws, refusal
 from tests.reaper.plays import Stage, asked
@@ -243,6 +245,36 @@ def test_a_job_from_an_open_terminal_behind_the_shut_door_is_found_and_the_door_
     assert not instance.door_is_shut
     assert live.said("refused") == [instance.id]
     assert TAG_WITHDRAWN in live.tags(instance.id)
+
+
+@pytest.mark.parametrize(("seconds", "is_believed"), [(2, True), (40, False)])
+def test_an_agent_that_died_behind_the_shut_door_is_believed_for_half_a_minute(live, seconds, is_believed):
+    """Meanwhile nobody sees a job from an open terminal: the README tells of this window."""
+    (instance,) = marked_and_due(live, group="pool")
+
+    def die_and_work():
+        instance.alive = False
+        instance.begin_job(past_the_door=True)
+
+    live.on_closed(instance, die_and_work)
+    live.on_call("DetachInstances", lambda: live.pass_seconds(seconds))
+
+    live.sweep()
+
+    assert instance.truth.jobs
+    assert killed([instance]) == ([instance.id] if is_believed else [])
+
+
+@pytest.mark.parametrize("look_s", [1, 9, 20])
+def test_an_agent_whose_looks_take_long_is_never_silent_behind_the_shut_door(look_s):
+    talk = Talk(MARK, notified=True, saved_at=MARK, decision=Winner.END, closed_at=MARK)
+    said = [MARK]
+    for now in (MARK + timedelta(seconds=at) for at in range(0, 600, look_s + 1)):
+        if next_act(View(now, MARK, "", talk, Seen())) is Act.SAY_CLOSED:
+            talk = replace(talk, word=Word.CLOSED, said_at=now)
+            said.append(now)
+
+    assert max(later - earlier for earlier, later in pairwise(said)) < CLOSED_LASTS
 
 
 def test_a_refused_mark_is_taken_away_and_a_later_one_may_end_the_instance(live):

@@ -246,7 +246,7 @@ def test_an_instance_is_ended_on_its_own_fresh_word_alone(ages, expected):
 
 
 def test_a_word_for_another_mark_is_no_word():
-    assert verdict_on({Word.CLOSED: MINUTE}, mark_of="20260101T000000Z").verdict is Verdict.WAIT
+    assert verdict_on({Word.CLOSED: CLOSED_LASTS}, mark_of="20260101T000000Z").verdict is Verdict.WAIT
 
 
 def test_without_an_answer_nothing_is_ended_and_somebody_is_notified_after_an_hour():
@@ -261,8 +261,9 @@ def test_an_instance_that_fenced_itself_for_this_mark_is_unmarked():
     marked = machine()
     fenced = {TAG_WITHDRAWN: marked.tags["gpu-fleet:reap-after"]}
 
-    assert verdict_on({Word.CLOSED: MINUTE}, tags=fenced).verdict is Verdict.UNMARK
-    assert verdict_on({Word.CLOSED: MINUTE}, tags={TAG_WITHDRAWN: "another"}).verdict is Verdict.TERMINATE
+    assert verdict_on({Word.CLOSED: CLOSED_LASTS}, tags=fenced).verdict is Verdict.UNMARK
+    other = {TAG_WITHDRAWN: "another"}
+    assert verdict_on({Word.CLOSED: CLOSED_LASTS}, tags=other).verdict is Verdict.TERMINATE
 
 
 def test_of_two_callers_that_claim_to_be_one_instance_neither_is_believed():
