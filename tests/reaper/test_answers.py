@@ -56,9 +56,9 @@ CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(9)}
         ({**CLOSED, "closed_at": ago(3599)}, None, Act.LOOK),
         ({**CLOSED, "closed_at": ago(3600)}, None, Act.REFUSE),
         ({**CLOSED, "refusing": "used"}, None, Act.REFUSE),
-        ({**CLOSED, "refusing": "used", "said_at": ago(60)}, None, Act.REFUSE),
+        ({**CLOSED, "refusing": "used", "said_at": ago(120)}, None, Act.REFUSE),
         # no sweep goes by what was said then
-        ({**CLOSED, "refusing": "used", "said_at": ago(61)}, None, Act.OPEN),
+        ({**CLOSED, "refusing": "used", "said_at": ago(121)}, None, Act.OPEN),
         ({**SHUT, "refusing": "used"}, None, Act.OPEN),
         ({**SHUT, "refusing": "used", "word": Word.CLOSED}, None, Act.OPEN),
         # its word could not be written: the door is open by then, and it is tried until it is

@@ -21,6 +21,8 @@ SAVE_AGAIN_AFTER = timedelta(minutes=5)
 SAY_AGAIN_AFTER = {Word.IDLE: IDLE_LASTS / 3, Word.CLOSED: CLOSED_LASTS / 3}
 # A sweep that decides terminates within a minute, or its successor does, ten minutes later.
 CLOSED_AT_MOST = timedelta(hours=1)
+# A sweep that read the last word in time may still be trying to terminate, with the cloud's retries.
+CLOSED_FORGOTTEN = CLOSED_LASTS + timedelta(seconds=90)
 # Five seconds apart: a timer of the system's is over by then, a job is not.
 BUSY_LOOKS = 2
 
@@ -146,7 +148,7 @@ def next_act(view: View) -> Act:
 
 def _is_stale(talk: Talk, now: datetime) -> bool:
     """Whether no sweep goes by the last word any more: a shut door is of no use then."""
-    return talk.word is not Word.CLOSED or talk.said_at is None or now > talk.said_at + 2 * CLOSED_LASTS
+    return talk.word is not Word.CLOSED or talk.said_at is None or now > talk.said_at + CLOSED_FORGOTTEN
 
 
 def _answering(view: View) -> Act:
