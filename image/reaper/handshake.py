@@ -55,12 +55,10 @@ class Said:
     Attributes:
         caller: under which name; empty where two names claim to be the instance, so that none is believed.
         ages: word -> since when it was last said.
-        decided: somebody has decided.
     """
 
     caller: str
     ages: Mapping[Word, timedelta] = field(default_factory=dict)
-    decided: bool = False
 
     @property
     def word(self) -> Word | None:
@@ -99,7 +97,7 @@ def words(listed: Iterable[Listed]) -> Words:
                 said = found.get((instance_id, mark), Said(caller))
                 ages = said.ages if name == DECISION else {**said.ages, Word(name): one.age}
                 known = caller if said.caller == caller else ""
-                found[instance_id, mark] = Said(known, ages, said.decided or name == DECISION)
+                found[instance_id, mark] = Said(known, ages)
     return found
 
 

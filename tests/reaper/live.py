@@ -572,3 +572,13 @@ def live_aws(folder: Path) -> Iterator[Live]:
         patch.delenv("AWS_ENDPOINT_URL", raising=False)
         with mock_aws():
             yield Live(patch, folder)
+
+
+def marked_and_due(live: Live, count: int = 1, **more: Any) -> list[Instance]:
+    """Instances that a sweep has marked, which answered; the next sweep may terminate them."""
+    instances = live.start(count, **more)
+    live.pass_minutes(2)
+    live.sweep(override_breaker=True)
+    assert len(live.marked()) == count
+    live.pass_minutes(12)
+    return instances

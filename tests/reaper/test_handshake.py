@@ -14,24 +14,8 @@ from image.console.cli import main
 from image.reaper.agent.answers import Act, Seen, Talk, View, next_act
 from image.reaper.handshake import CLOSED_LASTS, Winner, Word
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN
-from tests.reaper.live import live_aws, refusal
+from tests.reaper.live import marked_and_due, refusal
 from tests.reaper.plays import Stage, asked
-
-
-@pytest.fixture
-def live(tmp_path):
-    with live_aws(tmp_path) as made:
-        yield made
-
-
-def marked_and_due(live, count=1, **more):
-    """Instances that a sweep has marked, which answered; the next sweep may terminate them."""
-    instances = live.start(count, **more)
-    live.pass_minutes(2)
-    live.sweep(override_breaker=True)
-    assert len(live.marked()) == count
-    live.pass_minutes(12)
-    return instances
 
 
 def killed(instances):

@@ -6,22 +6,7 @@ import pytest
 
 from image.reaper.errors import InstanceError
 from image.reaper.model import TAG_REAP_AFTER
-from tests.reaper.live import live_aws
-
-
-@pytest.fixture
-def live(tmp_path):
-    with live_aws(tmp_path) as made:
-        yield made
-
-
-def due(live, count=1, **more):
-    """Instances that a sweep has marked and that have answered."""
-    instances = live.start(count, **more)
-    live.pass_minutes(2)
-    live.sweep(override_breaker=True)
-    live.pass_minutes(12)
-    return instances
+from tests.reaper.live import marked_and_due
 
 
 def sweeps(live, count):
@@ -45,7 +30,7 @@ def crash():
 
 @pytest.mark.parametrize("write", range(1, WRITES + 1))
 def test_a_sweep_that_crashes_before_any_of_its_writes_is_made_good_by_the_next(live, write):
-    (instance,) = due(live, group="pool")
+    (instance,) = marked_and_due(live, group="pool")
     live.on_write(write, crash)
     with pytest.raises(CrashError):
         live.sweep()
@@ -60,7 +45,7 @@ def test_a_sweep_that_crashes_before_any_of_its_writes_is_made_good_by_the_next(
 
 @pytest.mark.parametrize("write", range(1, WRITES + 1))
 def test_a_job_that_begins_as_a_sweep_crashes_is_never_killed(live, write):
-    (instance,) = due(live, group="pool")
+    (instance,) = marked_and_due(live, group="pool")
 
     def work_and_crash():
         instance.begin_job()
@@ -78,7 +63,7 @@ def test_a_job_that_begins_as_a_sweep_crashes_is_never_killed(live, write):
 
 
 def test_two_sweeps_at_once_end_an_instance_once(live):
-    (instance,) = due(live)
+    (instance,) = marked_and_due(live)
     others = []
 
     def another():
@@ -117,7 +102,7 @@ def test_an_agent_that_restarts_goes_on_where_it_was(live, moment):
 @pytest.mark.parametrize("minutes", [-10, 10])
 def test_an_instance_whose_clock_is_ten_minutes_off_loses_no_work(live, minutes):
     """How fresh its word is the bucket says; ahead, it answers early, behind, it answers late."""
-    idle, busy = due(live, 2, skew=timedelta(minutes=minutes))
+    idle, busy = marked_and_due(live, 2, skew=timedelta(minutes=minutes))
     busy.begin_job()
 
     sweeps(live, 3)
@@ -142,7 +127,7 @@ def test_an_instance_that_cannot_answer_stays(live, code):
 @pytest.mark.parametrize("operation", ["ListObjectsV2", "PutObject", "GetObject"])
 @pytest.mark.parametrize("code", ["AccessDenied", "InternalError"])
 def test_a_sweep_that_cannot_hear_or_decide_ends_nothing_and_says_so(live, operation, code):
-    (instance,) = due(live)
+    (instance,) = marked_and_due(live)
     live.sweep_refused = (operation, code)
 
     try:
@@ -161,7 +146,7 @@ def test_a_sweep_that_cannot_hear_or_decide_ends_nothing_and_says_so(live, opera
 def test_a_refusal_that_could_not_be_written_is_written_once_the_records_answer(
     live, caplog, is_behind_the_door
 ):
-    (instance,) = due(live)
+    (instance,) = marked_and_due(live)
     if is_behind_the_door:
         live.on_call("TerminateInstances", crash)
         with pytest.raises(CrashError):
@@ -185,7 +170,7 @@ def test_a_refusal_that_could_not_be_written_is_written_once_the_records_answer(
 
 
 def test_a_door_shut_by_a_sweep_that_died_opens_when_the_mark_goes(live):
-    (instance,) = due(live)
+    (instance,) = marked_and_due(live)
     live.on_closed(instance, crash_of(live))
     try:
         live.sweep()
@@ -204,7 +189,7 @@ def crash_of(live):
 
 
 def test_reads_beside_the_budget_are_few_and_do_not_grow_with_the_fleet(live):
-    due(live, 12)
+    marked_and_due(live, 12)
     live.calls.clear()
 
     live.sweep()

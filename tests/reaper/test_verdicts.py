@@ -221,11 +221,11 @@ CAREFUL = with_pool(require_acknowledgement=True)
 MINUTE = timedelta(minutes=1)
 
 
-def verdict_on(ages, mark_of=None, decided=True, **changes):
+def verdict_on(ages, mark_of=None, **changes):
     """The verdict on a marked instance that said something, so long ago, for its mark or for another."""
     marked = machine(**changes)
     mark = mark_of or mark_name(datetime.fromisoformat(marked.tags["gpu-fleet:reap-after"]))
-    said = {(marked.id, mark): Said(f"AROA:{marked.id}", ages, decided)}
+    said = {(marked.id, mark): Said(f"AROA:{marked.id}", ages)}
     return decision(alone(marked, FORGOTTEN, policy=CAREFUL, words=said))
 
 

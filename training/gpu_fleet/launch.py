@@ -15,9 +15,10 @@ from types import FrameType
 
 import click
 
-from gpu_fleet import config, exit_codes, instance, outcome
+from gpu_fleet import config, exit_codes, outcome
 from gpu_fleet.commands import configured, identity_flags, identity_options
 from gpu_fleet.errors import LaunchError
+from gpu_fleet.instance import run_directory
 from gpu_fleet.outcome import COLLECTIVES
 from gpu_fleet.pool.alicloud_peers import alicloud_peers
 from gpu_fleet.pool.aws_peers import aws_peers
@@ -131,7 +132,7 @@ def launch(
 def _refuse_where_terminated() -> None:
     """Raises LaunchError on an instance whose agent starts nothing more (image/reaper/agent/listening.py)."""
     try:
-        raise LaunchError((instance.run_directory() / "closed").read_text(encoding="utf-8").strip())
+        raise LaunchError((run_directory() / "closed").read_text(encoding="utf-8").strip())
     except FileNotFoundError:
         return
 
