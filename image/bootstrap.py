@@ -30,7 +30,7 @@ FIRST = "15-agent"
 
 
 @dataclass(frozen=True)
-class Place:
+class RecipePlace:
     """Where the recipe works.
 
     Attributes:
@@ -65,7 +65,7 @@ class Place:
 
 
 @dataclass
-class Report:
+class BootstrapReport:
     """What was done so far.
 
     Attributes:
@@ -87,7 +87,7 @@ def marked(order: str, target: str, mark: str) -> tuple[str, ...]:
     return tuple(name for name, *words in rows if target in words and mark in words)
 
 
-def run_step(place: Place, step: str) -> str:
+def run_step(place: RecipePlace, step: str) -> str:
     """Run one step, its output passed on; gives ``done``, or the last thing it said when it failed."""
     environment = {
         **os.environ,
@@ -114,11 +114,11 @@ def run_step(place: Place, step: str) -> str:
 
 
 def bootstrap(
-    place: Place,
+    place: RecipePlace,
     steps: Sequence[str],
-    run: Callable[[Place, str], str] = run_step,
+    run: Callable[[RecipePlace, str], str] = run_step,
     wait: Callable[[float], None] = time.sleep,
-) -> Report:
+) -> BootstrapReport:
     """Run the steps, and again after a while those that failed.
 
     Args:
@@ -127,7 +127,7 @@ def bootstrap(
         run: runs one.
         wait: for so many seconds.
     """
-    report = Report((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())
+    report = BootstrapReport((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())
     before = done_before(place, report.payload)
     report.steps = dict.fromkeys((step for step in steps if step in before), "done")
     # the agent's step costs nothing and starts the agent; the trainer's would empty an environment in use
@@ -142,7 +142,9 @@ def bootstrap(
     return report
 
 
-def _succeeds(place: Place, step: str, report: Report, run: Callable[[Place, str], str]) -> bool:
+def _succeeds(
+    place: RecipePlace, step: str, report: BootstrapReport, run: Callable[[RecipePlace, str], str]
+) -> bool:
     started = time.monotonic()
     report.steps[step] = run(place, step)
     report.seconds[step] = round(time.monotonic() - started, 1)
@@ -153,7 +155,7 @@ def _succeeds(place: Place, step: str, report: Report, run: Callable[[Place, str
     return True
 
 
-def done_before(place: Place, payload: str) -> frozenset[str]:
+def done_before(place: RecipePlace, payload: str) -> frozenset[str]:
     """The steps of this very payload that an earlier boot has done."""
     try:
         digest, *steps = place.done_file.read_text(encoding="utf-8").split()
@@ -162,7 +164,7 @@ def done_before(place: Place, payload: str) -> frozenset[str]:
     return frozenset(steps) if digest == payload else frozenset()
 
 
-def write(place: Place, report: Report) -> None:
+def write(place: RecipePlace, report: BootstrapReport) -> None:
     """Report and what is done, each in one move; a folder that cannot be written ends nothing."""
     done = [step for step, state in report.steps.items() if state == "done"]
     _put(place.report_file, json.dumps(asdict(report), indent=1) + "\n")
@@ -179,7 +181,7 @@ def _put(file: Path, text: str) -> None:
 
 def main() -> int:
     """Exit status 0 when every step is done, ``INCOMPLETE`` when one is not."""
-    place = Place(
+    place = RecipePlace(
         Path(__file__).resolve().parent, Path(os.environ.get("GPU_FLEET_ROOT", "/")), os.environ["TARGET"]
     )
     order = (place.payload / "steps" / "ORDER").read_text(encoding="utf-8")

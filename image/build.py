@@ -25,7 +25,7 @@ CLOUD_BASES = {"aws": "ubuntu-24.04", "alicloud": "ubuntu-24.04"}
 
 
 @dataclass(frozen=True)
-class Report:
+class BakeReport:
     """What a bake made.
 
     Attributes:
@@ -49,7 +49,7 @@ class Report:
 Make = Callable[[Path, bake.Listener], tuple[int, dict[str, float]]]
 
 
-def rootfs(files: payload.Files, output: Path, listener: bake.Listener) -> Report:
+def rootfs(files: payload.Files, output: Path, listener: bake.Listener) -> BakeReport:
     """The root file system of a virtual machine, in ``rootfs/``; errors as ``bake.bake``."""
 
     def make(folder: Path, listener: bake.Listener) -> tuple[int, dict[str, float]]:
@@ -59,7 +59,7 @@ def rootfs(files: payload.Files, output: Path, listener: bake.Listener) -> Repor
     return kept("rootfs", files, output, make, listener)
 
 
-def qemu(files: payload.Files, output: Path, listener: bake.Listener, disk_format: str = "raw") -> Report:
+def qemu(files: payload.Files, output: Path, listener: bake.Listener, disk_format: str = "raw") -> BakeReport:
     """A disk with kernel and initrd beside it; errors as ``bake.bake``."""
     base = rootfs(files, output, listener)
 
@@ -72,7 +72,7 @@ def qemu(files: payload.Files, output: Path, listener: bake.Listener, disk_forma
     return kept(f"qemu-{disk_format}", files, output, make, listener)
 
 
-def oci_archive(files: payload.Files, output: Path, listener: bake.Listener) -> Report:
+def oci_archive(files: payload.Files, output: Path, listener: bake.Listener) -> BakeReport:
     """The trainer's container, ``trainer.tar``; errors as ``bake.bake``."""
 
     def make(folder: Path, listener: bake.Listener) -> tuple[int, dict[str, float]]:
@@ -128,7 +128,7 @@ def check_wheels(base: str) -> None:
     wheels.check_fresh(wheels.list_of(base), requirements)
 
 
-def kept(kind: str, files: payload.Files, output: Path, make: Make, listener: bake.Listener) -> Report:
+def kept(kind: str, files: payload.Files, output: Path, make: Make, listener: bake.Listener) -> BakeReport:
     """What was made from the same inputs before, or a new one; never half of one under the final name."""
     key = payload.digest(files)[:KEY_DIGITS]
     final = output / f"{kind}-{key}"
@@ -138,13 +138,13 @@ def kept(kind: str, files: payload.Files, output: Path, make: Make, listener: ba
         build_requirements.install((*build_requirements.BAKE, *build_requirements.BOOT))
         with unfinished(output, kind) as folder:
             size_bytes, seconds = make(folder, listener)
-            report = Report(final, key, size_bytes, seconds)
+            report = BakeReport(final, key, size_bytes, seconds)
             (folder / REPORT).write_text(json.dumps(asdict(report), default=str, indent=1) + "\n")
             for older in output.glob(f"{kind}-*"):
                 shutil.rmtree(older)
             folder.rename(final)
     content = json.loads((final / REPORT).read_text(encoding="utf-8"))
-    return Report(**content | {"folder": final})
+    return BakeReport(**content | {"folder": final})
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def unfinished(output: Path, kind: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def table(report: Report) -> Table:
+def table(report: BakeReport) -> Table:
     """Seconds of each part, and the size."""
     made = Table("part", "seconds", title=str(report.folder))
     for part, seconds in report.seconds.items():
@@ -217,7 +217,7 @@ def payload_command(output: Path, target: str) -> None:
         sys.exit(f"error: {_reason(error)}")
 
 
-def _show(make: Callable[[bake.Listener], Report]) -> None:
+def _show(make: Callable[[bake.Listener], BakeReport]) -> None:
     """Make it with its progress on the screen; what cannot be made is one message."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -27,7 +27,7 @@ VOLATILE = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedFile:
     """One file as far as a bake decides it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Entry:
     content: str
 
 
-def listing(root: Path) -> dict[str, Entry]:
+def listing(root: Path) -> dict[str, ListedFile]:
     """Every file below a root: path -> entry. Times are left out: they decide nothing on an instance."""
     return {str(path.relative_to(root)): _entry(path) for path in _below(root)}
 
@@ -51,7 +51,7 @@ def _below(root: Path) -> Iterator[Path]:
         yield from (Path(folder) / name for name in (*folders, *files))
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> ListedFile:
     status = path.lstat()
     content = ""
     if stat.S_ISLNK(status.st_mode):
@@ -59,10 +59,10 @@ def _entry(path: Path) -> Entry:
     elif stat.S_ISREG(status.st_mode):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-    return Entry(status.st_mode, (status.st_uid, status.st_gid), content)
+    return ListedFile(status.st_mode, (status.st_uid, status.st_gid), content)
 
 
-def differences(first: dict[str, Entry], other: dict[str, Entry]) -> dict[str, str]:
+def differences(first: dict[str, ListedFile], other: dict[str, ListedFile]) -> dict[str, str]:
     """What differs and may not: path -> how, in the order of paths."""
     changes = {path: _how(first.get(path), other.get(path)) for path in sorted(first.keys() | other.keys())}
     return {path: how for path, how in changes.items() if how and not volatile(path)}
@@ -73,7 +73,7 @@ def volatile(path: str) -> bool:
     return any(fnmatch(path, pattern) for pattern in VOLATILE)
 
 
-def _how(first: Entry | None, other: Entry | None) -> str:
+def _how(first: ListedFile | None, other: ListedFile | None) -> str:
     if first is None or other is None:
         return "only in the second" if first is None else "only in the first"
     if first.mode != other.mode:

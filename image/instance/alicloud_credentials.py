@@ -23,7 +23,7 @@ RENEW_BEFORE = timedelta(minutes=10)  # the service has new ones half an hour be
 
 
 @dataclass(frozen=True)
-class Keys:
+class AccessKey:
     """An access key, of a role with its token."""
 
     key_id: str
@@ -49,9 +49,9 @@ class Credentials:
         self._environ = environ
         self._metadata = metadata
         self._now = now
-        self._of_role: tuple[Keys, datetime] | None = None
+        self._of_role: tuple[AccessKey, datetime] | None = None
 
-    def current(self) -> Keys:
+    def current(self) -> AccessKey:
         """The keys of the environment, else of this instance's role.
 
         Raises:
@@ -60,7 +60,7 @@ class Credentials:
         """
         key_id, secret = self._environ.get(KEY_ID), self._environ.get(SECRET)
         if key_id and secret:
-            return Keys(key_id, secret, self._environ.get(TOKEN, ""))
+            return AccessKey(key_id, secret, self._environ.get(TOKEN, ""))
         if self._metadata is None:
             raise ConfigurationError(
                 f"{KEY_ID} and {SECRET} are missing, and this is no instance with a role"
@@ -70,7 +70,7 @@ class Credentials:
         return self._of_role[0]
 
 
-def of_role(metadata: Metadata) -> tuple[Keys, datetime]:
+def of_role(metadata: Metadata) -> tuple[AccessKey, datetime]:
     """The keys of the instance's RAM role, and when they expire, in UTC.
 
     Raises:
@@ -83,7 +83,7 @@ def of_role(metadata: Metadata) -> tuple[Keys, datetime]:
         raise ConfigurationError("this instance has no RAM role, and the environment has no access key")
     try:
         answer = json.loads(text)
-        keys = Keys(answer["AccessKeyId"], answer["AccessKeySecret"], answer["SecurityToken"])
+        keys = AccessKey(answer["AccessKeyId"], answer["AccessKeySecret"], answer["SecurityToken"])
         return keys, datetime.fromisoformat(answer["Expiration"]).astimezone(UTC)
     except (ValueError, KeyError, TypeError) as error:
         raise CloudError(f"metadata {ROLES}{role} cannot be read: {error!r}") from error

@@ -21,7 +21,7 @@ from image.instance.errors import CloudError, InstanceFileError
 from image.instance.files import replace_text
 from image.instance.instance_file import Expected
 from image.instance.metadata import Metadata
-from image.readiness.checks import Finding, Seen, judge
+from image.readiness.checks import CheckResult, ProbedInstance, judge
 from image.readiness.probes import look, measured
 
 # An H100's fabric takes about a minute (CUDA answers 802 meanwhile), EFA some seconds.
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
     try:
         if list(arguments) == [TIMED_OUT]:
-            hangs = Finding("gate", ok=False, detail="no answer in time: a GPU or its driver hangs")
+            hangs = CheckResult("gate", ok=False, detail="no answer in time: a GPU or its driver hangs")
             return 0 if report([hangs]) else 1
         instance = instance_file.load(paths.instance_file())
         expected = instance.expected_of(_type_of(Metadata(instance.cloud)))
@@ -51,11 +51,11 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 def awaited(
     expected: Expected,
-    see: Callable[[bool], Seen],
-    tell: Callable[[Sequence[Finding]], object],
+    see: Callable[[bool], ProbedInstance],
+    tell: Callable[[Sequence[CheckResult]], object],
     wait: Callable[[float], None] = time.sleep,
     now_s: Callable[[], float] = time.monotonic,
-) -> tuple[Finding, ...]:
+) -> tuple[CheckResult, ...]:
     """Look until nothing is waited for, and only then copy on the GPUs; gives findings that wait no more.
 
     Args:
@@ -78,22 +78,22 @@ def awaited(
         wait(LOOK_EVERY_S)
 
 
-def _may_come(findings: Sequence[Finding]) -> bool:
+def _may_come(findings: Sequence[CheckResult]) -> bool:
     """Whether something is waited for, and nothing is broken that no waiting mends."""
     failed = [finding for finding in findings if not finding.ok]
     return bool(failed) and all(finding.waiting for finding in failed)
 
 
-def _given_up(finding: Finding) -> Finding:
+def _given_up(finding: CheckResult) -> CheckResult:
     late = f"{finding.detail}; still so after {MAY_TAKE_S:.0f} s"
     return replace(finding, detail=late, waiting=False) if finding.waiting else finding
 
 
-def _look(copies: bool) -> Seen:
+def _look(copies: bool) -> ProbedInstance:
     return look(pynvml, measured if copies else None)
 
 
-def report(findings: Sequence[Finding]) -> bool:
+def report(findings: Sequence[CheckResult]) -> bool:
     """Write the report of this boot, and what lets trainers start or keeps them from it.
 
     Raises:
@@ -107,7 +107,7 @@ def report(findings: Sequence[Finding]) -> bool:
     return ready
 
 
-def write_report(findings: Sequence[Finding], file: Path, now: datetime) -> bool:
+def write_report(findings: Sequence[CheckResult], file: Path, now: datetime) -> bool:
     """Log every finding, write all of them as JSON in one move; True when every check passed.
 
     The report says ``ready: null`` while something is waited for.

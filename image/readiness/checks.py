@@ -24,7 +24,7 @@ NOT_READY = "Error 802"
 
 
 @dataclass(frozen=True)
-class Gpu:
+class ProbedGpu:
     """One GPU as it was seen.
 
     Attributes:
@@ -53,7 +53,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProbedInstance:
     """One look at the instance.
 
     Attributes:
@@ -65,7 +65,7 @@ class Seen:
         driver_problem: why NVML did not answer; empty when it did.
     """
 
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[ProbedGpu, ...] = ()
     gpus_to_come: int = 0
     efa_interfaces: int = 0
     erdma_interfaces: int = 0
@@ -74,7 +74,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -90,60 +90,60 @@ class Finding:
     waiting: bool = False
 
 
-def gpu_count(expected: Expected, seen: Seen) -> Finding:
+def gpu_count(expected: Expected, seen: ProbedInstance) -> CheckResult:
     """As many GPUs as the type has."""
     why = f": {seen.driver_problem}" if seen.driver_problem else ""
     ok = len(seen.gpus) == expected.gpus
     waiting = len(seen.gpus) < expected.gpus <= seen.gpus_to_come
-    return Finding("gpu_count", ok, f"{len(seen.gpus)} of {expected.gpus} GPUs{why}", waiting)
+    return CheckResult("gpu_count", ok, f"{len(seen.gpus)} of {expected.gpus} GPUs{why}", waiting)
 
 
-def gpu_memory(expected: Expected, seen: Seen) -> Finding:
+def gpu_memory(expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Each GPU with the memory of its type."""
     least = expected.gpu_memory_gib * SMALLEST_MEMORY_SHARE
     small = [f"GPU {gpu.name} has {gpu.memory_gib:.1f} GiB" for gpu in seen.gpus if gpu.memory_gib < least]
-    return Finding("gpu_memory", not small, _told(small, f"at least {least:.1f} GiB each"))
+    return CheckResult("gpu_memory", not small, _told(small, f"at least {least:.1f} GiB each"))
 
 
-def ecc(_expected: Expected, seen: Seen) -> Finding:
+def ecc(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """No memory error that ECC could not correct."""
     bad = [f"GPU {gpu.name}: {gpu.uncorrected_ecc_errors}" for gpu in seen.gpus if gpu.uncorrected_ecc_errors]
-    return Finding("ecc", not bad, _told(bad, "no uncorrected error since boot"))
+    return CheckResult("ecc", not bad, _told(bad, "no uncorrected error since boot"))
 
 
-def nvswitch(_expected: Expected, seen: Seen) -> Finding:
+def nvswitch(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Every GPU in the fabric of its NVSwitches; an instance's only GPU has nobody to reach."""
     if len(seen.gpus) == 1:
-        return Finding("nvswitch", ok=True, detail="one GPU, nothing to link it to")
+        return CheckResult("nvswitch", ok=True, detail="one GPU, nothing to link it to")
     failed = [f"GPU {gpu.name}: {gpu.fabric_problem}" for gpu in seen.gpus if gpu.fabric_problem]
     to_come = [f"GPU {gpu.name}: {gpu.fabric_to_come}" for gpu in seen.gpus if gpu.fabric_to_come]
     detail = _told(failed + to_come, "every fabric complete")
-    return Finding("nvswitch", not failed + to_come, detail, waiting=bool(to_come) and not failed)
+    return CheckResult("nvswitch", not failed + to_come, detail, waiting=bool(to_come) and not failed)
 
 
-def cuda(_expected: Expected, seen: Seen) -> Finding:
+def cuda(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Each GPU runs something: NVML answers for one that a dead fabric manager keeps from all work."""
     bad = [f"GPU {gpu.name}: {gpu.cuda_problem}" for gpu in seen.gpus if gpu.cuda_problem]
     waiting = bool(bad) and all(NOT_READY in gpu.cuda_problem for gpu in seen.gpus if gpu.cuda_problem)
-    return Finding("cuda", not bad, _told(bad, "every GPU that was asked ran a copy"), waiting)
+    return CheckResult("cuda", not bad, _told(bad, "every GPU that was asked ran a copy"), waiting)
 
 
-def nvlink(_expected: Expected, seen: Seen) -> Finding:
+def nvlink(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Every link up, which a fabric manager may still train; those of an instance's only GPU lead nowhere."""
     if len(seen.gpus) == 1:
-        return Finding("nvlink", ok=True, detail="one GPU, nothing to link it to")
+        return CheckResult("nvlink", ok=True, detail="one GPU, nothing to link it to")
     down = [f"GPU {gpu.name}: {gpu.inactive_nvlinks} down" for gpu in seen.gpus if gpu.inactive_nvlinks]
-    return Finding("nvlink", not down, _told(down, "no link down"), waiting=bool(down))
+    return CheckResult("nvlink", not down, _told(down, "no link down"), waiting=bool(down))
 
 
-def xid(_expected: Expected, seen: Seen) -> Finding:
+def xid(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """No error since boot after which a GPU is of no use."""
     errors = {(bus, int(code)) for bus, code in XID.findall(seen.kernel_log)}
     fatal = [f"Xid {code} on {bus}" for bus, code in sorted(errors) if code in FATAL_XIDS]
-    return Finding("xid", not fatal, _told(fatal, "no fatal Xid since boot"))
+    return CheckResult("xid", not fatal, _told(fatal, "no fatal Xid since boot"))
 
 
-def bandwidth(_expected: Expected, seen: Seen) -> Finding:
+def bandwidth(_expected: Expected, seen: ProbedInstance) -> CheckResult:
     """No GPU much slower than the fastest beside it, and not all of them slow alike."""
     measured = [(gpu, gpu.copy_gib_per_s) for gpu in seen.gpus if gpu.copy_gib_per_s is not None]
     least = max((speed for _, speed in measured), default=0.0) * SMALLEST_BANDWIDTH_SHARE
@@ -154,26 +154,26 @@ def bandwidth(_expected: Expected, seen: Seen) -> Finding:
     ]
     alike = "all are slow alike: " if slow and len(slow) == len(measured) > 1 else ""
     detail = alike + _told(slow, f"{len(measured)} measured, at least {least:.0f} GiB/s")
-    return Finding("bandwidth", not slow, detail)
+    return CheckResult("bandwidth", not slow, detail)
 
 
-def _speed(gpu: Gpu, speed: float) -> str:
+def _speed(gpu: ProbedGpu, speed: float) -> str:
     peak = f" of {gpu.peak_gib_per_s:.0f}" if gpu.peak_gib_per_s else ""
     held = f" ({', '.join(gpu.slowed_by)})" if gpu.slowed_by else ""
     return f"GPU {gpu.name}: {speed:.0f}{peak} GiB/s{held}"
 
 
-def fabric(expected: Expected, seen: Seen) -> Finding:
+def fabric(expected: Expected, seen: ProbedInstance) -> CheckResult:
     """Network cards for collectives, each with its driver and up, which may take them a while."""
     rows = (
         ("EFA", seen.efa_interfaces, expected.efa_interfaces),
         ("eRDMA", seen.erdma_interfaces, expected.erdma_interfaces),
     )
     few = [f"{have} of {wanted} {kind} interfaces" for kind, have, wanted in rows if have < wanted]
-    return Finding("fabric", not few, _told(few, "every interface there"), waiting=bool(few))
+    return CheckResult("fabric", not few, _told(few, "every interface there"), waiting=bool(few))
 
 
-CHECKS: tuple[Callable[[Expected, Seen], Finding], ...] = (
+CHECKS: tuple[Callable[[Expected, ProbedInstance], CheckResult], ...] = (
     gpu_count,
     gpu_memory,
     ecc,
@@ -186,7 +186,7 @@ CHECKS: tuple[Callable[[Expected, Seen], Finding], ...] = (
 )
 
 
-def judge(expected: Expected, seen: Seen) -> tuple[Finding, ...]:
+def judge(expected: Expected, seen: ProbedInstance) -> tuple[CheckResult, ...]:
     """Every check, in the order an operator would ask."""
     return tuple(check(expected, seen) for check in CHECKS)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from image.readiness.checks import Gpu, Seen
+from image.readiness.checks import ProbedGpu, ProbedInstance
 
 GIB = 2**30
 SYS = Path("/sys")
@@ -23,7 +23,7 @@ NO_DRIVER = "no NVIDIA driver on this image"
 Copies = list[tuple[float | None, str]]
 
 
-def look(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = SYS) -> Seen:
+def look(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = SYS) -> ProbedInstance:
     """One look at everything.
 
     Args:
@@ -33,7 +33,7 @@ def look(nvml: Any, copies: Callable[[int], Copies] | None = None, sys: Path = S
     """
     gpus, problem = _gpus(nvml, copies or unmeasured)
     up = [_driver(device) for device in sorted(sys.glob("class/infiniband/*")) if _is_up(device)]
-    return Seen(
+    return ProbedInstance(
         gpus=gpus,
         gpus_to_come=0 if problem.startswith(NO_DRIVER) else _on_the_bus(sys),
         efa_interfaces=up.count("efa"),
@@ -64,7 +64,7 @@ def measured(count: int, python: Path = TRAINER_PYTHON) -> Copies:
         return [(None, f"no copy was made: {' '.join(command)} did not answer")] * count
 
 
-def _gpus(nvml: Any, copies: Callable[[int], Copies]) -> tuple[tuple[Gpu, ...], str]:
+def _gpus(nvml: Any, copies: Callable[[int], Copies]) -> tuple[tuple[ProbedGpu, ...], str]:
     """The GPUs, and why there are none when the driver does not answer."""
     try:
         nvml.nvmlInit()
@@ -85,7 +85,7 @@ def _said(nvml: Any, error: Any) -> str:
     return str(error)
 
 
-def _gpu(nvml: Any, index: int, copied: float | None, cuda_problem: str) -> Gpu:
+def _gpu(nvml: Any, index: int, copied: float | None, cuda_problem: str) -> ProbedGpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     errors = _ask(
         nvml,
@@ -97,7 +97,7 @@ def _gpu(nvml: Any, index: int, copied: float | None, cuda_problem: str) -> Gpu:
         _ask(nvml, lambda link=link: nvml.nvmlDeviceGetNvLinkState(handle, link)) for link in _links(nvml)
     ]
     to_come, failed = _fabric(nvml, handle)
-    return Gpu(
+    return ProbedGpu(
         name=f"{index} ({nvml.nvmlDeviceGetPciInfo(handle).busId})",
         memory_gib=nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB,
         uncorrected_ecc_errors=errors,

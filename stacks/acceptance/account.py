@@ -17,7 +17,7 @@ HEARTBEAT_METRIC = "SecondsSinceActivity"
 
 
 @dataclass(frozen=True)
-class Instance:
+class TestedInstance:
     """One instance of the stack.
 
     Attributes:
@@ -45,7 +45,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandOutput:
     """What a command on an instance came to.
 
     Attributes:
@@ -132,7 +132,7 @@ class Account(Protocol):
     def identity(self) -> str:
         """The account's id, of the credentials in use."""
 
-    def instances(self) -> Sequence[Instance]:
+    def instances(self) -> Sequence[TestedInstance]:
         """Every instance that carries the stack's tag, ended ones as long as the cloud tells of them."""
 
     def kept(self, groups: Mapping[str, Sequence[str]]) -> Sequence[Kept]:
@@ -157,7 +157,7 @@ class Account(Protocol):
             NotReachableError: the instance takes no commands yet.
         """
 
-    def said(self, command_id: str, instance_id: str) -> Said | None:
+    def said(self, command_id: str, instance_id: str) -> CommandOutput | None:
         """What the script came to; None while it runs."""
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:

@@ -16,9 +16,18 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from stacks import naming
-from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Kept, Left, Said
-from stacks.acceptance.clock import Clock
-from stacks.acceptance.errors import NotReachableError, RefusedError
+from stacks.acceptance.account import (
+    HEARTBEAT_METRIC,
+    TAG_POOL,
+    TAG_STACK,
+    Call,
+    CommandOutput,
+    Kept,
+    Left,
+    TestedInstance,
+)
+from stacks.acceptance.clock import RunClock
+from stacks.acceptance.errors import CallRefusedError, NotReachableError
 from stacks.calls import buckets, oss
 from stacks.calls.alicloud import VERSIONS, Alicloud, expects_a_number, listed
 from stacks.errors import CannotCheckError
@@ -103,7 +112,7 @@ class AlicloudAccount:
     def __init__(
         self,
         stack: Stack,
-        clock: Clock,
+        clock: RunClock,
         cloud: Alicloud | None = None,
         connect: Callable[[str], Any] = oss.client,
     ) -> None:
@@ -112,13 +121,13 @@ class AlicloudAccount:
         self._cloud = cloud or Alicloud(stack.region)
         self._connect = connect
         self._s3: Any = None
-        self._known: dict[str, Instance] = {}
+        self._known: dict[str, TestedInstance] = {}
 
     def identity(self) -> str:
         """The account's id."""
         return str(self._ask("sts.GetCallerIdentity")["AccountId"])
 
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[TestedInstance]:
         """Every instance that carries the stack's tag; a released one is listed as terminated."""
         pages = self._tokens(
             "ecs.DescribeInstances", ("Instances", "Instance"), self._own(), MaxResults=str(PAGE)
@@ -212,7 +221,7 @@ class AlicloudAccount:
         )
         return str(sent["InvokeId"])
 
-    def said(self, command_id: str, instance_id: str) -> Said | None:
+    def said(self, command_id: str, instance_id: str) -> CommandOutput | None:
         """What the script came to; one that was never delivered has code -1."""
         answer = self._ask("ecs.DescribeInvocationResults", InvokeId=command_id, InstanceId=instance_id)
         rows = listed(answer.get("Invocation") or {}, "InvocationResults", "InvocationResult")
@@ -221,7 +230,9 @@ class AlicloudAccount:
         row = rows[0]
         output = base64.b64decode(row.get("Output") or "").decode(errors="replace")
         delivered = "ExitCode" in row and row.get("InvocationStatus") in ("Success", "Failed")
-        return Said(int(row["ExitCode"]) if delivered else -1, output, str(row.get("ErrorInfo") or ""))
+        return CommandOutput(
+            int(row["ExitCode"]) if delivered else -1, output, str(row.get("ErrorInfo") or "")
+        )
 
     def newest_heartbeat(self, instance_id: str, since: datetime) -> datetime | None:
         """When the agent was last heard."""
@@ -292,7 +303,7 @@ class AlicloudAccount:
 
     def interrupt(self, instance_id: str) -> str:
         """Refuse: the cloud offers no such call."""
-        raise RefusedError(f"{instance_id}: Alibaba Cloud interrupts no spot instance on request")
+        raise CallRefusedError(f"{instance_id}: Alibaba Cloud interrupts no spot instance on request")
 
     def forget_interruption(self) -> None:
         """Nothing was made."""
@@ -337,7 +348,7 @@ class AlicloudAccount:
     def _bucket_left(self, arn: str) -> Iterator[Left]:
         try:
             page = self._oss("list_object_versions", Bucket=_last(arn), MaxKeys=1)
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.code == oss.NO_BUCKET:
                 return
             raise
@@ -381,12 +392,12 @@ class AlicloudAccount:
         """Nothing where the bucket is gone already."""
         try:
             return buckets.empty(self._oss, bucket, LOG.info, in_batches=False)
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.code == oss.NO_BUCKET:
                 return 0
             raise
         except CannotCheckError as error:
-            raise RefusedError(str(error), error.code) from error
+            raise CallRefusedError(str(error), error.code) from error
 
     def _own(self) -> dict[str, str]:
         return {"Tag.1.Key": TAG_STACK, "Tag.1.Value": self._stack.name}
@@ -416,7 +427,7 @@ class AlicloudAccount:
             answer = self._cloud.ask(product, action, RegionId=self._stack.region, **parameters)
         except CannotCheckError as error:
             self.calls.append(Call(at, name, "", error.code or "NoAnswer", doc))
-            raise RefusedError(str(error), error.code) from error
+            raise CallRefusedError(str(error), error.code) from error
         self.calls.append(Call(at, name, str(answer.get("RequestId", "")), "", doc))
         return answer
 
@@ -424,7 +435,7 @@ class AlicloudAccount:
         try:
             return self._connect(self._stack.region)
         except CannotCheckError as error:
-            raise RefusedError(str(error)) from error
+            raise CallRefusedError(str(error)) from error
 
     def _oss(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """One call of OSS; errors as ``_ask``."""
@@ -437,10 +448,10 @@ class AlicloudAccount:
             said = error.response.get("Error", {})
             code = str(said.get("Code", ""))
             self.calls.append(Call(at, name, _request_id(error.response), code, doc))
-            raise RefusedError(f"{operation}: {code}: {said.get('Message', '')}", code) from error
+            raise CallRefusedError(f"{operation}: {code}: {said.get('Message', '')}", code) from error
         except BotoCoreError as error:
             self.calls.append(Call(at, name, "", type(error).__name__, doc))
-            raise RefusedError(f"{operation}: {' '.join(str(error).split())}") from error
+            raise CallRefusedError(f"{operation}: {' '.join(str(error).split())}") from error
         self.calls.append(Call(at, name, _request_id(answer), "", doc))
         return answer
 
@@ -463,11 +474,11 @@ def _request_id(answer: Mapping[str, Any]) -> str:
     return str(answer.get("ResponseMetadata", {}).get("RequestId", ""))
 
 
-def _instance(raw: Mapping[str, Any]) -> Instance:
+def _instance(raw: Mapping[str, Any]) -> TestedInstance:
     tags = {tag["TagKey"]: tag["TagValue"] for tag in listed(dict(raw), "Tags", "Tag")}
     launched = str(raw.get("StartTime") or raw["CreationTime"])
     status = str(raw["Status"])
-    return Instance(
+    return TestedInstance(
         id=raw["InstanceId"],
         pool=tags.get(TAG_POOL, ""),
         type=raw["InstanceType"],
@@ -478,8 +489,8 @@ def _instance(raw: Mapping[str, Any]) -> Instance:
     )
 
 
-def _ended(instance: Instance) -> Instance:
-    return Instance(
+def _ended(instance: TestedInstance) -> TestedInstance:
+    return TestedInstance(
         instance.id,
         instance.pool,
         instance.type,

@@ -10,9 +10,18 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from stacks import naming
-from stacks.acceptance.account import HEARTBEAT_METRIC, TAG_POOL, TAG_STACK, Call, Instance, Kept, Left, Said
-from stacks.acceptance.clock import Clock
-from stacks.acceptance.errors import NotReachableError, RefusedError
+from stacks.acceptance.account import (
+    HEARTBEAT_METRIC,
+    TAG_POOL,
+    TAG_STACK,
+    Call,
+    CommandOutput,
+    Kept,
+    Left,
+    TestedInstance,
+)
+from stacks.acceptance.clock import RunClock
+from stacks.acceptance.errors import CallRefusedError, NotReachableError
 from stacks.calls import buckets
 from stacks.calls.aws import Clients, clients_in
 from stacks.errors import CannotCheckError
@@ -103,7 +112,7 @@ class AwsAccount:
     interrupts_spot = True
     watches = ("alarms", "budgets", "schedules")
 
-    def __init__(self, stack: Stack, clock: Clock, clients: Clients | None = None) -> None:
+    def __init__(self, stack: Stack, clock: RunClock, clients: Clients | None = None) -> None:
         self.calls: list[Call] = []
         self._stack, self._clock = stack, clock
         self._make = clients or clients_in(stack.region, stack.endpoint_url)
@@ -115,7 +124,7 @@ class AwsAccount:
         """The account's id."""
         return str(self._ask("sts.get_caller_identity")["Account"])
 
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[TestedInstance]:
         """Every instance that carries the stack's tag; EC2 forgets ended ones after about an hour."""
         own = [{"Name": f"tag:{TAG_STACK}", "Values": [self._stack.name]}]
         pages = self._pages("ec2.describe_instances", "Reservations", Filters=own)
@@ -163,17 +172,17 @@ class AwsAccount:
                 Comment="gpu-fleet accept",
                 Parameters={"commands": script.splitlines(), "executionTimeout": [str(SCRIPT_TIMEOUT_S)]},
             )
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.code in NOT_REGISTERED:
                 raise NotReachableError(str(error), error.code) from error
             raise
         return str(sent["Command"]["CommandId"])
 
-    def said(self, command_id: str, instance_id: str) -> Said | None:
+    def said(self, command_id: str, instance_id: str) -> CommandOutput | None:
         """What the script came to; a script that was never delivered has code -1."""
         try:
             invocation = self._ask("ssm.get_command_invocation", CommandId=command_id, InstanceId=instance_id)
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.code in NOT_KNOWN_YET:
                 return None
             raise
@@ -182,7 +191,7 @@ class AwsAccount:
         code = int(invocation.get("ResponseCode", -1))
         if invocation["Status"] != "Success" and code == 0:
             code = -1
-        return Said(
+        return CommandOutput(
             code, invocation.get("StandardOutputContent", ""), invocation.get("StandardErrorContent", "")
         )
 
@@ -274,11 +283,13 @@ class AwsAccount:
         while self._clock.now() < until:
             state = self._ask("fis.get_experiment", id=experiment_id)["experiment"]["state"]
             if state["status"] in EXPERIMENT_FAILED:
-                raise RefusedError(f"FIS experiment {experiment_id}: {state.get('reason', state['status'])}")
+                raise CallRefusedError(
+                    f"FIS experiment {experiment_id}: {state.get('reason', state['status'])}"
+                )
             if state["status"] in ("running", "completed"):
                 return
             self._clock.sleep(ROLE_EVERY_S)
-        raise RefusedError(f"FIS experiment {experiment_id} did not start within {ROLE_PATIENCE}")
+        raise CallRefusedError(f"FIS experiment {experiment_id} did not start within {ROLE_PATIENCE}")
 
     def _fis_role(self, instance_arn: str) -> str:
         """A role that may interrupt this one instance.
@@ -346,7 +357,7 @@ class AwsAccount:
                     tags={TAG_STACK: self._stack.name},
                 )
                 return str(made["experimentTemplate"]["id"])
-            except RefusedError as error:
+            except CallRefusedError as error:
                 if error.code != "ValidationException" or self._clock.now() >= until:
                     raise
             self._clock.sleep(ROLE_EVERY_S)
@@ -362,7 +373,7 @@ class AwsAccount:
     def _gone(self, name: str, absent: str, **arguments: Any) -> None:
         try:
             self._ask(name, **arguments)
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.code != absent:
                 raise
 
@@ -410,7 +421,7 @@ class AwsAccount:
         name = arn.rpartition(":")[2]
         try:
             page = self._ask("s3.list_object_versions", Bucket=name, MaxKeys=1)
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.code == NO_BUCKET:
                 return
             raise
@@ -466,12 +477,12 @@ class AwsAccount:
         """Nothing where the bucket is gone already."""
         try:
             return buckets.empty(self._s3, bucket, LOG.info, in_batches=True)
-        except RefusedError as error:
+        except CallRefusedError as error:
             if error.code == NO_BUCKET:
                 return 0
             raise
         except CannotCheckError as error:
-            raise RefusedError(str(error), error.code) from error
+            raise CallRefusedError(str(error), error.code) from error
 
     def _s3(self, operation: str, **arguments: Any) -> dict[str, Any]:
         return self._ask(f"s3.{operation}", **arguments)
@@ -491,10 +502,10 @@ class AwsAccount:
             said = error.response.get("Error", {})
             code = str(said.get("Code", ""))
             self.calls.append(Call(at, name, _request_id(error.response), code, doc))
-            raise RefusedError(f"{operation}: {code}: {said.get('Message', '')}", code) from error
+            raise CallRefusedError(f"{operation}: {code}: {said.get('Message', '')}", code) from error
         except BotoCoreError as error:
             self.calls.append(Call(at, name, "", type(error).__name__, doc))
-            raise RefusedError(f"{operation}: {' '.join(str(error).split())}") from error
+            raise CallRefusedError(f"{operation}: {' '.join(str(error).split())}") from error
         self.calls.append(Call(at, name, _request_id(answer), "", doc))
         return answer
 
@@ -533,9 +544,9 @@ def _request_id(answer: Mapping[str, Any]) -> str:
     return str(answer.get("ResponseMetadata", {}).get("RequestId", ""))
 
 
-def _instance(raw: Mapping[str, Any]) -> Instance:
+def _instance(raw: Mapping[str, Any]) -> TestedInstance:
     tags = {tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])}
-    return Instance(
+    return TestedInstance(
         id=raw["InstanceId"],
         pool=tags.get(TAG_POOL, ""),
         type=raw["InstanceType"],

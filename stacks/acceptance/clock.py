@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 
-class Clock(Protocol):
+class RunClock(Protocol):
     """Says the time and lets it pass."""
 
     def now(self) -> datetime:

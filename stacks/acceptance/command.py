@@ -21,10 +21,10 @@ from stacks import files, naming
 from stacks.acceptance import evidence as evidences
 from stacks.acceptance import plan, steps, variant
 from stacks.acceptance.account import Account
-from stacks.acceptance.clock import Clock, SystemClock
-from stacks.acceptance.engine import Engine, PulumiCli
+from stacks.acceptance.clock import RunClock, SystemClock
+from stacks.acceptance.engine import PulumiCli, StackEngine
 from stacks.acceptance.errors import AcceptanceError
-from stacks.acceptance.evidence import Done, Evidence, Status
+from stacks.acceptance.evidence import Evidence, Status, StepRecord
 from stacks.acceptance.metering import Metering
 from stacks.acceptance.plan import AcceptanceStep, RunCost
 from stacks.acceptance.runner import AcceptanceRun, execute, tear_down
@@ -49,7 +49,7 @@ ACCOUNTS = {
 STYLES = {Status.OK: "green", Status.FAILED: "bold red", Status.SKIPPED: "yellow"}
 
 
-def account_of(stack: Stack, clock: Clock) -> Account:
+def account_of(stack: Stack, clock: RunClock) -> Account:
     """The stack's account; only the SDK of its cloud is loaded."""
     module, name = ACCOUNTS[stack.cloud]
     made: Account = getattr(importlib.import_module(module), name)(stack, clock)
@@ -70,9 +70,9 @@ class Surroundings:
         epochs: of the training runs.
     """
 
-    account: Callable[[Stack, Clock], Account] = account_of
-    engine: Callable[[str, Path], Engine] = lambda name, log: PulumiCli(ROOT, name, log)
-    clock: Clock = field(default_factory=SystemClock)
+    account: Callable[[Stack, RunClock], Account] = account_of
+    engine: Callable[[str, Path], StackEngine] = lambda name, log: PulumiCli(ROOT, name, log)
+    clock: RunClock = field(default_factory=SystemClock)
     look: Callable[[Any], Any] = preflight_look
     stack_folder: Path = stack_files.FOLDER
     evidence_folder: Path = ROOT / "build" / "acceptance"
@@ -90,7 +90,7 @@ class AcceptOptions:
     unpriced: Decimal | None
 
 
-class Amount(click.ParamType[Decimal]):
+class PositiveAmount(click.ParamType[Decimal]):
     """A positive amount of money, exact."""
 
     name = "amount"
@@ -108,7 +108,9 @@ class Amount(click.ParamType[Decimal]):
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet accept aws-dev --max-usd 20")
 @click.argument("name", metavar="STACK", type=StackName())
-@click.option("--max-usd", type=Amount(), default="20", show_default=True, help="Most that the run may cost.")
+@click.option(
+    "--max-usd", type=PositiveAmount(), default="20", show_default=True, help="Most that the run may cost."
+)
 @click.option(
     "--type", "type_name", metavar="TYPE", help="Instance type of both pools; default: the cheapest."
 )
@@ -122,7 +124,7 @@ class Amount(click.ParamType[Decimal]):
 @click.option(
     "--unpriced-per-hour",
     "unpriced",
-    type=Amount(),
+    type=PositiveAmount(),
     help="What everything without a public price costs together, in the budget's currency.",
 )
 @click.option("--plan", "plan_only", is_flag=True, help="Show steps and worst cost; start nothing.")
@@ -341,7 +343,7 @@ class _Listener:
         self._console, self._run, self._folder = console, run, folder
         self._status: Any = None
 
-    def listen(self, event: str, step: AcceptanceStep | None, done: Done | None) -> None:
+    def listen(self, event: str, step: AcceptanceStep | None, done: StepRecord | None) -> None:
         """A step begins, or has ended."""
         if self._status is not None:
             self._status.stop()
@@ -359,7 +361,7 @@ class _Listener:
             self._console.print(done.observed, markup=False, highlight=False)
 
 
-def versions(engine: Engine) -> dict[str, str]:
+def versions(engine: StackEngine) -> dict[str, str]:
     """Of everything that takes part; ``unknown`` where it cannot be asked."""
     versions = {"gpu-fleet": _commit(), "python": platform.python_version(), "pulumi CLI": engine.version()}
     return versions | {name: importlib.metadata.version(name) for name in PACKAGES}

@@ -28,7 +28,7 @@ LAST_LINES = 25
 PATIENCE_S = 300
 
 
-class Engine(Protocol):
+class StackEngine(Protocol):
     """Stands one stack up and takes it down; every method raises ``EngineError``."""
 
     def version(self) -> str:

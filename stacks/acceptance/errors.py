@@ -7,7 +7,7 @@ class AcceptanceError(StacksError):
     """The run cannot begin; nothing was started."""
 
 
-class RefusedError(AcceptanceError):
+class CallRefusedError(AcceptanceError):
     """The cloud refused a call or did not answer it.
 
     Attributes:
@@ -31,5 +31,5 @@ class StopError(AcceptanceError):
     """The whole run ends now and is torn down: the cost cap or its time is reached."""
 
 
-class NotReachableError(RefusedError):
+class NotReachableError(CallRefusedError):
     """The instance takes no commands yet: its agent has not registered."""

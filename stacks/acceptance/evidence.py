@@ -25,7 +25,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Done:
+class StepRecord:
     """One step as it went.
 
     Attributes:
@@ -106,13 +106,13 @@ class Evidence:
     plan: list[tuple[str, int]]
     versions: dict[str, str]
     notes: list[str] = field(default_factory=list)
-    steps: list[Done] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
     remaining: list[Remainder] | None = None
     stopped: str = ""
     ended: datetime | None = None
 
     @property
-    def failed(self) -> list[Done]:
+    def failed(self) -> list[StepRecord]:
         """The steps that failed."""
         return [step for step in self.steps if step.status is Status.FAILED]
 

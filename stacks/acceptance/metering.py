@@ -6,7 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from stacks.acceptance import plan
-from stacks.acceptance.account import Instance
+from stacks.acceptance.account import TestedInstance
 from stacks.acceptance.errors import StopError
 from stacks.catalog.money import Money
 from stacks.settings import Stack
@@ -35,7 +35,7 @@ class Metering:
     seconds: dict[tuple[str, bool], dict[str, float]] = field(default_factory=dict)
     prices: dict[tuple[str, bool], Money | None] = field(default_factory=dict)
 
-    def observe(self, instances: Sequence[Instance], now: datetime) -> None:
+    def observe(self, instances: Sequence[TestedInstance], now: datetime) -> None:
         """Count every instance that runs up to now; an ended one keeps what it had."""
         for instance in instances:
             if not instance.ended:

@@ -22,7 +22,7 @@ MARK = "--- gpu-fleet ---"
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainerJob:
     """One run of the trainer.
 
     Attributes:
@@ -63,7 +63,7 @@ def environment() -> str:
     return f"[ -x {PYTHON} ] || exit 3\n{PYTHON} -c {shlex.quote(probe)} || exit 3\n"
 
 
-def start(job: Job, example: str) -> str:
+def start(job: TrainerJob, example: str) -> str:
     """Prepare the data where it is missing, write the job and start its unit.
 
     Args:
@@ -98,7 +98,7 @@ def start(job: Job, example: str) -> str:
     )
 
 
-def look(job: Job) -> str:
+def look(job: TrainerJob) -> str:
     """Print the unit's state, the run's result and the last line of its metrics."""
     return "\n".join(
         (
@@ -112,7 +112,7 @@ def look(job: Job) -> str:
     )
 
 
-def journal(job: Job) -> str:
+def journal(job: TrainerJob) -> str:
     """Print the last lines of the unit's log."""
     return f"journalctl --unit {job.unit} --no-pager --lines 40\n"
 
@@ -122,7 +122,7 @@ def ask_to_stop() -> str:
     return f"echo 'gpu-fleet accept: a rehearsed interruption' > {STOP_FILE}\n"
 
 
-def forget(job: Job) -> str:
+def forget(job: TrainerJob) -> str:
     """Remove the run from the instance's disk: only the bucket knows of it then."""
     return f"rm -rf {job.folder}\n"
 

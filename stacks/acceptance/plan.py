@@ -11,7 +11,7 @@ from stacks.catalog import prices
 from stacks.catalog.money import HOURS_PER_MONTH, CurrencyError, Money
 from stacks.cost.estimate import estimate, item_quote
 from stacks.settings import Stack
-from stacks.settings.quantities import Kind, Level, Volumes
+from stacks.settings.quantities import CostKind, Level, Volumes
 
 MINUTE_S = 60
 # The whole run, without the tear-down; its steps' deadlines together are longer.
@@ -191,7 +191,7 @@ def instance_hour(variant: Stack, kind: str, *, spot: bool) -> Money | None:
     """
     pool = SPOT_POOL if spot else IDLE_POOL
     cost = estimate(variant, VOLUMES)
-    lines = [line for line in cost.of_pool(pool) if line.kind in (Kind.COMPUTE, Kind.DISKS)]
+    lines = [line for line in cost.of_pool(pool) if line.kind in (CostKind.COMPUTE, CostKind.DISKS)]
     known = any(kind in known_pool.types for known_pool in variant.pools if known_pool.name == pool)
     if not known or any(line.unknown for line in lines):
         return None

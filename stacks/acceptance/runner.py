@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from stacks.acceptance import plan
-from stacks.acceptance.account import Account, Instance
-from stacks.acceptance.clock import Clock
-from stacks.acceptance.engine import Engine
-from stacks.acceptance.errors import AcceptanceError, RefusedError, StepError, StopError
-from stacks.acceptance.evidence import Done, Evidence, Remainder, Status
+from stacks.acceptance.account import Account, TestedInstance
+from stacks.acceptance.clock import RunClock
+from stacks.acceptance.engine import StackEngine
+from stacks.acceptance.errors import AcceptanceError, CallRefusedError, StepError, StopError
+from stacks.acceptance.evidence import Evidence, Remainder, Status, StepRecord
 from stacks.acceptance.metering import Metering
 from stacks.acceptance.plan import AcceptanceStep
 from stacks.catalog.money import Money
@@ -59,8 +59,8 @@ class AcceptanceRun:
 
     variant: Stack
     account: Account
-    engine: Engine
-    clock: Clock
+    engine: StackEngine
+    clock: RunClock
     metering: Metering
     evidence: Evidence
     epochs: float
@@ -70,7 +70,7 @@ class AcceptanceRun:
     deadline: datetime | None = None
     metered_at: datetime | None = None
 
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[TestedInstance]:
         """The stack's instances, counted on the way."""
         instances = list(self.account.instances())
         self.metering.observe(instances, self.clock.now())
@@ -112,7 +112,7 @@ class AcceptanceRun:
             try:
                 seen = look()
                 refused = []
-            except RefusedError as error:
+            except CallRefusedError as error:
                 seen = None
                 refused.append(str(error))
                 if len(refused) >= REFUSALS_IN_A_ROW:
@@ -126,10 +126,10 @@ class AcceptanceRun:
 
 
 Action = Callable[[AcceptanceRun], StepResult]
-Listener = Callable[[str, AcceptanceStep | None, Done | None], None]
+Listener = Callable[[str, AcceptanceStep | None, StepRecord | None], None]
 
 
-def _silent(event: str, step: AcceptanceStep | None, done: Done | None) -> None:
+def _silent(event: str, step: AcceptanceStep | None, done: StepRecord | None) -> None:
     """For runs that nobody watches."""
 
 
@@ -201,7 +201,7 @@ def _tried(
     return Status.FAILED, StepResult(step.proves, said), ends
 
 
-def _told(done: Done) -> tuple[object, ...]:
+def _told(done: StepRecord) -> tuple[object, ...]:
     return done.name, done.status, done.seconds, done.observed
 
 
@@ -213,13 +213,13 @@ def _done(
     *,
     started: datetime,
     calls_before: int,
-) -> Done:
+) -> StepRecord:
     now = run.clock.now()
     try:
         accrued = run.metering.accrued(now).amount
     except StopError:  # a type without a price: what was known stands, and the run ends for that reason
         accrued = run.evidence.accrued
-    return Done(
+    return StepRecord(
         name=step.name,
         proves=step.proves,
         status=status,

@@ -11,15 +11,15 @@ from stacks.acceptance.account import (
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,
     TAG_REAP_AFTER,
-    Instance,
-    Said,
+    CommandOutput,
+    TestedInstance,
 )
-from stacks.acceptance.errors import NotReachableError, RefusedError, StepError
-from stacks.acceptance.on_instance import Job, Progress
+from stacks.acceptance.errors import CallRefusedError, NotReachableError, StepError
+from stacks.acceptance.on_instance import Progress, TrainerJob
 from stacks.acceptance.runner import AcceptanceRun, Action, StepResult
 from stacks.acceptance.variant import IDLE_POOL, SPOT_POOL
 from stacks.preflight.command import look as preflight_look
-from stacks.preflight.findings import Finding, Verdict
+from stacks.preflight.findings import Finding, Rating
 
 RANKS = 2
 # An agent is heard every minute; the sweep counts one silent for four as unknown.
@@ -72,8 +72,8 @@ def _of_pool(action: Callable[[AcceptanceRun, str], StepResult], pool: str) -> A
 
 def _preflight(run: AcceptanceRun, look: Callable[[Any], Any]) -> StepResult:
     findings = cast("list[Finding]", list(look(run.variant)))
-    problems = [finding for finding in findings if finding.verdict is Verdict.PROBLEM]
-    unchecked = [finding for finding in findings if finding.verdict is Verdict.UNCHECKED]
+    problems = [finding for finding in findings if finding.rating is Rating.PROBLEM]
+    unchecked = [finding for finding in findings if finding.rating is Rating.UNCHECKED]
     if problems:
         raise StepError(
             "; ".join(f"{finding.subject}: {finding.says} {finding.remedy}".strip() for finding in problems)
@@ -81,7 +81,7 @@ def _preflight(run: AcceptanceRun, look: Callable[[Any], Any]) -> StepResult:
     observed = f"{len(findings)} questions, no problem" + (
         f", {len(unchecked)} could not be checked" if unchecked else ""
     )
-    facts = {finding.subject: f"{finding.verdict}: {finding.says}" for finding in findings}
+    facts = {finding.subject: f"{finding.rating}: {finding.says}" for finding in findings}
     return StepResult("no question of the preflight finds a problem", observed, facts)
 
 
@@ -140,7 +140,7 @@ def _launch(run: AcceptanceRun, pool: str) -> StepResult:
     """Wait for an instance of the pool that runs; what the group said goes into the failure."""
     gone = run.memory.setdefault("gone", [])
 
-    def running() -> Instance | None:
+    def running() -> TestedInstance | None:
         instances = [
             instance for instance in run.instances() if instance.pool == pool and instance.state == "running"
         ]
@@ -164,7 +164,7 @@ def _why_none(run: AcceptanceRun, pool: str) -> str:
     groups = _group_ids(run)[pool]
     try:
         return "; ".join(run.account.why_none(str(group)) or "nothing" for group in groups)
-    except RefusedError as error:
+    except CallRefusedError as error:
         return str(error)
 
 
@@ -181,7 +181,7 @@ def _heartbeat(run: AcceptanceRun, pool: str) -> StepResult:
     return StepResult("a heartbeat, and a fresh one", f"first heard {seconds:.0f} s after its launch", facts)
 
 
-def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> Said:
+def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVERY_S) -> CommandOutput:
     """Run a script on an instance to its end, also while its agent has yet to register."""
 
     def sent() -> str | None:
@@ -195,7 +195,7 @@ def ask(run: AcceptanceRun, instance: str, script: str, poll_s: float = LOOK_EVE
     return run.wait(f"the answer of {instance}", lambda: run.account.said(command, instance), poll_s)
 
 
-def ordered(run: AcceptanceRun, instance: str, script: str, what: str) -> Said:
+def ordered(run: AcceptanceRun, instance: str, script: str, what: str) -> CommandOutput:
     """The same for a script that must agree.
 
     Raises:
@@ -250,24 +250,24 @@ def _trainer(run: AcceptanceRun) -> StepResult:
     return StepResult("torch sees a GPU", f"torch {version}, {gpus} GPUs", {"torch": version, "gpus": gpus})
 
 
-def _job(run: AcceptanceRun, name: str, *, ranks: int, epochs: float, on_gpu: bool) -> Job:
+def _job(run: AcceptanceRun, name: str, *, ranks: int, epochs: float, on_gpu: bool) -> TrainerJob:
     buckets: Mapping[str, str] = _outputs(run)["bucket_uris"]
     uri = f"{buckets['checkpoints']}/{SPOT_POOL}/accept/{name}"
-    return Job(name, uri, ranks, epochs, on_gpu)
+    return TrainerJob(name, uri, ranks, epochs, on_gpu)
 
 
-def _two_ranks(run: AcceptanceRun, name: str) -> Job:
+def _two_ranks(run: AcceptanceRun, name: str) -> TrainerJob:
     """Two ranks on the instance's GPUs where it has two, else on its processors."""
     return _job(run, name, ranks=RANKS, epochs=run.epochs, on_gpu=run.memory["gpus"] >= RANKS)
 
 
-def _started(run: AcceptanceRun, job: Job) -> None:
+def _started(run: AcceptanceRun, job: TrainerJob) -> None:
     instance: str = run.memory[SPOT_POOL]
     script = on_instance.start(job, on_instance.EXAMPLE.read_text(encoding="utf-8"))
     ordered(run, instance, script, f"starting {job.unit}")
 
 
-def _progress(run: AcceptanceRun, job: Job) -> Progress:
+def _progress(run: AcceptanceRun, job: TrainerJob) -> Progress:
     """How the run stands; a failed unit ends the step with the end of its log."""
     instance: str = run.memory[SPOT_POOL]
     said = ordered(run, instance, on_instance.look(job), f"looking at {job.unit}")
@@ -283,7 +283,7 @@ def _progress(run: AcceptanceRun, job: Job) -> Progress:
     return state
 
 
-def _finished(run: AcceptanceRun, job: Job) -> dict[str, Any]:
+def _finished(run: AcceptanceRun, job: TrainerJob) -> dict[str, Any]:
     """Wait for the run's own end; gives its result."""
 
     def over() -> dict[str, Any] | None:
@@ -316,7 +316,7 @@ def _train_two_ranks(run: AcceptanceRun) -> StepResult:
     return StepResult("the run finishes", observed, result)
 
 
-def _committed(run: AcceptanceRun, job: Job) -> dict[int, datetime]:
+def _committed(run: AcceptanceRun, job: TrainerJob) -> dict[int, datetime]:
     """Step -> when its manifest was written: what has none does not count."""
     steps = {STEP_KEY.search(f"/{key}"): at for key, at in run.account.keys(f"{job.checkpoint_uri}/").items()}
     return {int(match[1]): at for match, at in steps.items() if match}
@@ -345,7 +345,7 @@ def _interrupt(run: AcceptanceRun) -> StepResult:
     return StepResult("the step at which the run stopped is in the bucket", observed, facts)
 
 
-def _stopped(run: AcceptanceRun, job: Job, instance: str) -> dict[str, Any]:
+def _stopped(run: AcceptanceRun, job: TrainerJob, instance: str) -> dict[str, Any]:
     """Wait until the run has stopped; gives its result, empty where the instance was gone before."""
 
     def look() -> dict[str, Any] | None:
@@ -368,9 +368,9 @@ def _stopped(run: AcceptanceRun, job: Job, instance: str) -> dict[str, Any]:
     return run.wait(f"{job.unit} to stop", look, LOOK_EVERY_S)
 
 
-def _said_or_gone(run: AcceptanceRun, command: str, instance: str) -> Said | None:
+def _said_or_gone(run: AcceptanceRun, command: str, instance: str) -> CommandOutput | None:
     said = run.account.said(command, instance)
-    return Said(MISSING, "") if said is None and _is_gone(run, instance) else said
+    return CommandOutput(MISSING, "") if said is None and _is_gone(run, instance) else said
 
 
 def _notice(run: AcceptanceRun, instance: str) -> tuple[str, bool]:
@@ -379,7 +379,7 @@ def _notice(run: AcceptanceRun, instance: str) -> tuple[str, bool]:
     if run.account.interrupts_spot and not run.stop_file_only:
         try:
             return run.account.interrupt(instance), True
-        except RefusedError as error:
+        except CallRefusedError as error:
             refused = str(error)
     elif not run.account.interrupts_spot:
         refused = "this cloud has no way to ask for a spot interruption"
@@ -393,7 +393,7 @@ def _is_gone(run: AcceptanceRun, instance: str) -> bool:
 
 
 def _resume(run: AcceptanceRun) -> StepResult:
-    job: Job = run.memory["job"]
+    job: TrainerJob = run.memory["job"]
     if run.memory["by_cloud"]:
         run.memory["gone"].append(run.memory[SPOT_POOL])
         _launch(run, SPOT_POOL)
@@ -417,7 +417,7 @@ def _resume(run: AcceptanceRun) -> StepResult:
     return StepResult("the undisturbed run's result, from the saved step on", observed, facts)
 
 
-def _idle_instance(run: AcceptanceRun) -> Instance:
+def _idle_instance(run: AcceptanceRun) -> TestedInstance:
     """The instance of the idle pool.
 
     Raises:

@@ -30,7 +30,7 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class Amount(click.ParamType[float]):
+class LargeNumber(click.ParamType[float]):
     """A number of at least 1, as 7e9 or 7000000000."""
 
     name = "number"
@@ -47,24 +47,26 @@ class Amount(click.ParamType[float]):
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet advise --params 7e9 --batch 32 --seq 2048 --tokens 2e10")
-@click.option("--params", type=Amount(), required=True, help="Parameters of the model.")
+@click.option("--params", type=LargeNumber(), required=True, help="Parameters of the model.")
 @click.option("--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), required=True, help="Sequences of an optimizer step.")
 @click.option("--seq", type=click.IntRange(min=1), required=True, help="Tokens of a sequence.")
 @click.option(
-    "--tokens", type=Amount(), help=f"Tokens in all; by default {TOKENS_PER_PARAMETER} a parameter."
+    "--tokens", type=LargeNumber(), help=f"Tokens in all; by default {TOKENS_PER_PARAMETER} a parameter."
 )
 @click.option("--layers", type=click.IntRange(min=1), help="Of the model; by default from its size.")
 @click.option("--width", type=click.IntRange(min=1), help="Of a layer; by default from its size.")
 @click.option("--days", type=FiniteRange(min=0, min_open=True), help="It must be done by then.")
-@click.option("--budget", type=Amount(), help="Most to pay, in --currency.")
+@click.option("--budget", type=LargeNumber(), help="Most to pay, in --currency.")
 @click.option("--currency", type=click.Choice(["USD", "CNY"]), default="USD", show_default=True)
 @click.option(
     "--reserved-discount",
     type=FiniteRange(0, 1, max_open=True),
     help="What a reservation takes off the price, 0 to 1.",
 )
-@click.option("--cny-per-usd", type=Amount(), help="To compare prices in yuan with dollars between vendors.")
+@click.option(
+    "--cny-per-usd", type=LargeNumber(), help="To compare prices in yuan with dollars between vendors."
+)
 @click.option("--sources", is_flag=True, help="Say where each number about a vendor is from.")
 def main(
     *,
@@ -199,7 +201,7 @@ def vendors(cny_per_usd: Decimal | None, *, sources: bool) -> RenderableType:
     return Group(table, *(lines if sources else []))
 
 
-def _points(score: scorecard.Score | None) -> str:
+def _points(score: scorecard.CriterionScore | None) -> str:
     """What is unknown is said to be, and not zero."""
     return "unknown" if score is None else f"{score.points:.1f} ({score.value:,.6g})"
 

@@ -54,7 +54,7 @@ class _Exact(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Figure(_Exact):
+class SourcedFigure(_Exact):
     """A number about a vendor, with its source; ``of`` where it is a part of something."""
 
     value: Annotated[float, Field(ge=0)]
@@ -80,9 +80,9 @@ class Vendor(_Exact):
     region: str = ""
     date: datetime.date | None = None
     source: str = ""
-    network: Figure | None = None
-    service: Figure | None = None
-    ecosystem: Figure | None = None
+    network: SourcedFigure | None = None
+    service: SourcedFigure | None = None
+    ecosystem: SourcedFigure | None = None
 
 
 class Vendors(_Exact):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from stacks.advise.offers import Figure, Offer, offers, vendors
+from stacks.advise.offers import Offer, SourcedFigure, offers, vendors
 from stacks.advise.plan import TERA, peak
 from stacks.advise.work import Precision
 
@@ -25,7 +25,7 @@ UNITS = {
 
 
 @dataclass(frozen=True)
-class Score:
+class CriterionScore:
     """A vendor's number on one criterion.
 
     Attributes:
@@ -50,7 +50,7 @@ class Card:
     """
 
     title: str
-    scores: Mapping[str, Score | None]
+    scores: Mapping[str, CriterionScore | None]
     counted: int
 
     @property
@@ -83,7 +83,7 @@ def cards(cny_per_usd: Decimal | None = None) -> list[Card]:
     return sorted(ranked, key=lambda card: -card.total)
 
 
-def _values(name: str, cny_per_usd: Decimal | None) -> dict[str, Figure | None]:
+def _values(name: str, cny_per_usd: Decimal | None) -> dict[str, SourcedFigure | None]:
     own, vendor = [offer for offer in offers() if offer.vendor == name], vendors().vendors[name]
     return {
         "performance": _largest(own),
@@ -102,15 +102,15 @@ def _rates(own: list[Offer]) -> Iterator[tuple[Offer, float]]:
             yield offer, flops_per_s * offer.gpu_count / TERA
 
 
-def _largest(own: list[Offer]) -> Figure | None:
+def _largest(own: list[Offer]) -> SourcedFigure | None:
     rates = list(_rates(own))
     if not rates:
         return None
     offer, rate = max(rates, key=lambda pair: pair[1])
-    return Figure(value=rate, source=f"{offer.name}: {offer.gpu_count} x {offer.gpu_model}, gpus.toml")
+    return SourcedFigure(value=rate, source=f"{offer.name}: {offer.gpu_count} x {offer.gpu_model}, gpus.toml")
 
 
-def _cheapest(own: list[Offer], cny_per_usd: Decimal | None) -> Figure | None:
+def _cheapest(own: list[Offer], cny_per_usd: Decimal | None) -> SourcedFigure | None:
     prices_per_peak = []
     for offer, rate in _rates(own):
         if offer.price is None:
@@ -121,25 +121,25 @@ def _cheapest(own: list[Offer], cny_per_usd: Decimal | None) -> Figure | None:
                 continue
             amount /= cny_per_usd
         source = f"{offer.name}: {offer.price.amount_per_hour} {offer.price.currency}, {offer.price.date}"
-        prices_per_peak.append(Figure(value=float(amount) / rate * PETA_PER_TERA, source=source))
+        prices_per_peak.append(SourcedFigure(value=float(amount) / rate * PETA_PER_TERA, source=source))
     return min(prices_per_peak, key=lambda figure: figure.value, default=None)
 
 
-def _fastest(own: list[Offer]) -> Figure | None:
+def _fastest(own: list[Offer]) -> SourcedFigure | None:
     known = [(offer.network_gbps, offer.name) for offer in own if offer.network_gbps is not None]
     if not known:
         return None
     fastest, name = max(known)
-    return Figure(value=fastest, source=f"{name}, its row")
+    return SourcedFigure(value=fastest, source=f"{name}, its row")
 
 
-def _best(criterion: str, figures: list[Figure | None]) -> float:
+def _best(criterion: str, figures: list[SourcedFigure | None]) -> float:
     values = [figure.value for figure in figures if figure is not None]
     return (min if criterion in LESS_IS_BETTER else max)(values, default=0.0)
 
 
-def _scored(criterion: str, figure: Figure | None, best: float) -> Score | None:
+def _scored(criterion: str, figure: SourcedFigure | None, best: float) -> CriterionScore | None:
     if figure is None:
         return None
     ratio = best / figure.value if criterion in LESS_IS_BETTER else figure.value / best
-    return Score(figure.value, vendors().weights[criterion] * ratio, figure.source)
+    return CriterionScore(figure.value, vendors().weights[criterion] * ratio, figure.source)

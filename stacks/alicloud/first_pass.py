@@ -32,7 +32,7 @@ HEALTH = "-health"  # ends the name of a group's suspension, which begins as its
 CREATES = ("create", "create-replacement", "replace")
 
 
-class Stage(StrEnum):
+class DeclaredStage(StrEnum):
     """How far a resource is on its way.
 
     ``made``: the configuration as the provider creates it, its scaling group not enabled. ``joined``: with
@@ -72,7 +72,7 @@ class FirstValue:
     dimensions: Mapping[str, str]
 
 
-def stage_of(name: str, environ: Mapping[str, str]) -> Stage | None:
+def stage_of(name: str, environ: Mapping[str, str]) -> DeclaredStage | None:
     """The stage of a resource in this pass; None where it is meant as it stands.
 
     Args:
@@ -83,20 +83,22 @@ def stage_of(name: str, environ: Mapping[str, str]) -> Stage | None:
         ValueError: the variable holds nothing that ``passes`` wrote.
     """
     stages = json.loads(environ.get(VARIABLE) or "{}")
-    return Stage(stages[name]) if name in stages else None
+    return DeclaredStage(stages[name]) if name in stages else None
 
 
-def passes(steps: Sequence[PlanStep]) -> tuple[dict[str, Stage], ...]:
+def passes(steps: Sequence[PlanStep]) -> tuple[dict[str, DeclaredStage], ...]:
     """The passes before the last, which is without any stage; none where one ``up`` does it all."""
     created = [step.name for step in steps if step.op in CREATES and _wants_interface(step)]
     made = [step.name for step in steps if _lacks_interface(step)]
     withheld = [step.name for step in steps if _on_custom_metric(step)]
     first = (
-        dict.fromkeys(created, Stage.MADE)
-        | dict.fromkeys(made, Stage.JOINED)
-        | dict.fromkeys([*withheld, *_suspended(steps, [*created, *made])], Stage.WITHHELD)
+        dict.fromkeys(created, DeclaredStage.MADE)
+        | dict.fromkeys(made, DeclaredStage.JOINED)
+        | dict.fromkeys([*withheld, *_suspended(steps, [*created, *made])], DeclaredStage.WITHHELD)
     )
-    second = dict.fromkeys(created, Stage.JOINED) | dict.fromkeys(_suspended(steps, created), Stage.WITHHELD)
+    second = dict.fromkeys(created, DeclaredStage.JOINED) | dict.fromkeys(
+        _suspended(steps, created), DeclaredStage.WITHHELD
+    )
     return tuple(stages for stages in (first, second) if stages)
 
 

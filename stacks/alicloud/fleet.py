@@ -13,7 +13,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
-from stacks.alicloud.first_pass import HEALTH, Stage, stage_of
+from stacks.alicloud.first_pass import HEALTH, DeclaredStage, stage_of
 from stacks.alicloud.identity import Identity, IdentityArgs
 from stacks.alicloud.launch import (
     LaunchArgs,
@@ -185,7 +185,7 @@ class Fleet(pulumi.ComponentResource):
     ) -> None:
         """Suspend what must not run by itself, once the group is enabled: see ``first_pass``."""
         own = f"{name}{HEALTH}"
-        if self._args.pool.market is Market.SPOT or stage_of(own, os.environ) is Stage.WITHHELD:
+        if self._args.pool.market is Market.SPOT or stage_of(own, os.environ) is DeclaredStage.WITHHELD:
             return
         alicloud.ess.SuspendProcess(
             own,

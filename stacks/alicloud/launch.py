@@ -12,7 +12,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
-from stacks.alicloud.first_pass import Stage, stage_of
+from stacks.alicloud.first_pass import DeclaredStage, stage_of
 from stacks.alicloud.storage import bucket_name
 from stacks.payload import instance_file, user_data
 from stacks.settings import ImageSettings, Market, Pool, Stack
@@ -116,7 +116,7 @@ def scaling_configuration(
     stack, pool = args.stack, args.pool
     reserved = pool.reservation_id is not None
     stage = stage_of(name, os.environ)
-    joined = pool.erdma and stage is not Stage.MADE
+    joined = pool.erdma and stage is not DeclaredStage.MADE
     return alicloud.ess.ScalingConfiguration(
         name,
         scaling_group_id=group_id,

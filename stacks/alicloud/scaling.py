@@ -10,7 +10,7 @@ import os
 import pulumi
 import pulumi_alicloud as alicloud
 
-from stacks.alicloud.first_pass import Stage, stage_of
+from stacks.alicloud.first_pass import DeclaredStage, stage_of
 from stacks.settings import Pool, Stack
 from stacks.settings.pools import (
     COOLDOWN_IN_S,
@@ -47,7 +47,7 @@ def scale_by_load(
     more = _rule(f"{name}-out", group, 1, COOLDOWN_OUT_S, opts)
     ask = _rule(f"{name}-ask", group, 0, COOLDOWN_IN_S, opts)
     for alarm in load_alarms(plan):
-        if stage_of(f"{name}-{alarm.label}", os.environ) is Stage.WITHHELD:
+        if stage_of(f"{name}-{alarm.label}", os.environ) is DeclaredStage.WITHHELD:
             continue
         metric = GPU_MEMORY_METRIC if alarm.gpu_memory else "CpuUtilization"
         alicloud.ess.Alarm(

@@ -55,7 +55,7 @@ class Money:
 
 
 @dataclass(frozen=True)
-class Span:
+class CostRange:
     """From the least to the most that something costs.
 
     Attributes:
@@ -66,14 +66,14 @@ class Span:
     low: Money
     high: Money
 
-    def __add__(self, other: "Span") -> "Span":
-        return Span(self.low + other.low, self.high + other.high)
+    def __add__(self, other: "CostRange") -> "CostRange":
+        return CostRange(self.low + other.low, self.high + other.high)
 
-    def __mul__(self, times: Decimal | int) -> "Span":
-        return Span(self.low * times, self.high * times)
+    def __mul__(self, times: Decimal | int) -> "CostRange":
+        return CostRange(self.low * times, self.high * times)
 
-    def __truediv__(self, parts: int) -> "Span":
-        return Span(self.low / parts, self.high / parts)
+    def __truediv__(self, parts: int) -> "CostRange":
+        return CostRange(self.low / parts, self.high / parts)
 
     def __str__(self) -> str:
         if self.low == self.high:
@@ -81,12 +81,12 @@ class Span:
         return f"{self.low.amount.quantize(CENT):,} to {self.high}"
 
 
-def exactly(money: Money) -> Span:
+def exactly(money: Money) -> CostRange:
     """A span of one amount."""
-    return Span(money, money)
+    return CostRange(money, money)
 
 
-def total(spans: Iterable[Span], currency: str) -> Span:
+def total(spans: Iterable[CostRange], currency: str) -> CostRange:
     """The sum; nothing costs nothing.
 
     Raises:

@@ -6,13 +6,13 @@ from decimal import Decimal
 
 from stacks import catalog
 from stacks.catalog import Cloud, InstanceType, prices
-from stacks.catalog.money import HOURS_PER_MONTH, CurrencyError, Money, Span, exactly
+from stacks.catalog.money import HOURS_PER_MONTH, CostRange, CurrencyError, Money, exactly
 from stacks.catalog.prices import PriceList, Quote
-from stacks.cost.lines import Cost, Line
+from stacks.cost.lines import Cost, CostLine
 from stacks.settings import Market, Pool, Stack
 from stacks.settings.quantities import (
     DEFAULT_VOLUMES,
-    Kind,
+    CostKind,
     Level,
     Volumes,
     instances,
@@ -44,7 +44,7 @@ class _Parts:
     stack: Stack
     prices: PriceList
 
-    def of_pool(self, pool: Pool) -> Iterator[Line]:
+    def of_pool(self, pool: Pool) -> Iterator[CostLine]:
         """Instances by market, and the disks of all of them."""
         count = instances(self.stack, pool)
         if pool.market is Market.SPOT:
@@ -60,44 +60,46 @@ class _Parts:
             per_instance["disk_throughput"] = Decimal(EXTRA_THROUGHPUT_MB_PER_S)
         for what, units in per_instance.items():
             amounts = {level: units * many for level, many in count.items()}
-            yield self._line(what, Kind.DISKS, amounts, pool=pool.name)
+            yield self._line(what, CostKind.DISKS, amounts, pool=pool.name)
 
-    def shared(self, volumes: Volumes) -> Iterator[Line]:
+    def shared(self, volumes: Volumes) -> Iterator[CostLine]:
         """What all pools use."""
         for what, kind, units in shared_units(self.stack, volumes):
             yield self._line(what, kind, dict.fromkeys(Level, Decimal(units)))
 
-    def _line(self, what: str, kind: Kind, units: Mapping[Level, Decimal], pool: str | None = None) -> Line:
+    def _line(
+        self, what: str, kind: CostKind, units: Mapping[Level, Decimal], pool: str | None = None
+    ) -> CostLine:
         """So many units a month of one price."""
         quote = item_quote(self.stack, self.prices, what)
         months = None
         if quote.amount is not None:
             each = exactly(self._own_currency(quote, quote.amount))
             months = {level: each * many for level, many in units.items()}
-        return Line(pool, kind, what, months, (quote,))
+        return CostLine(pool, kind, what, months, (quote,))
 
-    def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> Line:
+    def _compute(self, pool: Pool, count: Mapping[Level, int], market: Market) -> CostLine:
         """Instances of one market: from the cheapest of the pool's types to the dearest."""
         quotes = tuple(instance_quote(self.stack, catalog.load().get(name), market) for name in pool.types)
         each = self._instance_hour(quotes, pool, market)
         months = None
         if each is not None:
             months = {level: each * (many * HOURS_PER_MONTH) for level, many in count.items()}
-        return Line(pool.name, Kind.COMPUTE, f"{market} {', '.join(pool.types)}", months, quotes)
+        return CostLine(pool.name, CostKind.COMPUTE, f"{market} {', '.join(pool.types)}", months, quotes)
 
-    def _instance_hour(self, quotes: tuple[Quote, ...], pool: Pool, market: Market) -> Span | None:
+    def _instance_hour(self, quotes: tuple[Quote, ...], pool: Pool, market: Market) -> CostRange | None:
         listed = [quote for quote in quotes if quote.amount is not None]
         if not listed:
             return None
         known = [self._own_currency(quote, quote.amount) for quote in listed if quote.amount is not None]
         low, high = min(known), max(known)
         if market is not Market.SPOT:
-            return Span(low, high)
+            return CostRange(low, high)
         discount = self.prices.spot_discount
         high *= ONE - discount.least
         if pool.spot_price_limit is not None:
             high = min(high, self._own_currency(listed[0], pool.spot_price_limit))
-        return Span(min(low * (ONE - discount.most), high), high)
+        return CostRange(min(low * (ONE - discount.most), high), high)
 
     def _own_currency(self, quote: Quote, amount: Decimal) -> Money:
         """A price in the stack's currency.

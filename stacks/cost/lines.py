@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from stacks.catalog.money import HOURS_PER_MONTH, Money, Span, total
+from stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money, total
 from stacks.catalog.prices import STALE_AFTER_DAYS, Quote
 from stacks.errors import StacksError
-from stacks.settings.quantities import Kind, Level
+from stacks.settings.quantities import CostKind, Level
 
 NOT_COUNTED = (
     "traffic to the internet and between zones, requests, snapshots and backups, logs and metrics beyond the "
@@ -25,7 +25,7 @@ class OvercommitError(StacksError):
 
 
 @dataclass(frozen=True)
-class Line:
+class CostLine:
     """One thing that is paid for.
 
     Attributes:
@@ -37,9 +37,9 @@ class Line:
     """
 
     pool: str | None
-    kind: Kind
+    kind: CostKind
     what: str
-    months: Mapping[Level, Span] | None
+    months: Mapping[Level, CostRange] | None
     quotes: tuple[Quote, ...]
 
     @property
@@ -62,22 +62,22 @@ class Cost:
     stack: str
     region: str
     currency: str
-    lines: tuple[Line, ...]
+    lines: tuple[CostLine, ...]
 
-    def month(self, level: Level, lines: Iterable[Line] | None = None) -> Span:
+    def month(self, level: Level, lines: Iterable[CostLine] | None = None) -> CostRange:
         """The sum for a month of all lines, or of some."""
         chosen = self.lines if lines is None else lines
         return total((line.months[level] for line in chosen if line.months is not None), self.currency)
 
-    def hour(self, level: Level, lines: Iterable[Line] | None = None) -> Span:
+    def hour(self, level: Level, lines: Iterable[CostLine] | None = None) -> CostRange:
         """The same for an hour."""
         return self.month(level, lines) / HOURS_PER_MONTH
 
-    def of_pool(self, pool: str | None) -> tuple[Line, ...]:
+    def of_pool(self, pool: str | None) -> tuple[CostLine, ...]:
         """The lines of a pool, or with None those that all pools share."""
         return tuple(line for line in self.lines if line.pool == pool)
 
-    def of_kind(self, kind: Kind) -> tuple[Line, ...]:
+    def of_kind(self, kind: CostKind) -> tuple[CostLine, ...]:
         """The lines of a kind."""
         return tuple(line for line in self.lines if line.kind is kind)
 

@@ -12,7 +12,7 @@ from stacks import catalog
 from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost
 from stacks.settings import Market, Pool, Purpose, Size, Stack, ThresholdKind
-from stacks.settings.quantities import Kind, Level
+from stacks.settings.quantities import CostKind, Level
 
 SMALLEST = Decimal("0.000001")  # of the currency's unit, for an hour
 ONE_INSTANCE = Size(min=0, desired=1, max=1)
@@ -47,7 +47,7 @@ def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
         "freezes": pool.purpose is Purpose.TRAINING,
         "on_demand": dict(_prices(stack, pool, usual)),
         "spot": dict(_prices(stack, pool, Market.SPOT)) if pool.market is Market.SPOT else {},
-        "disk_per_hour": str(_hour(_of_one(stack, pool, pool.types[0], usual), pool, Kind.DISKS) or 0),
+        "disk_per_hour": str(_hour(_of_one(stack, pool, pool.types[0], usual), pool, CostKind.DISKS) or 0),
         "gpus": {name: catalog.load().get(name).gpu_count for name in pool.types},
     }
 
@@ -63,7 +63,7 @@ def _prices(stack: Stack, pool: Pool, market: Market) -> Iterator[tuple[str, str
             continue
         amount = Decimal(0)
         if market is not Market.CAPACITY_BLOCK:
-            per_hour = _hour(_of_one(stack, pool, name, market), pool, Kind.COMPUTE)
+            per_hour = _hour(_of_one(stack, pool, name, market), pool, CostKind.COMPUTE)
             if per_hour is None:
                 yield name, None
                 continue
@@ -76,7 +76,7 @@ def _of_one(stack: Stack, pool: Pool, name: str, market: Market) -> Cost:
     return estimate(replace(stack, pools=(single,)))
 
 
-def _hour(cost: Cost, pool: Pool, kind: Kind) -> Decimal | None:
+def _hour(cost: Cost, pool: Pool, kind: CostKind) -> Decimal | None:
     """The most that the pool's lines of a kind cost an hour; None where a price is unknown."""
     lines = [line for line in cost.of_pool(pool.name) if line.kind is kind]
     if any(line.months is None for line in lines):

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stacks.catalog.money import HOURS_PER_MONTH, Money, Span
-from stacks.cost.lines import NOT_COUNTED, Cost, Line
+from stacks.catalog.money import HOURS_PER_MONTH, CostRange, Money
+from stacks.cost.lines import NOT_COUNTED, Cost, CostLine
 from stacks.listing import Column, Listing
-from stacks.settings.quantities import Kind, Level
+from stacks.settings.quantities import CostKind, Level
 
 BAR_WIDTH = 44
 
@@ -43,7 +43,7 @@ def output(cost: Cost, monthly: Decimal | int) -> dict[str, Any]:
         "month_by_pool": {name: _plain(cost.month(Level.NOW, lines)) for name, lines in _by_pool(cost)},
         "month_by_kind": {
             str(kind): _plain(cost.month(Level.NOW, cost.of_kind(kind)))
-            for kind in Kind
+            for kind in CostKind
             if cost.of_kind(kind)
         },
         "unknown": [quote.what for quote in cost.unknown],
@@ -51,7 +51,7 @@ def output(cost: Cost, monthly: Decimal | int) -> dict[str, Any]:
     }
 
 
-def _plain(span: Span) -> dict[str, str]:
+def _plain(span: CostRange) -> dict[str, str]:
     return {"low": _cents(span.low), "high": _cents(span.high)}
 
 
@@ -59,7 +59,7 @@ def _cents(money: Money) -> str:
     return f"{money.amount:.2f}"
 
 
-def _by_pool(cost: Cost) -> Iterator[tuple[str, tuple[Line, ...]]]:
+def _by_pool(cost: Cost) -> Iterator[tuple[str, tuple[CostLine, ...]]]:
     for pool in cost.pools:
         yield pool or "shared", cost.of_pool(pool)
 
@@ -96,7 +96,7 @@ def _table(cost: Cost) -> Listing:
     return table
 
 
-def _amount(span: Span) -> str:
+def _amount(span: CostRange) -> str:
     low, high = f"{span.low.amount:,.2f}", f"{span.high.amount:,.2f}"
     return high if low == high else f"{low} to {high}"
 

@@ -152,7 +152,7 @@ def up(
     deployment: Deployment,
     *more: str,
     replace: Collection[str] = (),
-    connect: Callable[[str, Mapping[str, str]], first_values.Cloud] = Alicloud,
+    connect: Callable[[str, Mapping[str, str]], first_values.AlicloudCalls] = Alicloud,
     hold_upload: Callable[[str, Mapping[str, str]], None] = oss.hold_upload,
 ) -> int:
     """Create or update the stack, in as many passes as its resources take; returns the CLI's exit code.

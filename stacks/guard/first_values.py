@@ -14,14 +14,14 @@ RAW = "0"
 PERIOD_S = 60
 
 
-class Cloud(Protocol):
+class AlicloudCalls(Protocol):
     """What asks the cloud (``stacks.calls.alicloud.Alicloud``)."""
 
     def ask(self, product: str, action: str, **parameters: str) -> dict[str, Any]: ...
 
 
 def report(
-    cloud: Cloud,
+    cloud: AlicloudCalls,
     group: str,
     account: str,
     values: Sequence[FirstValue],
@@ -60,7 +60,9 @@ def _reported(first: FirstValue, group: str) -> dict[str, str]:
     }
 
 
-def _await(cloud: Cloud, account: str, metric: str, group: str, wait: Callable[[float], None]) -> None:
+def _await(
+    cloud: AlicloudCalls, account: str, metric: str, group: str, wait: Callable[[float], None]
+) -> None:
     for _ in range(LOOKS):
         answer = cloud.ask(
             "cms",

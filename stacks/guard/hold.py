@@ -13,7 +13,7 @@ ZONES = {"aws:ec2/subnet:Subnet": "availabilityZone", "alicloud:vpc/switch:Switc
 
 
 @dataclass(frozen=True)
-class Loss:
+class PlannedLoss:
     """One resource that the plan would delete.
 
     Attributes:
@@ -34,11 +34,11 @@ class Loss:
         )
 
 
-def losses(steps: Sequence[PlanStep]) -> tuple[Loss, ...]:
+def losses(steps: Sequence[PlanStep]) -> tuple[PlannedLoss, ...]:
     """Every resource with data, its key or its network that the plan would replace or delete."""
     removed = {(step.type, step.name): step for step in steps if step.op in REMOVES}
     return tuple(
-        Loss(step, HOLDINGS[step.type], tuple(_reasons(step, list(removed.values()))))
+        PlannedLoss(step, HOLDINGS[step.type], tuple(_reasons(step, list(removed.values()))))
         for step in removed.values()
         if step.type in HOLDINGS
     )
@@ -87,7 +87,7 @@ def _leader(step: PlanStep) -> str:
     return f"{step.name} ({why})" if why else step.name
 
 
-def _said(held: Sequence[Loss], steps: Sequence[PlanStep]) -> Iterator[str]:
+def _said(held: Sequence[PlannedLoss], steps: Sequence[PlanStep]) -> Iterator[str]:
     count = "1 resource" if len(held) == 1 else f"{len(held)} resources"
     yield f"refused, and nothing was touched: this change would lose data in {count}"
     for loss in held:

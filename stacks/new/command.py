@@ -13,7 +13,7 @@ from stacks.cost.estimate import estimate
 from stacks.cost.lines import hold_to_budget
 from stacks.errors import Problem, StacksError
 from stacks.new import stack_file
-from stacks.new.stack_file import Answers
+from stacks.new.stack_file import NewStack
 from stacks.settings import stack_files
 
 
@@ -22,7 +22,7 @@ class Question:
     """One answer of a stack file.
 
     Attributes:
-        field: of ``Answers``; its flag is in ``flag``.
+        field: of ``NewStack``; its flag is in ``flag``.
         flag: how a command line gives it.
         text: what a user is asked.
         keys: the keys of the file that it decides: a problem below one of them is a problem of the answer.
@@ -33,7 +33,7 @@ class Question:
     flag: str
     text: str
     keys: tuple[str, ...]
-    default: Callable[[Answers], str | None] = lambda _: None
+    default: Callable[[NewStack], str | None] = lambda _: None
 
     @property
     def is_list(self) -> bool:
@@ -90,7 +90,7 @@ def applying(cloud: Cloud) -> tuple[Question, ...]:
     return tuple(question for question in QUESTIONS if ONLY_ON.get(question.field, cloud) is cloud)
 
 
-def with_answer(so_far: Answers, question: Question, text: str) -> Answers:
+def with_answer(so_far: NewStack, question: Question, text: str) -> NewStack:
     """The answers with one more.
 
     Raises:
@@ -109,7 +109,7 @@ def concerns(problem: Problem, question: Question) -> bool:
     return any(problem.key == key or problem.key.startswith((f"{key}.", f"{key}[")) for key in question.keys)
 
 
-def asked(so_far: Answers, question: Question) -> Answers:
+def asked(so_far: NewStack, question: Question) -> NewStack:
     """Ask a user until the answer is one that may stand in the file."""
     while True:
         default = question.default(so_far)
@@ -120,7 +120,7 @@ def asked(so_far: Answers, question: Question) -> Answers:
             click.echo(f"  {error}", err=True)
 
 
-def answered(so_far: Answers, given: Mapping[str, str], *, interactive: bool) -> Answers:
+def answered(so_far: NewStack, given: Mapping[str, str], *, interactive: bool) -> NewStack:
     """Every answer, from flags or a user.
 
     Raises:
@@ -146,7 +146,7 @@ def answered(so_far: Answers, given: Mapping[str, str], *, interactive: bool) ->
     return so_far
 
 
-def _suggest(so_far: Answers, question: Question) -> None:
+def _suggest(so_far: NewStack, question: Question) -> None:
     """Before types are asked for: some of the catalog, with what they cost."""
     if question.field != "types":
         return

@@ -27,7 +27,7 @@ MARGIN, STEP = Decimal("1.1"), 500  # of a suggested budget above the worst mont
 
 
 @dataclass(frozen=True)
-class Answers:
+class NewStack:
     """What a stack file is made of.
 
     Attributes:
@@ -63,10 +63,10 @@ def zones_of(cloud: Cloud, region: str) -> tuple[str, ...]:
     return f"{region}{dash}a", f"{region}{dash}b"
 
 
-def starting_from(name: str, cloud: Cloud, region: str) -> Answers:
+def starting_from(name: str, cloud: Cloud, region: str) -> NewStack:
     """Answers to stand in until a user gives their own."""
     stand_in = PLACEHOLDERS[cloud]
-    return Answers(
+    return NewStack(
         name=name,
         cloud=cloud,
         region=region,
@@ -91,7 +91,7 @@ def suggested(cloud: Cloud, region: str) -> list[InstanceType]:
     return sorted(fitting, key=rank)[:SUGGESTIONS]
 
 
-def text_of(answers: Answers) -> str:
+def text_of(answers: NewStack) -> str:
     """The file, with a comment where a user may want something else."""
     cost = ", ".join(_priced(answers.types)) or "see `gpu-fleet catalog list`"
     image = f"    id: {_scalar(answers.image)}" if answers.image else f"    parameter: {DLAMI}"
@@ -150,7 +150,7 @@ def _flow(values: tuple[str, ...] | dict[str, int]) -> str:
     return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=math.inf).strip()
 
 
-def settings_of(answers: Answers) -> Stack:
+def settings_of(answers: NewStack) -> Stack:
     """The settings that ``check`` reads from the file.
 
     Raises:
@@ -160,7 +160,7 @@ def settings_of(answers: Answers) -> Stack:
     return reader.from_config(answers.name, content["config"])
 
 
-def problems(answers: Answers) -> tuple[Problem, ...]:
+def problems(answers: NewStack) -> tuple[Problem, ...]:
     """Everything that ``check`` would refuse."""
     try:
         settings_of(answers)
@@ -169,7 +169,7 @@ def problems(answers: Answers) -> tuple[Problem, ...]:
     return ()
 
 
-def suggested_budget(answers: Answers) -> int:
+def suggested_budget(answers: NewStack) -> int:
     """The worst month of valid answers with a tenth on top, in whole steps of 500."""
     worst = estimate(settings_of(answers)).worst_month.amount
     return max(STEP, math.ceil(worst * MARGIN / STEP) * STEP)

@@ -7,7 +7,7 @@ from typing import Any
 from stacks import naming
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.preflight import usable
-from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack
 
 # ImageOwnerAlias: www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeimages
@@ -72,9 +72,9 @@ def _key_instance(stack: Stack, cloud: Alicloud) -> Finding:
     identifier = str(stack.storage.kms_instance_id)
     status = cloud.ask("kms", "GetKmsInstance", KmsInstanceId=identifier)["KmsInstance"]["Status"]
     if status == "Connected":
-        return Finding("KMS instance", Verdict.FINE, f"{identifier} is connected; {KMS_PRICE}")
+        return Finding("KMS instance", Rating.FINE, f"{identifier} is connected; {KMS_PRICE}")
     says = f"{identifier} is {status}: it makes no key"
-    return Finding("KMS instance", Verdict.PROBLEM, says, "enable it in the KMS console, or name another")
+    return Finding("KMS instance", Rating.PROBLEM, says, "enable it in the KMS console, or name another")
 
 
 def _key(stack: Stack, cloud: Alicloud) -> Finding:
@@ -100,14 +100,14 @@ def _sender(cloud: Alicloud, sender: str) -> Finding:
     address = next(known, None)
     remedy = f"create and verify it at {MAIL_CONSOLE}"
     if address is None:
-        return Finding("sender", Verdict.PROBLEM, f"{sender} is no sender address of DirectMail", remedy)
+        return Finding("sender", Rating.PROBLEM, f"{sender} is no sender address of DirectMail", remedy)
     wrong = usable.so(
         ("is frozen", str(address.get("AccountStatus")) != "0"),
         ("is of a domain that is not verified", str(address.get("DomainStatus")) != "0"),
     )
     if wrong:
-        return Finding("sender", Verdict.PROBLEM, f"{sender} {', '.join(wrong)}", remedy)
-    return Finding("sender", Verdict.FINE, f"{sender} is a sender address of DirectMail")
+        return Finding("sender", Rating.PROBLEM, f"{sender} {', '.join(wrong)}", remedy)
+    return Finding("sender", Rating.FINE, f"{sender} is a sender address of DirectMail")
 
 
 def _webhook(stack: Stack, cloud: Alicloud, name: str) -> Finding:
@@ -118,5 +118,5 @@ def _webhook(stack: Stack, cloud: Alicloud, name: str) -> Finding:
     if not secret or secret.get("PlannedDeleteTime"):
         says = "its secret is being deleted" if secret else f"there is no secret {name} in {stack.region}"
         remedy = f"aliyun kms CreateSecret --region {stack.region} --SecretName {name} --VersionId v1"
-        return Finding(subject, Verdict.PROBLEM, says, f'{remedy} --SecretData "$(cat FILE)"')
-    return Finding(subject, Verdict.FINE, "its secret is there")
+        return Finding(subject, Rating.PROBLEM, says, f'{remedy} --SecretData "$(cat FILE)"')
+    return Finding(subject, Rating.FINE, "its secret is there")

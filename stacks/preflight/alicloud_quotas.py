@@ -7,7 +7,7 @@ from typing import Any
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.catalog.instance_types import InstanceType
 from stacks.errors import CannotCheckError
-from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.preflight.needs import vcpus
 from stacks.settings import Market, Stack
 from stacks.settings.quantities import gateways
@@ -59,12 +59,12 @@ def _vcpus(stack: Stack, cloud: Alicloud, subject: str, quota: str, wanted: int)
     allowed, used = (int(values[name][0]["Value"]) for name in names)
     says = f"needs {wanted}, {used} in use, {allowed} allowed"
     if wanted + used <= allowed:
-        return Finding(subject, Verdict.FINE, says)
+        return Finding(subject, Rating.FINE, says)
     # the code of the quota differs by family, and only the console lists them
     remedy = f"ask for {wanted + used} at {CONSOLE}/{BY_TYPE}/quotas"
     # below the limit for the stack alone: whatever uses the rest may be this stack itself
-    verdict = Verdict.PROBLEM if wanted > allowed else Verdict.NOTE
-    return Finding(subject, verdict, says, remedy)
+    rating = Rating.PROBLEM if wanted > allowed else Rating.NOTE
+    return Finding(subject, rating, says, remedy)
 
 
 def _of_product(stack: Stack, cloud: Alicloud, product: str, **more: str) -> list[dict[str, Any]]:
@@ -94,13 +94,13 @@ def _addresses(stack: Stack, cloud: Alicloud, wanted: int) -> Finding:
     tight = [quota for quota in counted if wanted + float(quota["TotalUsage"]) > float(quota["TotalQuota"])]
     subject = "elastic addresses"
     if not tight:
-        return Finding(subject, Verdict.FINE, f"needs {wanted}; no quota of eip is tight")
+        return Finding(subject, Rating.FINE, f"needs {wanted}; no quota of eip is tight")
     said = "; ".join(
         f"{_name(quota)}: {_count(quota, 'TotalUsage')} of {_count(quota, 'TotalQuota')}" for quota in tight
     )
     first = tight[0]
     remedy = increase("eip", first["QuotaActionCode"], wanted + _count(first, "TotalUsage"), stack.region)
-    return Finding(subject, Verdict.NOTE, f"needs {wanted}; in use {said}", remedy)
+    return Finding(subject, Rating.NOTE, f"needs {wanted}; in use {said}", remedy)
 
 
 def _room(stack: Stack, subject: str, product: str, quota: dict[str, Any], wanted: int) -> Finding:
@@ -108,9 +108,9 @@ def _room(stack: Stack, subject: str, product: str, quota: dict[str, Any], wante
     allowed, used = _count(quota, "TotalQuota"), _count(quota, "TotalUsage")
     says = f"needs {wanted}, {used} in use, {allowed} allowed ({_name(quota)})"
     if wanted + used <= allowed:
-        return Finding(subject, Verdict.FINE, says)
+        return Finding(subject, Rating.FINE, says)
     remedy = increase(product, quota["QuotaActionCode"], wanted + used, stack.region)
-    return Finding(subject, Verdict.PROBLEM if wanted > allowed else Verdict.NOTE, says, remedy)
+    return Finding(subject, Rating.PROBLEM if wanted > allowed else Rating.NOTE, says, remedy)
 
 
 def _name(quota: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.errors import CannotCheckError
-from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Grouping, Market, Pool, Stack
 
 IN_STOCK = "WithStock"
@@ -38,11 +38,11 @@ def _offered(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
     sold = [zone for zone in wanted if stock.get(zone)]
     says = "; ".join(f"{zone}: {_inventory(stock.get(zone, {}))}" for zone in wanted)
     if len(full) == len(wanted):
-        return Finding(subject, Verdict.FINE, says)
+        return Finding(subject, Rating.FINE, says)
     elsewhere = sorted(zone for zone, types in stock.items() if IN_STOCK in types.values())
     remedy = f"in stock in {', '.join(elsewhere)}" if elsewhere else "in stock in no zone; name other types"
     hard = not sold or (pool.grouping is Grouping.PER_ZONE and len(sold) < len(wanted))
-    return Finding(subject, Verdict.PROBLEM if hard else Verdict.NOTE, says, remedy)
+    return Finding(subject, Rating.PROBLEM if hard else Rating.NOTE, says, remedy)
 
 
 def _stock(stack: Stack, cloud: Alicloud, pool: Pool) -> dict[str, dict[str, str]]:
@@ -84,12 +84,12 @@ def _spot(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
         for resource in listed(zone, "AvailableSpotResources", "AvailableSpotResource")
     }
     if not rates:
-        return Finding(subject, Verdict.NOTE, "none sold in the pool's zones", "name other pools.types")
+        return Finding(subject, Rating.NOTE, "none sold in the pool's zones", "name other pools.types")
     says = ", ".join(f"{name} interrupted {rate}" for name, rate in rates.items())
     calm = any(rate != OFTEN_INTERRUPTED for rate in rates.values())
     if calm:
-        return Finding(subject, Verdict.FINE, says)
-    return Finding(subject, Verdict.NOTE, says, "name more pools.types, or an on_demand_base")
+        return Finding(subject, Rating.FINE, says)
+    return Finding(subject, Rating.NOTE, says, "name more pools.types, or an on_demand_base")
 
 
 def _reservation(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
@@ -102,7 +102,7 @@ def _reservation(stack: Stack, cloud: Alicloud, pool: Pool) -> Finding:
     reservations = listed(cloud.ask("ecs", action, RegionId=stack.region, **ids), outer, inner)
     if not reservations:
         remedy = "name another pools.reservation_id"
-        return Finding(subject, Verdict.PROBLEM, f"{identifier} is not in {stack.region}", remedy)
+        return Finding(subject, Rating.PROBLEM, f"{identifier} is not in {stack.region}", remedy)
     return _usable(stack, pool, subject, reservations[0])
 
 
@@ -112,5 +112,5 @@ def _usable(stack: Stack, pool: Pool, subject: str, reservation: dict[str, Any])
     total = sum(int(part.get("TotalAmount", 0)) for part in resources if part["InstanceType"] in pool.types)
     says = f"{reservation['Status']}, {total} of {', '.join(pool.types)}; the pool wants {pool.size.max}"
     if reservation["Status"] == "Active" and total >= pool.size.max:
-        return Finding(subject, Verdict.FINE, says)
-    return Finding(subject, Verdict.PROBLEM, says, f"name another pools.reservation_id in {stack.region}")
+        return Finding(subject, Rating.FINE, says)
+    return Finding(subject, Rating.PROBLEM, says, f"name another pools.reservation_id in {stack.region}")

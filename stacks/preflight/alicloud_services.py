@@ -10,7 +10,7 @@ from stacks.calls import oss
 from stacks.calls.alicloud import DENIALS, Alicloud, listed
 from stacks.errors import CannotCheckError
 from stacks.preflight import usable
-from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack
 
 # No call of theirs tells whether they are open without opening them: their references list no code of a read
@@ -116,21 +116,21 @@ def _role(role: Role, cloud: Alicloud) -> Finding:
     answer = usable.unless_missing(partial(cloud.ask, "ram", "GetRole", RoleName=role.name), "EntityNotExist")
     subject = f"role {role.name}"
     if answer:
-        return Finding(subject, Verdict.FINE, "is there")
+        return Finding(subject, Rating.FINE, "is there")
     if role.by_itself:
         says = f"is missing: {role.why}; the service makes it for whoever may ram:CreateServiceLinkedRole"
-        return Finding(subject, Verdict.NOTE, says, role.remedy)
-    return Finding(subject, Verdict.PROBLEM, f"is missing: {role.why}", role.remedy)
+        return Finding(subject, Rating.NOTE, says, role.remedy)
+    return Finding(subject, Rating.PROBLEM, f"is missing: {role.why}", role.remedy)
 
 
 def _flow_logs(stack: Stack, cloud: Alicloud) -> Finding:
     """API GetFlowLogServiceStatus."""
     answer = cloud.ask("vpc", "GetFlowLogServiceStatus", RegionId=stack.region)
     if answer.get("Enabled") in (True, "true"):
-        return Finding("flow logs", Verdict.FINE, "are activated")
+        return Finding("flow logs", Rating.FINE, "are activated")
     says = "are not activated: the network's flow log is refused"
     return Finding(
-        "flow logs", Verdict.PROBLEM, says, f"aliyun vpc OpenFlowLogService --RegionId {stack.region}"
+        "flow logs", Rating.PROBLEM, says, f"aliyun vpc OpenFlowLogService --RegionId {stack.region}"
     )
 
 
@@ -141,18 +141,18 @@ def _kms(cloud: Alicloud) -> Finding:
     """
     status = str(cloud.ask("kms", "DescribeAccountKmsStatus").get("AccountStatus"))
     if status == "Enabled":
-        return Finding("KMS", Verdict.FINE, "is activated")
+        return Finding("KMS", Rating.FINE, "is activated")
     remedy = "aliyun kms OpenKmsService" if status == "NotEnabled" else "top up the account"
-    return Finding("KMS", Verdict.PROBLEM, f"is {status}: no key can be made or used", remedy)
+    return Finding("KMS", Rating.PROBLEM, f"is {status}: no key can be made or used", remedy)
 
 
 def _logs(cloud: Alicloud) -> Finding:
     """API GetSlsService: www.alibabacloud.com/help/en/log-service/latest/getslsservice."""
     answer = cloud.ask("sls", "GetSlsService")
     if answer.get("Enabled") in (True, "true") or answer.get("Status") == "Opened":
-        return Finding("Simple Log Service", Verdict.FINE, "is activated")
+        return Finding("Simple Log Service", Rating.FINE, "is activated")
     remedy = "aliyun sls OpenSlsService --endpoint sls.aliyuncs.com --version 2019-10-23 --force"
-    return Finding("Simple Log Service", Verdict.PROBLEM, "is not activated: no log store is made", remedy)
+    return Finding("Simple Log Service", Rating.PROBLEM, "is not activated: no log store is made", remedy)
 
 
 def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
@@ -163,10 +163,10 @@ def _privatelink(stack: Stack, cloud: Alicloud) -> Finding:
     except CannotCheckError as error:
         if not error.code or any(denial in error.code for denial in DENIALS):
             raise
-        return Finding("PrivateLink", Verdict.PROBLEM, f"is not activated ({error.code})", remedy)
+        return Finding("PrivateLink", Rating.PROBLEM, f"is not activated ({error.code})", remedy)
     if answer.get("Success") in (True, "true"):
-        return Finding("PrivateLink", Verdict.FINE, "is activated")
-    return Finding("PrivateLink", Verdict.PROBLEM, "is not activated", remedy)
+        return Finding("PrivateLink", Rating.FINE, "is activated")
+    return Finding("PrivateLink", Rating.PROBLEM, "is not activated", remedy)
 
 
 def file_systems(stack: Stack) -> tuple[str, ...]:
@@ -184,16 +184,16 @@ def _nas(stack: Stack, cloud: Alicloud, kind: str) -> Finding:
         if listed(zone, "InstanceTypes", "InstanceType")
     )
     if zone in sold:
-        return Finding(subject, Verdict.FINE, f"{zone} sells it")
+        return Finding(subject, Rating.FINE, f"{zone} sells it")
     remedy = f"put one of {', '.join(sold)} first in network.zones" if sold else f"open NAS at {NAS_CONSOLE}"
-    return Finding(subject, Verdict.PROBLEM, f"{zone} does not sell it", remedy)
+    return Finding(subject, Rating.PROBLEM, f"{zone} does not sell it", remedy)
 
 
 def _to_open(stack: Stack) -> Finding:
     wanted = UNTOLD | ({"NAS": NAS_CONSOLE} if file_systems(stack) else {})
     named = ", ".join(f"{name} ({console})" for name, console in wanted.items())
     says = "no call says whether these are activated without activating them; each is opened once an account"
-    return Finding("activation", Verdict.NOTE, says, f"open once in the console: {named}")
+    return Finding("activation", Rating.NOTE, says, f"open once in the console: {named}")
 
 
 def _oss_is_open(s3: Any) -> Finding:
@@ -203,8 +203,8 @@ def _oss_is_open(s3: Any) -> Finding:
     except CannotCheckError as error:
         if error.code not in oss.UNUSABLE:
             raise
-        return Finding("OSS", Verdict.PROBLEM, str(error), f"open OSS, or pay what is owed, at {OSS_CONSOLE}")
-    return Finding("OSS", Verdict.FINE, "is activated")
+        return Finding("OSS", Rating.PROBLEM, str(error), f"open OSS, or pay what is owed, at {OSS_CONSOLE}")
+    return Finding("OSS", Rating.FINE, "is activated")
 
 
 def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) -> Finding:
@@ -215,21 +215,21 @@ def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) 
     public, inner = oss.public_host(stack.region), oss.inner_host(stack.region)
     if reachable(inner):
         remedy = f"export {oss.CHOSEN}=https://{inner}"
-        return Finding("OSS from here", Verdict.FINE, f"the inner endpoint {inner} answers", remedy)
+        return Finding("OSS from here", Rating.FINE, f"the inner endpoint {inner} answers", remedy)
     inside = oss.way_inside(stack.region)
     if not reachable(public):
-        return Finding("OSS from here", Verdict.PROBLEM, f"neither {public} nor {inner} answers", inside)
+        return Finding("OSS from here", Rating.PROBLEM, f"neither {public} nor {inner} answers", inside)
     if not oss.restricted(stack.region):
-        return Finding("OSS from here", Verdict.FINE, f"{public} answers")
+        return Finding("OSS from here", Rating.FINE, f"{public} answers")
     access = oss.public_access(buckets())
     if access is oss.Access.ALLOWED:
-        return Finding("OSS from here", Verdict.FINE, f"{public} answers, and lets this account in")
+        return Finding("OSS from here", Rating.FINE, f"{public} answers, and lets this account in")
     if access is oss.Access.FORBIDDEN:
         says = f"{public} refuses this account objects of mainland China: `gpu-fleet up` would stop"
-        return Finding("OSS from here", Verdict.PROBLEM, says, inside)
+        return Finding("OSS from here", Rating.PROBLEM, says, inside)
     says = f"{public} answers; no bucket says whether it refuses this account objects of mainland China"
     remedy = f"{inside}; or, if the account had OSS before 2025-03-20, `export {oss.CHOSEN}=https://{public}`"
-    return Finding("OSS from here", Verdict.NOTE, says, remedy)
+    return Finding("OSS from here", Rating.NOTE, says, remedy)
 
 
 def _name(stack: Stack, s3: Any) -> Finding:
@@ -237,9 +237,9 @@ def _name(stack: Stack, s3: Any) -> Finding:
     bucket = naming.prefixed(stack.name, "records", stack.account_id)
     region = _region_of(s3, bucket)
     if region in (None, stack.region):
-        return Finding("name", Verdict.FINE, f"no stack {stack.name!r} in another region")
+        return Finding("name", Rating.FINE, f"no stack {stack.name!r} in another region")
     says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
-    return Finding("name", Verdict.PROBLEM, says, "name this stack otherwise")
+    return Finding("name", Rating.PROBLEM, says, "name this stack otherwise")
 
 
 def _region_of(s3: Any, bucket: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from stacks import naming
 from stacks.calls.aws import Aws
 from stacks.preflight import usable
-from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack
 
 AMAZON = "amazon"
@@ -49,9 +49,9 @@ def _name(stack: Stack, aws: Aws) -> Finding:
     answer = usable.unless_missing(asked, "HeadBucket: 404")
     region = answer.get("BucketRegion", stack.region)
     if region == stack.region:
-        return Finding("name", Verdict.FINE, f"no stack {stack.name!r} in another region")
+        return Finding("name", Rating.FINE, f"no stack {stack.name!r} in another region")
     says = f"a stack {stack.name!r} is in {region}: {bucket} is there, and more would share its names"
-    return Finding("name", Verdict.PROBLEM, says, "name this stack otherwise")
+    return Finding("name", Rating.PROBLEM, says, "name this stack otherwise")
 
 
 def _image(stack: Stack, aws: Aws) -> Finding:
@@ -111,7 +111,7 @@ def _budget(stack: Stack, aws: Aws) -> Finding:
     budgets = aws.pages("budgets", "describe_budgets", "Budgets", AccountId=stack.account_id)
     known = next((budget for budget in budgets if budget["BudgetName"] == name), None)
     now = "none of that name yet" if known is None else f"now {known['BudgetLimit']['Amount']}"
-    return Finding("budget", Verdict.FINE, f"{name}: {wanted} {stack.budget.currency} a month, {now}")
+    return Finding("budget", Rating.FINE, f"{name}: {wanted} {stack.budget.currency} a month, {now}")
 
 
 def _sender(stack: Stack, aws: Aws, sender: str) -> Finding:
@@ -122,7 +122,7 @@ def _sender(stack: Stack, aws: Aws, sender: str) -> Finding:
             return _out_of_the_sandbox(stack, aws, identity)
     says = f"neither {sender} nor its domain is verified in SES of {stack.region}: users get no mail"
     remedy = f"aws sesv2 create-email-identity --region {stack.region} --email-identity {sender}"
-    return Finding("sender", Verdict.PROBLEM, says, f"{remedy}, and open the link in its mail")
+    return Finding("sender", Rating.PROBLEM, says, f"{remedy}, and open the link in its mail")
 
 
 def _out_of_the_sandbox(stack: Stack, aws: Aws, identity: str) -> Finding:
@@ -130,12 +130,12 @@ def _out_of_the_sandbox(stack: Stack, aws: Aws, identity: str) -> Finding:
     account = aws.ask("sesv2", "get_account")
     if not account.get("SendingEnabled"):
         remedy = f"aws sesv2 put-account-sending-attributes --region {stack.region} --sending-enabled"
-        return Finding("sender", Verdict.PROBLEM, "sending is paused for the account in SES", remedy)
+        return Finding("sender", Rating.PROBLEM, "sending is paused for the account in SES", remedy)
     if not account.get("ProductionAccessEnabled"):
         says = "SES is in its sandbox: it mails addresses that are verified themselves, and no other"
         console = f"https://{stack.region}.console.aws.amazon.com/ses/home?region={stack.region}#/account"
-        return Finding("sender", Verdict.PROBLEM, says, f"request production access: {console}")
-    return Finding("sender", Verdict.FINE, f"{identity} is verified in SES")
+        return Finding("sender", Rating.PROBLEM, says, f"request production access: {console}")
+    return Finding("sender", Rating.FINE, f"{identity} is verified in SES")
 
 
 def _webhook(stack: Stack, aws: Aws, name: str) -> Finding:
@@ -146,13 +146,13 @@ def _webhook(stack: Stack, aws: Aws, name: str) -> Finding:
     if not secret or secret.get("DeletedDate"):
         says = "its secret is being deleted" if secret else f"there is no secret {name} in {stack.region}"
         remedy = f"aws secretsmanager create-secret --region {stack.region} --name {name}"
-        return Finding(subject, Verdict.PROBLEM, says, f"{remedy} --secret-string file://FILE")
+        return Finding(subject, Rating.PROBLEM, says, f"{remedy} --secret-string file://FILE")
     key = secret.get("KmsKeyId", SECRETS_KEY)
     if key == SECRETS_KEY or _key_id(aws, key) == _key_id(aws, f"alias/{naming.prefixed(stack.name)}"):
-        return Finding(subject, Verdict.FINE, "its secret is there")
+        return Finding(subject, Rating.FINE, "its secret is there")
     says = f"its secret is under {key}, which the sweep may not use"
     remedy = f"aws secretsmanager update-secret --region {stack.region} --secret-id {name}"
-    return Finding(subject, Verdict.PROBLEM, says, f"{remedy} --kms-key-id {SECRETS_KEY}")
+    return Finding(subject, Rating.PROBLEM, says, f"{remedy} --kms-key-id {SECRETS_KEY}")
 
 
 def _key_id(aws: Aws, name: str) -> str:

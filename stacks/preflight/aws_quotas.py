@@ -9,7 +9,7 @@ from typing import Any
 from stacks import catalog, naming
 from stacks.calls.aws import Aws
 from stacks.catalog.instance_types import Cloud, InstanceType
-from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.preflight.needs import vcpus
 from stacks.preflight.usable import unless_missing
 from stacks.settings import Market, Stack
@@ -69,8 +69,8 @@ def _held(stack: Stack, aws: Aws, need: Need) -> Finding:
     used = 0 if need.wanted > allowed else need.used()
     says = f"needs {need.wanted}, {used} in use beside it, {allowed} allowed ({need.code})"
     if need.wanted + used <= allowed:
-        return Finding(need.subject, Verdict.FINE, says)
-    return Finding(need.subject, Verdict.PROBLEM, says, increase(stack, need, need.wanted + used))
+        return Finding(need.subject, Rating.FINE, says)
+    return Finding(need.subject, Rating.PROBLEM, says, increase(stack, need, need.wanted + used))
 
 
 def _of_instances(stack: Stack, aws: Aws) -> Iterator[Need]:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from stacks.calls.aws import Aws
-from stacks.preflight.findings import Finding, Verdict, guarded
+from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.preflight.needs import types_of
 from stacks.preflight.usable import so
 from stacks.settings import Grouping, Market, Pool, Stack
@@ -36,12 +36,12 @@ def _offered(stack: Stack, aws: Aws, pool: Pool) -> Finding:
     empty = [zone for zone in wanted if not any(zone in zones for zones in sold.values())]
     elsewhere = sorted({zone for zones in sold.values() for zone in zones})
     if not empty:
-        return Finding(subject, Verdict.FINE, f"{', '.join(wanted)} sell {_some(pool)}")
+        return Finding(subject, Rating.FINE, f"{', '.join(wanted)} sell {_some(pool)}")
     says = f"{', '.join(empty)} sell no {_some(pool)}"
     remedy = f"name other pools.zones: sold in {', '.join(elsewhere)}" if elsewhere else "name other types"
     # one group over several zones starts its instances in those that have the type
     hard = pool.grouping is Grouping.PER_ZONE or len(empty) == len(wanted)
-    return Finding(subject, Verdict.PROBLEM if hard else Verdict.NOTE, says, remedy)
+    return Finding(subject, Rating.PROBLEM if hard else Rating.NOTE, says, remedy)
 
 
 def _zones_by_type(aws: Aws, pool: Pool) -> dict[str, set[str]]:
@@ -70,8 +70,8 @@ def _efa(aws: Aws, pool: Pool) -> Finding:
     most = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0
     says = f"{name} has {most} adapters, the template asks for {wanted}"
     if most >= wanted:
-        return Finding(subject, Verdict.FINE, says)
-    return Finding(subject, Verdict.PROBLEM, says, "name a type with EFA, or pools.efa: false")
+        return Finding(subject, Rating.FINE, says)
+    return Finding(subject, Rating.PROBLEM, says, "name a type with EFA, or pools.efa: false")
 
 
 def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
@@ -89,8 +89,8 @@ def _spot(stack: Stack, aws: Aws, pool: Pool) -> Finding:
     best = max((score["Score"] for score in scores), default=0)
     says = f"{many} instances at once: placement score {best} of 10"
     if best > SCARCE_SPOT_SCORE:
-        return Finding(subject, Verdict.FINE, says)
-    return Finding(subject, Verdict.NOTE, says, "name more pools.types or zones, or an on_demand_base")
+        return Finding(subject, Rating.FINE, says)
+    return Finding(subject, Rating.NOTE, says, "name more pools.types or zones, or an on_demand_base")
 
 
 def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
@@ -115,7 +115,7 @@ def _reservation(stack: Stack, aws: Aws, pool: Pool, now: datetime) -> Finding:
     if not wrong:
         free, total = reservation["AvailableInstanceCount"], reservation["TotalInstanceCount"]
         says = f"{reservation['State']}, {free} of {total} free"
-        return Finding(subject, Verdict.FINE, says)
+        return Finding(subject, Rating.FINE, says)
     wanted = f"{pool.size.max} {pool.types[0]} in {', '.join(stack.zones_of(pool))}"
     says = f"{pool.reservation_id} {', '.join(wrong)}; the pool wants {wanted} ({pool.market})"
-    return Finding(subject, Verdict.PROBLEM, says, "name another pools.reservation_id")
+    return Finding(subject, Rating.PROBLEM, says, "name another pools.reservation_id")

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from stacks.errors import CannotCheckError
 from stacks.preflight import report
-from stacks.preflight.findings import Finding, Verdict, exit_code
+from stacks.preflight.findings import Finding, Rating, exit_code
 from stacks.settings import Stack, stack_files
 from stacks.settings.stack_files import StackName
 
@@ -23,7 +23,7 @@ def look(stack: Stack) -> Iterator[Finding]:
     try:
         yield from cloud.look(stack)
     except CannotCheckError as error:
-        yield Finding("account", Verdict.UNCHECKED, f"could not be checked, and nothing else: {error}")
+        yield Finding("account", Rating.UNCHECKED, f"could not be checked, and nothing else: {error}")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet preflight aws-prod")

@@ -7,7 +7,7 @@ from enum import IntEnum, StrEnum
 from stacks.errors import CannotCheckError
 
 
-class Verdict(StrEnum):
+class Rating(StrEnum):
     """What an answer means for an ``up``, from harmless to unknown.
 
     ``note`` is worth reading and stops nothing: spot capacity that is scarce today, say.
@@ -33,13 +33,13 @@ class Finding:
 
     Attributes:
         subject: what was asked about.
-        verdict: what the answer means.
+        rating: what the answer means.
         says: the answer in words, with its numbers.
         remedy: what to do, often a command; empty where nothing is to be done.
     """
 
     subject: str
-    verdict: Verdict
+    rating: Rating
     says: str
     remedy: str = ""
 
@@ -49,12 +49,12 @@ def guarded(subject: str, look: Callable[[], Finding]) -> Finding:
     try:
         return look()
     except CannotCheckError as error:
-        return Finding(subject, Verdict.UNCHECKED, f"could not be checked: {error}")
+        return Finding(subject, Rating.UNCHECKED, f"could not be checked: {error}")
 
 
 def exit_code(findings: Iterable[Finding]) -> ExitCode:
     """Problems count more than what could not be looked at."""
-    verdicts = {finding.verdict for finding in findings}
-    if Verdict.PROBLEM in verdicts:
+    ratings = {finding.rating for finding in findings}
+    if Rating.PROBLEM in ratings:
         return ExitCode.PROBLEMS
-    return ExitCode.UNCHECKED if Verdict.UNCHECKED in verdicts else ExitCode.FINE
+    return ExitCode.UNCHECKED if Rating.UNCHECKED in ratings else ExitCode.FINE

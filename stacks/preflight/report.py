@@ -7,13 +7,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stacks.preflight.findings import Finding, Verdict
+from stacks.preflight.findings import Finding, Rating
 
 STYLES = {
-    Verdict.FINE: "green",
-    Verdict.NOTE: "cyan",
-    Verdict.PROBLEM: "bold red",
-    Verdict.UNCHECKED: "yellow",
+    Rating.FINE: "green",
+    Rating.NOTE: "cyan",
+    Rating.PROBLEM: "bold red",
+    Rating.UNCHECKED: "yellow",
 }
 
 
@@ -23,8 +23,8 @@ def page(stack: str, findings: Sequence[Finding]) -> RenderableType:
     for heading in ("", "about", "the cloud says"):
         table.add_column(heading, no_wrap=heading != "the cloud says", overflow="fold")
     for finding in findings:
-        verdict = Text(str(finding.verdict), style=STYLES[finding.verdict])
-        table.add_row(verdict, finding.subject, Text(finding.says))
+        rating = Text(str(finding.rating), style=STYLES[finding.rating])
+        table.add_row(rating, finding.subject, Text(finding.says))
     remedies = [
         Text(f"{finding.subject}: {finding.remedy}", overflow="fold")
         for finding in findings
@@ -36,6 +36,6 @@ def page(stack: str, findings: Sequence[Finding]) -> RenderableType:
 
 def summary(stack: str, findings: Sequence[Finding]) -> str:
     """One line: how many of each kind."""
-    count = Counter(finding.verdict for finding in findings)
-    said = ", ".join(f"{count[verdict]} {verdict}" for verdict in Verdict if count[verdict])
+    count = Counter(finding.rating for finding in findings)
+    said = ", ".join(f"{count[rating]} {rating}" for rating in Rating if count[rating])
     return f"{stack}: {said}"

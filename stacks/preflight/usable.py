@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stacks.errors import CannotCheckError
-from stacks.preflight.findings import Finding, Verdict
+from stacks.preflight.findings import Finding, Rating
 from stacks.settings import Stack
 
 ARCHITECTURE = "x86_64"
@@ -18,9 +18,9 @@ def so(*said: tuple[str, bool]) -> list[str]:
 def account(stack: Stack, who: str, of: str, remedy: str) -> Finding:
     """Whose credentials these are, and whether that account is the stack's; an emulator has its own."""
     if of == stack.account_id or stack.emulated:
-        return Finding("account", Verdict.FINE, f"{who} of {of}")
+        return Finding("account", Rating.FINE, f"{who} of {of}")
     says = f"the credentials are of {of}, the stack belongs to {stack.account_id}"
-    return Finding("account", Verdict.PROBLEM, says, remedy)
+    return Finding("account", Rating.PROBLEM, says, remedy)
 
 
 def unless_missing(ask: Callable[[], dict[str, Any]], code: str) -> dict[str, Any]:
@@ -40,13 +40,13 @@ def unless_missing(ask: Callable[[], dict[str, Any]], code: str) -> dict[str, An
 def image(named: str, wrong: Sequence[str], build: str) -> Finding:
     """An image that was found, and what is wrong with it."""
     if not wrong:
-        return Finding("image", Verdict.FINE, named)
-    return Finding("image", Verdict.PROBLEM, f"{named} {', '.join(wrong)}", f"name another, or {build}")
+        return Finding("image", Rating.FINE, named)
+    return Finding("image", Rating.PROBLEM, f"{named} {', '.join(wrong)}", f"name another, or {build}")
 
 
 def no_image(stack: Stack, identifier: str, build: str) -> Finding:
     """An image that is not there, for this account at least."""
-    return Finding("image", Verdict.PROBLEM, f"{identifier} is not in {stack.region}", build)
+    return Finding("image", Rating.PROBLEM, f"{identifier} is not in {stack.region}", build)
 
 
 def misfits(stack: Stack, architecture: object, size_gib: int) -> Iterable[str]:
@@ -68,9 +68,9 @@ def key(alias: str, answer: dict[str, Any], *, enable: str, cancel_deletion: str
         cancel_deletion: the command that takes a scheduled deletion back.
     """
     if not answer:
-        return Finding("key", Verdict.FINE, f"{alias} does not exist yet: an up makes it")
+        return Finding("key", Rating.FINE, f"{alias} does not exist yet: an up makes it")
     state = answer["KeyMetadata"]["KeyState"]
     if state == "Enabled":
-        return Finding("key", Verdict.FINE, f"{alias} is enabled")
+        return Finding("key", Rating.FINE, f"{alias} is enabled")
     remedy = f"{cancel_deletion} && {enable}" if state == "PendingDeletion" else enable
-    return Finding("key", Verdict.PROBLEM, f"{alias} is {state}: what it encrypts stays shut", remedy)
+    return Finding("key", Rating.PROBLEM, f"{alias} is {state}: what it encrypts stays shut", remedy)

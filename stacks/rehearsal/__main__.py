@@ -21,7 +21,7 @@ from stacks.rehearsal import (
     reaper_act,
     training_act,
 )
-from stacks.rehearsal.clients import ClientPool, Clients
+from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.processes import ended_like_by_keyboard
@@ -55,7 +55,7 @@ def main(name: str, folder: Path) -> None:
             bucket_policies.conditions_left_out(),
             contextlib.closing(ClientPool()) as pool,
         ):
-            rehearse(console, Clients(settings.region, pool), settings, folder)
+            rehearse(console, RegionClients(settings.region, pool), settings, folder)
     except (StacksError, pulumi.RunError) as error:
         # RunError: the program's own refusal, say of a worst month over the budget
         console.print(f"[red]error:[/red] {error}", highlight=False)
@@ -65,7 +65,7 @@ def main(name: str, folder: Path) -> None:
         sys.exit(INTERRUPTED)
 
 
-def rehearse(console: Console, clients: Clients, settings: Stack, build: Path) -> closing.Figures:
+def rehearse(console: Console, clients: RegionClients, settings: Stack, build: Path) -> closing.Figures:
     """Play all acts of a stack and write their figures.
 
     Raises:
@@ -101,7 +101,7 @@ def rehearse(console: Console, clients: Clients, settings: Stack, build: Path) -
     return figures
 
 
-def stand_up(console: Console, clients: Clients, name: str) -> Rehearsed:
+def stand_up(console: Console, clients: RegionClients, name: str) -> Rehearsed:
     """First act: the program registers its resources, moto creates what it knows."""
     _act(console, 1, f"the program of stack {name} against moto")
     with Tree(console, name) as tree:
@@ -109,7 +109,7 @@ def stand_up(console: Console, clients: Clients, name: str) -> Rehearsed:
 
 
 def use(
-    console: Console, clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path
+    console: Console, clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: Path
 ) -> closing.Figures:
     """Third to fifth act: users train on the instances, forget some of them, and spend the month's money."""
     _act(console, 3, "training, a spot notice half-way, the resume on another instance")

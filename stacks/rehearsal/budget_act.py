@@ -17,7 +17,7 @@ from typing import Any
 
 from stacks import naming
 from stacks.rehearsal import instances, processes, sweeps
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.program import ROOT, Rehearsed
 from stacks.settings import Purpose, Stack
@@ -52,7 +52,7 @@ class Breached:
     seconds: float
 
 
-def play(clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path) -> Breached:
+def play(clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: Path) -> Breached:
     """Spend the month's money, sweep once, and lift the freeze.
 
     Raises:
@@ -90,7 +90,7 @@ def training_groups(settings: Stack, rehearsed: Rehearsed) -> list[str]:
     return [name for pool in pools for name in rehearsed.outputs["group_names"][pool]]
 
 
-def spend(clients: Clients, rehearsed: Rehearsed, amount: Decimal) -> None:
+def spend(clients: RegionClients, rehearsed: Rehearsed, amount: Decimal) -> None:
     """Let the meter say that so much more was spent this month.
 
     Raises:
@@ -107,13 +107,13 @@ def spend(clients: Clients, rehearsed: Rehearsed, amount: Decimal) -> None:
     s3.put_object(Bucket=bucket, Key=key, Body=json.dumps(reading).encode())
 
 
-def _groups(clients: Clients, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _groups(clients: RegionClients, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     answer = clients("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
     for group in answer["AutoScalingGroups"]:
         yield group["AutoScalingGroupName"], group
 
 
-def _limits(clients: Clients, names: list[str]) -> Iterator[tuple[str, int]]:
+def _limits(clients: RegionClients, names: list[str]) -> Iterator[tuple[str, int]]:
     for name, group in _groups(clients, names):
         yield name, group["MaxSize"]
 
@@ -123,13 +123,13 @@ def _is_frozen(group: Mapping[str, Any]) -> bool:
     return closed and group["MaxSize"] == max(len(group["Instances"]), group["MinSize"])
 
 
-def _alarms(clients: Clients, stack: str) -> Iterator[dict[str, Any]]:
+def _alarms(clients: RegionClients, stack: str) -> Iterator[dict[str, Any]]:
     """The budget's alarms on what is spent; moto keeps them and lets none go off."""
     prefix = naming.prefixed(stack, "actual-")
     yield from clients("cloudwatch").describe_alarms(AlarmNamePrefix=prefix)["MetricAlarms"]
 
 
-def _published(clients: Clients, alarm: Mapping[str, Any]) -> float:
+def _published(clients: RegionClients, alarm: Mapping[str, Any]) -> float:
     """What the alarm would have looked at: its statistic of its metric, over the time it may come late."""
     now = datetime.now(UTC)
     statistics = clients("cloudwatch").get_metric_statistics(

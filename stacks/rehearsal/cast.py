@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stacks.rehearsal import first_boot, processes
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.instances import LaunchedInstance
 from stacks.rehearsal.metadata import MetadataService, metadata_service
@@ -80,7 +80,7 @@ class Player:
     root: Path
     watched: "Popen[bytes]"
 
-    def mirror_tags(self, clients: Clients) -> None:
+    def mirror_tags(self, clients: RegionClients) -> None:
         """Show the instance the tags that it has now, as ``instance_metadata_tags`` does on EC2."""
         own = [{"Name": "resource-id", "Values": [self.instance.id]}]
         found = clients("ec2").describe_tags(Filters=own)["Tags"]
@@ -124,7 +124,7 @@ def services(metadata: MetadataService) -> dict[str, str]:
 
 @contextmanager
 def cast(
-    clients: Clients, launched: Sequence[LaunchedInstance], user_data: Mapping[str, str], folder: Path
+    clients: RegionClients, launched: Sequence[LaunchedInstance], user_data: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[Player, ...]]:
     """Give each part to an instance that booted from its pool's user data; all of it ends with the block.
 
@@ -186,7 +186,7 @@ def listening(players: Sequence[Player], now: datetime) -> Iterator[None]:
         yield
 
 
-def wait_for_answers(clients: Clients, ledger_uri: str, ids: Collection[str]) -> None:
+def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[str]) -> None:
     """Until the agents of some instances have said, since this was called, that nothing runs there.
 
     Args:

@@ -57,7 +57,7 @@ class ClientPool:
 
 
 @dataclass(frozen=True)
-class Clients:
+class RegionClients:
     """The clients of one region: ``clients("ec2")``.
 
     Attributes:
@@ -80,9 +80,9 @@ class Clients:
         pages = self("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return sum(item["Key"].endswith(ending) for page in pages for item in page.get("Contents", []))
 
-    def at(self, region: str | None) -> "Clients":
+    def at(self, region: str | None) -> "RegionClients":
         """The clients of another region; of this one when none is named."""
-        return self if region is None else Clients(region, self.pool, self.account_id)
+        return self if region is None else RegionClients(region, self.pool, self.account_id)
 
     @property
     def partition(self) -> str:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from botocore.exceptions import ClientError
 
-from stacks.rehearsal.clients import Clients
-from stacks.rehearsal.records import Outcome, Registration
+from stacks.rehearsal.clients import RegionClients
+from stacks.rehearsal.records import Registration, RegistrationOutcome
 
-Deleter = Callable[[Clients, Registration], None]
+Deleter = Callable[[RegionClients, Registration], None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Destroyed:
 
 def destroy(
     state: Sequence[Registration],
-    clients: Clients,
+    clients: RegionClients,
     deleters: Mapping[str, Deleter],
     exclude: Collection[str] = (),
 ) -> Destroyed:
@@ -118,6 +118,6 @@ def layers(condemned: Sequence[Registration]) -> list[list[Registration]]:
 
 
 def _is_provider_asked(resource: Registration, deleted: Collection[str]) -> bool:
-    if resource.outcome is not Outcome.CREATED or resource.retained:
+    if resource.outcome is not RegistrationOutcome.CREATED or resource.retained:
         return False
     return resource.deleted_with not in deleted

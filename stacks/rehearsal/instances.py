@@ -10,7 +10,7 @@ from moto.backends import get_backend
 from rich.table import Table
 
 from stacks import naming
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 
 ENDED = frozenset({"terminated", "shutting-down"})
 
@@ -40,7 +40,7 @@ class LaunchedInstance:
     protected: bool
 
 
-def launched(clients: Clients, stack: str) -> tuple[LaunchedInstance, ...]:
+def launched(clients: RegionClients, stack: str) -> tuple[LaunchedInstance, ...]:
     """Every instance that carries the stack's tag, ended ones among them, by pool and id."""
     members = {
         member["InstanceId"]: member
@@ -73,7 +73,7 @@ def running(instances: Iterable[LaunchedInstance]) -> set[str]:
     return {instance.id for instance in instances if instance.state not in ENDED}
 
 
-def pictures(clients: Clients, stack: str) -> dict[str, dict[str, Any]]:
+def pictures(clients: RegionClients, stack: str) -> dict[str, dict[str, Any]]:
     """Instance id -> everything EC2 says of the instance, to see whether anything touched it."""
     own = [{"Name": f"tag:{naming.PROJECT}:stack", "Values": [stack]}]
     pages = clients("ec2").get_paginator("describe_instances").paginate(Filters=own)
@@ -85,7 +85,7 @@ def pictures(clients: Clients, stack: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def date_back(clients: Clients, instance_id: str, launched_at: datetime) -> None:
+def date_back(clients: RegionClients, instance_id: str, launched_at: datetime) -> None:
     """Make moto say that an instance was launched earlier: the one thing here that no API can do.
 
     Args:
@@ -97,7 +97,7 @@ def date_back(clients: Clients, instance_id: str, launched_at: datetime) -> None
     backend.get_instance(instance_id).launch_time = launched_at.replace(tzinfo=None)  # moto keeps naive UTC
 
 
-def user_data(clients: Clients, launch_template_id: str) -> str:
+def user_data(clients: RegionClients, launch_template_id: str) -> str:
     """What cloud-init reads on an instance of a launch template's newest version."""
     answer = clients("ec2").describe_launch_template_versions(
         LaunchTemplateId=launch_template_id, Versions=["$Latest"]

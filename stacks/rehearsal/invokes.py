@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.errors import UnknownInvokeError
 
 Answer = dict[str, Any]
 
 
-def answer(clients: Clients, token: str, arguments: dict[str, Any]) -> Answer:
+def answer(clients: RegionClients, token: str, arguments: dict[str, Any]) -> Answer:
     """What the provider's function would return.
 
     Args:
@@ -27,12 +27,12 @@ def answer(clients: Clients, token: str, arguments: dict[str, Any]) -> Answer:
     return function(clients, arguments)
 
 
-def _caller_identity(clients: Clients, _: Answer) -> Answer:
+def _caller_identity(clients: RegionClients, _: Answer) -> Answer:
     said = clients("sts").get_caller_identity()
     return {"id": said["Account"], "accountId": said["Account"], "arn": said["Arn"], "userId": said["UserId"]}
 
 
-def _partition(clients: Clients, _: Answer) -> Answer:
+def _partition(clients: RegionClients, _: Answer) -> Answer:
     suffix = "amazonaws.com.cn" if clients.partition == "aws-cn" else "amazonaws.com"
     reverse = ".".join(reversed(suffix.split(".")))
     return {
@@ -43,13 +43,13 @@ def _partition(clients: Clients, _: Answer) -> Answer:
     }
 
 
-def _region(clients: Clients, arguments: Answer) -> Answer:
+def _region(clients: RegionClients, arguments: Answer) -> Answer:
     region = arguments.get("region") or arguments.get("name") or clients.region
     endpoint = f"ec2.{region}.amazonaws.com"
     return {"id": region, "name": region, "region": region, "endpoint": endpoint, "description": region}
 
 
-def _availability_zones(clients: Clients, arguments: Answer) -> Answer:
+def _availability_zones(clients: RegionClients, arguments: Answer) -> Answer:
     zones = clients("ec2").describe_availability_zones()["AvailabilityZones"]
     wanted = [zone for zone in zones if zone["State"] == arguments.get("state", zone["State"])]
     return {
@@ -61,7 +61,7 @@ def _availability_zones(clients: Clients, arguments: Answer) -> Answer:
     }
 
 
-def _parameter(clients: Clients, arguments: Answer) -> Answer:
+def _parameter(clients: RegionClients, arguments: Answer) -> Answer:
     parameter = clients("ssm").get_parameter(Name=arguments["name"], WithDecryption=True)["Parameter"]
     return {
         "id": parameter["Name"],
@@ -75,7 +75,7 @@ def _parameter(clients: Clients, arguments: Answer) -> Answer:
     }
 
 
-def _ami(clients: Clients, arguments: Answer) -> Answer:
+def _ami(clients: RegionClients, arguments: Answer) -> Answer:
     filters = [{"Name": part["name"], "Values": part["values"]} for part in arguments.get("filters", [])]
     request = {"Filters": filters} | ({"Owners": arguments["owners"]} if "owners" in arguments else {})
     images = clients("ec2").describe_images(**request)["Images"]
@@ -94,7 +94,7 @@ def _ami(clients: Clients, arguments: Answer) -> Answer:
     }
 
 
-def _policy_document(_: Clients, arguments: Answer) -> Answer:
+def _policy_document(_: RegionClients, arguments: Answer) -> Answer:
     document: dict[str, Any] = {"Version": arguments.get("version", "2012-10-17")}
     if "policyId" in arguments:
         document["Id"] = arguments["policyId"]
@@ -143,7 +143,7 @@ def _one_or_many(items: list[str]) -> str | list[str]:
     return items[0] if len(items) == 1 else sorted(items, reverse=True)
 
 
-_ANSWERS: dict[str, Callable[[Clients, Answer], Answer]] = {
+_ANSWERS: dict[str, Callable[[RegionClients, Answer], Answer]] = {
     "aws:index/getCallerIdentity:getCallerIdentity": _caller_identity,
     "aws:index/getPartition:getPartition": _partition,
     "aws:index/getRegion:getRegion": _region,

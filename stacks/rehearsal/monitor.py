@@ -11,13 +11,13 @@ from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks, rpc
 from pulumi.runtime.mocks import MockMonitor
 
 from stacks.rehearsal import values
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.errors import CreationError, RehearsalError
 from stacks.rehearsal.invokes import answer
 from stacks.rehearsal.recorded import recorded
-from stacks.rehearsal.records import Outcome, Records, Registration
+from stacks.rehearsal.records import Registration, RegistrationOutcome, Registrations
 
-Creator = Callable[[Clients, str, values.Inputs], values.Created]
+Creator = Callable[[RegionClients, str, values.Inputs], values.Created]
 
 # What moto refuses, what boto3 refuses before it, and what moto stumbles over and answers with an HTML page.
 REFUSALS = (ClientError, BotoCoreError, ResponseParserError)
@@ -37,7 +37,9 @@ class RehearsalMocks(Mocks):
         failure: the first resource that was refused, or None.
     """
 
-    def __init__(self, clients: Clients, creators: Mapping[str, Creator], records: Records) -> None:
+    def __init__(
+        self, clients: RegionClients, creators: Mapping[str, Creator], records: Registrations
+    ) -> None:
         self.records = records
         self.failure: RehearsalError | None = None
         self._clients = clients
@@ -79,17 +81,19 @@ class RehearsalMocks(Mocks):
             self.failure = self.failure or error
             raise
 
-    def _made(self, args: MockResourceArgs, inputs: dict[str, Any]) -> tuple[str, dict[str, Any], Outcome]:
+    def _made(
+        self, args: MockResourceArgs, inputs: dict[str, Any]
+    ) -> tuple[str, dict[str, Any], RegistrationOutcome]:
         if not args.custom and not args.resource_id:
-            return "", inputs, Outcome.GROUPED
+            return "", inputs, RegistrationOutcome.GROUPED
         if args.typ.startswith(PROVIDER_PREFIX):
-            return f"{args.name}-id", inputs, Outcome.GROUPED
+            return f"{args.name}-id", inputs, RegistrationOutcome.GROUPED
         if args.resource_id:  # read or imported: it stands elsewhere
-            return args.resource_id, inputs, Outcome.RECORDED
+            return args.resource_id, inputs, RegistrationOutcome.RECORDED
         clients = self._clients_for(args.provider or "", inputs)
         creator = self._creators.get(args.typ)
         if creator is None:
-            return *recorded(clients, args.typ, args.name, inputs), Outcome.RECORDED
+            return *recorded(clients, args.typ, args.name, inputs), RegistrationOutcome.RECORDED
         try:
             identifier, outputs = creator(clients, args.name, inputs)
         except REFUSALS as error:
@@ -97,16 +101,16 @@ class RehearsalMocks(Mocks):
         except KeyError as error:
             said = f"neither its inputs nor moto's answer has {error}"
             raise CreationError(args.typ, args.name, said) from error
-        return identifier, {"region": clients.region} | outputs, Outcome.CREATED
+        return identifier, {"region": clients.region} | outputs, RegistrationOutcome.CREATED
 
-    def _clients_for(self, provider: str, inputs: Mapping[str, Any]) -> Clients:
+    def _clients_for(self, provider: str, inputs: Mapping[str, Any]) -> RegionClients:
         return self._clients.at(inputs.get("region") or self._provider_regions.get(provider))
 
     def _record(
         self,
         args: MockResourceArgs,
         inputs: dict[str, Any],
-        made: tuple[str, dict[str, Any], Outcome],
+        made: tuple[str, dict[str, Any], RegistrationOutcome],
         seconds: float,
     ) -> None:
         identifier, outputs, outcome = made

@@ -24,9 +24,9 @@ from pulumi.runtime.stack import Stack, run_pulumi_func
 from stacks.naming import PROJECT
 from stacks.rehearsal import values
 from stacks.rehearsal.aws_resources import CREATORS
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.monitor import RehearsalMocks, RehearsalMonitor
-from stacks.rehearsal.records import Listener, Outcome, Records, Registration
+from stacks.rehearsal.records import Listener, Registration, RegistrationOutcome, Registrations
 from stacks.settings import stack_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,18 +53,22 @@ class Rehearsed:
     def resources(self) -> tuple[Registration, ...]:
         """The cloud resources: no components, no providers."""
         return tuple(
-            registration for registration in self.registrations if registration.outcome is not Outcome.GROUPED
+            registration
+            for registration in self.registrations
+            if registration.outcome is not RegistrationOutcome.GROUPED
         )
 
     @property
     def created(self) -> int:
         """How many resources stand in moto."""
-        return sum(registration.outcome is Outcome.CREATED for registration in self.registrations)
+        return sum(registration.outcome is RegistrationOutcome.CREATED for registration in self.registrations)
 
     @property
     def recorded(self) -> int:
         """How many resources moto lacks."""
-        return sum(registration.outcome is Outcome.RECORDED for registration in self.registrations)
+        return sum(
+            registration.outcome is RegistrationOutcome.RECORDED for registration in self.registrations
+        )
 
     def of_type(self, type_token: str) -> tuple[Registration, ...]:
         """The resources of one type, say ``aws:ec2/subnet:Subnet``."""
@@ -101,7 +105,7 @@ def run_program(
     program: Callable[[], object] = main_program,
     config: dict[str, str] | None = None,
     listener: Listener | None = None,
-    clients: Clients | None = None,
+    clients: RegionClients | None = None,
 ) -> Rehearsed:
     """Run a program to its last resource.
 
@@ -122,9 +126,9 @@ def run_program(
         Exception: whatever the program itself raises.
     """
     settings = read_config(stack_name, settings_file) if config is None else config
-    records = Records(listener)
+    records = Registrations(listener)
     region = settings.get("aws:region", DEFAULT_REGION)
-    own = clients or Clients(region)
+    own = clients or RegionClients(region)
     mocks = RehearsalMocks(own, CREATORS, records)
     started = time.perf_counter()
     try:

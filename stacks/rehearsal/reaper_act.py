@@ -19,7 +19,7 @@ from rich.table import Table
 
 from stacks.rehearsal import instances, sweeps
 from stacks.rehearsal.cast import KEPT_FILE, Player, cast, keep, listening, live, wait_for_answers
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.program import Rehearsed
 from stacks.settings import Idle, Stack
 
@@ -57,7 +57,7 @@ class Reaped:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ActTimeline:
     """The act's moments.
 
     Attributes:
@@ -71,13 +71,15 @@ class Timeline:
     end: datetime
 
 
-def timeline(idle: Idle, now: datetime) -> Timeline:
+def timeline(idle: Idle, now: datetime) -> ActTimeline:
     """What happens when, for a pool's idle policy: all of it in the past, and the end now. Pure."""
     mark = now - timedelta(minutes=idle.grace_minutes) - SLACK
-    return Timeline(mark - timedelta(hours=idle.after_hours) - SLACK, mark, now)
+    return ActTimeline(mark - timedelta(hours=idle.after_hours) - SLACK, mark, now)
 
 
-def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehearsed, folder: Path) -> Reaped:
+def play(
+    console: Console, clients: RegionClients, settings: Stack, rehearsed: Rehearsed, folder: Path
+) -> Reaped:
     """Let the instances live through some hours, and sweep three times: dry, marking, ending.
 
     Raises:
@@ -110,7 +112,7 @@ def play(console: Console, clients: Clients, settings: Stack, rehearsed: Rehears
     )
 
 
-def _past_the_watch(clients: Clients, settings: Stack, records: str, moments: Timeline) -> None:
+def _past_the_watch(clients: RegionClients, settings: Stack, records: str, moments: ActTimeline) -> None:
     """A stack that watches at first is rehearsed as it is after that: its first sweep lies long ago."""
     if not settings.reaper.watch_days:
         return
@@ -121,7 +123,11 @@ def _past_the_watch(clients: Clients, settings: Stack, records: str, moments: Ti
 
 
 def _through_the_hours(
-    clients: Clients, stack: str, players: Sequence[Player], moments: Timeline, function: sweeps.Function
+    clients: RegionClients,
+    stack: str,
+    players: Sequence[Player],
+    moments: ActTimeline,
+    function: sweeps.Function,
 ) -> tuple[tuple[sweeps.Report, ...], int]:
     """From the first heartbeat to the end: three reports, and how many instances the dry sweep touched."""
     for player in players:

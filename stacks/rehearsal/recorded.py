@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stacks.rehearsal import sdk, values
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 
 # AWS resource types without a creator, and why: what moto 5.2 has no backend for.
 LACKING = {
@@ -44,7 +44,7 @@ def reason(type_token: str) -> str:
 
 
 def recorded(
-    clients: Clients, type_token: str, name: str, inputs: dict[str, Any]
+    clients: RegionClients, type_token: str, name: str, inputs: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """Id and outputs of a resource that is only recorded.
 
@@ -71,7 +71,7 @@ def recorded(
     return identifier, values.with_tags_all(computed | own)
 
 
-def _arn(clients: Clients, type_token: str, physical: str) -> str:
+def _arn(clients: RegionClients, type_token: str, physical: str) -> str:
     service, _, kind = type_token.split(":")[1].partition("/")
     return clients.arn(service, f"{sdk.snake_case(kind).replace('_', '-')}/{physical}")
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Outcome(StrEnum):
+class RegistrationOutcome(StrEnum):
     """What became of a registration.
 
     ``created``: it stands in moto. ``recorded``: moto lacks the type, so only its inputs are kept.
@@ -50,7 +50,7 @@ class Registration:
     inputs: dict[str, Any]
     outputs: dict[str, Any]
     id: str
-    outcome: Outcome
+    outcome: RegistrationOutcome
     protected: bool
     retained: bool
     deleted_with: str
@@ -64,7 +64,7 @@ class Registration:
 Listener = Callable[[Registration], None]
 
 
-class Records:
+class Registrations:
     """An ordered list of registrations that several threads may add to and one may watch."""
 
     def __init__(self, listener: Listener | None = None) -> None:

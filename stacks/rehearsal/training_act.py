@@ -16,7 +16,7 @@ from rich.table import Table
 
 from stacks.rehearsal import first_boot, processes
 from stacks.rehearsal.cast import services
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.metadata import MetadataService, metadata_service
 
@@ -77,11 +77,11 @@ class ProcessGroup:
     metadata: MetadataService
 
 
-class TrainingError(RehearsalError):
+class TrainerActError(RehearsalError):
     """The trainer did something else than the act is about."""
 
 
-def play(console: Console, clients: Clients, user_data: str, folder: Path) -> Trained:
+def play(console: Console, clients: RegionClients, user_data: str, folder: Path) -> Trained:
     """Train straight, then again with a spot notice half-way, then go on from the bucket elsewhere.
 
     Args:
@@ -231,8 +231,10 @@ def _check(straight: dict[str, Any], stopped: dict[str, Any], resumed: dict[str,
         ("the resumed run", resumed, "finished"),
     ):
         if result["outcome"] != wanted:
-            raise TrainingError(f"{name} ended as {result['outcome']!r}, not {wanted!r}: {result['reason']}")
+            raise TrainerActError(
+                f"{name} ended as {result['outcome']!r}, not {wanted!r}: {result['reason']}"
+            )
     if resumed["resumed_from_step"] != stopped["step"]:
-        raise TrainingError(
+        raise TrainerActError(
             f"resumed from step {resumed['resumed_from_step']}, but step {stopped['step']} had been saved"
         )

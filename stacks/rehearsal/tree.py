@@ -14,7 +14,7 @@ from rich.segment import Segments
 from rich.text import Text
 
 from stacks.rehearsal.recorded import reason
-from stacks.rehearsal.records import Outcome, Registration
+from stacks.rehearsal.records import Registration, RegistrationOutcome
 
 # More leaves of one type than this under one branch become a single line with their number.
 FOLD_ABOVE = 4
@@ -115,7 +115,7 @@ def _reasons(registrations: Sequence[Registration], marks: Marks) -> list[Text]:
     """Why resources are only recorded, each reason once, with how many and of which types."""
     types: dict[str, list[str]] = defaultdict(list)
     for registration in registrations:
-        if registration.outcome is Outcome.RECORDED:
+        if registration.outcome is RegistrationOutcome.RECORDED:
             types[reason(registration.type)].append(_short(registration.type))
     return [
         Text.assemble(
@@ -148,7 +148,7 @@ def _grow(
 
 
 def _is_branch(registration: Registration) -> bool:
-    return registration.outcome is Outcome.GROUPED and not registration.type.startswith(PROVIDERS)
+    return registration.outcome is RegistrationOutcome.GROUPED and not registration.type.startswith(PROVIDERS)
 
 
 def _below(urn: str, children: dict[str, list[Registration]]) -> list[Registration]:
@@ -176,8 +176,8 @@ def _heading(
 def counts(registrations: Sequence[Registration]) -> tuple[int, int]:
     """How many were created, and how many only recorded."""
     return (
-        sum(registration.outcome is Outcome.CREATED for registration in registrations),
-        sum(registration.outcome is Outcome.RECORDED for registration in registrations),
+        sum(registration.outcome is RegistrationOutcome.CREATED for registration in registrations),
+        sum(registration.outcome is RegistrationOutcome.RECORDED for registration in registrations),
     )
 
 
@@ -188,7 +188,7 @@ def _branch_line(branch: Registration, below: Sequence[Registration]) -> Text:
 
 
 def _leaf_lines(leaves: Sequence[Registration], prefix: str, marks: Marks) -> list[Text]:
-    by_kind: dict[tuple[str, Outcome], list[Registration]] = defaultdict(list)
+    by_kind: dict[tuple[str, RegistrationOutcome], list[Registration]] = defaultdict(list)
     for leaf in leaves:
         by_kind[leaf.type, leaf.outcome].append(leaf)
     lines: list[Text] = []
@@ -203,19 +203,19 @@ def _leaf_lines(leaves: Sequence[Registration], prefix: str, marks: Marks) -> li
 def _leaf_line(leaf: Registration, prefix: str, marks: Marks) -> Text:
     name = leaf.name.removeprefix(prefix).lstrip("-") or leaf.name
     line = _marked(leaf, marks).append(f" {_short(leaf.type)} ").append(name, "cyan")
-    return line.append(f"  {leaf.id}", "dim") if leaf.outcome is Outcome.CREATED else line
+    return line.append(f"  {leaf.id}", "dim") if leaf.outcome is RegistrationOutcome.CREATED else line
 
 
 def _folded_line(same: Sequence[Registration], marks: Marks) -> Text:
     first = same[0]
     line = _marked(first, marks).append(f" {len(same)} x {_short(first.type)}")
-    created = first.outcome is Outcome.CREATED
+    created = first.outcome is RegistrationOutcome.CREATED
     return line.append(f"  {first.id} ... {same[-1].id}", "dim") if created else line
 
 
 def _marked(leaf: Registration, marks: Marks) -> Text:
     line = Text(no_wrap=True)
-    if leaf.outcome is Outcome.CREATED:
+    if leaf.outcome is RegistrationOutcome.CREATED:
         return line.append(marks.created, "green")
     return line.append(marks.recorded, "yellow")
 

@@ -21,7 +21,7 @@ class Level(StrEnum):
     MAX = "max"
 
 
-class Kind(StrEnum):
+class CostKind(StrEnum):
     """What is paid for."""
 
     COMPUTE = "compute"
@@ -73,23 +73,23 @@ def gateways(network: NetworkSettings) -> int:
     return {Nat.NONE: 0, Nat.ONE: 1, Nat.PER_ZONE: len(network.zones)}[network.nat]
 
 
-def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[tuple[str, Kind, int]]:
+def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[tuple[str, CostKind, int]]:
     """What all pools of a stack use: the name of its price, its kind, and how many units a month."""
     network, storage = stack.network, stack.storage
     if many := gateways(network):
-        yield "nat_gateway", Kind.NAT, many * HOURS_PER_MONTH
-        yield "public_address", Kind.NAT, many * HOURS_PER_MONTH
-        yield "nat_traffic", Kind.NAT, volumes.nat_gb
+        yield "nat_gateway", CostKind.NAT, many * HOURS_PER_MONTH
+        yield "public_address", CostKind.NAT, many * HOURS_PER_MONTH
+        yield "nat_traffic", CostKind.NAT, volumes.nat_gb
     if network.interface_endpoints:
         hours = ENDPOINTS[stack.cloud] * len(network.zones) * HOURS_PER_MONTH
-        yield "endpoint", Kind.ENDPOINTS, hours
-    yield bucket_price(stack), Kind.STORAGE, volumes.bucket_gb
+        yield "endpoint", CostKind.ENDPOINTS, hours
+    yield bucket_price(stack), CostKind.STORAGE, volumes.bucket_gb
     if storage.home:
         grows = stack.cloud is Cloud.AWS
-        yield "home", Kind.STORAGE, volumes.home_gb if grows else storage.home_gib
+        yield "home", CostKind.STORAGE, volumes.home_gb if grows else storage.home_gib
     if storage.scratch_gib:
-        yield "scratch", Kind.STORAGE, storage.scratch_gib
-    yield "log", Kind.LOGS, volumes.log_gb
+        yield "scratch", CostKind.STORAGE, storage.scratch_gib
+    yield "log", CostKind.LOGS, volumes.log_gb
 
 
 def bucket_price(stack: Stack) -> str:

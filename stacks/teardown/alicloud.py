@@ -15,15 +15,15 @@ from stacks.teardown.holdings import (
     TAG_MANAGED,
     TAG_POOL,
     TAG_STACK,
+    HeldInstance,
     Holdings,
-    Instance,
     Note,
     Remnant,
     gib,
     hold_of,
     store_of,
 )
-from stacks.teardown.state import Resource
+from stacks.teardown.state import StateResource
 
 PAGE = 100  # DescribeInstances, DescribeDisks, DescribeSnapshots, DescribeImages
 MEMBERS_PAGE = 50  # DescribeScalingInstances, DescribeScalingGroups
@@ -70,7 +70,7 @@ class AlicloudStack:
         self._stack, self._cloud = stack, cloud
         self._s3_ask = partial(oss.ask, s3)
 
-    def look(self, resources: Sequence[Resource], now: datetime) -> Holdings:
+    def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
         """What the stack holds now. Changes nothing."""
         instances = self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
@@ -86,7 +86,7 @@ class AlicloudStack:
             ),
         )
 
-    def instances(self, resources: Sequence[Resource], now: datetime) -> tuple[Instance, ...]:
+    def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
         """Every instance that the stack's groups started, wherever it is now."""
         members = {
             str(row["InstanceId"]): group.id
@@ -128,7 +128,7 @@ class AlicloudStack:
                 return
             token = {"NextToken": str(page["NextToken"])}
 
-    def _size(self, resource: Resource) -> str:
+    def _size(self, resource: StateResource) -> str:
         answer = self._cloud.ask(
             "nas", "DescribeFileSystems", RegionId=self._stack.region, FileSystemId=resource.id
         )
@@ -166,7 +166,7 @@ class AlicloudStack:
             if not rows or seen >= int(page["TotalCount"]):
                 return
 
-    def drain(self, group: Resource) -> None:
+    def drain(self, group: StateResource) -> None:
         """Size zero, and no instance protected any more: the group then ends each of them by its hook.
 
         A group that was made without an expected number takes none later; its limit alone then empties it.
@@ -216,7 +216,7 @@ class AlicloudStack:
         """Delete every version of every object in a bucket."""
         buckets.empty(self._s3_ask, bucket, note, in_batches=False)
 
-    def schedule_key_deletion(self, key: Resource, days: int) -> None:
+    def schedule_key_deletion(self, key: StateResource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""
         metadata = self._cloud.ask("kms", "DescribeKey", KeyId=key.id)["KeyMetadata"]
         if metadata["KeyState"] == "PendingDeletion":
@@ -231,9 +231,9 @@ class AlicloudStack:
         self._cloud.ask("kms", "ScheduleKeyDeletion", KeyId=key.id, PendingWindowInDays=str(days))
 
 
-def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> Instance:
+def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> HeldInstance:
     tags = {tag["TagKey"]: tag["TagValue"] for tag in listed(dict(raw), "Tags", "Tag")}
-    return Instance(
+    return HeldInstance(
         id=raw["InstanceId"],
         type=raw["InstanceType"],
         state=raw["Status"].lower(),

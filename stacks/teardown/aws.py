@@ -15,15 +15,15 @@ from stacks.teardown.holdings import (
     TAG_MANAGED,
     TAG_POOL,
     TAG_STACK,
+    HeldInstance,
     Holdings,
-    Instance,
     Note,
     Remnant,
     gib,
     hold_of,
     store_of,
 )
-from stacks.teardown.state import Resource
+from stacks.teardown.state import StateResource
 
 # All but `terminated`; one that shuts down still has its volumes.
 THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
@@ -69,7 +69,7 @@ class AwsStack:
         self._stack, self._aws = stack, aws
         self._s3_ask = partial(aws.ask, "s3")
 
-    def look(self, resources: Sequence[Resource], now: datetime) -> Holdings:
+    def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
         """What the stack holds now. Changes nothing."""
         instances = self.instances(resources, now)
         stores = state.of(resources, state.BUCKETS | state.FILE_SYSTEMS)
@@ -85,7 +85,7 @@ class AwsStack:
             ),
         )
 
-    def instances(self, resources: Sequence[Resource], now: datetime) -> tuple[Instance, ...]:
+    def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
         """Every instance that the stack's groups started, wherever it is now."""
         members = self._members(state.of(resources, state.GROUPS))
         filters = [
@@ -97,7 +97,7 @@ class AwsStack:
         made = (_instance(item, members.get(item["InstanceId"], ""), now) for item in raw)
         return tuple(instance for instance in made if instance.group or instance.managed)
 
-    def _members(self, groups: Sequence[Resource]) -> dict[str, str]:
+    def _members(self, groups: Sequence[StateResource]) -> dict[str, str]:
         """Instance id -> its group."""
         members: dict[str, str] = {}
         names = [group.id for group in groups]
@@ -117,7 +117,7 @@ class AwsStack:
             AutoScalingGroupNames=list(names),
         )
 
-    def _size(self, resource: Resource) -> str:
+    def _size(self, resource: StateResource) -> str:
         if resource.type == EFS:
             (file_system,) = self._aws.ask("efs", "describe_file_systems", FileSystemId=resource.id)[
                 "FileSystems"
@@ -150,7 +150,7 @@ class AwsStack:
             if _is_under(backup, key_id):
                 yield Remnant("backup", backup["BackupId"])
 
-    def drain(self, group: Resource) -> None:
+    def drain(self, group: StateResource) -> None:
         """Size zero, and no instance protected any more: the group then ends each of them by its hook.
 
         A group that was deleted outside Pulumi is empty.
@@ -192,16 +192,16 @@ class AwsStack:
         """Delete every version of every object in a bucket."""
         buckets.empty(self._s3_ask, bucket, note, in_batches=True)
 
-    def schedule_key_deletion(self, key: Resource, days: int) -> None:
+    def schedule_key_deletion(self, key: StateResource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""
         metadata = self._aws.ask("kms", "describe_key", KeyId=key.id)["KeyMetadata"]
         if metadata["KeyState"] != "PendingDeletion":
             self._aws.ask("kms", "schedule_key_deletion", KeyId=key.id, PendingWindowInDays=days)
 
 
-def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> Instance:
+def _instance(raw: Mapping[str, Any], group: str, now: datetime) -> HeldInstance:
     tags = {tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])}
-    return Instance(
+    return HeldInstance(
         id=raw["InstanceId"],
         type=raw["InstanceType"],
         state=raw["State"]["Name"],

@@ -7,7 +7,7 @@ from stacks.guard import deploy, pulumi_command
 from stacks.guard.pulumi_command import ROOT
 from stacks.teardown import state
 from stacks.teardown.errors import TeardownError
-from stacks.teardown.state import Resource
+from stacks.teardown.state import StateResource
 
 # Flags of `pulumi destroy` that decide what is deleted -> what to do instead.
 REFUSED = {
@@ -54,7 +54,7 @@ class Engine:
         self._executable = pulumi_command.cli()
         self._stack, self._arguments, self._message = stack, tuple(arguments), message
 
-    def resources(self) -> tuple[Resource, ...]:
+    def resources(self) -> tuple[StateResource, ...]:
         """What the state holds.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Protocol
 from stacks.calls import buckets
 from stacks.errors import CannotCheckError
 from stacks.teardown import state
-from stacks.teardown.state import Resource
+from stacks.teardown.state import StateResource
 
 # Set by users and administrators (image/reaper/model.py); a hold keeps an instance whatever the sweep says.
 TAG_STACK, TAG_POOL, TAG_MANAGED = "gpu-fleet:stack", "gpu-fleet:pool", "gpu-fleet:managed"
@@ -18,7 +18,7 @@ STOPPED = frozenset({"stopping", "stopped"})
 
 
 @dataclass(frozen=True)
-class Instance:
+class HeldInstance:
     """One instance of the stack.
 
     Attributes:
@@ -46,7 +46,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Store:
+class DataStore:
     """A bucket or a file system of the stack, and what it holds.
 
     Attributes:
@@ -83,28 +83,28 @@ class Remnant:
 class Holdings:
     """Everything that decides what a destroy may do."""
 
-    instances: tuple[Instance, ...] = ()
-    stores: tuple[Store, ...] = ()
+    instances: tuple[HeldInstance, ...] = ()
+    stores: tuple[DataStore, ...] = ()
     remnants: tuple[Remnant, ...] = ()
 
 
 Note = Callable[[str], None]
 
 
-class Cloud(Protocol):
+class TeardownCloud(Protocol):
     """What taking down needs of a cloud; every method raises ``CannotCheckError`` where that refuses.
 
     Attributes:
         types: how the cloud's resources are called in a state.
     """
 
-    def look(self, resources: Sequence[Resource], now: datetime) -> Holdings:
+    def look(self, resources: Sequence[StateResource], now: datetime) -> Holdings:
         """What the stack holds now. Changes nothing."""
 
-    def instances(self, resources: Sequence[Resource], now: datetime) -> tuple[Instance, ...]:
+    def instances(self, resources: Sequence[StateResource], now: datetime) -> tuple[HeldInstance, ...]:
         """The instances alone."""
 
-    def drain(self, group: Resource) -> None:
+    def drain(self, group: StateResource) -> None:
         """Ask a group for no instances at all: its lifecycle hook lets each of them save first."""
 
     def terminate(self, ids: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ class Cloud(Protocol):
     def empty(self, bucket: str, note: Note) -> None:
         """Delete every version of every object in a bucket."""
 
-    def schedule_key_deletion(self, key: Resource, days: int) -> None:
+    def schedule_key_deletion(self, key: StateResource, days: int) -> None:
         """Let the key go after so many days; quiet where it is going already."""
 
 
@@ -137,12 +137,12 @@ def hold_of(tags: dict[str, str], now: datetime) -> str:
 
 def store_of(
     stack: str,
-    resource: Resource,
+    resource: StateResource,
     *,
-    size: Callable[[Resource], str],
+    size: Callable[[StateResource], str],
     ask: buckets.Ask,
     absent: Collection[str],
-) -> Store:
+) -> DataStore:
     """A bucket or a file system of the state, and what it holds.
 
     Args:
@@ -161,7 +161,7 @@ def store_of(
             raise
         holds, empty = "gone already", True
     kind = state.kind_of(stack, resource)
-    return Store(kind, resource.urn, resource.id, holds, empty, resource.protected)
+    return DataStore(kind, resource.urn, resource.id, holds, empty, resource.protected)
 
 
 def _bucket(ask: buckets.Ask, name: str) -> tuple[str, bool]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from stacks.settings import Stack
-from stacks.teardown.holdings import Instance
+from stacks.teardown.holdings import HeldInstance
 from stacks.teardown.plan import DestroyPlan, key_days, lifting
 
 REASON_PROTECTED = "protected"
@@ -39,11 +39,11 @@ def _instances(plan: DestroyPlan) -> Iterator[str]:
         yield "terminate no instance: none is there"
 
 
-def _terminates(instance: Instance) -> str:
+def _terminates(instance: HeldInstance) -> str:
     return f"terminate {instance.id} {instance.type}, pool {instance.pool or '-'}"
 
 
-def _saves(instance: Instance) -> str:
+def _saves(instance: HeldInstance) -> str:
     if instance.stopped:
         return "is stopped and saves nothing"
     return "has its lifecycle hook's time to save" if instance.managed else "runs no agent and saves nothing"

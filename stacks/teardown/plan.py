@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from stacks.settings import Stack
 from stacks.teardown import state
-from stacks.teardown.holdings import Holdings, Instance, Store
-from stacks.teardown.state import Resource
+from stacks.teardown.holdings import DataStore, HeldInstance, Holdings
+from stacks.teardown.state import StateResource
 
 # What `--delete-data` may name; the first three are buckets, the others file systems.
 KINDS = ("data", "checkpoints", "records", "home", "scratch")
@@ -45,11 +45,11 @@ class DestroyPlan:
         refusals: why nothing may be done, each with its remedy.
     """
 
-    draining: tuple[Instance, ...]
-    stopped: tuple[Instance, ...]
-    given_up: tuple[Store, ...]
-    kept: tuple[tuple[Store, str], ...]
-    empty: tuple[Store, ...]
+    draining: tuple[HeldInstance, ...]
+    stopped: tuple[HeldInstance, ...]
+    given_up: tuple[DataStore, ...]
+    kept: tuple[tuple[DataStore, str], ...]
+    empty: tuple[DataStore, ...]
     deleted: int
     key_kept: str
     refusals: tuple[str, ...]
@@ -60,7 +60,7 @@ class DestroyPlan:
         return frozenset(store.urn for store, _ in self.kept)
 
 
-def plan(stack: Stack, resources: Sequence[Resource], holdings: Holdings, wishes: Wishes) -> DestroyPlan:
+def plan(stack: Stack, resources: Sequence[StateResource], holdings: Holdings, wishes: Wishes) -> DestroyPlan:
     """Decide; nothing is kept or deleted but what stands here.
 
     Args:
@@ -69,9 +69,9 @@ def plan(stack: Stack, resources: Sequence[Resource], holdings: Holdings, wishes
         holdings: what the cloud says.
         wishes: of the user.
     """
-    kept: list[tuple[Store, str]] = []
-    given_up: list[Store] = []
-    empty: list[Store] = []
+    kept: list[tuple[DataStore, str]] = []
+    given_up: list[DataStore] = []
+    empty: list[DataStore] = []
     for store in holdings.stores:
         reason = _kept_because(store, wishes)
         if reason:
@@ -101,7 +101,7 @@ def key_days(stack: Stack) -> int:
     return KEY_WAITS_DAYS_PROTECTED if stack.protected else KEY_WAITS_DAYS
 
 
-def _kept_because(store: Store, wishes: Wishes) -> str:
+def _kept_because(store: DataStore, wishes: Wishes) -> str:
     if store.protected:
         return "protected"
     if store.empty or store.kind in wishes.delete_data:
@@ -109,7 +109,7 @@ def _kept_because(store: Store, wishes: Wishes) -> str:
     return f"not named by --delete-data {store.kind}"
 
 
-def _key_kept_because(resources: Sequence[Resource], holdings: Holdings, data_kept: bool) -> str:
+def _key_kept_because(resources: Sequence[StateResource], holdings: Holdings, data_kept: bool) -> str:
     keys = state.of(resources, state.KEYS)
     if any(key.protected for key in keys):
         return "protected"
@@ -134,7 +134,7 @@ def lifting(stack: Stack) -> str:
     )
 
 
-def _protected(stack: Stack, holdings: Holdings, wishes: Wishes, going: Sequence[Resource]) -> list[str]:
+def _protected(stack: Stack, holdings: Holdings, wishes: Wishes, going: Sequence[StateResource]) -> list[str]:
     """Data that is protected and yet to be deleted, and what the cloud itself would refuse to delete."""
     named = sorted(
         store.kind for store in holdings.stores if store.protected and store.kind in wishes.delete_data

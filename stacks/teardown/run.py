@@ -12,9 +12,9 @@ from typing import Protocol
 from stacks.settings import Stack
 from stacks.teardown import state
 from stacks.teardown.errors import StillThereError
-from stacks.teardown.holdings import Cloud, Instance, Note
+from stacks.teardown.holdings import HeldInstance, Note, TeardownCloud
 from stacks.teardown.plan import DestroyPlan, Wishes, key_days, plan
-from stacks.teardown.state import Resource
+from stacks.teardown.state import StateResource
 
 # The drain hook holds an instance for 900 s (fleet.py, DRAIN_S), and it then shuts down.
 DRAIN_S = 1800
@@ -24,7 +24,7 @@ POLL_S = 15
 class Engine(Protocol):
     """What deletes; see ``engine.Engine``."""
 
-    def resources(self) -> tuple[Resource, ...]:
+    def resources(self) -> tuple[StateResource, ...]:
         """What the state holds."""
 
     def destroy(self, exclude: frozenset[str]) -> None:
@@ -51,7 +51,7 @@ class Teardown:
     """
 
     stack: Stack
-    cloud: Cloud
+    cloud: TeardownCloud
     engine: Engine
     wishes: Wishes
     note: Note
@@ -59,13 +59,13 @@ class Teardown:
     sleep: Callable[[float], None] = time.sleep
     drain_s: float = DRAIN_S
 
-    def look(self) -> tuple[tuple[Resource, ...], DestroyPlan]:
+    def look(self) -> tuple[tuple[StateResource, ...], DestroyPlan]:
         """State and plan as they are now; changes nothing."""
         resources = self.engine.resources()
         holdings = self.cloud.look(resources, self.clock())
         return resources, plan(self.stack, resources, holdings, self.wishes)
 
-    def run(self, resources: Sequence[Resource], decided: DestroyPlan) -> DestroyPlan:
+    def run(self, resources: Sequence[StateResource], decided: DestroyPlan) -> DestroyPlan:
         """Do it; gives what was found to be kept in the end.
 
         Args:
@@ -94,7 +94,7 @@ class Teardown:
     def _urns(self, types: frozenset[str]) -> set[str]:
         return {resource.urn for resource in state.of(self.engine.resources(), types)}
 
-    def _empty_fleet(self, resources: Sequence[Resource], decided: DestroyPlan) -> None:
+    def _empty_fleet(self, resources: Sequence[StateResource], decided: DestroyPlan) -> None:
         """Every instance leaves through its group's hook; the stopped ones, where asked, at once."""
         if decided.stopped:
             ids = [instance.id for instance in decided.stopped]
@@ -106,7 +106,7 @@ class Teardown:
         if groups:
             self._wait(resources)
 
-    def _wait(self, resources: Sequence[Resource]) -> None:
+    def _wait(self, resources: Sequence[StateResource]) -> None:
         began, before = self.clock(), -1
         while left := self.cloud.instances(resources, self.clock()):
             if len(left) != before:
@@ -119,7 +119,7 @@ class Teardown:
                 )
             self.sleep(POLL_S)
 
-    def _delete_all_but(self, resources: Sequence[Resource], keep: frozenset[str]) -> None:
+    def _delete_all_but(self, resources: Sequence[StateResource], keep: frozenset[str]) -> None:
         """Nothing is asked of the engine where nothing would be deleted: it would fail on protected parts."""
         staying = state.closure(resources, keep)
         if any(resource.urn not in staying for resource in state.real(resources)):
@@ -137,7 +137,7 @@ class Teardown:
         self.engine.destroy(frozenset())
 
 
-def _named(instances: Sequence[Instance]) -> str:
+def _named(instances: Sequence[HeldInstance]) -> str:
     shown = ", ".join(instance.id for instance in instances[:5])
     more = f" and {len(instances) - 5} more" if len(instances) > 5 else ""  # noqa: PLR2004 - as above
     return f"{shown}{more}"

@@ -41,7 +41,7 @@ SETTINGS = frozenset(
 
 
 @dataclass(frozen=True)
-class Resource:
+class StateResource:
     """One resource of a state.
 
     Attributes:
@@ -65,7 +65,7 @@ class Resource:
         return self.urn.rpartition("::")[2]
 
 
-def read(text: str) -> tuple[Resource, ...]:
+def read(text: str) -> tuple[StateResource, ...]:
     """The resources of an export, what is pending deletion left out.
 
     Raises:
@@ -78,7 +78,7 @@ def read(text: str) -> tuple[Resource, ...]:
         raise TeardownError(f"`pulumi stack export` printed no state: {error}") from error
 
 
-def _resource(raw: dict[str, Any]) -> Resource:
+def _resource(raw: dict[str, Any]) -> StateResource:
     # the engine writes a provider as URN::id
     provider = raw.get("provider", "").rpartition("::")[0]
     by_property = raw.get("propertyDependencies") or {}
@@ -89,7 +89,7 @@ def _resource(raw: dict[str, Any]) -> Resource:
         raw.get("deletedWith", ""),
         provider,
     }
-    return Resource(
+    return StateResource(
         urn=raw["urn"],
         type=raw["type"],
         id=raw.get("id", ""),
@@ -100,17 +100,17 @@ def _resource(raw: dict[str, Any]) -> Resource:
     )
 
 
-def of(resources: Iterable[Resource], types: Collection[str]) -> list[Resource]:
+def of(resources: Iterable[StateResource], types: Collection[str]) -> list[StateResource]:
     """Those of some types."""
     return [resource for resource in resources if resource.type in types]
 
 
-def kind_of(stack: str, store: Resource) -> str:
+def kind_of(stack: str, store: StateResource) -> str:
     """``data`` of ``gpu-fleet-aws-dev-data``."""
     return store.name.removeprefix(f"{naming.prefixed(stack)}-")
 
 
-def kept_with(resources: Sequence[Resource], stores: Collection[str]) -> frozenset[str]:
+def kept_with(resources: Sequence[StateResource], stores: Collection[str]) -> frozenset[str]:
     """What ``--exclude`` must name to keep some stores usable: they, their settings, the key and its alias.
 
     The engine itself keeps what these depend on. It would not keep what depends on them, and states of older
@@ -121,12 +121,12 @@ def kept_with(resources: Sequence[Resource], stores: Collection[str]) -> frozens
     return frozenset(chosen | settings | key_parts(resources))
 
 
-def key_parts(resources: Iterable[Resource]) -> frozenset[str]:
+def key_parts(resources: Iterable[StateResource]) -> frozenset[str]:
     """The key and its alias."""
     return frozenset(resource.urn for resource in of(resources, KEYS | ALIASES))
 
 
-def closure(resources: Iterable[Resource], chosen: Collection[str]) -> frozenset[str]:
+def closure(resources: Iterable[StateResource], chosen: Collection[str]) -> frozenset[str]:
     """Some resources with everything that they depend on: what ``--exclude`` keeps."""
     by_urn = {resource.urn: resource for resource in resources}
     urns: set[str] = set()
@@ -139,7 +139,7 @@ def closure(resources: Iterable[Resource], chosen: Collection[str]) -> frozenset
     return frozenset(urns)
 
 
-def real(resources: Iterable[Resource]) -> list[Resource]:
+def real(resources: Iterable[StateResource]) -> list[StateResource]:
     """What stands in the cloud: no components, no providers, not the stack itself."""
     return [
         resource

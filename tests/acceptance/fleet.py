@@ -21,11 +21,11 @@ from moto.backends import get_backend
 from moto.ssm.models import Command
 
 from image.readiness.__main__ import write_report
-from image.readiness.checks import Finding
+from image.readiness.checks import CheckResult
 from stacks.acceptance.account import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from stacks.rehearsal import cast, first_boot, instances, processes, sweeps
 from stacks.rehearsal.cast import META_DATA, RESTS, TAGS, Part, Player
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.metadata import NOTICE, metadata_service
 from stacks.rehearsal.program import Rehearsed
 
@@ -121,7 +121,7 @@ class Box:
 class Fleet:
     """Plays everything; use it as a context, so that no process outlives it."""
 
-    def __init__(self, clients: Clients, stack: str, clock: FastClock, folder: Path) -> None:
+    def __init__(self, clients: RegionClients, stack: str, clock: FastClock, folder: Path) -> None:
         self.clients, self.stack, self.clock, self.folder = clients, stack, clock, folder
         self.boxes: dict[str, Box] = {}
         self._alive: set[str] = set()
@@ -257,7 +257,7 @@ class Fleet:
     def _gate(self, box: Box) -> None:
         ready = box.folder / "run" / "gpu-fleet" / "ready.json"
         if not ready.exists():
-            write_report([Finding("gpus", True, "1 of 1")], ready, self.clock.now())
+            write_report([CheckResult("gpus", True, "1 of 1")], ready, self.clock.now())
 
     # units
 

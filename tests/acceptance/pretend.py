@@ -17,13 +17,13 @@ from stacks.acceptance.account import (
     TAG_POOL,
     TAG_REAP_AFTER,
     Call,
-    Instance,
+    CommandOutput,
     Kept,
     Left,
-    Said,
+    TestedInstance,
 )
-from stacks.acceptance.errors import EngineError, NotReachableError, RefusedError
-from stacks.preflight.findings import Finding, Verdict
+from stacks.acceptance.errors import CallRefusedError, EngineError, NotReachableError
+from stacks.preflight.findings import Finding, Rating
 
 BEGIN = datetime(2026, 11, 21, 6, tzinfo=UTC)
 ACCOUNT_ID = "123456789012"
@@ -79,7 +79,7 @@ class Training:
 class Box:
     """What is known of an instance beyond what the cloud says."""
 
-    instance: Instance
+    instance: TestedInstance
     job: Training | None = None
     ended_at: datetime | None = None
 
@@ -105,7 +105,7 @@ class PretendCloud:
     calls: list[Call] = field(default_factory=list)
     boxes: dict[str, Box] = field(default_factory=dict)
     objects: dict[str, datetime] = field(default_factory=dict)
-    commands: dict[str, Said] = field(default_factory=dict)
+    commands: dict[str, CommandOutput] = field(default_factory=dict)
     stands: bool = False
     key: str = "Enabled"
     torn_down: int = 0
@@ -137,7 +137,7 @@ class PretendCloud:
         kind = "p5.48xlarge" if "foreign type" in self.broken else self.kind
         launched = self.clock.now()
         self.boxes[name] = Box(
-            Instance(name, pool, kind, "running", pool == "spot", launched, {TAG_POOL: pool})
+            TestedInstance(name, pool, kind, "running", pool == "spot", launched, {TAG_POOL: pool})
         )
 
     def outputs(self) -> dict[str, object]:
@@ -173,7 +173,7 @@ class PretendCloud:
     def _called(self, name: str) -> None:
         self.calls.append(Call(self.clock.now(), f"cloud.{name}", "id-1", "", "https://example.com"))
 
-    def instances(self) -> list[Instance]:
+    def instances(self) -> list[TestedInstance]:
         self._called("instances")
         self._live()
         return [box.instance for box in self.boxes.values()]
@@ -199,31 +199,31 @@ class PretendCloud:
         self.commands[command] = self._said(box, script)
         return command
 
-    def said(self, command_id: str, instance_id: str) -> Said | None:
+    def said(self, command_id: str, instance_id: str) -> CommandOutput | None:
         return self.commands[command_id]
 
-    def _said(self, box: Box, script: str) -> Said:
+    def _said(self, box: Box, script: str) -> CommandOutput:
         if script == on_instance.gate():
             return self._gate(box)
         if script == on_instance.environment():
             gpus = 0 if "no gpu" in self.broken else 1
-            return Said(0, f"2.13.0 {gpus}\n") if self._age(box) >= TRAINER else Said(3, "")
+            return CommandOutput(0, f"2.13.0 {gpus}\n") if self._age(box) >= TRAINER else CommandOutput(3, "")
         if script == on_instance.ask_to_stop():
             self._stop(box, self.clock.now())
         elif script.startswith("journalctl "):
-            return Said(0, "torch.cuda.OutOfMemoryError")
+            return CommandOutput(0, "torch.cuda.OutOfMemoryError")
         elif "systemctl start" in script:
             self._start(box, script)
         elif "systemctl show" in script:
             return self._look(box)
-        return Said(0, "")
+        return CommandOutput(0, "")
 
-    def _gate(self, box: Box) -> Said:
+    def _gate(self, box: Box) -> CommandOutput:
         if self._age(box) < GATE:
-            return Said(3, "")
+            return CommandOutput(3, "")
         good = "gate" not in self.broken
         checks = {"gpus": {"ok": good, "detail": "1 of 1" if good else "0 of 1 GPUs"}}
-        return Said(0, json.dumps({"ready": good, "checks": checks}))
+        return CommandOutput(0, json.dumps({"ready": good, "checks": checks}))
 
     def _start(self, box: Box, script: str) -> None:
         texts = [base64.b64decode(one).decode() for one in re.findall(r"echo (\S+) \| base64", script)]
@@ -240,10 +240,10 @@ class PretendCloud:
             if match := re.fullmatch(rf"{re.escape(uri)}/step-(\d+)/manifest\.json", key):
                 yield int(match[1]), key
 
-    def _look(self, box: Box) -> Said:
+    def _look(self, box: Box) -> CommandOutput:
         job = box.job
         if "trainer" in self.broken:
-            return Said(
+            return CommandOutput(
                 0, f"ActiveState=failed\nResult=exit-code\nNRestarts=0\n{2 * (on_instance.MARK + chr(10))}"
             )
         self._live()
@@ -264,7 +264,7 @@ class PretendCloud:
             json.dumps(outcome) if outcome else "",
             json.dumps({"step": step}),
         )
-        return Said(0, f"\n{on_instance.MARK}\n".join(parts))
+        return CommandOutput(0, f"\n{on_instance.MARK}\n".join(parts))
 
     def _stop(self, box: Box, now: datetime) -> None:
         if box.job is None or box.job.stopped_at is not None:
@@ -327,7 +327,7 @@ class PretendCloud:
     def interrupt(self, instance_id: str) -> str:
         self.fis_role = True
         if "fis" in self.broken:
-            raise RefusedError("start_experiment: AccessDeniedException: no", "AccessDeniedException")
+            raise CallRefusedError("start_experiment: AccessDeniedException: no", "AccessDeniedException")
         box = self.boxes[instance_id]
         self._stop(box, self.clock.now())
         box.ended_at = self.clock.now() + timedelta(minutes=2)
@@ -338,7 +338,7 @@ class PretendCloud:
 
     def left(self) -> list[Left]:
         if "left" in self.broken:
-            raise RefusedError("describe_volumes: UnauthorizedOperation", "UnauthorizedOperation")
+            raise CallRefusedError("describe_volumes: UnauthorizedOperation", "UnauthorizedOperation")
         running = [box.instance for box in self.boxes.values() if not box.instance.ended]
         found = [Left("instance", one.id, one.state, one.type) for one in running]
         if self.stands:
@@ -401,7 +401,7 @@ def room(cloud: PretendCloud):
 
     def look(stack) -> list[Finding]:
         if "quota" in cloud.broken:
-            return [Finding("quota", Verdict.PROBLEM, "0 vCPU of 8", "ask for more")]
-        return [Finding("quota", Verdict.FINE, "768 vCPU"), Finding("key", Verdict.UNCHECKED, "denied")]
+            return [Finding("quota", Rating.PROBLEM, "0 vCPU of 8", "ask for more")]
+        return [Finding("quota", Rating.FINE, "768 vCPU"), Finding("key", Rating.UNCHECKED, "denied")]
 
     return look

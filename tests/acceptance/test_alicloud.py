@@ -15,7 +15,7 @@ from stacks import catalog
 from stacks.acceptance import alicloud, plan, variant
 from stacks.acceptance.alicloud import ACTIONS, CALLS, AlicloudAccount
 from stacks.acceptance.command import Surroundings, accept
-from stacks.acceptance.errors import NotReachableError, RefusedError
+from stacks.acceptance.errors import CallRefusedError, NotReachableError
 from stacks.calls.alicloud import VERSIONS, Alicloud
 from stacks.settings import stack_files
 from tests.acceptance.pretend import BUCKETS, PretendClock, PretendCloud, room
@@ -395,11 +395,11 @@ def test_a_refusal_keeps_the_code_of_the_cloud(account, cloud, rated):
     made, _ = account
     asked = made(stack_files.settings_of("alicloud-dev"), cloud.clock)
 
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(CallRefusedError) as refused:
         asked.interrupt("i-1")
     assert "no spot instance on request" in str(refused.value)
     asked._cloud._environ = {}
-    with pytest.raises(RefusedError, match="no credentials"):
+    with pytest.raises(CallRefusedError, match="no credentials"):
         asked.identity()
     assert asked.calls[-1].error == "NoAnswer"
 

@@ -12,7 +12,7 @@ from stacks.acceptance.command import Surroundings, accept
 from stacks.acceptance.errors import EngineError
 from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.clients import ClientPool, Clients
+from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.destroy import destroy
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
@@ -66,7 +66,7 @@ def played(tmp_path_factory):
     with (
         moto_server(REGION),
         conditions_left_out(),
-        Fleet(Clients(REGION, pool), "aws-dev-accept", clock, folder / "instances") as fleet,
+        Fleet(RegionClients(REGION, pool), "aws-dev-accept", clock, folder / "instances") as fleet,
     ):
         clock.fleet = fleet
         accounts = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stacks.acceptance import evidence, on_instance, plan, variant
 from stacks.acceptance.errors import AcceptanceError
-from stacks.acceptance.on_instance import Job
+from stacks.acceptance.on_instance import TrainerJob
 from stacks.catalog import Cloud
 from stacks.catalog.money import Money
 from stacks.cost.estimate import estimate
@@ -19,7 +19,7 @@ from stacks.settings import Market, reader, stack_files
 from stacks.settings.quantities import Level
 
 AWS = ("aws-dev", "aws-prod")
-JOB = Job("accept-x", "s3://b/spot/accept/x", 2, 3.0, on_gpu=False)
+JOB = TrainerJob("accept-x", "s3://b/spot/accept/x", 2, 3.0, on_gpu=False)
 
 
 def small(name: str, kind: str | None = None, cap: str = "20"):

@@ -16,7 +16,7 @@ from typing import Any
 
 from botocore import xform_name
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 
@@ -37,10 +37,10 @@ class Call:
 
 
 @contextmanager
-def fresh() -> Iterator[Clients]:
+def fresh() -> Iterator[RegionClients]:
     """An empty moto and clients that were never used."""
     with moto_server(REGION):
-        clients = Clients(REGION)
+        clients = RegionClients(REGION)
         yield clients
         clients.pool.close()
 

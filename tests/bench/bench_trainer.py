@@ -25,7 +25,7 @@ from gpu_fleet import config, loop
 from gpu_fleet.bench import StepTimes, Turns
 from gpu_fleet.checkpoint.manager import Checkpoints
 from gpu_fleet.cli import main as training_command
-from gpu_fleet.data.loader import Share, training_slices
+from gpu_fleet.data.loader import RankShare, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.parallel.spread import Whole
@@ -217,7 +217,7 @@ def measure_saves(folder: str) -> tuple[list[float], list[float]]:
 
 def resume_position() -> dict[str, Any]:
     """Time to the first indices of a run that resumes at sample 10^9, against skipping in a sampler."""
-    share = Share(rank=1, world=2, batch_size=256, accumulation=1)
+    share = RankShare(rank=1, world=2, batch_size=256, accumulation=1)
     begin = time.perf_counter()
     part = next(training_slices(SampleOrder(SAMPLES, seed=1), share, POSITION))
     ours = time.perf_counter() - begin

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from image import bootstrap, payload
-from image.bootstrap import Place, marked
+from image.bootstrap import RecipePlace, marked
 from stacks.payload import wheels_command
 
 ORDER = (payload.PROJECT / "image" / "steps" / "ORDER").read_text()
@@ -19,7 +19,7 @@ def place(tmp_path):
     (tmp_path / "payload").mkdir()
     (tmp_path / "payload" / "payload.sha256").write_text("cafe\n")
 
-    class Instance(Place):
+    class Instance(RecipePlace):
         is_folder = False
 
     return Instance(tmp_path / "payload", tmp_path / "root", "aws")

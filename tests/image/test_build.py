@@ -110,7 +110,7 @@ def test_a_disk_that_fills_up_is_one_message(tmp_path, instance_that_may, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "disk.raw"))
 
     monkeypatch.setattr(build, "inputs", lambda: FILES)
-    monkeypatch.setattr(build, "rootfs", lambda *_: build.Report(tmp_path, "key", 7, {}))
+    monkeypatch.setattr(build, "rootfs", lambda *_: build.BakeReport(tmp_path, "key", 7, {}))
     monkeypatch.setattr(build.disk, "make", fill)
 
     said = CliRunner().invoke(build.main, ["qemu", "--output", str(tmp_path)])

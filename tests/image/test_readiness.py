@@ -16,13 +16,15 @@ from image.instance.instance_file import Expected
 from image.instance.metadata import SERVICES
 from image.readiness import __main__ as gate
 from image.readiness import checks, copies, probes
-from image.readiness.checks import Finding, Gpu, Seen
+from image.readiness.checks import CheckResult, ProbedGpu, ProbedInstance
 from image.reaper.agent import publish
 from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.metadata_server import metadata_server
 
 EXPECTED = Expected(gpus=2, gpu_memory_gib=40, efa_interfaces=4)
-SOUND = Seen(gpus=(Gpu("0", 39.4, 0, 0, 1300.0), Gpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4)
+SOUND = ProbedInstance(
+    gpus=(ProbedGpu("0", 39.4, 0, 0, 1300.0), ProbedGpu("1", 39.4, 0, 0, 1290.0)), efa_interfaces=4
+)
 
 
 def failed(seen, expected=EXPECTED):
@@ -38,7 +40,7 @@ def test_a_sound_instance_passes_every_check():
 
 
 def test_an_instance_without_its_gpus_says_how_many_and_why():
-    seen = Seen(efa_interfaces=4, driver_problem="Driver Not Loaded")
+    seen = ProbedInstance(efa_interfaces=4, driver_problem="Driver Not Loaded")
 
     assert failed(seen, Expected(gpus=8)) == {"gpu_count": "0 of 8 GPUs: Driver Not Loaded"}
 
@@ -72,7 +74,10 @@ def test_a_gpu_much_slower_than_its_neighbours_fails():
 
 
 def test_gpus_that_are_all_slow_alike_are_named_with_what_slows_them():
-    gpus = (Gpu("0", 80, 0, 0, 900.0, 2900.0, ("power brake",)), Gpu("1", 80, 0, 0, 910.0, 2900.0))
+    gpus = (
+        ProbedGpu("0", 80, 0, 0, 900.0, 2900.0, ("power brake",)),
+        ProbedGpu("1", 80, 0, 0, 910.0, 2900.0),
+    )
 
     assert failed(replace(SOUND, gpus=gpus)) == {
         "bandwidth": "all are slow alike: GPU 0: 900 of 2900 GiB/s (power brake); GPU 1: 910 of 2900 GiB/s"
@@ -358,7 +363,7 @@ class Instance:
         return {finding.check: finding.detail for finding in found if not finding.ok}
 
 
-@pytest.mark.parametrize("late", [LATE, TRAINING, Seen(gpus_to_come=2, efa_interfaces=4)])
+@pytest.mark.parametrize("late", [LATE, TRAINING, ProbedInstance(gpus_to_come=2, efa_interfaces=4)])
 def test_what_comes_up_late_is_waited_for(late):
     instance = Instance(late, late, SOUND)
 
@@ -426,7 +431,7 @@ def run_dir(tmp_path, monkeypatch):
 
 
 def finding(ok, *, waiting=False):
-    return [Finding("fabric", ok=ok, detail="as found", waiting=waiting)]
+    return [CheckResult("fabric", ok=ok, detail="as found", waiting=waiting)]
 
 
 def test_only_a_gate_that_passed_lets_trainers_start(run_dir):
@@ -470,7 +475,10 @@ def test_the_trainers_unit_wants_the_file_that_the_gate_writes():
 
 
 def test_the_report_says_what_failed_and_leaves_no_half_file(tmp_path):
-    findings = (Finding("gpu_count", ok=False, detail="0 of 8 GPUs"), Finding("xid", ok=True, detail="none"))
+    findings = (
+        CheckResult("gpu_count", ok=False, detail="0 of 8 GPUs"),
+        CheckResult("xid", ok=True, detail="none"),
+    )
 
     ready = gate.write_report(findings, tmp_path / "ready.json", datetime(2026, 11, 21, tzinfo=UTC))
 

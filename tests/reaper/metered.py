@@ -6,7 +6,7 @@ from typing import Any
 
 from image.reaper.model import TAG_OWNER, TAG_POOL, Fleet, Instance
 from image.reaper.money.meter import advance
-from image.reaper.money.meter_reading import Reading
+from image.reaper.money.meter_reading import MeterReading
 from image.reaper.policy_budget import Budget, PoolPrices
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -49,11 +49,11 @@ def fleet(*running: Instance, gone: tuple[Instance, ...] = ()) -> Fleet:
     return Fleet(running, gone=gone)
 
 
-def metered(before: Reading | None, seen: Fleet, now: datetime, **changes: Any) -> Reading:
+def metered(before: MeterReading | None, seen: Fleet, now: datetime, **changes: Any) -> MeterReading:
     """The reading after a sweep; its closed days left out."""
     return advance(before, seen, budget(**changes), "USD", now)[0]
 
 
-def at_noon(*running: Instance) -> Reading:
+def at_noon(*running: Instance) -> MeterReading:
     """A meter that began at noon, when these machines were launched."""
     return metered(None, fleet(*running), NOON)

@@ -8,7 +8,7 @@ import pytest
 
 from image.reaper.calls import bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
-from image.reaper.people.ledger_reading import Place, read_ends
+from image.reaper.people.ledger_reading import LedgerPlace, read_ends
 from image.reaper.people.monthly import month_of
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
@@ -96,7 +96,7 @@ def saved(world):
         s3.create_bucket(Bucket="records")
         for key, (body, _) in world.objects.items():
             s3.put_object(Bucket="records", Key=key, Body=body)
-        place = Place.of("s3://records/reaper", s3)
+        place = LedgerPlace.of("s3://records/reaper", s3)
         return [end.instance_id for end in read_ends(place, month_of(EPOCH))]
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from image.console.cli import main
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, namespace
-from image.reaper.money.meter_reading import Day, Machine, Share
+from image.reaper.money.meter_reading import Day, DayShare, MeteredInstance
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import (
     BUCKET,
@@ -114,9 +114,9 @@ def test_unfreeze_where_nothing_is_frozen_says_so(fleet, run):
 
 
 def test_a_day_is_read_as_a_page(fleet, run, tmp_path):
-    machine = Machine("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
+    machine = MeteredInstance("dev", "ada", "g5.xlarge", 1, Decimal("1.026"))
     yesterday = (datetime.now(UTC) - timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-    day = Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": Share(machine, 86_400, Decimal("24.62"))})
+    day = Day(yesterday, {"dev": Decimal("24.62")}, {"i-1": DayShare(machine, 86_400, Decimal("24.62"))})
     key = f"reaper/days/{yesterday:%Y/%m}/{day.name}.json"
     client("s3").put_object(Bucket=BUCKET, Key=key, Body=json.dumps(day.to_json()))
     beat = {

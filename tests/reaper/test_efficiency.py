@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from image.reaper.money.efficiency import sum_up
 from image.reaper.money.efficiency_page import mail, page
-from image.reaper.money.meter_reading import Day, Machine, Share
+from image.reaper.money.meter_reading import Day, DayShare, MeteredInstance
 from tests.reaper.metered import NOON
 
 MIDNIGHT = NOON.replace(hour=0)
 
 
 def share(hours=24, pool="dev", gpus=1, per_hour="1", owner="ada"):
-    machine = Machine(pool, owner, "g5.xlarge", gpus, Decimal(per_hour))
-    return Share(machine, int(hours * 3600), Decimal(per_hour) * Decimal(str(hours)))
+    machine = MeteredInstance(pool, owner, "g5.xlarge", gpus, Decimal(per_hour))
+    return DayShare(machine, int(hours * 3600), Decimal(per_hour) * Decimal(str(hours)))
 
 
 def day(machines, saved=()):
@@ -45,7 +45,7 @@ def test_hours_of_a_silent_agent_are_unknown_and_neither_busy_nor_idle():
 
 
 def test_a_day_with_instances_without_a_price_says_at_least():
-    nameless = Share(Machine("dev", "ada", "p6", 8, Decimal(0), priced=False), 3600, Decimal(0))
+    nameless = DayShare(MeteredInstance("dev", "ada", "p6", 8, Decimal(0), priced=False), 3600, Decimal(0))
     found = summed({"i-1": share(), "i-2": nameless}, {})
 
     for text in (mail(found, "s3://there"), page(found)):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from image.reaper.errors import CloudError
 from image.reaper.model import Group
-from image.reaper.money.freeze import Freeze, Stage, due, follow, from_json, lift, note, steps
+from image.reaper.money.freeze import Freeze, FreezeStage, due, follow, from_json, lift, note, steps
 from tests.reaper.metered import NOON, budget
 
 CAPPED_AT, CLOSED_AT = Decimal(800), Decimal(1000)
@@ -44,14 +44,20 @@ def frozen(spent, groups, before=NOVEMBER, now=NOON):
 
 @pytest.mark.parametrize(
     ("spent", "stage"),
-    [(0, Stage.OPEN), (799, Stage.OPEN), (800, Stage.CAPPED), (999, Stage.CAPPED), (1000, Stage.CLOSED)],
+    [
+        (0, FreezeStage.OPEN),
+        (799, FreezeStage.OPEN),
+        (800, FreezeStage.CAPPED),
+        (999, FreezeStage.CAPPED),
+        (1000, FreezeStage.CLOSED),
+    ],
 )
 def test_the_last_but_one_share_caps_and_the_last_closes(spent, stage):
     assert due(Decimal(spent), budget(percents=(50, 80, 100))) is stage
 
 
 def test_a_budget_that_only_notifies_never_freezes():
-    assert due(Decimal(10**6), budget(on_exceeded="notify")) is Stage.OPEN
+    assert due(Decimal(10**6), budget(on_exceeded="notify")) is FreezeStage.OPEN
 
 
 def test_a_capped_group_keeps_its_size_and_may_replace_what_leaves():
@@ -90,7 +96,7 @@ def test_a_new_month_gives_every_group_its_limit_back():
 
     opened, back = frozen(0, groups, freeze, DECEMBER)
 
-    assert opened.stage is Stage.OPEN
+    assert opened.stage is FreezeStage.OPEN
     assert [(one.max_size, one.closed) for one in back] == [(8, False), (4, False)]
 
 
@@ -105,15 +111,15 @@ def test_a_person_lifts_what_is_spent_and_the_next_share_freezes_again():
     lifted = lift(freeze, CAPPED_AT, budget(), NOON)
 
     assert [one.max_size for one in applied(lifted, groups)] == [8]
-    assert follow(lifted, Decimal(999), budget(), NOON).stage is Stage.OPEN
-    assert follow(lifted, CLOSED_AT, budget(), NOON).stage is Stage.CLOSED
+    assert follow(lifted, Decimal(999), budget(), NOON).stage is FreezeStage.OPEN
+    assert follow(lifted, CLOSED_AT, budget(), NOON).stage is FreezeStage.CLOSED
 
 
 def test_what_a_person_lifted_counts_for_its_month_only():
     lifted = lift(follow(NOVEMBER, CLOSED_AT, budget(), NOON), CLOSED_AT, budget(), NOON)
 
-    assert follow(lifted, CLOSED_AT, budget(), NOON).stage is Stage.OPEN
-    assert follow(lifted, CLOSED_AT, budget(), DECEMBER).stage is Stage.CLOSED
+    assert follow(lifted, CLOSED_AT, budget(), NOON).stage is FreezeStage.OPEN
+    assert follow(lifted, CLOSED_AT, budget(), DECEMBER).stage is FreezeStage.CLOSED
 
 
 def test_a_limit_that_somebody_raised_meanwhile_is_held_again_and_its_first_value_kept():

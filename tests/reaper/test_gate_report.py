@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from image.readiness.__main__ import write_report
-from image.readiness.checks import Finding
+from image.readiness.checks import CheckResult
 from image.reaper import metrics
 from image.reaper.agent import publish
 from image.reaper.agent.judge import State
@@ -16,7 +16,7 @@ from tests.reaper.samples import NOON, judgement
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_the_agent_reads_what_the_gate_wrote(tmp_path, passed):
-    write_report([Finding("gpu_count", passed, "as found")], tmp_path / "ready.json", datetime.now(UTC))
+    write_report([CheckResult("gpu_count", passed, "as found")], tmp_path / "ready.json", datetime.now(UTC))
 
     assert publish.passed(tmp_path / "ready.json") is passed
 
@@ -72,6 +72,6 @@ def test_the_heartbeat_carries_it_as_a_code_and_no_metric_more():
 
 
 def test_the_report_is_json_for_people_too(tmp_path):
-    write_report([Finding("xid", ok=False, detail="Xid 79 on 0000:00")], tmp_path / "ready.json", NOON)
+    write_report([CheckResult("xid", ok=False, detail="Xid 79 on 0000:00")], tmp_path / "ready.json", NOON)
 
     assert json.loads((tmp_path / "ready.json").read_text())["checks"]["xid"]["detail"] == "Xid 79 on 0000:00"

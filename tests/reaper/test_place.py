@@ -13,7 +13,7 @@ from image.console.cli import main
 from image.reaper import place
 from image.reaper.calls import permission_of
 from image.reaper.errors import ConfigurationError
-from image.reaper.money.freeze import Before, Freeze, Stage
+from image.reaper.money.freeze import Before, Freeze, FreezeStage
 from image.reaper.place import Asked, Place, place_of
 from stacks import naming
 from stacks.payload import sweep_archive
@@ -96,7 +96,9 @@ def test_an_instance_is_explained_by_the_published_policy(published):
 def test_an_unfreeze_from_a_laptop_goes_on_record_in_the_stacks_own_ledger(published):
     s3 = boto3.client("s3", region_name=REGION)
     now = datetime.now(UTC)
-    frozen = Freeze(f"{now:%Y-%m}", Stage.CLOSED, since=now, groups={"pool": Before(10, closed=False, cap=2)})
+    frozen = Freeze(
+        f"{now:%Y-%m}", FreezeStage.CLOSED, since=now, groups={"pool": Before(10, closed=False, cap=2)}
+    )
     s3.put_object(Bucket=BUCKET, Key="reaper/freeze.json", Body=json.dumps(frozen.to_json()))
     published.start_group("pool", desired=1)
 

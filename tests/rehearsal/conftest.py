@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 
 from stacks.rehearsal.aws_resources import CREATORS
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.moto_server import moto_server
 from tests.rehearsal.examples import REGION, TRUST
 
 
 @pytest.fixture
-def clients() -> Iterator[Clients]:
+def clients() -> Iterator[RegionClients]:
     """boto3's own view of an empty moto in us-east-1."""
     with moto_server(REGION):
-        found = Clients(REGION)
+        found = RegionClients(REGION)
         yield found
         found.pool.close()
 
 
 @pytest.fixture
-def create(clients: Clients) -> Callable[..., tuple[str, dict[str, Any]]]:
+def create(clients: RegionClients) -> Callable[..., tuple[str, dict[str, Any]]]:
     """``create(type, **inputs)`` makes a resource named "it" and returns its id and outputs."""
 
     def made(type_token: str, **inputs: Any) -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stacks.rehearsal.program import Rehearsed, read_config, run_program
-from stacks.rehearsal.records import Outcome, Registration
+from stacks.rehearsal.records import Registration, RegistrationOutcome
 from stacks.settings import stack_files
 
 REGION = "us-east-1"
@@ -35,7 +35,7 @@ def registered(
     type_token: str,
     name: str,
     parent: str = ROOT_URN,
-    outcome: Outcome = Outcome.CREATED,
+    outcome: RegistrationOutcome = RegistrationOutcome.CREATED,
     identifier: str = "id-1",
 ) -> Registration:
     """A registration as the monitor would have made it."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stacks.rehearsal import closing, instances
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.cast import PARTS
-from stacks.rehearsal.clients import ClientPool, Clients
+from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.metadata import metadata_service
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.processes import ChildError, child, run
@@ -129,7 +129,7 @@ def test_conditional_refusals_of_a_bucket_policy_are_left_out_and_stay_written(l
 
 
 def test_an_instance_that_is_dated_back_says_so(local):
-    clients = Clients("us-east-1", ClientPool())
+    clients = RegionClients("us-east-1", ClientPool())
     instance, *_ = instances.launched(clients, "local")
 
     instances.date_back(clients, instance.id, NOW)
@@ -138,7 +138,7 @@ def test_an_instance_that_is_dated_back_says_so(local):
 
 
 def test_the_user_data_is_what_the_launch_template_holds(local):
-    clients = Clients("us-east-1", ClientPool())
+    clients = RegionClients("us-east-1", ClientPool())
 
     text = instances.user_data(clients, local.outputs["launch_template_ids"]["spot"])
 

@@ -6,7 +6,7 @@ import pytest
 
 from stacks.rehearsal import budget_act, closing, sweeps
 from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.clients import ClientPool, Clients
+from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
@@ -16,7 +16,7 @@ from stacks.settings import stack_files
 @pytest.fixture(scope="module")
 def local():
     with moto_server("us-east-1"), conditions_left_out():
-        yield run_program("local"), Clients("us-east-1", ClientPool())
+        yield run_program("local"), RegionClients("us-east-1", ClientPool())
 
 
 def test_one_sweep_after_the_money_is_spent_alarms_freeze_and_no_instance_is_touched(local, tmp_path):

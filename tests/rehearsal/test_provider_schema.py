@@ -2,7 +2,7 @@
 
 import pytest
 
-from stacks.rehearsal.records import Outcome
+from stacks.rehearsal.records import RegistrationOutcome
 from tests.rehearsal.examples import registered
 from tests.rehearsal.provider_schema import problems
 
@@ -83,7 +83,7 @@ def test_a_type_the_sdk_lacks_is_named():
 
 
 def test_the_settings_of_a_provider_are_checked():
-    provider = registered("pulumi:providers:aws", "it", outcome=Outcome.GROUPED)
+    provider = registered("pulumi:providers:aws", "it", outcome=RegistrationOutcome.GROUPED)
     provider.inputs.update(
         {"region": "us-east-1", "skipMetadataApiCheck": "true", "endpoints": '[{"lamda": "http://here"}]'}
     )
@@ -94,4 +94,4 @@ def test_the_settings_of_a_provider_are_checked():
 
 
 def test_components_are_not_checked():
-    assert problems(registered("gpu-fleet:aws:Network", "it", outcome=Outcome.GROUPED)) == []
+    assert problems(registered("gpu-fleet:aws:Network", "it", outcome=RegistrationOutcome.GROUPED)) == []

@@ -7,7 +7,7 @@ from stacks.rehearsal import sdk
 from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.program import run_program
 from stacks.rehearsal.recorded import LACKING, reason, recorded
-from stacks.rehearsal.records import Outcome
+from stacks.rehearsal.records import RegistrationOutcome
 
 
 def test_a_placement_group_is_its_name(clients):
@@ -69,5 +69,5 @@ def test_a_program_runs_on_with_what_was_recorded(clients, token):
 
     rehearsed = run_program("test", program=program, config={})
 
-    assert rehearsed.registrations[0].outcome is Outcome.RECORDED
+    assert rehearsed.registrations[0].outcome is RegistrationOutcome.RECORDED
     assert rehearsed.outputs["id"]

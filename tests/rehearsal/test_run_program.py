@@ -8,7 +8,7 @@ import pulumi_aws as aws
 from pulumi.runtime import resource
 
 from stacks.rehearsal.program import read_config, run_program
-from stacks.rehearsal.records import Outcome
+from stacks.rehearsal.records import RegistrationOutcome
 from tests.rehearsal.examples import run
 
 
@@ -67,7 +67,7 @@ def test_components_are_grouped_and_their_children_know_them(clients):
     rehearsed = run(lambda: Room("hall"))
 
     room, topic = rehearsed.registrations
-    assert (room.outcome, topic.outcome) == (Outcome.GROUPED, Outcome.CREATED)
+    assert (room.outcome, topic.outcome) == (RegistrationOutcome.GROUPED, RegistrationOutcome.CREATED)
     assert topic.parent == room.urn
     assert topic.urn.endswith("::gpu-fleet:test:Room$aws:sns/topic:Topic::hall-topic")
 
@@ -141,7 +141,7 @@ def test_what_moto_lacks_is_recorded(clients):
 
     rehearsed = run(program)
 
-    assert only(rehearsed, "aws:ec2/placementGroup:PlacementGroup").outcome is Outcome.RECORDED
+    assert only(rehearsed, "aws:ec2/placementGroup:PlacementGroup").outcome is RegistrationOutcome.RECORDED
     assert rehearsed.outputs["name"] == rehearsed.outputs["id"]
 
 

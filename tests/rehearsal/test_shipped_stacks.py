@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from stacks.rehearsal.aws_resources import CREATORS
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.rehearsal.recorded import LACKING
-from stacks.rehearsal.records import Outcome
+from stacks.rehearsal.records import RegistrationOutcome
 from tests.rehearsal.api_limits import violations
 from tests.rehearsal.examples import AWS_STACKS, REGION, STACKS
 from tests.rehearsal.provider_schema import problems
@@ -45,7 +45,7 @@ def seen(stack: str) -> Seen:
         refusable.update(violations(model, params))
 
     with moto_server(REGION):
-        clients = Clients(REGION)
+        clients = RegionClients(REGION)
         clients.pool.session.events.register("before-parameter-build", look)
         run, ec2 = run_program(stack, clients=clients), clients("ec2")
         reservations = ec2.describe_instances()["Reservations"]
@@ -86,7 +86,7 @@ def test_every_aws_type_is_created_or_known_to_be_lacking(stack):
 
 @pytest.mark.parametrize("stack", AWS_STACKS)
 def test_only_what_moto_lacks_is_recorded(stack):
-    recorded = {one.type for one in rehearsed(stack).resources if one.outcome is Outcome.RECORDED}
+    recorded = {one.type for one in rehearsed(stack).resources if one.outcome is RegistrationOutcome.RECORDED}
 
     assert recorded <= LACKING.keys()
 
@@ -118,7 +118,9 @@ def test_no_resource_lands_with_a_provider_nobody_named(stack):
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_resource_stands_in_a_component(stack):
-    components = {one.urn for one in rehearsed(stack).registrations if one.outcome is Outcome.GROUPED}
+    components = {
+        one.urn for one in rehearsed(stack).registrations if one.outcome is RegistrationOutcome.GROUPED
+    }
 
     assert [one.urn for one in rehearsed(stack).resources if one.parent not in components] == []
 

@@ -5,14 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from stacks.rehearsal.records import Outcome
+from stacks.rehearsal.records import RegistrationOutcome
 from stacks.rehearsal.tree import FOLD_ABOVE, Tree, counts
 from tests.rehearsal.examples import registered
 
-NETWORK = registered("gpu-fleet:aws:Network", "gpu-fleet-test", outcome=Outcome.GROUPED)
+NETWORK = registered("gpu-fleet:aws:Network", "gpu-fleet-test", outcome=RegistrationOutcome.GROUPED)
 VPC = registered("aws:ec2/vpc:Vpc", "gpu-fleet-test-vpc", NETWORK.urn, identifier="vpc-1")
 CLOSE = registered(
-    "aws:ec2/placementGroup:PlacementGroup", "gpu-fleet-test-close", NETWORK.urn, Outcome.RECORDED
+    "aws:ec2/placementGroup:PlacementGroup", "gpu-fleet-test-close", NETWORK.urn, RegistrationOutcome.RECORDED
 )
 
 
@@ -44,7 +44,7 @@ def test_why_something_is_only_recorded_is_said_at_the_end():
 
 def test_one_reason_is_said_once_however_many_have_it():
     there = [
-        registered(f"alicloud:{kind}", f"one-{kind}-{number}", NETWORK.urn, Outcome.RECORDED)
+        registered(f"alicloud:{kind}", f"one-{kind}-{number}", NETWORK.urn, RegistrationOutcome.RECORDED)
         for kind in ("vpc/switch:Switch", "oss/bucket:Bucket", "ram/role:Role", "kms/key:Key", "fc/v3:V3")
         for number in range(FOLD_ABOVE + 1)
     ]
@@ -59,8 +59,8 @@ def test_one_reason_is_said_once_however_many_have_it():
 
 
 def test_a_branch_counts_what_is_below_its_branches():
-    fleet = registered("gpu-fleet:aws:Fleet", "pool", outcome=Outcome.GROUPED)
-    identity = registered("gpu-fleet:aws:Identity", "pool", fleet.urn, outcome=Outcome.GROUPED)
+    fleet = registered("gpu-fleet:aws:Fleet", "pool", outcome=RegistrationOutcome.GROUPED)
+    identity = registered("gpu-fleet:aws:Identity", "pool", fleet.urn, outcome=RegistrationOutcome.GROUPED)
     role = registered("aws:iam/role:Role", "pool-role", identity.urn)
     group = registered("aws:autoscaling/group:Group", "pool-group", fleet.urn)
 
@@ -83,7 +83,7 @@ def test_many_of_one_type_are_one_line():
 
 
 def test_providers_are_no_leaves():
-    provider = registered("pulumi:providers:aws", "here", outcome=Outcome.GROUPED)
+    provider = registered("pulumi:providers:aws", "here", outcome=RegistrationOutcome.GROUPED)
 
     assert len(shown(provider).splitlines()) == 1
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 
-from stacks.rehearsal.records import Outcome, Registration
+from stacks.rehearsal.records import Registration, RegistrationOutcome
 
 
 def reached(registrations: Iterable[Registration]) -> dict[str, set[str]]:
@@ -26,7 +26,7 @@ def encrypted_with(key: Registration, registrations: Iterable[Registration]) -> 
     return [
         one
         for one in registrations
-        if one.outcome is not Outcome.GROUPED
+        if one.outcome is not RegistrationOutcome.GROUPED
         and one.urn != key.urn
         and any(name in _text(one.inputs) for name in names)
     ]

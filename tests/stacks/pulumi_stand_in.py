@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from stacks.rehearsal.aws_resources.deletions import DELETERS
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.destroy import destroy
-from stacks.rehearsal.records import Outcome, Registration
+from stacks.rehearsal.records import Registration, RegistrationOutcome
 
 VARIABLE = "GPU_FLEET_TEST_STATE"
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def write(path: Path, registrations: Sequence[Registration]) -> None:
 
 def read(path: Path) -> list[Registration]:
     def restored(raw: dict[str, Any]) -> Registration:
-        return Registration(**raw | {"outcome": Outcome(raw["outcome"])})
+        return Registration(**raw | {"outcome": RegistrationOutcome(raw["outcome"])})
 
     return [restored(raw) for raw in json.loads(path.read_text())]
 
@@ -71,7 +71,7 @@ def exported(registrations: Sequence[Registration]) -> dict[str, Any]:
         {
             "urn": one.urn,
             "type": one.type,
-            "custom": one.outcome is not Outcome.GROUPED,
+            "custom": one.outcome is not RegistrationOutcome.GROUPED,
             "id": one.id,
             "parent": one.parent,
             "provider": one.provider,
@@ -89,7 +89,7 @@ def exported(registrations: Sequence[Registration]) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     assert arguments[0] == "destroy", arguments
     path = Path(os.environ[VARIABLE])
-    clients = Clients("us-east-1")
+    clients = RegionClients("us-east-1")
     done = destroy(read(path), clients, DELETERS, excluded(arguments))
     clients.pool.close()
     write(path, done.left)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from stacks.rehearsal.records import Outcome
+from stacks.rehearsal.records import RegistrationOutcome
 from tests.rehearsal.provider_schema import problems
 from tests.stacks.alicloud_limits import ALLOWED, BETWEEN, CONFLICTS, PATTERNS
 from tests.stacks.alicloud_programs import STACKS, everything, programs, shipped
@@ -32,7 +32,7 @@ def test_both_shipped_stacks_are_looked_at():
 
 def test_all_of_it_is_recorded_and_nothing_created(resources):
     assert resources
-    assert {one.outcome for one in resources} == {Outcome.RECORDED}
+    assert {one.outcome for one in resources} == {RegistrationOutcome.RECORDED}
 
 
 def test_the_installed_sdk_knows_every_input_and_misses_none(resources):

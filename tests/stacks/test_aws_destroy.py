@@ -10,7 +10,7 @@ import pytest
 
 from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.destroy import Destroyed, destroy
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
@@ -27,7 +27,7 @@ class Applied:
     """A stack that stands in moto, and ways to look at it."""
 
     rehearsed: Rehearsed
-    clients: Clients
+    clients: RegionClients
 
     def client(self, service: str) -> Any:
         return boto3.client(service, region_name=REGION)
@@ -68,7 +68,7 @@ class Applied:
 @contextmanager
 def applied(name: str) -> Iterator[Applied]:
     with moto_server(REGION), conditions_left_out():
-        clients = Clients(REGION)
+        clients = RegionClients(REGION)
         yield Applied(run_program(name), clients)
         clients.pool.close()
 

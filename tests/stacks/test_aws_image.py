@@ -23,7 +23,7 @@ from stacks.payload import image_files
 from stacks.payload.image_files import ROOT
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
-from stacks.rehearsal.records import Outcome
+from stacks.rehearsal.records import RegistrationOutcome
 from tests.stacks.examples import BUILDING, stack
 
 BUILDER = "aws:imagebuilder/{}:{}"
@@ -66,7 +66,7 @@ def test_the_payload_is_stored_under_its_own_hash_with_the_stacks_key(built):
     objects = built.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
     (stored,) = [one for one in objects if one.name.endswith("-payload")]
 
-    assert stored.outcome is Outcome.CREATED
+    assert stored.outcome is RegistrationOutcome.CREATED
     assert stored.inputs["key"] == f"image/{PAYLOAD_SHA256}.toml"
     assert stored.inputs["bucket"] == "gpu-fleet-test-records-123456789012"
     assert stored.inputs["kmsKeyId"] == key_of(built)

@@ -20,7 +20,7 @@ from stacks.aws.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.payload.sweep_archive import policy_document
 from stacks.rehearsal.archives import archive_files, zip_bytes
-from stacks.rehearsal.records import Outcome
+from stacks.rehearsal.records import RegistrationOutcome
 from stacks.settings.reader import from_mapping
 from tests.stacks import examples
 
@@ -108,7 +108,7 @@ def test_people_find_the_policy_of_the_sweep_under_the_stacks_own_key(shipped):
     (stored,) = [one for one in objects if one.name.endswith("-reaper-policy")]
     text = stored.inputs["content"]
 
-    assert stored.outcome is Outcome.CREATED
+    assert stored.outcome is RegistrationOutcome.CREATED
     assert stored.inputs["bucket"] == bucket_name(shipped.settings, "records")
     assert stored.inputs["key"] == POLICY_KEY
     assert text == archive_files(bundle(shipped.settings))["policy.json"].decode()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stacks.acceptance.alicloud import AlicloudAccount
 from stacks.acceptance.aws import AwsAccount
 from stacks.acceptance.clock import SystemClock
-from stacks.acceptance.errors import RefusedError
+from stacks.acceptance.errors import CallRefusedError
 from stacks.calls import buckets, oss
 from stacks.calls.alicloud import Alicloud
 from stacks.calls.aws import Aws
@@ -125,7 +125,7 @@ def doors(s3):
 
 @pytest.mark.parametrize("door", ["accept on AWS", "accept on Alibaba Cloud"])
 def test_accept_says_what_it_could_not_delete(locked, door):
-    with pytest.raises(RefusedError, match="AccessDenied"):
+    with pytest.raises(CallRefusedError, match="AccessDenied"):
         doors(locked)[door](BUCKET)
 
 

@@ -17,7 +17,7 @@ from stacks.cost.estimate import estimate
 from stacks.cost.lines import Cost, OvercommitError, hold_to_budget, warnings
 from stacks.errors import SettingsError
 from stacks.settings import Stack, stack_files
-from stacks.settings.quantities import ENDPOINTS, Kind, Level, Volumes
+from stacks.settings.quantities import ENDPOINTS, CostKind, Level, Volumes
 from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples
 from tests.stacks.examples import pool, stack, stack_file
@@ -162,7 +162,7 @@ def test_the_parts_add_up_to_the_whole(content):
     for level in Level:
         whole = cost.month(level)
         pools = [cost.month(level, cost.of_pool(pool)) for pool in cost.pools]
-        kinds = [cost.month(level, cost.of_kind(kind)) for kind in Kind]
+        kinds = [cost.month(level, cost.of_kind(kind)) for kind in CostKind]
         for parts in (pools, kinds):
             assert sum(part.low.amount for part in parts) == whole.low.amount
             assert sum(part.high.amount for part in parts) == whole.high.amount
@@ -251,7 +251,7 @@ def test_a_limit_on_the_spot_price_bounds_the_worst_case():
         for changes in (free, bound)
     )
 
-    assert within.month(Level.MAX, within.of_kind(Kind.COMPUTE)).high == Money(Decimal("18250.0"), "CNY")
+    assert within.month(Level.MAX, within.of_kind(CostKind.COMPUTE)).high == Money(Decimal("18250.0"), "CNY")
     assert within.worst_month < without.worst_month
 
 
@@ -260,7 +260,7 @@ def test_instances_bought_on_demand_within_a_spot_pool_get_no_discount():
 
     found = estimate(stack(pools=[mixed]))
 
-    certain, revocable = found.of_kind(Kind.COMPUTE)
+    certain, revocable = found.of_kind(CostKind.COMPUTE)
     assert cents(certain.months[Level.NOW].low) == "1468.76"
     assert cents(certain.months[Level.MAX].low) == "1468.76"
     assert cents(revocable.months[Level.NOW].high) == "734.38"
@@ -275,7 +275,7 @@ def test_a_capacity_block_is_paid_beforehand_and_its_price_unknown():
         reservation_id="cr-0123456789abcdef0",
     )
 
-    (line,) = estimate(stack(pools=[block])).of_kind(Kind.COMPUTE)
+    (line,) = estimate(stack(pools=[block])).of_kind(CostKind.COMPUTE)
 
     assert line.months is None
     assert line.unknown[0].source == "paid in full when the capacity block was bought"
@@ -374,7 +374,7 @@ def test_a_type_that_no_list_has_a_price_for_is_refused():
 def test_an_assumed_price_is_counted_as_if_it_were_listed():
     known = estimate(from_mapping("test", unpriced_file(**{UNKNOWN_TYPE: "400"})))
 
-    (line,) = known.of_kind(Kind.COMPUTE)
+    (line,) = known.of_kind(CostKind.COMPUTE)
     assert line.months[Level.MAX].high == Money(Decimal(2 * 400 * 730), "CNY")
     assert f"prices that the stack assumes, in CNY: {UNKNOWN_TYPE} 400" in warnings(known, TODAY)
 
@@ -431,7 +431,7 @@ def test_what_another_region_has_a_price_for_may_be_assumed():
     cost = estimate(stack(region="eu-central-1", network=network, budget=budget))
 
     assert "g5.xlarge" not in [quote.what for quote in cost.elsewhere]
-    assert cents(cost.month(Level.NOW, cost.of_kind(Kind.COMPUTE)).high) == "918.34"
+    assert cents(cost.month(Level.NOW, cost.of_kind(CostKind.COMPUTE)).high) == "918.34"
 
 
 def test_sums_with_unknown_parts_are_least_ones():

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
-from stacks.alicloud.first_pass import VARIABLE, FirstValue, Stage, first_values, passes, stage_of
+from stacks.alicloud.first_pass import VARIABLE, DeclaredStage, FirstValue, first_values, passes, stage_of
 from stacks.errors import CannotCheckError
 from stacks.guard import first_values as reporting
 from stacks.guard.deploy import up
@@ -36,8 +36,8 @@ def steps(before, after):
 def test_a_new_erdma_configuration_is_made_then_joined_then_enabled():
     before = passes(steps(None, register(CLUSTER)))
 
-    health = {HEALTH: Stage.WITHHELD}
-    assert before == ({NAME: Stage.MADE} | health, {NAME: Stage.JOINED} | health)
+    health = {HEALTH: DeclaredStage.WITHHELD}
+    assert before == ({NAME: DeclaredStage.MADE} | health, {NAME: DeclaredStage.JOINED} | health)
 
 
 def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instance_before_the_last():
@@ -57,10 +57,10 @@ def test_each_pass_is_one_that_the_provider_takes_and_no_group_starts_an_instanc
 @pytest.mark.parametrize(
     ("left_by", "then"),
     [
-        ({NAME: "made", HEALTH: "withheld"}, ({NAME: Stage.JOINED, HEALTH: Stage.WITHHELD},)),
+        ({NAME: "made", HEALTH: "withheld"}, ({NAME: DeclaredStage.JOINED, HEALTH: DeclaredStage.WITHHELD},)),
         ({NAME: "joined", HEALTH: "withheld"}, ()),
         ({}, ()),
-        ({NAME: "made"}, ({NAME: Stage.JOINED},)),
+        ({NAME: "made"}, ({NAME: DeclaredStage.JOINED},)),
     ],
     ids=["after the first pass", "after the second", "after all", "a suspension that stands stays"],
 )
@@ -91,7 +91,7 @@ def test_an_alarm_on_a_custom_metric_waits_for_its_first_value():
     planned = steps(None, register(stack()))
 
     (first,) = passes(planned)
-    assert first == {"gpu-fleet-test-dev-gpu-memory-high": Stage.WITHHELD}
+    assert first == {"gpu-fleet-test-dev-gpu-memory-high": DeclaredStage.WITHHELD}
     assert first_values(planned) == (FirstValue("GpuMemoryUsedPercent", {"Stack": "test", "Pool": "dev"}),)
     alarms = [one.name for one in at(first, stack()).of_type("alicloud:ess/alarm:Alarm")]
     assert alarms == ["gpu-fleet-test-dev-cpu-high", "gpu-fleet-test-dev-cpu-low"]

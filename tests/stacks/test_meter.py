@@ -10,7 +10,7 @@ from stacks.cost.estimate import estimate
 from stacks.cost.meter_prices import budget_document
 from stacks.payload import sweep_archive
 from stacks.settings import stack_files
-from stacks.settings.quantities import Kind, Level
+from stacks.settings.quantities import CostKind, Level
 from stacks.settings.reader import from_mapping
 from tests.stacks import alicloud_examples, examples
 from tests.stacks.alicloud_programs import inputs
@@ -76,7 +76,7 @@ def test_prices_are_told_in_the_budgets_currency():
 
     (price,) = budget_document(stack)["pools"]["dev"]["on_demand"].values()
 
-    line = next(one for one in estimate(stack).lines if one.kind is Kind.COMPUTE)
+    line = next(one for one in estimate(stack).lines if one.kind is CostKind.COMPUTE)
     assert Decimal(price) == pytest.approx(line.quotes[0].amount / 7, abs=Decimal("1e-6"))
 
 

@@ -153,7 +153,7 @@ def answers(draw):
     region = draw(st.sampled_from(regions.of_cloud(cloud)))
     start = stack_file.starting_from("research", cloud, region)
     types = st.sampled_from([kind.name for kind in catalog.load()]) | st.text(max_size=8)
-    return stack_file.Answers(
+    return stack_file.NewStack(
         **vars(start)
         | {
             "owner": draw(st.text(max_size=10)),

@@ -111,7 +111,7 @@ def test_the_unit_tries_again_what_another_try_can_heal_and_nothing_else():
 
 
 def test_the_unit_runs_at_every_boot_until_the_recipe_has_left_its_mark():
-    mark = bootstrap.Place(Path("/payload"), Path("/"), "aws").marker
+    mark = bootstrap.RecipePlace(Path("/payload"), Path("/"), "aws").marker
 
     assert unit()["Unit"]["ConditionPathExists"] == f"!{mark}"
     assert unit()["Install"]["WantedBy"] == "multi-user.target"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from stacks.calls.alicloud import Alicloud
 from stacks.preflight import alicloud
 from stacks.preflight.command import preflight
-from stacks.preflight.findings import Finding, Verdict
+from stacks.preflight.findings import Finding, Rating
 from stacks.settings import Stack
 from tests.stacks.alicloud_account import Account, Refusal, serving
 from tests.stacks.alicloud_examples import pool, stack
@@ -172,8 +172,8 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
 
     found = look(stack(), cloud)
 
-    assert found.pop("activation").verdict is Verdict.NOTE, "no call tells"
-    assert {finding.verdict for finding in found.values()} == {Verdict.FINE}
+    assert found.pop("activation").rating is Rating.NOTE, "no call tells"
+    assert {finding.rating for finding in found.values()} == {Rating.FINE}
     assert list(found) == [
         "account",
         "role AliyunServiceRoleForAutoScaling",
@@ -196,14 +196,14 @@ def test_where_there_is_room_every_answer_is_fine_and_every_request_was_signed()
 
 
 @pytest.mark.parametrize(
-    ("allowed", "used", "verdict"),
-    [(16, 0, Verdict.FINE), (16, 1, Verdict.NOTE), (15, 0, Verdict.PROBLEM)],
+    ("allowed", "used", "rating"),
+    [(16, 0, Rating.FINE), (16, 1, Rating.NOTE), (15, 0, Rating.PROBLEM)],
     ids=["enough", "perhaps-its-own-use", "too-few"],
 )
-def test_virtual_cpus_are_held_to_the_accounts_limit(allowed, used, verdict):
+def test_virtual_cpus_are_held_to_the_accounts_limit(allowed, used, rating):
     told = look(stack(), account(DescribeAccountAttributes=limits(allowed, used)))["vCPUs for dev, postpaid"]
 
-    assert told.verdict is verdict
+    assert told.rating is rating
     assert told.says == f"needs 16, {used} in use, {allowed} allowed"
 
 
@@ -212,33 +212,33 @@ def test_a_spot_pool_has_a_limit_of_its_own():
 
     found = look(stack(pools=pools), account(DescribeAccountAttributes=limits(10_000, spot=4)))
 
-    assert found["vCPUs for dev, postpaid"].verdict is Verdict.FINE
-    assert found["vCPUs for dev, spot"].verdict is Verdict.PROBLEM
+    assert found["vCPUs for dev, postpaid"].rating is Rating.FINE
+    assert found["vCPUs for dev, spot"].rating is Rating.PROBLEM
     assert found["vCPUs for dev, spot"].says.startswith("needs 8,")
 
 
 def test_a_limit_that_is_not_told_is_not_guessed():
     told = look(stack(), account(DescribeAccountAttributes={}))["vCPUs for dev, postpaid"]
 
-    assert told.verdict is Verdict.UNCHECKED
+    assert told.rating is Rating.UNCHECKED
     assert "DescribeAccountAttributes says no max-postpaid-instance-vcpu-count" in told.says
 
 
 def test_a_full_quota_is_told_with_the_command_that_asks_for_more():
     found = look(stack(), account(ListProductQuotas=center(0, 0)))
 
-    assert found["VPCs"].verdict is Verdict.PROBLEM
+    assert found["VPCs"].rating is Rating.PROBLEM
     assert found["VPCs"].remedy == (
         "aliyun quotas CreateQuotaApplication --ProductCode vpc --QuotaActionCode vpc_quota_instances_num "
         "--DesireValue 1 --Reason gpu-fleet --Dimensions.1.Key regionId --Dimensions.1.Value cn-shenzhen"
     )
-    assert found["elastic addresses"].verdict is Verdict.UNCHECKED
+    assert found["elastic addresses"].rating is Rating.UNCHECKED
 
 
 def test_a_tight_quota_of_addresses_is_noted_with_the_command_that_asks_for_more():
     told = look(stack(), account(ListProductQuotas=center(20, 20)))["elastic addresses"]
 
-    assert told.verdict is Verdict.NOTE
+    assert told.rating is Rating.NOTE
     assert told.says == "needs 1; in use most: 20 of 20"
     assert "--ProductCode eip --QuotaActionCode eip_example --DesireValue 21" in told.remedy
 
@@ -259,42 +259,42 @@ def test_quota_center_is_asked_about_the_stacks_region_and_not_about_its_own():
 def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_answer(code):
     found = look(stack(), account(ListProductQuotas=Refusal(code)))
 
-    assert found["VPCs"].verdict is Verdict.UNCHECKED
+    assert found["VPCs"].rating is Rating.UNCHECKED
     assert found["VPCs"].says == "could not be checked: denied quotas:ListProductQuotas"
-    assert found["image"].verdict is Verdict.FINE
+    assert found["image"].rating is Rating.FINE
 
 
 @pytest.mark.parametrize(
-    ("zones", "verdict", "remedy"),
+    ("zones", "rating", "remedy"),
     [
-        ({"d": "WithStock", "e": "WithStock"}, Verdict.FINE, ""),
-        ({"d": "WithStock", "e": "WithoutStock"}, Verdict.NOTE, "in stock in cn-shenzhen-d"),
-        ({"d": "WithoutStock", "e": "WithoutStock"}, Verdict.NOTE, "in stock in no zone"),
-        ({"f": "WithStock"}, Verdict.PROBLEM, "in stock in cn-shenzhen-f"),
-        ({}, Verdict.PROBLEM, "in stock in no zone"),
+        ({"d": "WithStock", "e": "WithStock"}, Rating.FINE, ""),
+        ({"d": "WithStock", "e": "WithoutStock"}, Rating.NOTE, "in stock in cn-shenzhen-d"),
+        ({"d": "WithoutStock", "e": "WithoutStock"}, Rating.NOTE, "in stock in no zone"),
+        ({"f": "WithStock"}, Rating.PROBLEM, "in stock in cn-shenzhen-f"),
+        ({}, Rating.PROBLEM, "in stock in no zone"),
     ],
     ids=["everywhere", "in-one", "out-of-stock", "elsewhere", "nowhere"],
 )
-def test_a_type_must_be_sold_in_a_zone_of_the_pool(zones, verdict, remedy):
+def test_a_type_must_be_sold_in_a_zone_of_the_pool(zones, rating, remedy):
     told = look(stack(), account(DescribeAvailableResource=stock(**zones)))["types of dev"]
 
-    assert told.verdict is verdict
+    assert told.rating is rating
     assert remedy in told.remedy
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict", "says"),
+    ("answer", "rating", "says"),
     [
-        (advice("0-3%"), Verdict.FINE, "interrupted 0-3%"),
-        (advice("10-100%"), Verdict.NOTE, "interrupted 10-100%"),
-        ({}, Verdict.NOTE, "none sold"),
+        (advice("0-3%"), Rating.FINE, "interrupted 0-3%"),
+        (advice("10-100%"), Rating.NOTE, "interrupted 10-100%"),
+        ({}, Rating.NOTE, "none sold"),
     ],
     ids=["calm", "stormy", "none"],
 )
-def test_spot_instances_that_are_often_interrupted_are_worth_a_note(answer, verdict, says):
+def test_spot_instances_that_are_often_interrupted_are_worth_a_note(answer, rating, says):
     found = look(stack(pools=[pool(market="spot")]), account(DescribeSpotAdvice=answer))
 
-    assert found["spot for dev"].verdict is verdict
+    assert found["spot for dev"].rating is rating
     assert says in found["spot for dev"].says
 
 
@@ -305,21 +305,21 @@ def assurance(status: str, total: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict"),
+    ("answer", "rating"),
     [
-        (assurance("Active", 2), Verdict.FINE),
-        (assurance("Active", 1), Verdict.PROBLEM),
-        (assurance("Released", 2), Verdict.PROBLEM),
-        ({}, Verdict.PROBLEM),
+        (assurance("Active", 2), Rating.FINE),
+        (assurance("Active", 1), Rating.PROBLEM),
+        (assurance("Released", 2), Rating.PROBLEM),
+        ({}, Rating.PROBLEM),
     ],
     ids=["usable", "too-small", "released", "missing"],
 )
-def test_a_reservation_must_be_active_and_large_enough(answer, verdict):
+def test_a_reservation_must_be_active_and_large_enough(answer, rating):
     reserved = pool(market="reservation", reservation_id="eap-wz90000000000000000")
 
     found = look(stack(pools=[reserved]), account(DescribeElasticityAssurances=answer))
 
-    assert found["reservation of dev"].verdict is verdict
+    assert found["reservation of dev"].rating is rating
 
 
 @pytest.mark.parametrize(
@@ -335,14 +335,14 @@ def test_a_reservation_must_be_active_and_large_enough(answer, verdict):
 def test_an_image_must_be_ours_sound_and_small_enough(changes, says):
     told = look(stack(), account(DescribeImages={"Images": {"Image": [IMAGE | changes]}}))["image"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert says in told.says
 
 
 def test_an_image_that_is_not_there_is_a_problem():
     told = look(stack(), account(DescribeImages={"Images": {"Image": []}}))["image"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says == "m-wz90000000000000000 is not in cn-shenzhen"
 
 
@@ -354,8 +354,8 @@ def test_keys_need_a_connected_instance_and_to_be_enabled():
 
     found = look(stack(), cloud)
 
-    assert found["KMS instance"].verdict is Verdict.PROBLEM
-    assert found["key"].verdict is Verdict.PROBLEM
+    assert found["KMS instance"].rating is Rating.PROBLEM
+    assert found["key"].rating is Rating.PROBLEM
     assert found["key"].remedy.startswith("aliyun kms CancelKeyDeletion --region cn-shenzhen --KeyId key-1")
 
 
@@ -364,7 +364,7 @@ def test_credentials_of_another_account_are_the_first_problem():
 
     told = look(stack(), account(GetCallerIdentity=other))["account"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says == f"the credentials are of 6543210987654321, the stack belongs to {ID}"
 
 
@@ -417,7 +417,7 @@ def test_a_missing_service_linked_role_is_told_with_the_command_that_makes_it():
 
     told = look(stack(), account(GetRole=without_role(name)))[f"role {name}"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says == "is missing: Auto Scaling makes no group"
     assert told.remedy == "aliyun resourcemanager CreateServiceLinkedRole --ServiceName ess.aliyuncs.com"
 
@@ -425,15 +425,15 @@ def test_a_missing_service_linked_role_is_told_with_the_command_that_makes_it():
 def test_flow_logs_that_nobody_activated_are_told_with_the_command():
     told = look(stack(), account(GetFlowLogServiceStatus={"Enabled": False}))["flow logs"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.remedy == "aliyun vpc OpenFlowLogService --RegionId cn-shenzhen"
 
 
 def test_a_role_that_may_not_be_looked_at_hides_nothing_else():
     found = look(stack(), account(GetRole=Refusal()))
 
-    assert found["role AliyunServiceRoleForAutoScaling"].verdict is Verdict.UNCHECKED
-    assert found["flow logs"].verdict is Verdict.FINE
+    assert found["role AliyunServiceRoleForAutoScaling"].rating is Rating.UNCHECKED
+    assert found["flow logs"].rating is Rating.FINE
 
 
 def test_an_imported_disk_needs_the_role_that_reads_it():
@@ -446,25 +446,25 @@ INNER, PUBLIC = "oss-cn-shenzhen-internal.aliyuncs.com", "oss-cn-shenzhen.aliyun
 
 
 @pytest.mark.parametrize(
-    ("answering", "s3", "verdict", "says"),
+    ("answering", "s3", "rating", "says"),
     [
-        ({INNER, PUBLIC}, Buckets(), Verdict.FINE, f"the inner endpoint {INNER} answers"),
-        ({PUBLIC}, Buckets(ours="cn-shenzhen"), Verdict.FINE, f"{PUBLIC} answers, and lets this account in"),
+        ({INNER, PUBLIC}, Buckets(), Rating.FINE, f"the inner endpoint {INNER} answers"),
+        ({PUBLIC}, Buckets(ours="cn-shenzhen"), Rating.FINE, f"{PUBLIC} answers, and lets this account in"),
         (
             {PUBLIC},
             Buckets(SHUT, ours="cn-shenzhen"),
-            Verdict.PROBLEM,
+            Rating.PROBLEM,
             f"{PUBLIC} refuses this account objects",
         ),
-        ({PUBLIC}, Buckets(), Verdict.NOTE, f"{PUBLIC} answers; no bucket says"),
-        (set(), Buckets(), Verdict.PROBLEM, f"neither {PUBLIC} nor {INNER} answers"),
+        ({PUBLIC}, Buckets(), Rating.NOTE, f"{PUBLIC} answers; no bucket says"),
+        (set(), Buckets(), Rating.PROBLEM, f"neither {PUBLIC} nor {INNER} answers"),
     ],
     ids=["inside", "allowed", "shut", "unknown", "offline"],
 )
-def test_the_way_to_oss_is_told_before_anything_is_uploaded(answering, s3, verdict, says):
+def test_the_way_to_oss_is_told_before_anything_is_uploaded(answering, s3, rating, says):
     told = look(stack(), account(), answering.__contains__, s3)["OSS from here"]
 
-    assert told.verdict is verdict
+    assert told.rating is rating
     assert told.says.startswith(says)
     if "lets this account in" not in says:
         assert "OSS_ENDPOINT=https://oss-cn-shenzhen-internal.aliyuncs.com" in told.remedy
@@ -491,30 +491,30 @@ HOME = {"kms_instance_id": "kst-szh0000000000000000", "home": True}
 def test_a_service_that_nobody_opened_is_told_with_the_command_that_opens_it(subject, answers, remedy):
     settings = stack(network=PRIVATE, storage=HOME)
 
-    assert look(settings, account())[subject].verdict is Verdict.FINE
+    assert look(settings, account())[subject].rating is Rating.FINE
     told = look(settings, account(**answers))[subject]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.remedy.startswith(remedy)
 
 
 def test_oss_that_is_shut_is_a_problem_of_its_own():
     told = look(stack(), account(), s3=Buckets(refused="UserDisable"))["OSS"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert "open OSS, or pay what is owed" in told.remedy
 
 
 def test_a_denied_question_about_privatelink_is_no_answer():
     told = look(stack(network=PRIVATE), account(CheckProductOpen=Refusal()))["PrivateLink"]
 
-    assert told.verdict is Verdict.UNCHECKED
+    assert told.rating is Rating.UNCHECKED
 
 
 def test_a_zone_that_sells_no_extreme_nas_is_told_with_those_that_do():
     told = look(stack(storage=HOME), account(DescribeZones=zones_of_nas("cn-shenzhen-f")))["NAS extreme"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says == "cn-shenzhen-d does not sell it"
     assert told.remedy == "put one of cn-shenzhen-f first in network.zones"
 
@@ -524,22 +524,22 @@ def test_roles_that_nas_makes_by_itself_are_worth_a_note():
 
     told = look(stack(storage=HOME), account(GetRole=without_role(name)))[f"role {name}"]
 
-    assert told.verdict is Verdict.NOTE
+    assert told.rating is Rating.NOTE
     assert told.remedy.endswith("CreateServiceLinkedRole --ServiceName encryption.nas.aliyuncs.com")
 
 
 @pytest.mark.parametrize(
-    ("region", "verdict"),
-    [("cn-shenzhen", Verdict.FINE), ("cn-beijing", Verdict.PROBLEM), (ELSEWHERE, Verdict.PROBLEM)],
+    ("region", "rating"),
+    [("cn-shenzhen", Rating.FINE), ("cn-beijing", Rating.PROBLEM), (ELSEWHERE, Rating.PROBLEM)],
     ids=["here", "there", "refused from here"],
 )
-def test_the_name_of_a_stack_in_another_region_is_refused(region, verdict):
+def test_the_name_of_a_stack_in_another_region_is_refused(region, rating):
     bucket = f"gpu_fleet_test_records_{ID}"
 
     told = look(stack(), account(), s3=Buckets(**{bucket: region}))["name"]
 
-    assert told.verdict is verdict
-    assert (told.remedy == "name this stack otherwise") is (verdict is Verdict.PROBLEM)
+    assert told.rating is rating
+    assert (told.remedy == "name this stack otherwise") is (rating is Rating.PROBLEM)
 
 
 def test_what_no_call_tells_is_a_note_that_names_the_services():
@@ -563,37 +563,37 @@ def sender(name="fleet@mail.example.com", account_status="0", domain_status="0")
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict", "says"),
+    ("answer", "rating", "says"),
     [
-        (sender(), Verdict.FINE, "is a sender address"),
-        (sender("fleet@mail.example.com.org"), Verdict.PROBLEM, "is no sender address"),
-        (sender(account_status="1"), Verdict.PROBLEM, "is frozen"),
-        (sender(domain_status="1"), Verdict.PROBLEM, "a domain that is not verified"),
-        (Refusal(), Verdict.UNCHECKED, "denied dm:QueryMailAddressByParam"),
+        (sender(), Rating.FINE, "is a sender address"),
+        (sender("fleet@mail.example.com.org"), Rating.PROBLEM, "is no sender address"),
+        (sender(account_status="1"), Rating.PROBLEM, "is frozen"),
+        (sender(domain_status="1"), Rating.PROBLEM, "a domain that is not verified"),
+        (Refusal(), Rating.UNCHECKED, "denied dm:QueryMailAddressByParam"),
     ],
     ids=["usable", "another", "frozen", "domain", "denied"],
 )
-def test_a_sender_is_an_address_that_direct_mail_verified(answer, verdict, says):
+def test_a_sender_is_an_address_that_direct_mail_verified(answer, rating, says):
     told = look(stack(notify=MAILING), account(QueryMailAddressByParam=answer))["sender"]
 
-    assert (told.verdict, bool(told.remedy)) == (verdict, verdict is Verdict.PROBLEM)
+    assert (told.rating, bool(told.remedy)) == (rating, rating is Rating.PROBLEM)
     assert says in told.says
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict", "says"),
+    ("answer", "rating", "says"),
     [
-        ({"SecretName": "rooms/vision"}, Verdict.FINE, "is there"),
-        ({"PlannedDeleteTime": "2026-12-01T00:00:00Z"}, Verdict.PROBLEM, "is being deleted"),
-        (Refusal("Forbidden.ResourceNotFound", "no"), Verdict.PROBLEM, "there is no secret rooms/vision"),
+        ({"SecretName": "rooms/vision"}, Rating.FINE, "is there"),
+        ({"PlannedDeleteTime": "2026-12-01T00:00:00Z"}, Rating.PROBLEM, "is being deleted"),
+        (Refusal("Forbidden.ResourceNotFound", "no"), Rating.PROBLEM, "there is no secret rooms/vision"),
     ],
     ids=["there", "deleted", "missing"],
 )
-def test_a_webhooks_secret_is_there_and_not_read(answer, verdict, says):
+def test_a_webhooks_secret_is_there_and_not_read(answer, rating, says):
     cloud = account(DescribeSecret=answer)
 
     told = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
 
-    assert told.verdict is verdict
+    assert told.rating is rating
     assert says in told.says
     assert "GetSecretValue" not in [action for action, _ in cloud.asked]

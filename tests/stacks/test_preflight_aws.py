@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from stacks.calls import aws as aws_calls
 from stacks.preflight import aws
 from stacks.preflight.command import preflight
-from stacks.preflight.findings import Finding, Verdict
+from stacks.preflight.findings import Finding, Rating
 from stacks.rehearsal.moto_server import moto_server
 from stacks.settings import Stack, stack_files
 from tests.stacks.aws_account import Account, Refusal
@@ -87,14 +87,14 @@ def look(settings: Stack, cloud: Account) -> dict[str, Finding]:
     return {finding.subject: finding for finding in aws.look(settings, cloud.client)}
 
 
-def verdicts(found: dict[str, Finding]) -> set[Verdict]:
-    return {finding.verdict for finding in found.values()}
+def ratings(found: dict[str, Finding]) -> set[Rating]:
+    return {finding.rating for finding in found.values()}
 
 
 def test_where_there_is_room_every_answer_is_fine():
     found = look(stack(), account())
 
-    assert verdicts(found) == {Verdict.FINE}
+    assert ratings(found) == {Rating.FINE}
     assert list(found) == [
         "account",
         "vCPUs for dev",
@@ -115,7 +115,7 @@ def test_too_small_a_quota_is_a_problem_with_the_command_that_asks_for_more():
     found = look(stack(pools=pools), account(**{"service-quotas_GetServiceQuota": quota(96)}))
 
     told = found["vCPUs for dev"]
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says == "needs 768, 0 in use beside it, 96 allowed (L-417A185B)"
     assert told.remedy == (
         "aws service-quotas request-service-quota-increase --region us-east-1 "
@@ -144,7 +144,7 @@ def test_what_others_of_the_account_run_counts_and_what_this_stack_runs_does_not
     found = look(stack(), cloud)
 
     told = found["vCPUs for dev"]
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says == "needs 8, 200 in use beside it, 200 allowed (L-DB2E81BA)"
     assert told.remedy.endswith("--desired-value 208")
 
@@ -170,9 +170,9 @@ def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_a
     found = look(stack(), account(**{"service-quotas_GetServiceQuota": Refusal()}))
 
     told = found["vCPUs for dev"]
-    assert told.verdict is Verdict.UNCHECKED
+    assert told.rating is Rating.UNCHECKED
     assert told.says == "could not be checked: denied servicequotas:GetServiceQuota"
-    assert found["image"].verdict is Verdict.FINE
+    assert found["image"].rating is Rating.FINE
 
 
 def of_the_sweep(cloud: Account) -> Finding:
@@ -183,27 +183,27 @@ def test_a_young_account_has_no_run_that_the_sweep_could_reserve():
     """Lambda answers "decreases account's UnreservedConcurrentExecution below its minimum value of [10]"."""
     told = of_the_sweep(account(**{"service-quotas_GetServiceQuota": quota(10)}))
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says == "needs 101, 0 in use beside it, 10 allowed (L-B99A9384)"
     assert "--service-code lambda --quota-code L-B99A9384" in told.remedy
 
 
 @pytest.mark.parametrize(
-    ("own", "verdict"),
+    ("own", "rating"),
     [
-        (Refusal("ResourceNotFoundException", "Function not found"), Verdict.PROBLEM),
-        ({"ReservedConcurrentExecutions": 1}, Verdict.FINE),
+        (Refusal("ResourceNotFoundException", "Function not found"), Rating.PROBLEM),
+        ({"ReservedConcurrentExecutions": 1}, Rating.FINE),
     ],
     ids=["before the first up", "with its run reserved"],
 )
-def test_what_other_functions_reserve_counts_and_what_the_sweep_has_already_does_not(own, verdict):
+def test_what_other_functions_reserve_counts_and_what_the_sweep_has_already_does_not(own, rating):
     cloud = account(
         **{"service-quotas_GetServiceQuota": quota(1000)},
         lambda_GetAccountSettings=functions(unreserved=100),
         lambda_GetFunctionConcurrency=own,
     )
 
-    assert of_the_sweep(cloud).verdict is verdict
+    assert of_the_sweep(cloud).rating is rating
 
 
 def test_addresses_and_networks_of_others_count():
@@ -226,19 +226,19 @@ def test_addresses_and_networks_of_others_count():
 
 
 @pytest.mark.parametrize(
-    ("sold_in", "verdict", "says", "remedy"),
+    ("sold_in", "rating", "says", "remedy"),
     [
-        (("us-east-1a", "us-east-1b"), Verdict.FINE, "us-east-1a, us-east-1b sell g5.xlarge", ""),
-        (("us-east-1b",), Verdict.NOTE, "us-east-1a sell no g5.xlarge", "sold in us-east-1b"),
-        (("us-east-1f",), Verdict.PROBLEM, "us-east-1a, us-east-1b sell no", "sold in us-east-1f"),
-        ((), Verdict.PROBLEM, "sell no g5.xlarge", "name other types"),
+        (("us-east-1a", "us-east-1b"), Rating.FINE, "us-east-1a, us-east-1b sell g5.xlarge", ""),
+        (("us-east-1b",), Rating.NOTE, "us-east-1a sell no g5.xlarge", "sold in us-east-1b"),
+        (("us-east-1f",), Rating.PROBLEM, "us-east-1a, us-east-1b sell no", "sold in us-east-1f"),
+        ((), Rating.PROBLEM, "sell no g5.xlarge", "name other types"),
     ],
     ids=["everywhere", "in-one-zone", "elsewhere", "nowhere"],
 )
-def test_a_type_must_be_sold_in_a_zone_of_the_pool(sold_in, verdict, says, remedy):
+def test_a_type_must_be_sold_in_a_zone_of_the_pool(sold_in, rating, says, remedy):
     told = look(stack(), account(ec2_DescribeInstanceTypeOfferings=offers(*sold_in)))["types of dev"]
 
-    assert told.verdict is verdict
+    assert told.rating is rating
     assert says in told.says
     assert remedy in told.remedy
 
@@ -248,27 +248,27 @@ def test_a_pool_with_a_group_for_each_zone_needs_the_type_in_each():
 
     found = look(stack(pools=[cluster]), account(ec2_DescribeInstanceTypeOfferings=offers("us-east-1a")))
 
-    assert found["types of dev"].verdict is Verdict.PROBLEM
+    assert found["types of dev"].rating is Rating.PROBLEM
 
 
-@pytest.mark.parametrize(("most", "verdict"), [(4, Verdict.FINE), (2, Verdict.PROBLEM), (0, Verdict.PROBLEM)])
-def test_an_efa_pool_needs_as_many_adapters_as_its_template_asks_for(most, verdict):
+@pytest.mark.parametrize(("most", "rating"), [(4, Rating.FINE), (2, Rating.PROBLEM), (0, Rating.PROBLEM)])
+def test_an_efa_pool_needs_as_many_adapters_as_its_template_asks_for(most, rating):
     network = {"EfaSupported": most > 0, "EfaInfo": {"MaximumEfaInterfaces": most}}
     cloud = account(ec2_DescribeInstanceTypes={"InstanceTypes": [{"NetworkInfo": network}]})
 
     told = look(stack(pools=[pool(types=["p4d.24xlarge"], efa=True)]), cloud)["EFA of dev"]
 
-    assert told.verdict is verdict
+    assert told.rating is rating
     assert told.says == f"p4d.24xlarge has {most} adapters, the template asks for 4"
 
 
-@pytest.mark.parametrize(("score", "verdict"), [(4, Verdict.FINE), (3, Verdict.NOTE), (1, Verdict.NOTE)])
-def test_scarce_spot_capacity_is_worth_a_note_and_stops_nothing(score, verdict):
+@pytest.mark.parametrize(("score", "rating"), [(4, Rating.FINE), (3, Rating.NOTE), (1, Rating.NOTE)])
+def test_scarce_spot_capacity_is_worth_a_note_and_stops_nothing(score, rating):
     cloud = account(ec2_GetSpotPlacementScores={"SpotPlacementScores": [{"Score": 1}, {"Score": score}]})
 
     told = look(stack(pools=[pool(market="spot")]), cloud)["spot for dev"]
 
-    assert told.verdict is verdict
+    assert told.rating is rating
     assert told.says == f"2 instances at once: placement score {score} of 10"
 
 
@@ -304,7 +304,7 @@ def test_a_reservation_must_be_there_and_fit_the_pool(changes, market, says):
     told = look(stack(pools=[reserved(market=market)]), cloud)["reservation of dev"]
 
     assert says in told.says
-    assert (told.verdict is Verdict.PROBLEM) is (";" in says)
+    assert (told.rating is Rating.PROBLEM) is (";" in says)
 
 
 def test_a_capacity_block_needs_no_quota_of_virtual_cpus():
@@ -329,7 +329,7 @@ def test_a_capacity_block_needs_no_quota_of_virtual_cpus():
 def test_an_image_must_be_ours_sound_and_small_enough(changes, says):
     told = look(stack(), account(ec2_DescribeImages={"Images": [IMAGE | changes]}))["image"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert says in told.says
     assert "image/README.md" in told.remedy
 
@@ -340,7 +340,7 @@ def test_an_image_must_be_ours_sound_and_small_enough(changes, says):
 def test_an_image_that_is_not_there_is_a_problem(answer):
     told = look(stack(), account(ec2_DescribeImages=answer))["image"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert "ami-0123456789abcdef0 is not in us-east-1" in told.says
 
 
@@ -352,7 +352,7 @@ def test_an_image_of_amazon_behind_a_parameter_is_trusted():
 
     found = look(stack(image={"parameter": "/aws/service/some/ami-id"}), cloud)
 
-    assert found["image"].verdict is Verdict.FINE
+    assert found["image"].rating is Rating.FINE
     assert found["image"].says.startswith("ami-0aaaaaaaaaaaaaaaa")
     assert ("ec2:DescribeImages", {"ImageIds": ["ami-0aaaaaaaaaaaaaaaa"]}) in cloud.asked
 
@@ -364,7 +364,7 @@ def test_an_image_of_amazon_behind_a_parameter_is_trusted():
 def test_a_key_that_opens_nothing_is_a_problem_with_its_remedy(state, remedy):
     told = look(stack(), account(kms_DescribeKey={"KeyMetadata": {"KeyId": "k-1", "KeyState": state}}))["key"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert f"is {state}" in told.says
     assert told.remedy.startswith(f"{remedy} --region us-east-1 --key-id k-1")
 
@@ -372,7 +372,7 @@ def test_a_key_that_opens_nothing_is_a_problem_with_its_remedy(state, remedy):
 def test_a_stack_of_the_same_name_in_another_region_is_a_problem():
     told = look(stack(), account(s3_HeadBucket={"BucketRegion": "eu-west-1"}))["name"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says.startswith(
         "a stack 'test' is in eu-west-1: gpu-fleet-test-records-123456789012 is there"
     )
@@ -381,19 +381,19 @@ def test_a_stack_of_the_same_name_in_another_region_is_a_problem():
 def test_the_stack_itself_does_not_stand_in_its_own_way():
     told = look(stack(), account(s3_HeadBucket={"BucketRegion": "us-east-1"}))["name"]
 
-    assert told.verdict is Verdict.FINE
+    assert told.rating is Rating.FINE
 
 
 def test_a_name_that_may_not_be_looked_up_is_not_taken_for_free():
     told = look(stack(), account(s3_HeadBucket=Refusal("403", "Forbidden")))["name"]
 
-    assert told.verdict is Verdict.UNCHECKED
+    assert told.rating is Rating.UNCHECKED
 
 
 def test_a_budget_that_may_not_be_seen_names_the_permission_that_people_know():
     told = look(stack(), account(budgets_DescribeBudgets=Refusal()))["budget"]
 
-    assert told.verdict is Verdict.UNCHECKED
+    assert told.rating is Rating.UNCHECKED
     assert told.says == "could not be checked: denied budgets:ViewBudget"
 
 
@@ -402,7 +402,7 @@ def test_credentials_of_another_account_are_the_first_problem():
 
     told = look(stack(), account(sts_GetCallerIdentity=other))["account"]
 
-    assert told.verdict is Verdict.PROBLEM
+    assert told.rating is Rating.PROBLEM
     assert told.says == "the credentials are of 210987654321, the stack belongs to 123456789012"
 
 
@@ -460,10 +460,10 @@ def test_against_moto_whatever_it_knows_is_answered():
     with moto_server(settings.region):
         found = look_at(settings)
 
-    unchecked = {subject for subject, finding in found.items() if finding.verdict is Verdict.UNCHECKED}
+    unchecked = {subject for subject, finding in found.items() if finding.rating is Rating.UNCHECKED}
     assert {subject for subject in found if subject.startswith("vCPUs")} <= unchecked
-    assert {found[subject].verdict for subject in ("account", "VPCs", "types of shared", "image", "key")} == {
-        Verdict.FINE
+    assert {found[subject].rating for subject in ("account", "VPCs", "types of shared", "image", "key")} == {
+        Rating.FINE
     }
 
 
@@ -492,38 +492,38 @@ def verified(*identities: str):
 
 
 @pytest.mark.parametrize(
-    ("identities", "account_says", "verdict", "says"),
+    ("identities", "account_says", "rating", "says"),
     [
-        (["fleet@mail.example.com"], SENDS, Verdict.FINE, "fleet@mail.example.com is verified"),
-        (["mail.example.com"], SENDS, Verdict.FINE, "mail.example.com is verified"),
-        (["example.com"], SENDS, Verdict.PROBLEM, "neither fleet@mail.example.com nor its domain"),
-        (["mail.example.com"], SENDS | {"ProductionAccessEnabled": False}, Verdict.PROBLEM, "sandbox"),
-        (["mail.example.com"], SENDS | {"SendingEnabled": False}, Verdict.PROBLEM, "sending is paused"),
+        (["fleet@mail.example.com"], SENDS, Rating.FINE, "fleet@mail.example.com is verified"),
+        (["mail.example.com"], SENDS, Rating.FINE, "mail.example.com is verified"),
+        (["example.com"], SENDS, Rating.PROBLEM, "neither fleet@mail.example.com nor its domain"),
+        (["mail.example.com"], SENDS | {"ProductionAccessEnabled": False}, Rating.PROBLEM, "sandbox"),
+        (["mail.example.com"], SENDS | {"SendingEnabled": False}, Rating.PROBLEM, "sending is paused"),
     ],
     ids=["address", "domain", "another", "sandbox", "paused"],
 )
-def test_a_sender_is_verified_and_may_mail_anybody(identities, account_says, verdict, says):
+def test_a_sender_is_verified_and_may_mail_anybody(identities, account_says, rating, says):
     cloud = account(sesv2_GetEmailIdentity=verified(*identities), sesv2_GetAccount=account_says)
 
     told = look(stack(notify=MAILING), cloud)["sender"]
 
-    assert (told.verdict, bool(told.remedy)) == (verdict, verdict is Verdict.PROBLEM)
+    assert (told.rating, bool(told.remedy)) == (rating, rating is Rating.PROBLEM)
     assert says in told.says
 
 
 @pytest.mark.parametrize(
-    ("secret", "verdict", "says"),
+    ("secret", "rating", "says"),
     [
-        ({"Name": "rooms/vision"}, Verdict.FINE, "is there"),
-        ({"Name": "rooms/vision", "KmsKeyId": "alias/gpu-fleet-test"}, Verdict.FINE, "is there"),
-        ({"Name": "rooms/vision", "KmsKeyId": "alias/other"}, Verdict.PROBLEM, "the sweep may not use"),
-        ({"DeletedDate": datetime(2026, 11, 1, tzinfo=UTC)}, Verdict.PROBLEM, "is being deleted"),
-        (Refusal("ResourceNotFoundException", "no"), Verdict.PROBLEM, "there is no secret rooms/vision"),
-        (Refusal(), Verdict.UNCHECKED, "secretsmanager:DescribeSecret"),
+        ({"Name": "rooms/vision"}, Rating.FINE, "is there"),
+        ({"Name": "rooms/vision", "KmsKeyId": "alias/gpu-fleet-test"}, Rating.FINE, "is there"),
+        ({"Name": "rooms/vision", "KmsKeyId": "alias/other"}, Rating.PROBLEM, "the sweep may not use"),
+        ({"DeletedDate": datetime(2026, 11, 1, tzinfo=UTC)}, Rating.PROBLEM, "is being deleted"),
+        (Refusal("ResourceNotFoundException", "no"), Rating.PROBLEM, "there is no secret rooms/vision"),
+        (Refusal(), Rating.UNCHECKED, "secretsmanager:DescribeSecret"),
     ],
     ids=["amazons-key", "own-key", "other-key", "deleted", "missing", "denied"],
 )
-def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use(secret, verdict, says):
+def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use(secret, rating, says):
     cloud = account(
         secretsmanager_DescribeSecret=secret,
         kms_DescribeKey=lambda params: {"KeyMetadata": {"KeyId": params["KeyId"], "KeyState": "Enabled"}},
@@ -531,6 +531,6 @@ def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use(secret, v
 
     told = look(stack(notify=ROOM), cloud)["webhook rooms/vision"]
 
-    assert told.verdict is verdict
+    assert told.rating is rating
     assert says in told.says
     assert "secretsmanager:GetSecretValue" not in [name for name, _ in cloud.asked]

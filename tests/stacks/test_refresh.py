@@ -16,7 +16,7 @@ from stacks import catalog
 from stacks.calls.aws import Aws
 from stacks.catalog import Cloud, prices, reader
 from stacks.catalog.refresh import alicloud, aws, command
-from stacks.catalog.refresh.listed import Listed, ListedPrices, largest_discount, plain
+from stacks.catalog.refresh.listed import ListedPrices, ListPrice, largest_discount, plain
 from stacks.catalog.refresh.rewrite import RefreshError, rewrite_catalog, rewrite_prices, wanted
 from stacks.files import replace
 from tests.stacks import alicloud_account
@@ -82,7 +82,7 @@ def test_each_price_of_aws_is_the_one_that_is_meant(cloud):
 
 
 def test_spot_is_as_far_below_the_list_as_the_cheapest_instance_right_now(cloud):
-    assert ask(cloud).spot_most == Listed(
+    assert ask(cloud).spot_most == ListPrice(
         Decimal("0.75"), "USD", "EC2 DescribeSpotPriceHistory, GPU types of us-east-1"
     )
 

@@ -13,10 +13,10 @@ from image.console.cli import main
 from stacks.errors import StacksError
 from stacks.teardown import engine, page, state
 from stacks.teardown.errors import StillThereError, TeardownError
-from stacks.teardown.holdings import Holdings, Instance, Remnant, Store, hold_of
+from stacks.teardown.holdings import DataStore, HeldInstance, Holdings, Remnant, hold_of
 from stacks.teardown.plan import KINDS, Wishes, plan
 from stacks.teardown.run import Teardown
-from stacks.teardown.state import Resource
+from stacks.teardown.state import StateResource
 from tests.stacks.examples import stack
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -27,18 +27,18 @@ POLICIES = {kind: f"urn::policy-{kind}" for kind in BUCKETS}
 BUCKET_TYPE = "aws:s3/bucket:Bucket"
 
 
-def resources() -> tuple[Resource, ...]:
+def resources() -> tuple[StateResource, ...]:
     """A stack in small: key and alias, three buckets with a policy each, a network, a group."""
     parts = [
-        Resource(KEY, "aws:kms/key:Key", "key-1"),
-        Resource(ALIAS, "aws:kms/alias:Alias", "alias/it", needs=frozenset({KEY})),
-        Resource(VPC, "aws:ec2/vpc:Vpc", "vpc-1", needs=frozenset({KEY})),
-        Resource(GROUP, "aws:autoscaling/group:Group", "dev", needs=frozenset({VPC, *BUCKETS.values()})),
+        StateResource(KEY, "aws:kms/key:Key", "key-1"),
+        StateResource(ALIAS, "aws:kms/alias:Alias", "alias/it", needs=frozenset({KEY})),
+        StateResource(VPC, "aws:ec2/vpc:Vpc", "vpc-1", needs=frozenset({KEY})),
+        StateResource(GROUP, "aws:autoscaling/group:Group", "dev", needs=frozenset({VPC, *BUCKETS.values()})),
     ]
     for kind, urn in BUCKETS.items():
-        parts.append(Resource(urn, BUCKET_TYPE, kind, needs=frozenset({KEY})))
+        parts.append(StateResource(urn, BUCKET_TYPE, kind, needs=frozenset({KEY})))
         parts.append(
-            Resource(POLICIES[kind], "aws:s3/bucketPolicy:BucketPolicy", kind, needs=frozenset({urn}))
+            StateResource(POLICIES[kind], "aws:s3/bucketPolicy:BucketPolicy", kind, needs=frozenset({urn}))
         )
     return tuple(parts)
 
@@ -57,8 +57,8 @@ class World:
         did: every act, in order.
     """
 
-    state: tuple[Resource, ...] = field(default_factory=resources)
-    fleet: list[Instance] = field(default_factory=list)
+    state: tuple[StateResource, ...] = field(default_factory=resources)
+    fleet: list[HeldInstance] = field(default_factory=list)
     objects: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 2))
     remnants: tuple[Remnant, ...] = ()
     drains: bool = True
@@ -75,17 +75,17 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.time += timedelta(seconds=seconds)
 
-    def resources(self) -> tuple[Resource, ...]:
+    def resources(self) -> tuple[StateResource, ...]:
         return self.state
 
     def look(self, found, now) -> Holdings:
         stores = tuple(
-            Store(one.id, one.urn, one.id, "some", self.objects[one.id] == 0, one.protected)
+            DataStore(one.id, one.urn, one.id, "some", self.objects[one.id] == 0, one.protected)
             for one in state.of(found, {BUCKET_TYPE})
         )
         return Holdings(tuple(self.fleet), stores, self.remnants)
 
-    def instances(self, found, now) -> tuple[Instance, ...]:
+    def instances(self, found, now) -> tuple[HeldInstance, ...]:
         return tuple(self.fleet)
 
     def drain(self, group) -> None:
@@ -130,7 +130,7 @@ class World:
         return {one.urn for one in self.state}
 
 
-BUSY = Instance("i-1", "g5.xlarge", "running", "dev", "dev")
+BUSY = HeldInstance("i-1", "g5.xlarge", "running", "dev", "dev")
 
 
 def test_the_fleet_is_drained_before_anything_is_deleted():

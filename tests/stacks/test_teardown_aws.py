@@ -17,7 +17,7 @@ from stacks.settings import stack_files
 from stacks.teardown import command
 from stacks.teardown.aws import connect
 from stacks.teardown.command import destroy
-from stacks.teardown.state import Resource
+from stacks.teardown.state import StateResource
 from tests.stacks import pulumi_stand_in
 
 REGION = "us-east-1"
@@ -305,7 +305,7 @@ def test_what_somebody_deleted_beside_pulumi_is_no_obstacle(dev):
     dev.client("s3").delete_bucket(Bucket=dev.buckets["data"])
 
     done = dev.run("--dry-run")
-    connect(stack_files.settings_of("aws-dev")).drain(Resource(group.urn, group.type, group.id))
+    connect(stack_files.settings_of("aws-dev")).drain(StateResource(group.urn, group.type, group.id))
 
     assert done.exit_code == 0, done.output
     assert f"delete    data: {dev.buckets['data']}, empty" in done.output

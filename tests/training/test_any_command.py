@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from gpu_fleet.any_command import status_of
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.cli import main
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.stopping.interrupt import Reason
@@ -87,11 +87,11 @@ def test_a_program_that_is_not_there_is_told() -> None:
 
 
 @pytest.fixture
-def store(bucket: str) -> Store:
-    return Store(f"s3://{bucket}/mine")
+def store(bucket: str) -> CheckpointStore:
+    return CheckpointStore(f"s3://{bucket}/mine")
 
 
-def test_a_folder_comes_back_as_it_was(store: Store, tmp_path: Path) -> None:
+def test_a_folder_comes_back_as_it_was(store: CheckpointStore, tmp_path: Path) -> None:
     (tmp_path / "here/a").mkdir(parents=True)
     (tmp_path / "here/a/x").write_text("one")
     (tmp_path / "here/y").write_text("two")
@@ -109,7 +109,7 @@ def test_a_folder_comes_back_as_it_was(store: Store, tmp_path: Path) -> None:
     assert len(store.names("contents")) == 1
 
 
-def test_a_file_that_is_being_written_waits(store: Store, tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_waits(store: CheckpointStore, tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_text("half")
     written_at = file.stat().st_mtime
@@ -124,7 +124,7 @@ def test_a_file_that_is_being_written_waits(store: Store, tmp_path: Path) -> Non
     assert (early, len(store.names("contents"))) == ([], 1)
 
 
-def test_a_folder_that_has_files_is_left_alone(store: Store, tmp_path: Path) -> None:
+def test_a_folder_that_has_files_is_left_alone(store: CheckpointStore, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("one")
     FolderSync(tmp_path, store).up(last=True)
     (tmp_path / "x").write_text("newer")
@@ -133,7 +133,9 @@ def test_a_folder_that_has_files_is_left_alone(store: Store, tmp_path: Path) -> 
     assert (tmp_path / "x").read_text() == "newer"
 
 
-def test_a_changed_object_is_not_taken_for_a_checkpoint(store: Store, bucket: str, tmp_path: Path) -> None:
+def test_a_changed_object_is_not_taken_for_a_checkpoint(
+    store: CheckpointStore, bucket: str, tmp_path: Path
+) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here/x").write_text("one")
     FolderSync(tmp_path / "here", store).up(last=True)

@@ -14,8 +14,8 @@ from torch import nn
 from gpu_fleet import config
 from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.manager import Checkpoints
-from gpu_fleet.checkpoint.saver import STATE, AbandonedError, Line, Saver, Snapshot
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.saver import STATE, AbandonedError, Saver, Snapshot, UploadProgress
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, StoreError, TrainingError
 from gpu_fleet.parallel.spread import Whole
 from gpu_fleet.parallel.world import World, world
@@ -32,7 +32,7 @@ def alone() -> Iterator[World]:
         yield where
 
 
-def save(root: Path, *steps: int, store: Store | None = None, keep: int = 9) -> None:
+def save(root: Path, *steps: int, store: CheckpointStore | None = None, keep: int = 9) -> None:
     """Saves each of `steps`, and waits until it is where it belongs."""
     for step in steps:
         saver = Saver(root, store, keep)
@@ -196,25 +196,25 @@ def test_a_full_disk_is_reported_by_the_next_save_and_at_the_end(tmp_path: Path)
 
 
 def test_what_went_up_comes_down_on_another_instance(alone: World, bucket: str, tmp_path: Path) -> None:
-    save(tmp_path / "here", 5, store=Store(URI))
+    save(tmp_path / "here", 5, store=CheckpointStore(URI))
 
-    manifest = restore.newest_whole(alone, tmp_path / "there", Store(URI))
+    manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
     assert manifest == local.verify(tmp_path / "here/step-5") == local.verify(tmp_path / "there/step-5")
 
 
 def test_an_upload_without_its_manifest_is_no_checkpoint(bucket: str, tmp_path: Path) -> None:
-    save(tmp_path, 5, 10, store=Store(URI))
+    save(tmp_path, 5, 10, store=CheckpointStore(URI))
 
     boto3.client("s3").delete_object(Bucket=bucket, Key="runs/a/step-10/manifest.json")
 
-    assert Store(URI).steps() == [5]
+    assert CheckpointStore(URI).steps() == [5]
 
 
 def test_the_manifest_goes_up_last_and_goes_away_first(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, calls = Store(URI), []
+    store, calls = CheckpointStore(URI), []
     store._client.meta.events.register(
         "before-call.s3", lambda model, params, **_: calls.append((model.name, params["url_path"]))
     )
@@ -232,10 +232,10 @@ def test_the_manifest_goes_up_last_and_goes_away_first(
 def test_a_damaged_upload_falls_back_to_the_one_before(
     alone: World, bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save(tmp_path / "here", 5, 10, store=Store(URI))
+    save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
     boto3.client("s3").put_object(Bucket=bucket, Key="runs/a/step-10/state.pt", Body=b"something else")
 
-    manifest = restore.newest_whole(alone, tmp_path / "there", Store(URI))
+    manifest = restore.newest_whole(alone, tmp_path / "there", CheckpointStore(URI))
 
     assert manifest is not None
     assert manifest.step == 5
@@ -243,10 +243,10 @@ def test_a_damaged_upload_falls_back_to_the_one_before(
 
 
 def test_a_damaged_local_copy_is_fetched_again(alone: World, bucket: str, tmp_path: Path) -> None:
-    save(tmp_path, 5, store=Store(URI))
+    save(tmp_path, 5, store=CheckpointStore(URI))
     flip_a_bit(tmp_path / "step-5" / STATE)
 
-    manifest = restore.newest_whole(alone, tmp_path, Store(URI))
+    manifest = restore.newest_whole(alone, tmp_path, CheckpointStore(URI))
 
     assert manifest is not None
     assert local.verify(tmp_path / "step-5").step == 5
@@ -262,13 +262,13 @@ def test_a_damaged_local_copy_is_fetched_again(alone: World, bucket: str, tmp_pa
 )
 def test_a_place_that_cannot_be_written_is_named(uri: str, message: str, bucket: str) -> None:
     with pytest.raises(TrainingError, match=message) as raised:
-        Store(uri).check_writable()
+        CheckpointStore(uri).check_writable()
 
     assert uri in str(raised.value)
 
 
 def test_oss_is_asked_the_way_it_understands(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store("oss://bucket/runs", endpoint="https://oss-eu-central-1.example")
+    store = CheckpointStore("oss://bucket/runs", endpoint="https://oss-eu-central-1.example")
     options = store._client.meta.config
 
     assert options.s3["addressing_style"] == "virtual"
@@ -279,7 +279,7 @@ def test_oss_is_asked_the_way_it_understands(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_upload_that_failed_is_told_at_the_end(
     bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store("s3://gone/runs")
+    store = CheckpointStore("s3://gone/runs")
     saver = Saver(tmp_path, store, keep=1)
     saver.save(local.Manifest(1, "model", 1), {})
 
@@ -290,7 +290,7 @@ def test_an_upload_that_failed_is_told_at_the_end(
     assert local.verify(tmp_path / "step-1").step == 1
 
 
-class SlowStore(Store):
+class SlowStore(CheckpointStore):
     """Takes a checkpoint only when somebody opens the line."""
 
     def __init__(self) -> None:
@@ -351,7 +351,7 @@ def test_a_part_that_cannot_be_written_is_a_checkpoint_error(alone: World, tmp_p
         written()
 
 
-class HangingStore(Store):
+class HangingStore(CheckpointStore):
     """Whose first upload never moves, as a connection that nobody answers."""
 
     def __init__(self) -> None:
@@ -382,7 +382,7 @@ def test_the_newest_checkpoint_passes_an_upload_that_hangs(bucket: str, tmp_path
 
 
 def test_an_upload_that_moves_is_ended_where_a_newer_one_has_to_pass() -> None:
-    line = Line()
+    line = UploadProgress()
     line.moved(5)
     line.abandoned = True
 
@@ -396,15 +396,15 @@ def test_denied_pruning_loses_nothing(
     def denied(*_: object) -> None:
         raise StoreError("AccessDenied")
 
-    monkeypatch.setattr(Store, "prune", denied)
+    monkeypatch.setattr(CheckpointStore, "prune", denied)
 
-    save(tmp_path, 5, 10, store=Store(URI), keep=1)
+    save(tmp_path, 5, 10, store=CheckpointStore(URI), keep=1)
 
-    assert Store(URI).steps() == [5, 10]
+    assert CheckpointStore(URI).steps() == [5, 10]
     assert "event=prune-failed" in caplog.text
 
 
-class FailingStore(Store):
+class FailingStore(CheckpointStore):
     """Fails so many times before it gives a checkpoint."""
 
     def __init__(self, failures: int, *, passing: bool) -> None:
@@ -421,7 +421,7 @@ class FailingStore(Store):
 def test_an_error_that_passes_costs_no_step(
     alone: World, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path / "here", 5, 10, store=Store(URI))
+    save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
     monkeypatch.setattr(restore, "FIRST_PAUSE_S", 0.0)
 
     manifest = restore.newest_whole(alone, tmp_path / "there", FailingStore(3, passing=True))
@@ -431,7 +431,7 @@ def test_an_error_that_passes_costs_no_step(
 
 
 def test_a_store_that_refuses_is_no_damage(alone: World, bucket: str, tmp_path: Path) -> None:
-    save(tmp_path / "here", 5, 10, store=Store(URI))
+    save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
 
     with pytest.raises(StoreError):
         restore.newest_whole(alone, tmp_path / "there", FailingStore(1, passing=False))
@@ -467,7 +467,7 @@ def test_an_answer_of_the_store_is_damage_a_passing_fault_or_a_refusal(
 ) -> None:
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
 
-    with pytest.raises(CheckpointError) as raised, Store(URI)._explained("cannot give step 5"):
+    with pytest.raises(CheckpointError) as raised, CheckpointStore(URI)._explained("cannot give step 5"):
         raise ClientError(answer, "GetObject")  # type: ignore[arg-type]  # as much of an answer as counts
 
     assert type(raised.value) is kind

@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import HashStore
 
 from gpu_fleet import config
 from gpu_fleet.checkpoint import local, manager, restore
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.errors import CheckpointError, DataError, StoreError
 from gpu_fleet.parallel.world import Agreement, world
@@ -34,7 +34,7 @@ def newest(root: Path, steps: dict[str, list[int]], uri: str) -> int | str | Non
     save(disk, *steps[os.environ["RANK"]])
     with world(config.Parallel()) as where:
         try:
-            found = restore.newest_whole(where, disk, Store(uri) if uri else None)
+            found = restore.newest_whole(where, disk, CheckpointStore(uri) if uri else None)
         except CheckpointError as error:
             return str(error)
     return found.step if found else None
@@ -51,7 +51,7 @@ def test_two_instances_with_nothing_in_common_do_not_start_afresh(tmp_path: Path
 
 
 def test_a_new_instance_fetches_what_the_other_uploaded(bucket: str, tmp_path: Path) -> None:
-    save(tmp_path / "0", 5, store=Store(URI))
+    save(tmp_path / "0", 5, store=CheckpointStore(URI))
 
     assert run_ranks(newest, 2, tmp_path, {"0": [10], "1": []}, URI) == [5, 5]
     assert local.verify(tmp_path / "1/step-5").step == 5
@@ -62,7 +62,7 @@ def fetched_into(root: Path) -> list[int]:
     os.environ["LOCAL_RANK"] = "0"
     fetched = []
 
-    class NotingStore(Store):
+    class NotingStore(CheckpointStore):
         def download(self, step: int, root: Path) -> None:
             fetched.append(step)
             super().download(step, root)
@@ -75,7 +75,7 @@ def fetched_into(root: Path) -> list[int]:
 
 
 def test_instances_that_share_a_folder_do_not_fetch_into_it_at_once(bucket: str, tmp_path: Path) -> None:
-    save(tmp_path / "elsewhere", 5, store=Store(URI))
+    save(tmp_path / "elsewhere", 5, store=CheckpointStore(URI))
 
     assert run_ranks(fetched_into, 2, tmp_path / "shared") == [[5], []]
 
@@ -109,7 +109,7 @@ def brought_up(
     """Trains on this rank, on an instance of its own: the outcome, what it uploaded, what is left here."""
     disk, uploaded = on_own_instance(root), []
 
-    class NotingStore(Store):
+    class NotingStore(CheckpointStore):
         def upload_files(self, folder: Path, step: int, names: Any, moved: Any = None) -> None:
             uploaded.extend(names)
             super().upload_files(folder, step, names, moved)
@@ -129,7 +129,7 @@ def test_instances_that_share_nothing_save_a_sharded_run_each_its_part(bucket: s
     assert {name for name in first if name.startswith("__")} == {"__0_0.distcp"}
     assert second == ["__1_0.distcp"]
     assert left == left_there == []
-    assert Store(URI).steps() == [stopped["step"], resumed["step"]]
+    assert CheckpointStore(URI).steps() == [stopped["step"], resumed["step"]]
     assert resumed["resumed_from_step"] == stopped["step"] == 3
     alone = run_ranks(train_rank, 2, sharded_table(tmp_path, uri="none"))[0]
     assert resumed["parameters_sha256"] == alone["parameters_sha256"]
@@ -139,7 +139,7 @@ def failing_upload(table: dict[str, Any], root: Path) -> str:
     """The error that this rank ends with when the bucket refuses the files of rank 1."""
     disk = on_own_instance(root)
 
-    class RefusingStore(Store):
+    class RefusingStore(CheckpointStore):
         def upload_files(self, folder: Path, step: int, names: Any, moved: Any = None) -> None:
             if os.environ["RANK"] == "1":
                 raise StoreError(f"{self.uri}: cannot take step {step}: AccessDenied")
@@ -159,7 +159,7 @@ def test_a_part_that_does_not_come_up_is_named_by_rank_and_step_and_there_is_no_
     said = run_ranks(failing_upload, 2, sharded_table(tmp_path, uri=URI), tmp_path)
 
     assert all(text == f"rank 1: {URI}: cannot take step 6: AccessDenied" for text in said)
-    assert Store(URI).steps() == []
+    assert CheckpointStore(URI).steps() == []
 
 
 def test_a_team_waits_for_no_rank_that_says_nothing_for_ever() -> None:

@@ -16,7 +16,7 @@ from moto import mock_aws
 
 from gpu_fleet import cli, launch
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.identity import Expected, Instance, read_identity
+from gpu_fleet.pool.identity import Expected, ThisInstance, read_identity
 from gpu_fleet.pool.members import in_order, members_in_service
 from gpu_fleet.pool.network import control_environment, environment
 from tests.training.programs import DIGITS, started
@@ -208,7 +208,7 @@ def test_an_instance_that_leaves_is_left_out(pool, config_file):
 
 
 def test_a_missing_member_is_counted_instead_of_left_out():
-    instance = Instance(instance_id="i-1", instance_type="p4d.24xlarge", address="10.0.0.1")
+    instance = ThisInstance(instance_id="i-1", instance_type="p4d.24xlarge", address="10.0.0.1")
     states = {"i-1": "InService", "i-2": "InService", "i-3": "Pending:Wait"}
     members = [{"InstanceId": key, "LifecycleState": state} for key, state in states.items()]
 
@@ -392,7 +392,7 @@ def test_two_instances_meet_and_start_their_trainers(tmp_path):
     """Real torchruns, on two addresses of loopback; what they start shows its help and is done."""
     addresses = ("127.0.0.1", "127.0.0.2")
     plans = [
-        launch.Plan(addresses, own, 1, "stack.pool.run", 0, arguments=("--help",), variables={})
+        launch.LaunchPlan(addresses, own, 1, "stack.pool.run", 0, arguments=("--help",), variables={})
         for own in addresses
     ]
 

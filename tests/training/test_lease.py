@@ -14,10 +14,10 @@ from torch import nn
 from gpu_fleet import Run
 from gpu_fleet.checkpoint import lease as leases
 from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.lease import Holder, Lease
+from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import Saver
-from gpu_fleet.checkpoint.store import Store
-from gpu_fleet.errors import LeaseError
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.errors import RunLeaseError
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, gpt_table
 
@@ -35,15 +35,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(bucket: str, request: pytest.FixtureRequest) -> Store:
+def store(bucket: str, request: pytest.FixtureRequest) -> CheckpointStore:
     uri = getattr(request, "param", URI)
-    return Store(uri, os.environ["AWS_ENDPOINT_URL"])
+    return CheckpointStore(uri, os.environ["AWS_ENDPOINT_URL"])
 
 
 @pytest.fixture
-def living(store: Store) -> Iterator[Lease]:
+def living(store: CheckpointStore) -> Iterator[RunLease]:
     """A lease of another instance, which renews it."""
-    held = Lease(store, ELSEWHERE, renew_every_s=0.1)
+    held = RunLease(store, ELSEWHERE, renew_every_s=0.1)
     held.acquire()
     yield held
     held.release()
@@ -53,42 +53,42 @@ both_clouds = pytest.mark.parametrize("store", [URI, OSS_URI], ids=["S3", "OSS"]
 
 
 @both_clouds
-def test_a_second_process_is_refused_while_the_first_lives(store: Store, living: Lease) -> None:
-    with pytest.raises(LeaseError, match=r"in use by process 1 on elsewhere.*taken over after 2 s"):
-        Lease(store, HERE).acquire()
+def test_a_second_process_is_refused_while_the_first_lives(store: CheckpointStore, living: RunLease) -> None:
+    with pytest.raises(RunLeaseError, match=r"in use by process 1 on elsewhere.*taken over after 2 s"):
+        RunLease(store, HERE).acquire()
 
     living.check()
 
 
 @both_clouds
-def test_a_run_that_ended_is_taken_at_once(store: Store, living: Lease) -> None:
+def test_a_run_that_ended_is_taken_at_once(store: CheckpointStore, living: RunLease) -> None:
     living.release()
 
-    Lease(store, HERE, sleep=_never).acquire()
+    RunLease(store, HERE, sleep=_never).acquire()
 
 
 @both_clouds
 def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothing_more(
-    store: Store, tmp_path: Path
+    store: CheckpointStore, tmp_path: Path
 ) -> None:
-    dead = Lease(store, ELSEWHERE, renew_every_s=1000)
+    dead = RunLease(store, ELSEWHERE, renew_every_s=1000)
     dead.acquire()
 
-    follower = Lease(store, HERE)
+    follower = RunLease(store, HERE)
     follower.acquire()
 
     follower.check()
-    with pytest.raises(LeaseError, match="was taken over by process 1 on here"):
+    with pytest.raises(RunLeaseError, match="was taken over by process 1 on here"):
         dead.check()
     late = Saver(tmp_path, store, keep=1, lease=dead)
     late.save(local.Manifest(1, "model", 1), {})
-    with pytest.raises(LeaseError, match="was taken over"):
+    with pytest.raises(RunLeaseError, match="was taken over"):
         late.close()
     assert store.steps() == []
 
 
 def test_ages_are_told_by_the_clock_of_the_object_store_alone(
-    store: Store, living: Lease, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, living: RunLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = store._client.list_objects_v2(Bucket="checkpoints")
     for item in listed["Contents"]:
@@ -103,17 +103,17 @@ def test_ages_are_told_by_the_clock_of_the_object_store_alone(
 
 
 @both_clouds
-def test_of_several_that_follow_at_the_same_moment_one_wins(store: Store) -> None:
-    Lease(store, ELSEWHERE, renew_every_s=1000).acquire()
+def test_of_several_that_follow_at_the_same_moment_one_wins(store: CheckpointStore) -> None:
+    RunLease(store, ELSEWHERE, renew_every_s=1000).acquire()
     begin, won = threading.Barrier(4), []
 
     def follow(number: int) -> None:
-        contender = Lease(store, Holder(f"host-{number}", "boot", 1), renew_every_s=0.1)
+        contender = RunLease(store, Holder(f"host-{number}", "boot", 1), renew_every_s=0.1)
         begin.wait()
         try:
             contender.acquire()
             won.append(contender)
-        except LeaseError:
+        except RunLeaseError:
             pass
 
     threads = [threading.Thread(target=follow, args=(number,)) for number in range(4)]
@@ -143,7 +143,7 @@ def test_what_is_known_of_a_holder_on_this_instance_spares_the_wait(before: Hold
 
 
 def test_train_is_refused_for_good_and_gives_its_own_lease_back(
-    store: Store, living: Lease, tokens: Path, tmp_path: Path
+    store: CheckpointStore, living: RunLease, tokens: Path, tmp_path: Path
 ) -> None:
     table: dict[str, Any] = changed(gpt_table(tokens, tmp_path / "run"), checkpoint={"uri": URI})
 
@@ -162,7 +162,7 @@ def test_train_is_refused_for_good_and_gives_its_own_lease_back(
 
 
 def test_a_loop_of_ones_own_is_refused_and_gives_its_lease_back_too(
-    store: Store, living: Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: CheckpointStore, living: RunLease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended, Run(tmp_path / "run", uri=URI, model=nn.Linear(1, 1)):
         raise AssertionError("began")

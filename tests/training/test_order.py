@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_fleet.data.loader import Reader, Share, evaluation_slices, training_slices
+from gpu_fleet.data.loader import RankShare, Reader, evaluation_slices, training_slices
 from gpu_fleet.data.order import SampleOrder, micro_batch_start, permute
 
 sizes = st.integers(1, 2000)
@@ -54,7 +54,7 @@ def test_changes_of_the_world_lose_and_repeat_no_sample(
 
     for world, count in zip(worlds, steps, strict=True):
         for rank in range(world):
-            share = Share(rank, world, batch_size, accumulation)
+            share = RankShare(rank, world, batch_size, accumulation)
             for part in islice(training_slices(order, share, position), count * accumulation):
                 seen.update(zip(part.epochs.tolist(), part.indices.tolist(), strict=True))
         position += count * batch_size
@@ -71,7 +71,7 @@ def test_an_evaluation_counts_every_sample_once(world: int, micro_batch: int, si
 
     lengths = set()
     for rank in range(world):
-        parts = list(evaluation_slices(size, Share(rank, world, micro_batch * world, accumulation=1)))
+        parts = list(evaluation_slices(size, RankShare(rank, world, micro_batch * world, accumulation=1)))
         lengths.add(len(parts))
         for part, count in parts:
             counted.update(part.indices.tolist()[:count])
@@ -82,7 +82,7 @@ def test_an_evaluation_counts_every_sample_once(world: int, micro_batch: int, si
 
 @pytest.mark.parametrize("position", [0, 10**9, 10**15])
 def test_any_position_is_found_without_walking_there(position: int) -> None:
-    share = Share(rank=1, world=2, batch_size=64, accumulation=1)
+    share = RankShare(rank=1, world=2, batch_size=64, accumulation=1)
 
     part = next(training_slices(SampleOrder(10**7, seed=1), share, position))
 
@@ -100,7 +100,7 @@ def test_any_position_is_found_without_walking_there(position: int) -> None:
 def test_an_order_found_in_blocks_is_the_order(
     size: int, position: int, world: int, accumulation: int
 ) -> None:
-    order, share = SampleOrder(size, seed=5), Share(world - 1, world, 240, accumulation)
+    order, share = SampleOrder(size, seed=5), RankShare(world - 1, world, 240, accumulation)
     width = share.micro_batch
 
     found = list(islice(training_slices(order, share, position), 40 * accumulation))
@@ -121,7 +121,7 @@ def test_the_order_is_found_for_thousands_of_samples_at_once(monkeypatch: pytest
         "gpu_fleet.data.order.permute", lambda places, *_: asked.append(len(places)) or places
     )
 
-    taken = list(islice(training_slices(SampleOrder(10**6, seed=1), Share(0, 1, 32, 2), position=0), 512))
+    taken = list(islice(training_slices(SampleOrder(10**6, seed=1), RankShare(0, 1, 32, 2), position=0), 512))
 
     assert sum(len(part.indices) for part in taken) == 8192
     assert asked == [4096, 4096]

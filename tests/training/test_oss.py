@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_fleet.checkpoint import oss
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError
 from tests.reaper.metadata_server import Server, metadata_server
 
@@ -37,7 +37,7 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
 
 
 def test_an_instance_signs_with_its_role_and_asks_inside_the_network(instance: Server) -> None:
-    client = Store("oss://bucket/runs")._client
+    client = CheckpointStore("oss://bucket/runs")._client
 
     keys = client._request_signer._credentials.get_frozen_credentials()
     assert client.meta.endpoint_url == f"https://s3.oss-{REGION}-internal.aliyuncs.com"
@@ -51,7 +51,7 @@ def test_keys_of_the_environment_come_before_the_role_s(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
 
-    client = Store("oss://bucket/runs")._client
+    client = CheckpointStore("oss://bucket/runs")._client
 
     assert client._request_signer._credentials.access_key == "mine"
 
@@ -69,11 +69,11 @@ def test_an_instance_without_a_role_says_so(instance: Server) -> None:
     del instance.answers[f"/latest/meta-data/{ROLES}"]
 
     with pytest.raises(CheckpointError, match="this instance's role has no keys"):
-        Store("oss://bucket/runs").check_writable()
+        CheckpointStore("oss://bucket/runs").check_writable()
 
 
 def test_elsewhere_the_endpoint_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
 
     with pytest.raises(CheckpointError, match=r"checkpoint.endpoint = '': must say where OSS answers"):
-        Store("oss://bucket/runs")
+        CheckpointStore("oss://bucket/runs")

@@ -10,7 +10,7 @@ from gpu_fleet import loop
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.loop import take_step
 from gpu_fleet.metrics.meter import Meter
-from gpu_fleet.run import Run
+from gpu_fleet.run import PreparedRun
 from gpu_fleet.state import State
 from tests.training.examples import (
     NUMBERED_LENGTH,
@@ -121,7 +121,7 @@ def reading_rank(table: dict[str, Any], stop_at: int) -> list[list[int]]:
     """Trains on this rank; the numbers of the samples of each step that it took."""
     taken: list[list[int]] = []
 
-    def noted(run: Run, state: State, batches: Iterator[Batch], meter: Meter, **options: bool) -> Any:
+    def noted(run: PreparedRun, state: State, batches: Iterator[Batch], meter: Meter, **options: bool) -> Any:
         taken.append([])
 
         def noting() -> Iterator[Batch]:

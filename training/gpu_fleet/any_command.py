@@ -14,7 +14,7 @@ import click
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.manager import place_of_checkpoints
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, CommandError
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 
@@ -51,7 +51,7 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     place = place_of_checkpoints(uri, "", checkpoints) if checkpoints else ""
-    sync = FolderSync(checkpoints, Store(place)) if checkpoints and place else None
+    sync = FolderSync(checkpoints, CheckpointStore(place)) if checkpoints and place else None
     if uri and not checkpoints:
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if checkpoints:

@@ -29,7 +29,7 @@ from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.parallel.spread import reduced_last
 from gpu_fleet.parallel.world import World, world
-from gpu_fleet.run import Run, build_model, fresh_state, opened, ready, rehearse
+from gpu_fleet.run import PreparedRun, build_model, fresh_state, opened, ready, rehearse
 from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.stopping.stop import Stop
 from gpu_fleet.train import shown_errors
@@ -157,7 +157,7 @@ class Turns(StepTrace):
         return time.perf_counter()
 
 
-def bare_loop(run: Run, batch: Batch) -> Callable[[int], None]:
+def bare_loop(run: PreparedRun, batch: Batch) -> Callable[[int], None]:
     """A plain loop over one batch, as a tutorial of PyTorch writes it; call it with a number of steps."""
     settings, where = run.settings, run.where
     model: nn.Module = build_model(run)

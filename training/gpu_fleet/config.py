@@ -36,7 +36,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Run(Section):
+class RunSection(Section):
     """What is run, for how long, and where its files go. Exactly one of `epochs` and `steps` is set."""
 
     directory: str = "runs/default"
@@ -212,7 +212,7 @@ class Metrics(Section):
 class Config(Section):
     """Everything one run needs; written beside its results and into every checkpoint."""
 
-    run: Run
+    run: RunSection
     model: Model
     data: Data
     loss: Loss = Loss()

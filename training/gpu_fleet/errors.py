@@ -64,7 +64,7 @@ class IdentityError(CheckpointError):
     for_good = True
 
 
-class LeaseError(CheckpointError):
+class RunLeaseError(CheckpointError):
     """Another process trains this run, on this instance or on another."""
 
     for_good = True

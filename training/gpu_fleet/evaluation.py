@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import Dataset, Description
-from gpu_fleet.data.loader import IGNORED, CorruptionCounter, Reader, Share, batches, evaluation_slices
+from gpu_fleet.data.loader import IGNORED, CorruptionCounter, RankShare, Reader, batches, evaluation_slices
 from gpu_fleet.parallel.world import World
 
 
 @dataclass(frozen=True)
-class Score:
+class Evaluation:
     """What one evaluation found."""
 
     name: str
@@ -54,10 +54,10 @@ def evaluate(
     dataset: Dataset,
     description: Description,
     settings: config.Config,
-    share: Share,
+    share: RankShare,
     where: World,
     interrupted: Callable[[], bool],
-) -> Score | None:
+) -> Evaluation | None:
     """The score over the whole data set, computed by all ranks together; None when `interrupted` said so.
 
     `interrupted` is called once per batch and answers the same on every rank. Raises DataError where a rank
@@ -98,11 +98,11 @@ def _tally(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([_summed_loss(outputs, targets).double(), correct.double(), counts.sum().double()])
 
 
-def score(loss: float, correct: float, targets: int, description: Description) -> Score:
+def score(loss: float, correct: float, targets: int, description: Description) -> Evaluation:
     """The metric that suits the data: accuracy of classes, bits per byte of text where known, else loss."""
     mean = loss / max(1, targets)
     if description.classes:
-        return Score("accuracy", correct / max(1, targets), mean, targets)
+        return Evaluation("accuracy", correct / max(1, targets), mean, targets)
     if description.bytes_per_token:
-        return Score("bits per byte", mean / math.log(2) / description.bytes_per_token, mean, targets)
-    return Score("loss", mean, mean, targets)
+        return Evaluation("bits per byte", mean / math.log(2) / description.bytes_per_token, mean, targets)
+    return Evaluation("loss", mean, mean, targets)

@@ -22,7 +22,7 @@ from gpu_fleet.instance import run_directory
 from gpu_fleet.outcome import COLLECTIVES
 from gpu_fleet.pool.alicloud_peers import alicloud_peers
 from gpu_fleet.pool.aws_peers import aws_peers
-from gpu_fleet.pool.identity import Expected, Identity, Instance, Metadata, read_identity
+from gpu_fleet.pool.identity import Expected, MetadataClient, PoolIdentity, ThisInstance, read_identity
 from gpu_fleet.pool.members import in_order
 from gpu_fleet.pool.network import control_environment, environment
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """One torchrun, as every instance of the job starts it."""
 
     addresses: tuple[
@@ -113,7 +113,7 @@ def launch(
     settings = configured(config_file, overrides, allow, branch)
     identity = None if alone else read_identity()
     instance = _instance(identity)
-    plan = Plan(
+    plan = LaunchPlan(
         addresses=tuple(_addresses(identity, instance, peers)),
         own_address=instance.address if instance else "",
         processes=nproc_per_node or _processes(identity, instance),
@@ -137,11 +137,11 @@ def _refuse_where_terminated() -> None:
         return
 
 
-def _instance(identity: Identity | None) -> Instance | None:
-    return None if identity is None else Metadata(identity.cloud).instance()
+def _instance(identity: PoolIdentity | None) -> ThisInstance | None:
+    return None if identity is None else MetadataClient(identity.cloud).instance()
 
 
-def _addresses(identity: Identity | None, instance: Instance | None, peers: str) -> Sequence[str]:
+def _addresses(identity: PoolIdentity | None, instance: ThisInstance | None, peers: str) -> Sequence[str]:
     """The addresses of the job, lowest first; none for this instance alone."""
     if identity is None or instance is None:
         if peers:
@@ -155,7 +155,7 @@ def _addresses(identity: Identity | None, instance: Instance | None, peers: str)
     return addresses
 
 
-def _processes(identity: Identity | None, instance: Instance | None) -> int:
+def _processes(identity: PoolIdentity | None, instance: ThisInstance | None) -> int:
     """The GPUs of this instance, or one process; raises LaunchError when the pool should have more."""
     import torch  # noqa: PLC0415 - two seconds that --nproc-per-node need not pay
 
@@ -169,20 +169,20 @@ def _processes(identity: Identity | None, instance: Instance | None) -> int:
     return max(1, found)
 
 
-def _expected(identity: Identity | None, instance: Instance | None) -> Expected:
+def _expected(identity: PoolIdentity | None, instance: ThisInstance | None) -> Expected:
     if identity is None or instance is None:
         return Expected()
     return identity.expected.get(instance.instance_type, Expected())
 
 
-def _variables(identity: Identity | None, instance: Instance | None) -> dict[str, str]:
+def _variables(identity: PoolIdentity | None, instance: ThisInstance | None) -> dict[str, str]:
     if instance is None:
         return {}
     network = environment(instance.instance_type, _expected(identity, instance), os.environ)
     return {**network, **control_environment(instance.address, os.environ)}
 
 
-def _rendezvous_id(identity: Identity | None, settings: config.Config) -> str:
+def _rendezvous_id(identity: PoolIdentity | None, settings: config.Config) -> str:
     """The same on every instance, another for every run directory; torchrun makes it a part of file names."""
     run_name = Path(settings.run.directory).name
     parts = [identity.stack, identity.pool, run_name] if identity else [run_name]

@@ -31,11 +31,11 @@ from torch.utils.data import default_collate
 
 from gpu_fleet import config, exit_codes, identity, outcome, own
 from gpu_fleet.checkpoint import local, restore
-from gpu_fleet.checkpoint.lease import Holder, Lease
+from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.manager import FOLDER, place_of_checkpoints
 from gpu_fleet.checkpoint.saver import STATE, Saver
-from gpu_fleet.checkpoint.store import Store
-from gpu_fleet.data.loader import Share, batches, training_slices
+from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.data.loader import RankShare, batches, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own import ENDLESS, Collate, OwnReader, Stream, adapted
 from gpu_fleet.errors import CheckpointError, ConfigError, TrainingError
@@ -113,8 +113,8 @@ class Run:
         self._identity = self._identity_now()
         self._root = self.directory / FOLDER
         uri = place_of_checkpoints(self._uri, "", self.directory)
-        self._store = self._where.together(lambda: Store(uri)) if uri else None
-        self._lease = Lease(self._store, Holder.this()) if self._store and self._where.leads else None
+        self._store = self._where.together(lambda: CheckpointStore(uri)) if uri else None
+        self._lease = RunLease(self._store, Holder.this()) if self._store and self._where.leads else None
         self._where.on_first(self._take_directory)
         code = own.archive(own.files(self.directory, with_main=True))
         self._saver: Saver | None = None
@@ -221,7 +221,7 @@ class Run:
         data = adapted(samples, "samples", collate, lambda problem: ConfigError(f"samples: {problem}"))
         stream = isinstance(data, Stream)
         order = SampleOrder(ENDLESS if stream else len(data), seed, shuffle=not stream)
-        share = Share(where.rank, where.size, batch_size, accumulation)
+        share = RankShare(where.rank, where.size, batch_size, accumulation)
         slices = training_slices(order, share, self.step * batch_size)
         settings = config.Data(path="samples", workers=workers)
         return (batch.inputs for batch in batches(OwnReader(data, seed), slices, settings, pinned=False))

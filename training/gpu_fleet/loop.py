@@ -10,14 +10,14 @@ from torch import Tensor
 from gpu_fleet import config, optimization, outcome, precision
 from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.data.own import OwnData
-from gpu_fleet.evaluation import Score, evaluate, mean_loss
+from gpu_fleet.evaluation import Evaluation, evaluate, mean_loss
 from gpu_fleet.metrics.goodput import PRODUCTIVE, STALL
 from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.metrics.profiling import marked
 from gpu_fleet.models import registry
 from gpu_fleet.outcome import Outcome
 from gpu_fleet.parallel.world import World
-from gpu_fleet.run import Run, fresh_state, opened, rehearse
+from gpu_fleet.run import PreparedRun, fresh_state, opened, rehearse
 from gpu_fleet.state import State, parameters_sha256, whole_weights
 from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.stopping.peers import of_world
@@ -63,7 +63,7 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
         return result
 
 
-def train_steps(run: Run, state: State, stop: Stop) -> bool:
+def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
     """Steps until the end of the run; True when the ranks agreed to stop before."""
     settings = run.settings
     last_step = state.step + run.steps_left(state)
@@ -98,7 +98,7 @@ def train_steps(run: Run, state: State, stop: Stop) -> bool:
 
 
 def take_step(
-    run: Run, state: State, batches: Iterator[Batch], meter: Meter, *, with_norm: bool
+    run: PreparedRun, state: State, batches: Iterator[Batch], meter: Meter, *, with_norm: bool
 ) -> Tensor | None:
     """One optimizer step over all micro-batches; the norm of the gradients () where it is wanted."""
     settings = run.settings
@@ -133,7 +133,7 @@ def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
         yield batch
 
 
-def save(run: Run, state: State, meter: Meter) -> None:
+def save(run: PreparedRun, state: State, meter: Meter) -> None:
     """Takes a checkpoint, after a look at the loss: a diverged state must not replace a good one."""
     meter.check()
     with marked("checkpoint"):
@@ -142,7 +142,7 @@ def save(run: Run, state: State, meter: Meter) -> None:
     run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})
 
 
-def measure(run: Run, state: State, stop: Stop) -> Score | None:
+def measure(run: PreparedRun, state: State, stop: Stop) -> Evaluation | None:
     """The score on held-out data, written to the metrics; None when the ranks agreed to stop meanwhile."""
     run.where.share_buffers(state.model)
     if state.averaged is not None:
@@ -163,10 +163,10 @@ def measure(run: Run, state: State, stop: Stop) -> Score | None:
     return score
 
 
-def scored(run: Run, state: State, stop: Stop) -> tuple[Score | None, dict[str, float]]:
+def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[Evaluation | None, dict[str, float]]:
     """The score, and all metrics of a user's own; no score when the ranks agreed to stop."""
     if run.held_out is None:
-        return Score("", None, math.nan, 0), {}
+        return Evaluation("", None, math.nan, 0), {}
     if run.is_task:
         found = evaluate_task(
             run.evaluated(state),
@@ -190,7 +190,7 @@ def scored(run: Run, state: State, stop: Stop) -> tuple[Score | None, dict[str, 
     ), {}
 
 
-def export(run: Run, state: State) -> None:
+def export(run: PreparedRun, state: State) -> None:
     """Writes the finished model into the run's folder, where model.weights of another run finds it."""
     module = run.evaluated(state).module
     weights = whole_weights(module, run.where, state.spread.other_layers is not None)
@@ -202,7 +202,7 @@ def export(run: Run, state: State) -> None:
 
 
 def conclude(
-    run: Run, state: State, stop: Stop, score: Score | None, resumed_from_step: int | None
+    run: PreparedRun, state: State, stop: Stop, score: Evaluation | None, resumed_from_step: int | None
 ) -> Outcome:
     """What result.json says about this run; a score means that it came to its end."""
     return Outcome(

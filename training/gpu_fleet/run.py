@@ -18,9 +18,9 @@ from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, 
 from gpu_fleet.data.loader import (
     Batch,
     PairedReader,
+    RankShare,
     Reader,
     ReadsBatches,
-    Share,
     batches,
     reader_processes,
     training_slices,
@@ -62,7 +62,7 @@ RECORDS = "records"  # the kind of tars of any keys
 
 
 @dataclass(frozen=True)
-class Run:
+class PreparedRun:
     """What stays the same from the first step to the last."""
 
     settings: config.Config
@@ -72,7 +72,7 @@ class Run:
     held_out: Dataset | OwnData | None
     own: Parts
     code: Mapping[str, bytes]  # the user's files
-    share: Share
+    share: RankShare
     checkpoints: Checkpoints
     writer: MetricsWriter
     trace: StepTrace
@@ -152,7 +152,7 @@ class Run:
 
 
 @contextmanager
-def opened(settings: config.Config, where: World) -> Iterator[Run]:
+def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
     """Checks and opens everything a run needs; every fault is raised on every rank before the first step."""
     readers = where.together(lambda: check_sizes(settings, where.size))
     where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
@@ -163,7 +163,7 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
     where.together(lambda: check_length(settings, training))
     where.on_first(lambda: _make_directory(Path(settings.run.directory)))
     place = where.rank // ranks_per_replica(settings.parallel)
-    share = Share(place, readers, settings.run.batch_size, settings.run.accumulation)
+    share = RankShare(place, readers, settings.run.batch_size, settings.run.accumulation)
     code = files(Path(settings.run.directory)) if own.any else {}
     identity = where.on_first(lambda: of_run(settings, description, training, identity_of(code)))
     checkpoints = Checkpoints(settings, where, len(training), identity, archive(code) if code else b"")
@@ -179,7 +179,7 @@ def opened(settings: config.Config, where: World) -> Iterator[Run]:
     )
     try:
         with trace:
-            yield Run(
+            yield PreparedRun(
                 settings,
                 where,
                 description,
@@ -270,7 +270,7 @@ def _make_directory(directory: Path) -> None:
         ) from error
 
 
-def fresh_state(run: Run) -> State:
+def fresh_state(run: PreparedRun) -> State:
     """The state before step 1: the same weights on every rank, another dropout on each."""
     settings, where = run.settings, run.where
     precision.set_matrix_format(settings.precision)
@@ -299,7 +299,7 @@ def fresh_state(run: Run) -> State:
     )
 
 
-def ready(run: Run, model: nn.Module) -> None:
+def ready(run: PreparedRun, model: nn.Module) -> None:
     """Gives a model its values and its place on the device, and tries it; raises TrainingError."""
     settings, device = run.settings, run.where.device
     if is_pretrained(settings.model.name):
@@ -313,7 +313,7 @@ def ready(run: Run, model: nn.Module) -> None:
             model.reshard()  # the optimizer is to have the parts
 
 
-def rehearse(run: Run, state: State) -> None:
+def rehearse(run: PreparedRun, state: State) -> None:
     """Passes before the first step, where it would matter whether there were some before; leaves no trace."""
     before = capture_rng()
     state.model.train()
@@ -321,7 +321,7 @@ def rehearse(run: Run, state: State) -> None:
     restore_rng(before)
 
 
-def utilisation_of(run: Run, model: nn.Module) -> Utilisation | None:
+def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
     """What tells the part of the GPUs' peak that is reached; None where no peak is known, as on the CPU."""
     if run.where.device.type != "cuda" or run.is_task:  # whose batches cannot be cut to one sample
         return None
@@ -330,13 +330,13 @@ def utilisation_of(run: Run, model: nn.Module) -> Utilisation | None:
     return utilisation(model, inputs, name, run.settings.precision.dtype, run.where.size)
 
 
-def first_batch(run: Run) -> Batch:
+def first_batch(run: PreparedRun) -> Batch:
     """One micro-batch on the device, the same on every rank; raises DataError."""
     first = run.order.slice(0, run.share.micro_batch)
     return run.reader(run.training)[first].to(run.where.device)
 
 
-def build_model(run: Run) -> nn.Module:
+def build_model(run: PreparedRun) -> nn.Module:
     """The whole model on the CPU, as the configuration and the data have it; raises ModelError."""
     settings, description = run.settings, run.description
     chosen = settings.model

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from gpu_fleet import config
-from gpu_fleet.data.loader import Batch, ReadsBatches, Share, batches, evaluation_slices
+from gpu_fleet.data.loader import Batch, RankShare, ReadsBatches, batches, evaluation_slices
 from gpu_fleet.data.order import Slice
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.evaluation import Evaluated, Score, mean_loss
+from gpu_fleet.evaluation import Evaluated, Evaluation, mean_loss
 from gpu_fleet.own import Own, told
 from gpu_fleet.parallel.world import World
 from gpu_fleet.state import capture_rng, restore_rng
@@ -104,10 +104,10 @@ def evaluate_task(
     reader: ReadsBatches,
     size: int,
     settings: config.Config,
-    share: Share,
+    share: RankShare,
     where: World,
     interrupted: Callable[[], bool],
-) -> tuple[Score, dict[str, float]] | None:
+) -> tuple[Evaluation, dict[str, float]] | None:
     """Score and metrics over `size` held-out samples, by all ranks; None when `interrupted` said so."""
     was_training = model.module.training
     model.module.eval()
@@ -132,7 +132,7 @@ def evaluate_task(
     names = ("loss", *cast("Task", model.module).metric_names)
     found = dict(zip(names, means, strict=True))
     name = names[1] if len(names) > 1 else "loss"
-    return Score(name, found[name], found["loss"], int(samples)), found
+    return Evaluation(name, found[name], found["loss"], int(samples)), found
 
 
 def _cut(slices: list[tuple[Slice, int]]) -> Iterator[Slice]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from image.instance import oss
-from image.instance.alicloud_credentials import KEY_ID, Credentials, Keys
+from image.instance.alicloud_credentials import KEY_ID, AccessKey, Credentials
 from image.instance.instance_file import InstanceFile
 from image.instance.metadata import Metadata
 from image.reaper.agent import notices
@@ -46,7 +46,7 @@ class AgentCloud:
         self._machine = machine
         self._credentials = Credentials(os.environ, None if os.environ.get(KEY_ID) else metadata)
         self._clients = clients(machine.region, self._credentials, os.environ.get(ENDPOINT, ""), inside=True)
-        self._records: tuple[Keys, OssStore] | None = None
+        self._records: tuple[AccessKey, OssStore] | None = None
 
     def metrics(self) -> "CloudMonitor":
         """Where heartbeats go."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from image.instance.alicloud_credentials import Credentials, Keys
+from image.instance.alicloud_credentials import AccessKey, Credentials
 from image.reaper.errors import AnswerError
 
 # The SDK's signer with RSA keys alone needs `cryptography`: compiled for each platform, 9 MB of memory. Keys
@@ -208,7 +208,7 @@ def _resolves(name: str) -> bool:
     return True
 
 
-def _for_sdk(keys: Keys) -> Any:
+def _for_sdk(keys: AccessKey) -> Any:
     if keys.token:
         return sdk.StsTokenCredential(keys.key_id, keys.secret, keys.token)
     return sdk.AccessKeyCredential(keys.key_id, keys.secret)

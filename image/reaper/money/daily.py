@@ -9,7 +9,7 @@ from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
 from image.reaper.money.efficiency import Efficiency, sum_up
 from image.reaper.money.efficiency_page import headline, mail, page
 from image.reaper.money.meter_days import DAY
-from image.reaper.money.meter_reading import Day, Reading, day_from_json
+from image.reaper.money.meter_reading import Day, MeterReading, day_from_json
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep.cloud import Cloud, Query, Span, Statistic
@@ -41,7 +41,7 @@ def load(store: Store, name: str) -> Day:
         raise CloudError(f"{_key(DAYS, name, 'json')}: {error!r}", "Malformed") from error
 
 
-def report(cloud: Cloud, store: Store, policy: Policy, reading: Reading) -> list[str]:
+def report(cloud: Cloud, store: Store, policy: Policy, reading: MeterReading) -> list[str]:
     """Report the days that ended and that nobody was told of.
 
     The object ``reports/.../DAY.json`` is written last and marks a day as told: whatever fails before is

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from image.reaper.money.meter_reading import Day, Machine, Share
+from image.reaper.money.meter_reading import Day, DayShare, MeteredInstance
 
 SECONDS_PER_HOUR = 3600
 MOST_BELIEVED = 1e15  # samples of one machine and day; arithmetic with cents is exact up to there
@@ -27,7 +27,7 @@ class Use:
     """
 
     instance_id: str
-    machine: Machine
+    machine: MeteredInstance
     gpu_hours: Decimal
     busy: Decimal | None
     cost: Decimal
@@ -158,7 +158,7 @@ def sum_up(
     )
 
 
-def _use(key: str, share: Share, busy: float | None) -> Use:
+def _use(key: str, share: DayShare, busy: float | None) -> Use:
     told = None if busy is None else min(Decimal(1), max(Decimal(0), _decimal(busy)))
     return Use(key, share.machine, _gpu_hours(share), told, share.cost)
 
@@ -182,7 +182,7 @@ def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
         )
 
 
-def _gpu_hours(share: Share) -> Decimal:
+def _gpu_hours(share: DayShare) -> Decimal:
     return Decimal(share.seconds * share.machine.gpus) / SECONDS_PER_HOUR
 
 

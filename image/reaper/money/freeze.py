@@ -21,7 +21,7 @@ from image.reaper.times import format_time, parse_time
 SCHEMA_VERSION = 1
 
 
-class Stage(IntEnum):
+class FreezeStage(IntEnum):
     """How far the pools are frozen; the metric ``FreezeStage``."""
 
     OPEN = 0
@@ -75,9 +75,9 @@ class Freeze:
     """
 
     month: str
-    stage: Stage = Stage.OPEN
+    stage: FreezeStage = FreezeStage.OPEN
     since: datetime | None = None
-    lifted: Stage = Stage.OPEN
+    lifted: FreezeStage = FreezeStage.OPEN
     groups: Mapping[str, Before] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
     try:
         return Freeze(
             month=str(raw["month"]),
-            stage=Stage[raw["stage"].upper()],
+            stage=FreezeStage[raw["stage"].upper()],
             since=parse_time(raw["since"]) if raw["since"] else None,
-            lifted=Stage[raw["lifted"].upper()],
+            lifted=FreezeStage[raw["lifted"].upper()],
             groups={
                 name: Before(int(one["max_size"]), bool(one["closed"]), int(one["cap"]))
                 for name, one in raw["groups"].items()
@@ -120,12 +120,18 @@ def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
         raise CloudError(f"{where}: {error!r}", "Malformed") from error
 
 
-def due(spent: Decimal, budget: Budget) -> Stage:
+def due(spent: Decimal, budget: Budget) -> FreezeStage:
     """The stage that the money spent calls for."""
     if not budget.freezes:
-        return Stage.OPEN
+        return FreezeStage.OPEN
     *_, cap_at, close_at = (budget.monthly * percent / 100 for percent in budget.percents)
-    return Stage.CLOSED if spent >= close_at else Stage.CAPPED if spent >= cap_at else Stage.OPEN
+    return (
+        FreezeStage.CLOSED
+        if spent >= close_at
+        else FreezeStage.CAPPED
+        if spent >= cap_at
+        else FreezeStage.OPEN
+    )
 
 
 def follow(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freeze:
@@ -138,9 +144,9 @@ def follow(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Fre
         now: aware UTC.
     """
     month = f"{now:%Y-%m}"
-    lifted = before.lifted if before.month == month else Stage.OPEN
+    lifted = before.lifted if before.month == month else FreezeStage.OPEN
     called_for = due(spent, budget)
-    stage = called_for if called_for > lifted else Stage.OPEN
+    stage = called_for if called_for > lifted else FreezeStage.OPEN
     since = before.since if stage is before.stage else now
     return replace(before, month=month, stage=stage, since=since, lifted=lifted)
 
@@ -149,7 +155,7 @@ def lift(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freez
     """The freeze that a person lifts: what is spent by now freezes nothing more this month."""
     called_for = max(due(spent, budget), before.stage)
     return replace(
-        before, month=f"{now:%Y-%m}", stage=Stage.OPEN, since=now, lifted=max(before.lifted, called_for)
+        before, month=f"{now:%Y-%m}", stage=FreezeStage.OPEN, since=now, lifted=max(before.lifted, called_for)
     )
 
 
@@ -162,13 +168,17 @@ def note(freeze: Freeze, groups: Iterable[Group], budget: Budget) -> Freeze:
     for one in groups:
         if one.name in known:
             known[one.name] = replace(known[one.name], max_size=max(known[one.name].max_size, one.max_size))
-        elif freeze.stage is not Stage.OPEN and one.pool in budget.pools and budget.pools[one.pool].freezes:
+        elif (
+            freeze.stage is not FreezeStage.OPEN
+            and one.pool in budget.pools
+            and budget.pools[one.pool].freezes
+        ):
             known[one.name] = Before(one.max_size, one.closed, _room(one))
     return replace(freeze, groups=known)
 
 
 @dataclass(frozen=True)
-class Step:
+class GroupChange:
     """One change to a group: a new limit, or closed (True) or opened (False)."""
 
     group: str
@@ -191,7 +201,7 @@ class Step:
             groups.open(self.group)
 
 
-def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[Step]:
+def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[GroupChange]:
     """What brings the groups in line with the freeze; nothing where they are.
 
     Args:
@@ -202,18 +212,18 @@ def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[Step]:
         before = freeze.groups.get(one.name)
         if before is None:
             continue
-        closed = freeze.stage is Stage.CLOSED or before.closed
+        closed = freeze.stage is FreezeStage.CLOSED or before.closed
         if closed != one.closed:
-            yield Step(one.name, closed=closed)
+            yield GroupChange(one.name, closed=closed)
         max_size = _limit(freeze.stage, one, before)
         if max_size != one.max_size:
-            yield Step(one.name, max_size=max_size)
+            yield GroupChange(one.name, max_size=max_size)
 
 
-def _limit(stage: Stage, group: Group, before: Before) -> int:
-    if stage is Stage.OPEN:
+def _limit(stage: FreezeStage, group: Group, before: Before) -> int:
+    if stage is FreezeStage.OPEN:
         return before.max_size
-    if stage is Stage.CAPPED:
+    if stage is FreezeStage.CAPPED:
         return max(before.cap, _room(group))
     return _room(group)
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 from image.reaper.calls import Failure
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
 from image.reaper.model import Group
-from image.reaper.money.freeze import Freeze, Stage, follow, from_json, lift, note, steps
+from image.reaper.money.freeze import Freeze, FreezeStage, follow, from_json, lift, note, steps
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep.cloud import Cloud
@@ -18,9 +18,9 @@ KEY = "freeze.json"
 RECORDS = "budget"  # prefix of what is never overwritten
 CENT = Decimal("0.01")
 SAYS = {
-    Stage.OPEN: "training pools take machines again",
-    Stage.CAPPED: "training pools are capped at their size",
-    Stage.CLOSED: "training pools take no new machines",
+    FreezeStage.OPEN: "training pools take machines again",
+    FreezeStage.CAPPED: "training pools are capped at their size",
+    FreezeStage.CLOSED: "training pools take no new machines",
 }
 UNFREEZE = 'Busy machines stay. gpu-fleet unfreeze --reason "..." lifts it for this month.'
 
@@ -83,7 +83,7 @@ class Freezer:
         """
         before, version = read(self._store, now)
         after = follow(before, self._spent, self._budget, now)
-        if after.stage is Stage.OPEN and not after.groups:
+        if after.stage is FreezeStage.OPEN and not after.groups:
             return after, []
         return self._change(before, after, version, SWEEP)
 
@@ -104,7 +104,7 @@ class Freezer:
         if after != before:
             version = self._write(after, version)
         failures = self._take_steps(after, groups)
-        if after.stage is Stage.OPEN and after.groups and not failures:
+        if after.stage is FreezeStage.OPEN and after.groups and not failures:
             after = replace(after, groups={})
             self._write(after, version)
         if changed:
@@ -151,7 +151,7 @@ class Freezer:
             return []
         spent = f"{self._spent:.2f} of {self._budget.monthly} {self._policy.currency}"
         text = f"{spent} are spent in {after.month}: {SAYS[after.stage]} ({actor.name}: {actor.reason})."
-        if after.stage is not Stage.OPEN:
+        if after.stage is not FreezeStage.OPEN:
             text += f"\n{UNFREEZE}"
         try:
             self._cloud.notifier.tell(f"{self._policy.stack}: {SAYS[after.stage]}", text)

@@ -19,8 +19,8 @@ from decimal import Decimal
 
 from image.reaper.errors import CloudError
 from image.reaper.model import Fleet, Instance
-from image.reaper.money.meter_days import DAY, SECONDS_PER_HOUR, Span, add_up
-from image.reaper.money.meter_reading import Day, Machine, Reading
+from image.reaper.money.meter_days import DAY, SECONDS_PER_HOUR, MeteredSpan, add_up
+from image.reaper.money.meter_reading import Day, MeteredInstance, MeterReading
 from image.reaper.policy_budget import Budget
 
 SHARED = "_shared"  # no pool's name begins so
@@ -28,7 +28,7 @@ BILLED = frozenset({"running", "stopping"})
 STOPPED = "stopped"
 
 
-def machine_of(instance: Instance, budget: Budget) -> Machine | None:
+def machine_of(instance: Instance, budget: Budget) -> MeteredInstance | None:
     """What the meter counts a machine with; None for one of a pool that the budget does not know."""
     pool = budget.pools.get(instance.pool)
     if pool is None:
@@ -36,7 +36,9 @@ def machine_of(instance: Instance, budget: Budget) -> Machine | None:
     price = _price(instance, budget)
     gpus = pool.gpus.get(instance.type, 0)
     per_hour = (price or Decimal(0)) + pool.disk_per_hour
-    return Machine(instance.pool, instance.owner, instance.type, gpus, per_hour, priced=price is not None)
+    return MeteredInstance(
+        instance.pool, instance.owner, instance.type, gpus, per_hour, priced=price is not None
+    )
 
 
 def _price(instance: Instance, budget: Budget) -> Decimal | None:
@@ -76,8 +78,8 @@ def per_hour(instances: Iterable[Instance], budget: Budget) -> dict[str, Decimal
 
 
 def advance(
-    before: Reading | None, fleet: Fleet, budget: Budget, currency: str, now: datetime
-) -> tuple[Reading, list[Day]]:
+    before: MeterReading | None, fleet: Fleet, budget: Budget, currency: str, now: datetime
+) -> tuple[MeterReading, list[Day]]:
     """Count on to the present.
 
     Args:
@@ -104,7 +106,7 @@ def advance(
     saved = {key: machine for key, machine in before.saved.items() if key not in running}
     spans = [
         *_spans(fleet, before.running, before.until, budget, now),
-        Span(before.until, now, budget.shared_per_hour, SHARED),
+        MeteredSpan(before.until, now, budget.shared_per_hour, SHARED),
         *_saved_spans(saved, fleet, budget, now),
     ]
     counted, days = add_up(before, spans, now)
@@ -116,12 +118,12 @@ def advance(
     return replace(counted, running=running, saved=saved, at_least=at_least), days
 
 
-def _without_price(fleet: Fleet, running: Mapping[str, Machine], budget: Budget) -> bool:
+def _without_price(fleet: Fleet, running: Mapping[str, MeteredInstance], budget: Budget) -> bool:
     """Whether hours since the last sweep count nothing because nobody knows their price."""
     return unpriced(fleet.instances, budget) > 0 or any(not one.priced for one in running.values())
 
 
-def note_ends(reading: Reading, ids: Iterable[str], at: datetime) -> Reading:
+def note_ends(reading: MeterReading, ids: Iterable[str], at: datetime) -> MeterReading:
     """The same reading, told by a sweep which machines it ended.
 
     The cloud may not tell of them again; until the month ends, or they run again, they save.
@@ -130,7 +132,7 @@ def note_ends(reading: Reading, ids: Iterable[str], at: datetime) -> Reading:
     return replace(reading, running={**reading.running, **ended}, saved={**reading.saved, **ended})
 
 
-def forecast(reading: Reading, rate: Decimal) -> Decimal:
+def forecast(reading: MeterReading, rate: Decimal) -> Decimal:
     """What the month will have cost at its end, at the pace of the last 24 hours.
 
     Args:
@@ -149,11 +151,11 @@ def forecast(reading: Reading, rate: Decimal) -> Decimal:
     return reading.month_cost + rate * _hours(left)
 
 
-def _first(fleet: Fleet, budget: Budget, currency: str, now: datetime) -> Reading:
+def _first(fleet: Fleet, budget: Budget, currency: str, now: datetime) -> MeterReading:
     """The month so far, as far as what is there now tells; what is shared counts from now on."""
     start = _midnight(now).replace(day=1)
     zero = dict.fromkeys((SHARED, *budget.pools), Decimal(0))
-    begin = Reading(currency, now, start, zero, Day(start))
+    begin = MeterReading(currency, now, start, zero, Day(start))
     counted, _ = add_up(begin, list(_spans(fleet, None, start, budget, now)), now)
     # What ran before the meter did tells nothing of the pace.
     today = Day(counted.day.date)
@@ -162,14 +164,18 @@ def _first(fleet: Fleet, budget: Budget, currency: str, now: datetime) -> Readin
     return replace(counted, day=today, yesterday=Decimal(0), running=running, at_least=at_least)
 
 
-def _running(fleet: Fleet, budget: Budget) -> dict[str, Machine]:
+def _running(fleet: Fleet, budget: Budget) -> dict[str, MeteredInstance]:
     found = {one.id: machine_of(one, budget) for one in fleet.instances if one.state in BILLED}
     return {key: machine for key, machine in found.items() if machine is not None}
 
 
 def _spans(
-    fleet: Fleet, running: Mapping[str, Machine] | None, start: datetime, budget: Budget, now: datetime
-) -> Iterator[Span]:
+    fleet: Fleet,
+    running: Mapping[str, MeteredInstance] | None,
+    start: datetime,
+    budget: Budget,
+    now: datetime,
+) -> Iterator[MeteredSpan]:
     """What each machine cost since ``start``; ``running`` is who ran then, None where nobody knows."""
     seen = (*fleet.instances, *fleet.gone)
     for one in seen:
@@ -181,17 +187,21 @@ def _spans(
         stop = _stop(one, known, now)
         told = one.stopped_at is not None and running is None  # at first nobody knows who ran
         if one.state in BILLED or known or told or (running is not None and one.launched_at >= start):
-            yield Span(began, stop, machine.per_hour, machine.pool, one.id, machine)
+            yield MeteredSpan(began, stop, machine.per_hour, machine.pool, one.id, machine)
         if one.state == STOPPED:
             since = max(start, stop) if one.stopped_at else start
-            yield Span(since, now, budget.pools[machine.pool].disk_per_hour, machine.pool)
+            yield MeteredSpan(since, now, budget.pools[machine.pool].disk_per_hour, machine.pool)
     ids = {one.id for one in seen}
     for key, machine in (running or {}).items():
         if key not in ids:
-            yield Span(start, min(now, machine.ends_at or now), machine.per_hour, machine.pool, key, machine)
+            yield MeteredSpan(
+                start, min(now, machine.ends_at or now), machine.per_hour, machine.pool, key, machine
+            )
 
 
-def _saved_spans(saved: Mapping[str, Machine], fleet: Fleet, budget: Budget, now: datetime) -> Iterator[Span]:
+def _saved_spans(
+    saved: Mapping[str, MeteredInstance], fleet: Fleet, budget: Budget, now: datetime
+) -> Iterator[MeteredSpan]:
     """What machines would have cost that were ended, up to the end of the month they were ended in.
 
     One that was only stopped goes on paying for its disks.
@@ -204,10 +214,10 @@ def _saved_spans(saved: Mapping[str, Machine], fleet: Fleet, budget: Budget, now
             pool = budget.pools.get(machine.pool)
             disks = pool.disk_per_hour if pool and key in stopped else Decimal(0)
             rate = max(Decimal(0), machine.per_hour - disks)
-            yield Span(machine.ends_at, end, rate, machine.pool, key, machine, saved=True)
+            yield MeteredSpan(machine.ends_at, end, rate, machine.pool, key, machine, saved=True)
 
 
-def _stop(one: Instance, known: Machine | None, now: datetime) -> datetime:
+def _stop(one: Instance, known: MeteredInstance | None, now: datetime) -> datetime:
     """Until when a machine ran: the present, where it runs or nobody knows better."""
     if one.state in BILLED:
         return now

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from image.reaper.money.meter_reading import Day, Machine, Reading, Share
+from image.reaper.money.meter_reading import Day, DayShare, MeteredInstance, MeterReading
 
 SMALLEST = Decimal("1e-9")  # of a currency's unit: spans round alike, so that parts add up to the whole
 SECONDS_PER_HOUR = 3600
@@ -14,7 +14,7 @@ DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class Span:
+class MeteredSpan:
     """A machine, its disks alone, or what all pools share, from one moment to another.
 
     Attributes:
@@ -30,11 +30,13 @@ class Span:
     per_hour: Decimal
     pool: str
     instance_id: str | None = None
-    machine: Machine | None = None
+    machine: MeteredInstance | None = None
     saved: bool = False
 
 
-def add_up(reading: Reading, spans: Sequence[Span], now: datetime) -> tuple[Reading, list[Day]]:
+def add_up(
+    reading: MeterReading, spans: Sequence[MeteredSpan], now: datetime
+) -> tuple[MeterReading, list[Day]]:
     """Move a reading on to ``now`` and add what the spans cost since it was taken.
 
     Returns:
@@ -51,7 +53,7 @@ def add_up(reading: Reading, spans: Sequence[Span], now: datetime) -> tuple[Read
     return reading, days
 
 
-def _add(reading: Reading, spans: Sequence[Span], stop: datetime) -> Reading:
+def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) -> MeterReading:
     """Add what the spans cost from where the reading stands to another moment of the same day."""
     costs: dict[str, Decimal] = defaultdict(Decimal)
     machines, saved = dict(reading.day.machines), dict(reading.day.saved)
@@ -64,8 +66,8 @@ def _add(reading: Reading, spans: Sequence[Span], stop: datetime) -> Reading:
             costs[span.pool] += cost
         if span.instance_id is not None and span.machine is not None:
             shares = saved if span.saved else machines
-            had = shares.get(span.instance_id, Share(span.machine, 0, Decimal(0)))
-            shares[span.instance_id] = Share(span.machine, had.seconds + seconds, had.cost + cost)
+            had = shares.get(span.instance_id, DayShare(span.machine, 0, Decimal(0)))
+            shares[span.instance_id] = DayShare(span.machine, had.seconds + seconds, had.cost + cost)
     day = replace(reading.day, costs=_sum(reading.day.costs, costs), machines=machines, saved=saved)
     return replace(reading, until=stop, month=_sum(reading.month, costs), day=day)
 

@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Machine:
+class MeteredInstance:
     """A machine that costs money, as far as the meter must remember it.
 
     Attributes:
@@ -36,7 +36,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Share:
+class DayShare:
     """What one machine had of a day.
 
     Attributes:
@@ -45,7 +45,7 @@ class Share:
         cost: what that cost.
     """
 
-    machine: Machine
+    machine: MeteredInstance
     seconds: int
     cost: Decimal
 
@@ -63,8 +63,8 @@ class Day:
 
     date: datetime
     costs: Mapping[str, Decimal] = field(default_factory=dict)
-    machines: Mapping[str, Share] = field(default_factory=dict)
-    saved: Mapping[str, Share] = field(default_factory=dict)
+    machines: Mapping[str, DayShare] = field(default_factory=dict)
+    saved: Mapping[str, DayShare] = field(default_factory=dict)
 
     @property
     def cost(self) -> Decimal:
@@ -92,7 +92,7 @@ class Day:
 
 
 @dataclass(frozen=True)
-class Reading:
+class MeterReading:
     """Where the meter stands.
 
     Attributes:
@@ -114,8 +114,8 @@ class Reading:
     month: Mapping[str, Decimal]
     day: Day
     yesterday: Decimal = Decimal(0)
-    running: Mapping[str, Machine] = field(default_factory=dict)
-    saved: Mapping[str, Machine] = field(default_factory=dict)
+    running: Mapping[str, MeteredInstance] = field(default_factory=dict)
+    saved: Mapping[str, MeteredInstance] = field(default_factory=dict)
     unreported: tuple[str, ...] = ()
     at_least: bool = False
 
@@ -141,7 +141,7 @@ class Reading:
         }
 
 
-def from_json(raw: Mapping[str, Any], where: str) -> Reading:
+def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
     """What ``to_json`` wrote.
 
     Args:
@@ -152,7 +152,7 @@ def from_json(raw: Mapping[str, Any], where: str) -> Reading:
         CloudError: it is damaged. Nothing is counted then: a meter that began anew would forget money.
     """
     try:
-        return Reading(
+        return MeterReading(
             currency=str(raw["currency"]),
             since=parse_time(raw["since"]),
             until=parse_time(raw["until"]),
@@ -178,15 +178,17 @@ def day_from_json(raw: Mapping[str, Any]) -> Day:
     return Day(date, _amounts(raw["costs"]), _shares(raw["machines"]), _shares(raw["saved"]))
 
 
-def _share_json(share: Share) -> dict[str, Any]:
+def _share_json(share: DayShare) -> dict[str, Any]:
     return {"seconds": share.seconds, "cost": str(share.cost), **_machine_json(share.machine)}
 
 
-def _shares(raw: Mapping[str, Any]) -> dict[str, Share]:
-    return {key: Share(_machine(one), int(one["seconds"]), Decimal(one["cost"])) for key, one in raw.items()}
+def _shares(raw: Mapping[str, Any]) -> dict[str, DayShare]:
+    return {
+        key: DayShare(_machine(one), int(one["seconds"]), Decimal(one["cost"])) for key, one in raw.items()
+    }
 
 
-def _machine_json(machine: Machine) -> dict[str, Any]:
+def _machine_json(machine: MeteredInstance) -> dict[str, Any]:
     ends = {} if machine.ends_at is None else {"ends_at": format_time(machine.ends_at)}
     return {
         "pool": machine.pool,
@@ -199,8 +201,8 @@ def _machine_json(machine: Machine) -> dict[str, Any]:
     }
 
 
-def _machine(raw: Mapping[str, Any]) -> Machine:
-    return Machine(
+def _machine(raw: Mapping[str, Any]) -> MeteredInstance:
+    return MeteredInstance(
         pool=str(raw["pool"]),
         owner=str(raw["owner"]),
         type=str(raw["type"]),

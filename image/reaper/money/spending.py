@@ -9,7 +9,7 @@ from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.model import Fleet
 from image.reaper.money import daily, freezing, meter
 from image.reaper.money.freeze import Freeze
-from image.reaper.money.meter_reading import Reading, from_json
+from image.reaper.money.meter_reading import MeterReading, from_json
 from image.reaper.money.spent import Spending
 from image.reaper.policy import Policy
 from image.reaper.policy_budget import Budget
@@ -91,14 +91,14 @@ def _at_market_prices(cloud: Cloud, budget: Budget, fleet: Fleet) -> tuple[Budge
 
 
 def _spending(
-    policy: Policy, budget: Budget, reading: Reading, fleet: Fleet, freeze: Freeze | None
+    policy: Policy, budget: Budget, reading: MeterReading, fleet: Fleet, freeze: Freeze | None
 ) -> Spending:
     rates = meter.per_hour(fleet.instances, budget)
     unpriced = meter.unpriced(fleet.instances, budget)
     return Spending(policy.currency, budget, reading, rates, unpriced, freeze)
 
 
-def _count(store: Store, policy: Policy, budget: Budget, result: Result) -> Reading:
+def _count(store: Store, policy: Policy, budget: Budget, result: Result) -> MeterReading:
     """Move the meter in the bucket on to the sweep's moment.
 
     Raises:
@@ -118,7 +118,7 @@ def _count(store: Store, policy: Policy, budget: Budget, result: Result) -> Read
     raise CloudError("the meter was moved by others at the same moment, again and again")
 
 
-def _read(store: Store) -> tuple[Reading | None, str | None]:
+def _read(store: Store) -> tuple[MeterReading | None, str | None]:
     found = store.get(KEY)
     return (None, None) if found is None else (from_json(found.content, KEY), found.version)
 
@@ -134,7 +134,7 @@ def _forget_reported(store: Store, reported: Iterable[str]) -> None:
 
 
 def _hold(
-    cloud: Cloud, policy: Policy, result: Result, reading: Reading, *, act: bool
+    cloud: Cloud, policy: Policy, result: Result, reading: MeterReading, *, act: bool
 ) -> tuple[Freeze, list[Failure]]:
     if act:
         groups, spent = result.fleet.groups, reading.month_cost

@@ -15,8 +15,8 @@ from image.reaper.metrics import (
     Figure,
 )
 from image.reaper.money import meter
-from image.reaper.money.freeze import Freeze, Stage
-from image.reaper.money.meter_reading import Reading
+from image.reaper.money.freeze import Freeze, FreezeStage
+from image.reaper.money.meter_reading import MeterReading
 from image.reaper.policy_budget import Budget
 from image.reaper.times import format_time
 
@@ -38,7 +38,7 @@ class Spending:
 
     currency: str
     budget: Budget
-    reading: Reading
+    reading: MeterReading
     rates: Mapping[str, Decimal]
     unpriced: int
     freeze: Freeze | None = None
@@ -66,7 +66,7 @@ class Spending:
             METRIC_MONTH_FORECAST: self.forecast,
             METRIC_MONTH_BUDGET: self.budget.monthly,
             METRIC_UNPRICED: self.unpriced,
-            METRIC_FREEZE: self.freeze.stage if self.freeze else Stage.OPEN,
+            METRIC_FREEZE: self.freeze.stage if self.freeze else FreezeStage.OPEN,
         }
         return [
             *(Figure(name, float(value)) for name, value in whole.items()),
@@ -105,6 +105,6 @@ def line_of(spending: Spending) -> str:
     if spending.budget.assumed:
         line += f"; prices assumed by the stack: {', '.join(sorted(spending.budget.assumed))}"
     freeze = spending.freeze
-    if freeze and freeze.stage is not Stage.OPEN and freeze.since:
+    if freeze and freeze.stage is not FreezeStage.OPEN and freeze.since:
         line += f"; pools that freeze are {freeze.stage.word} since {format_time(freeze.since)}"
     return line

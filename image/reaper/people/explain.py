@@ -15,7 +15,7 @@ from image.reaper.model import Decision
 from image.reaper.options import now_option, stack_options
 from image.reaper.people import live, timeline
 from image.reaper.people.status import WIDTH, row
-from image.reaper.people.timeline import LEGEND, Cell, Row
+from image.reaper.people.timeline import LEGEND, Cell, PeriodRow
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
 from image.reaper.sweep.cloud import Cloud, Query, Span, connect
@@ -112,7 +112,7 @@ def _launched(decision: Decision) -> str:
 
 def read_rows(
     cloud: Cloud, decision: Decision, policy: Policy, now: datetime
-) -> tuple[list[Row], int, list[str]]:
+) -> tuple[list[PeriodRow], int, list[str]]:
     """The heartbeats of the pool's window as (rows, seconds of a period, what could not be read)."""
     pool = policy.pools.get(decision.instance.pool)
     window = max(SHORTEST_WINDOW, timedelta(hours=pool.idle_after_hours) if pool else SHORTEST_WINDOW)
@@ -124,7 +124,7 @@ def read_rows(
     return shown, period, [f"{failure.step}: {failure.error}" for failure in failures]
 
 
-def picture(shown: list[Row], period: int) -> Iterator[Text]:
+def picture(shown: list[PeriodRow], period: int) -> Iterator[Text]:
     """The rows with their times, and what the characters mean."""
     yield Text(f"heartbeats, {format_span(timedelta(seconds=period))} a character, UTC")
     for one in shown:

@@ -87,7 +87,7 @@ def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
 def keep(duration: str, reason: str, instance_id: str | None, asked: Asked) -> None:
     """Keep a machine for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
     wanted = wish(parse_duration(duration), reason, datetime.now(UTC))
-    target = Target.find(instance_id, asked)
+    target = KeepTarget.find(instance_id, asked)
     for warning in target.warnings():
         click.echo(f"warning: {warning}", err=True)
     if not target.withdraw(wanted):
@@ -115,14 +115,14 @@ def _too_late(instance_id: str) -> str:
 @where_options
 def release(instance_id: str | None, asked: Asked) -> None:
     """Keep a machine no longer: it goes when it is idle, like any other."""
-    target = Target.find(instance_id, asked)
+    target = KeepTarget.find(instance_id, asked)
     held = TAG_KEEP_UNTIL in target.tags
     target.machines.untag([target.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
     click.echo(f"{target.id} is kept no longer" if held else f"{target.id} was not kept")
 
 
 @dataclass(frozen=True)
-class Target:
+class KeepTarget:
     """The machine that a person means.
 
     Attributes:
@@ -139,7 +139,7 @@ class Target:
     records: Callable[[datetime], Exchange | None]
 
     @classmethod
-    def find(cls, instance_id: str | None, asked: Asked) -> "Target":
+    def find(cls, instance_id: str | None, asked: Asked) -> "KeepTarget":
         """Look the machine up.
 
         Raises:

@@ -11,7 +11,7 @@ from rich.progress import track
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.money.freezing import RECORDS
 from image.reaper.people.monthly import Month
-from image.reaper.people.records import Change, End, change_of, end_of
+from image.reaper.people.records import End, FreezeChange, change_of, end_of
 from image.reaper.sweep.cloud import LEDGER_URI
 from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX, confirms
 from image.reaper.times import parse_time
@@ -20,7 +20,7 @@ JSON = ".json"
 
 
 @dataclass(frozen=True)
-class Place:
+class LedgerPlace:
     """Where a ledger lies.
 
     Attributes:
@@ -36,7 +36,7 @@ class Place:
     prefix: str
 
     @classmethod
-    def of(cls, uri: str, s3: Any) -> "Place":
+    def of(cls, uri: str, s3: Any) -> "LedgerPlace":
         """The place that a URI names.
 
         Raises:
@@ -76,7 +76,7 @@ class Place:
         return f"{self.scheme}://{self.bucket}/{self.prefix}"
 
 
-def read_ends(place: Place, month: Month) -> Iterator[End]:
+def read_ends(place: LedgerPlace, month: Month) -> Iterator[End]:
     """The ends recorded for a month and, since a key carries the mark's date, for the month before.
 
     Only those that are confirmed, from then on; of records before schema version 2 those that did not fail.
@@ -102,7 +102,7 @@ def read_ends(place: Place, month: Month) -> Iterator[End]:
         raise CloudError(f"ledger {place}: {error}") from error
 
 
-def read_changes(place: Place, month: Month) -> list[Change]:
+def read_changes(place: LedgerPlace, month: Month) -> list[FreezeChange]:
     """Every freeze and unfreeze of the month, oldest first; errors as for ``read_ends``."""
     try:
         keys = place.keys(f"{RECORDS}/{month.start:%Y/%m/}")

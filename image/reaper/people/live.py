@@ -23,7 +23,7 @@ STYLES = {"busy": "green", "idle": "yellow", "unknown": "red"}
 
 
 @dataclass(frozen=True)
-class Line:
+class SensorLine:
     """One sensor.
 
     Attributes:
@@ -59,7 +59,7 @@ def look(wait: Callable[[float], None] = time.sleep) -> tuple[Reading, Limits]:
     return sensors.look(datetime.now(UTC)), policy.limits()
 
 
-def lines(reading: Reading, limits: Limits) -> Iterator[Line]:
+def lines(reading: Reading, limits: Limits) -> Iterator[SensorLine]:
     """Every sensor, judged alone by the agent's own judge. Pure."""
     nothing = Reading(reading.at, None)
     if reading.rates is not None:
@@ -71,7 +71,7 @@ def lines(reading: Reading, limits: Limits) -> Iterator[Line]:
     for name, text, people in _people(reading.people or People()):
         yield _judged(name, text, replace(nothing, people=people), limits)
     for failure in reading.failures:
-        yield Line(failure.partition(":")[0], "failed", "unknown", failure.partition(": ")[2])
+        yield SensorLine(failure.partition(":")[0], "failed", "unknown", failure.partition(": ")[2])
 
 
 def _people(people: People) -> Iterator[tuple[str, str, People]]:
@@ -86,12 +86,12 @@ def _people(people: People) -> Iterator[tuple[str, str, People]]:
         yield text.partition(" ")[0], "not told", People(unknown=(text,))
 
 
-def _judged(sensor: str, text: str, reading: Reading, limits: Limits) -> Line:
+def _judged(sensor: str, text: str, reading: Reading, limits: Limits) -> SensorLine:
     if busy := activity([reading], limits):
-        return Line(sensor, text, "busy", "; ".join(busy))
+        return SensorLine(sensor, text, "busy", "; ".join(busy))
     if unknown := unknowns([reading], limits):
-        return Line(sensor, text, "unknown", "; ".join(unknown))
-    return Line(sensor, text, "idle")
+        return SensorLine(sensor, text, "unknown", "; ".join(unknown))
+    return SensorLine(sensor, text, "idle")
 
 
 def _rates(rates: Rates, limits: Limits) -> str:
@@ -115,13 +115,13 @@ def _ago(seconds: float) -> str:
     return f"{format_span(timedelta(seconds=seconds))} ago"
 
 
-def table(found: list[Line]) -> Table:
+def table(found: list[SensorLine]) -> Table:
     """For a terminal, with the whole in the last line."""
     made = Table(box=None, header_style="bold")
     for heading in ("sensor", "reading", "counts as", "because of"):
         made.add_column(heading, overflow="fold")
     states = [each.state for each in found]
     whole = next((state for state in ("busy", "unknown") if state in states), "idle")
-    for each in [*found, Line("all of them", "", whole)]:
+    for each in [*found, SensorLine("all of them", "", whole)]:
         made.add_row(each.sensor, each.reading, each.state, each.why, style=STYLES[each.state])
     return made

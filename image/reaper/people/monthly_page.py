@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from image.reaper.people.monthly import Saving, Summary
-from image.reaper.people.records import Change
+from image.reaper.people.records import FreezeChange
 from image.reaper.times import format_span
 
 BAR = "#2a6f97"
@@ -78,7 +78,7 @@ PAGE = Environment(
 )
 
 
-def page(summary: Summary, stack: str, changes: Sequence[Change] = ()) -> str:
+def page(summary: Summary, stack: str, changes: Sequence[FreezeChange] = ()) -> str:
     """The whole file.
 
     Args:

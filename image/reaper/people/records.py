@@ -71,7 +71,7 @@ def end_of(record: Mapping[str, Any], key: str) -> End:
 
 
 @dataclass(frozen=True)
-class Change:
+class FreezeChange:
     """One freeze or unfreeze of the pools that freeze.
 
     Attributes:
@@ -91,10 +91,10 @@ class Change:
     reason: str
 
 
-def change_of(record: Mapping[str, Any], key: str) -> Change:
+def change_of(record: Mapping[str, Any], key: str) -> FreezeChange:
     """A record of a freeze, checked; arguments and errors as for ``end_of``."""
     try:
         texts = {name: str(record[name]) for name in ("action", "stage", "by", "reason")}
-        return Change(at=parse_time(record["at"]), spent=Decimal(record["spent"]), **texts)
+        return FreezeChange(at=parse_time(record["at"]), spent=Decimal(record["spent"]), **texts)
     except (KeyError, ValueError, TypeError, AttributeError, InvalidOperation) as error:
         raise CloudError(f"ledger record {key}: {error!r}") from error

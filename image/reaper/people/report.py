@@ -8,7 +8,7 @@ import click
 from image.reaper.errors import ConfigurationError
 from image.reaper.money import daily, efficiency_page
 from image.reaper.options import stack_options
-from image.reaper.people.ledger_reading import Place, read_changes, read_ends
+from image.reaper.people.ledger_reading import LedgerPlace, read_changes, read_ends
 from image.reaper.people.monthly import month_of, parse_month, summarise
 from image.reaper.place import Asked, Subject, subject
 from image.reaper.sweep import cloud as clouds
@@ -57,7 +57,7 @@ def _month(meant: Subject, text: str | None) -> tuple[str, str, str]:
     policy, uri = meant.policy, meant.environ.get(LEDGER_URI, "")
     now = datetime.now(UTC)
     month = parse_month(text) if text else month_of(now)
-    place = Place.of(uri, clouds.bucket_client(policy.cloud, policy.region))
+    place = LedgerPlace.of(uri, clouds.bucket_client(policy.cloud, policy.region))
     summary = summarise(read_ends(place, month), month, now)
     page = monthly_page.page(summary, policy.stack, read_changes(place, month))
     told = f"{summary.total} {summary.currency} saved by {len(summary.savings)} ends in {month.name}"

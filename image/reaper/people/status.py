@@ -40,7 +40,7 @@ STYLES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class InstanceRow:
     """One machine, for people.
 
     Attributes:
@@ -119,12 +119,12 @@ def show(console: Console, result: Result, policy: Policy) -> None:
     console.print(f"{len(idle)} of {len(made)} machines idle, at {cost} {policy.currency} an hour")
 
 
-def row(decision: Decision, policy: Policy, now: datetime) -> Row:
+def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:
     """One machine of a plan."""
     instance = decision.instance
     hold = hold_of(instance, now)
     price = decision.hourly_price
-    return Row(
+    return InstanceRow(
         machine=instance.id,
         owner=instance.owner or "nobody",
         what=f"{instance.pool} {instance.type}",
@@ -156,7 +156,7 @@ def goes(decision: Decision, policy: Policy, now: datetime) -> str:
     return f"in {format_span(left)}"
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: list[InstanceRow]) -> Table:
     """The rows for a terminal, those that go soonest told apart by colour."""
     made = Table(box=None, header_style="bold")
     for heading in ("machine", "owner", "pool and type", "verdict", "idle", "goes if unused"):

@@ -32,7 +32,7 @@ LEGEND = {
 
 
 @dataclass(frozen=True)
-class Row:
+class PeriodRow:
     """Some periods in a row.
 
     Attributes:
@@ -66,7 +66,7 @@ def cell(value: float | None) -> Cell:
 
 def rows(
     points: Iterable[tuple[datetime, float]], start: datetime, now: datetime, period: int
-) -> Iterator[Row]:
+) -> Iterator[PeriodRow]:
     """The picture, oldest row first.
 
     Args:
@@ -81,11 +81,11 @@ def rows(
     step = timedelta(seconds=period)
     while start <= now:
         moments = [start + step * index for index in range(ROW_CELLS) if start + step * index <= now]
-        yield Row(start, tuple(cell(values.get(moment)) for moment in moments))
+        yield PeriodRow(start, tuple(cell(values.get(moment)) for moment in moments))
         start += step * ROW_CELLS
 
 
-def counts(shown: Iterable[Row]) -> Mapping[Cell, int]:
+def counts(shown: Iterable[PeriodRow]) -> Mapping[Cell, int]:
     """How many periods were what."""
     found = dict.fromkeys(Cell, 0)
     for row in shown:

@@ -10,7 +10,7 @@ import click
 
 from image.reaper.errors import ConfigurationError
 from image.reaper.money import freezing
-from image.reaper.money.freeze import Stage
+from image.reaper.money.freeze import FreezeStage
 from image.reaper.money.spending import look
 from image.reaper.options import stack_options
 from image.reaper.place import Asked, subject
@@ -51,7 +51,7 @@ def unfreeze(reason: str, asked: Asked) -> None:
         click.echo(f"failed: {failure.instance_id}: {failure.step}: {failure.error}", err=True)
     if failures:
         sys.exit(1)
-    if lifted.lifted is Stage.OPEN:
+    if lifted.lifted is FreezeStage.OPEN:
         click.echo("nothing is frozen")
     else:
         click.echo(f"pools take machines again; {lifted.lifted.word} is lifted until {lifted.month} ends")

@@ -11,7 +11,7 @@ from typing import Any
 
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.catalog.money import HOURS_PER_MONTH
-from stacks.catalog.refresh.listed import Listed, ListedPrices
+from stacks.catalog.refresh.listed import ListedPrices, ListPrice
 from stacks.errors import CannotCheckError
 
 SOURCE = "ECS DescribePrice, pay-as-you-go before discount"
@@ -41,8 +41,8 @@ def ask(
         CannotCheckError: any call was denied or not answered.
     """
     asked = cloud or Alicloud(region)
-    prices: dict[tuple[str, str], Listed] = {}
-    others: dict[str, Listed] = {}
+    prices: dict[tuple[str, str], ListPrice] = {}
+    others: dict[str, ListPrice] = {}
     unlisted = []
     for name, where in instances.items():
         say(name)
@@ -59,7 +59,7 @@ def ask(
     else:
         hour = _listed(whole, whole)
         month = hour.amount * HOURS_PER_MONTH / DISK_GIB
-        others["disk"] = Listed(month, hour.currency, f"{SOURCE}, {HOURS_PER_MONTH} hours")
+        others["disk"] = ListPrice(month, hour.currency, f"{SOURCE}, {HOURS_PER_MONTH} hours")
     return ListedPrices(today, prices, others, None, tuple(unlisted))
 
 
@@ -75,13 +75,13 @@ def _price(cloud: Alicloud, region: str, **asked: str) -> dict[str, Any] | None:
     return price
 
 
-def _part(price: dict[str, Any] | None, resource: str) -> Listed | None:
+def _part(price: dict[str, Any] | None, resource: str) -> ListPrice | None:
     """What one part of a price costs: DescribePrice adds a system disk to every instance."""
     parts = [] if price is None else listed(price, "DetailInfos", "DetailInfo")
     ours = next((part for part in parts if part.get("Resource") == resource), None)
     return None if price is None or ours is None else _listed(ours, price)
 
 
-def _listed(part: dict[str, Any], price: dict[str, Any]) -> Listed:
+def _listed(part: dict[str, Any], price: dict[str, Any]) -> ListPrice:
     """Before any discount of the account that asks."""
-    return Listed(Decimal(str(part["OriginalPrice"])), price["Currency"], SOURCE)
+    return ListPrice(Decimal(str(part["OriginalPrice"])), price["Currency"], SOURCE)

@@ -15,7 +15,7 @@ from typing import Any
 from stacks import catalog
 from stacks.calls.aws import Aws, clients_in
 from stacks.catalog.instance_types import Cloud
-from stacks.catalog.refresh.listed import Listed, ListedPrices, largest_discount
+from stacks.catalog.refresh.listed import ListedPrices, ListPrice, largest_discount
 
 # The Price List answers for every region, and in few: docs.aws.amazon.com/general/latest/gr/billing.html
 PRICE_LIST_REGION = "us-east-1"
@@ -80,8 +80,8 @@ def ask(
         CannotCheckError: any call was denied or not answered.
     """
     prices = aws or Aws(clients_in(PRICE_LIST_REGION))
-    on_demand: dict[tuple[str, str], Listed] = {}
-    others: dict[str, Listed] = {}
+    on_demand: dict[tuple[str, str], ListPrice] = {}
+    others: dict[str, ListPrice] = {}
     unlisted = []
     for name, where in instances.items():
         say(name)
@@ -90,14 +90,14 @@ def ask(
         if amount is None:
             unlisted.append(f"{name} in {where}")
         else:
-            on_demand[name, where] = Listed(amount, CURRENCY, SOURCE)
+            on_demand[name, where] = ListPrice(amount, CURRENCY, SOURCE)
     for what, question in QUESTIONS.items():
         say(what)
         amount = _price(prices, question, region)
         if amount is None:
             unlisted.append(what)
         else:
-            others[what] = Listed(amount, CURRENCY, SOURCE)
+            others[what] = ListPrice(amount, CURRENCY, SOURCE)
     say("spot prices")
     spot = _spot(aws or Aws(clients_in(region)), region, on_demand, today)
     return ListedPrices(today, on_demand, others, spot, tuple(unlisted))
@@ -134,8 +134,8 @@ def _amounts(product: dict[str, Any]) -> Iterator[Decimal]:
 
 
 def _spot(
-    aws: Aws, region: str, listed: Mapping[tuple[str, str], Listed], today: datetime.date
-) -> Listed | None:
+    aws: Aws, region: str, listed: Mapping[tuple[str, str], ListPrice], today: datetime.date
+) -> ListPrice | None:
     """How far below its list price any GPU instance of a region is right now."""
     names = [kind.name for kind in catalog.load().of_cloud(Cloud.AWS) if (kind.name, region) in listed]
     if not names:
@@ -155,4 +155,4 @@ def _spot(
         if (quote["InstanceType"], region) in listed
     ]
     most = largest_discount(pairs)
-    return None if most is None else Listed(most, CURRENCY, f"{SPOT_SOURCE}, GPU types of {region}")
+    return None if most is None else ListPrice(most, CURRENCY, f"{SPOT_SOURCE}, GPU types of {region}")

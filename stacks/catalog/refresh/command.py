@@ -16,7 +16,7 @@ from stacks.catalog import reader
 from stacks.catalog.instance_types import Cloud
 from stacks.catalog.prices import load
 from stacks.catalog.refresh.listed import ListedPrices
-from stacks.catalog.refresh.rewrite import Change, rewrite_catalog, rewrite_prices, wanted
+from stacks.catalog.refresh.rewrite import PriceChange, rewrite_catalog, rewrite_prices, wanted
 from stacks.errors import CannotCheckError, StacksError
 
 HERE = Path(__file__).parents[1]
@@ -56,10 +56,10 @@ def refresh(cloud: str | None, *, dry_run: bool) -> None:
 
 def _asked(
     console: Console, clouds: Sequence[Cloud], today: datetime.date
-) -> tuple[dict[Path, str], list[Change], list[str]]:
+) -> tuple[dict[Path, str], list[PriceChange], list[str]]:
     """The files' new texts, every change, and what no list has."""
     texts = {path: path.read_text(encoding="utf-8") for path in (CATALOG, PRICES)}
-    changes: list[Change] = []
+    changes: list[PriceChange] = []
     unlisted: list[str] = []
     for cloud in clouds:
         with console.status(f"asking {cloud}") as status:
@@ -99,7 +99,7 @@ def _check(texts: dict[Path, str]) -> None:
             load(cloud, copies[PRICES])
 
 
-def table(changes: Sequence[Change]) -> Table:
+def table(changes: Sequence[PriceChange]) -> Table:
     """What moved, and by how much; what stayed the same is counted below."""
     moved = [change for change in changes if change.moved]
     listing = Table(box=None, header_style="bold")

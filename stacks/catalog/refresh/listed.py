@@ -8,7 +8,7 @@ CENT = Decimal("0.01")
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListPrice:
     """An on-demand list price.
 
     Attributes:
@@ -35,9 +35,9 @@ class ListedPrices:
     """
 
     date: datetime.date
-    instances: dict[tuple[str, str], Listed]
-    others: dict[str, Listed]
-    spot_most: Listed | None
+    instances: dict[tuple[str, str], ListPrice]
+    others: dict[str, ListPrice]
+    spot_most: ListPrice | None
     unlisted: tuple[str, ...]
 
 

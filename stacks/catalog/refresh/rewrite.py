@@ -9,7 +9,7 @@ from typing import Any
 import tomlkit
 
 from stacks.catalog.instance_types import Cloud
-from stacks.catalog.refresh.listed import Listed, ListedPrices, plain
+from stacks.catalog.refresh.listed import ListedPrices, ListPrice, plain
 from stacks.errors import StacksError
 
 
@@ -18,7 +18,7 @@ class RefreshError(StacksError):
 
 
 @dataclass(frozen=True)
-class Change:
+class PriceChange:
     """One price before and after.
 
     Attributes:
@@ -41,7 +41,7 @@ class Change:
         return self.before is None or Decimal(self.before) != Decimal(self.after)
 
 
-def rewrite_catalog(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[Change]]:
+def rewrite_catalog(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[PriceChange]]:
     """catalog.toml with the instances' prices of one cloud.
 
     A price list whose every type was answered gets the day and the source. Of one that was answered in part,
@@ -70,7 +70,7 @@ def rewrite_catalog(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str
     return tomlkit.dumps(document), changes
 
 
-def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[Change]]:
+def rewrite_prices(text: str, cloud: Cloud, answers: ListedPrices) -> tuple[str, list[PriceChange]]:
     """prices.toml with everything else of one cloud.
 
     Raises:
@@ -146,13 +146,13 @@ def _keep_old_days(
         row["price_list"] = old
 
 
-def _change(what: str, before: Any, listed: Listed) -> Change:
-    return Change(
+def _change(what: str, before: Any, listed: ListPrice) -> PriceChange:
+    return PriceChange(
         what, None if before is None else str(before), plain(listed.amount), listed.currency, listed.source
     )
 
 
-def _same_currency(what: str, listed: Listed, currency: str, where: str) -> None:
+def _same_currency(what: str, listed: ListPrice, currency: str, where: str) -> None:
     if listed.currency != currency:
         raise RefreshError(
             f"{what} is listed in {listed.currency}, {where} is in {currency}: ask with an account that is "

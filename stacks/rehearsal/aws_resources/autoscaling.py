@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked
 
 # docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CreateAutoScalingGroup.html
@@ -24,7 +24,7 @@ _GROUP = {
 }
 
 
-def group(clients: Clients, name: str, inputs: Inputs) -> Created:
+def group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:autoscaling/group:Group.
 
     moto starts every instance in the first subnet and as the first type, whatever the policy says.
@@ -79,7 +79,7 @@ def _launch(inputs: Inputs) -> dict[str, Any]:
     return {"LaunchTemplate": picked(inputs["launchTemplate"], names)}
 
 
-def policy(clients: Clients, name: str, inputs: Inputs) -> Created:
+def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:autoscaling/policy:Policy."""
     names = {
         "AutoScalingGroupName": "autoscalingGroupName",
@@ -106,7 +106,7 @@ def policy(clients: Clients, name: str, inputs: Inputs) -> Created:
     return policy_name, {**inputs, "name": policy_name, "arn": made["ScalingPolicies"][0]["PolicyARN"]}
 
 
-def lifecycle_hook(clients: Clients, name: str, inputs: Inputs) -> Created:
+def lifecycle_hook(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:autoscaling/lifecycleHook:LifecycleHook."""
     names = {
         "AutoScalingGroupName": "autoscalingGroupName",

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked, tag_list, with_tags_all
 
 
-def budget(clients: Clients, name: str, inputs: Inputs) -> Created:
+def budget(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:budgets/budget:Budget; moto takes the subscribers of its notifications but never tells them."""
     budget_name, account_id = physical_name(name, inputs), inputs.get("accountId", clients.account_id)
     request: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
 
 # docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutMetricAlarm.html
@@ -27,7 +27,7 @@ _ALARM = {
 }
 
 
-def log_group(clients: Clients, name: str, inputs: Inputs) -> Created:
+def log_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:cloudwatch/logGroup:LogGroup."""
     logs, group_name = clients("logs"), physical_name(name, inputs)
     names = {"kmsKeyId": "kmsKeyId", "tags": "tags", "logGroupClass": "logGroupClass"}
@@ -39,7 +39,7 @@ def log_group(clients: Clients, name: str, inputs: Inputs) -> Created:
     return group_name, with_tags_all(outputs, name=group_name, arn=arn)
 
 
-def metric_alarm(clients: Clients, name: str, inputs: Inputs) -> Created:
+def metric_alarm(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:cloudwatch/metricAlarm:MetricAlarm, of one metric or of an expression over several."""
     alarm_name = physical_name(name, inputs)
     request = {"AlarmName": alarm_name, **picked(inputs, _ALARM)}
@@ -76,7 +76,7 @@ def _metric_query(query: Inputs) -> dict[str, Any]:
     return request
 
 
-def dashboard(clients: Clients, name: str, inputs: Inputs) -> Created:
+def dashboard(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:cloudwatch/dashboard:Dashboard; moto checks nothing of its body but that it is JSON."""
     dashboard_name = physical_name(name, inputs, "dashboardName")
     clients("cloudwatch").put_dashboard(DashboardName=dashboard_name, DashboardBody=inputs["dashboardBody"])

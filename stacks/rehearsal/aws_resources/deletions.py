@@ -5,33 +5,33 @@ Read from terraform-provider-aws, whose code Pulumi's provider runs: the ``Delet
 
 from collections.abc import Callable, Mapping
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.records import Registration
 
-Deleter = Callable[[Clients, Registration], None]
+Deleter = Callable[[RegionClients, Registration], None]
 
 
 def call(service: str, operation: str, **parameters: str) -> Deleter:
     """One call; each parameter names an output of the resource, or ``id``."""
 
-    def delete(clients: Clients, resource: Registration) -> None:
+    def delete(clients: RegionClients, resource: Registration) -> None:
         known = {**resource.inputs, **resource.outputs, "id": resource.id}
         getattr(clients(service), operation)(**{name: known[key] for name, key in parameters.items()})
 
     return delete
 
 
-def nothing(_: Clients, __: Registration) -> None:
+def nothing(_: RegionClients, __: Registration) -> None:
     """The provider only forgets it."""
 
 
-def suspend_versions(clients: Clients, resource: Registration) -> None:
+def suspend_versions(clients: RegionClients, resource: Registration) -> None:
     """Versions cannot be switched off again: the provider suspends them."""
     suspended = {"Status": "Suspended"}
     clients("s3").put_bucket_versioning(Bucket=resource.id, VersioningConfiguration=suspended)
 
 
-def delete_every_version(clients: Clients, resource: Registration) -> None:
+def delete_every_version(clients: RegionClients, resource: Registration) -> None:
     """aws:s3/bucketObjectv2: all versions of the key."""
     s3, bucket, key = clients("s3"), resource.inputs["bucket"], resource.inputs["key"]
     for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=key):
@@ -40,25 +40,25 @@ def delete_every_version(clients: Clients, resource: Registration) -> None:
                 s3.delete_object(Bucket=bucket, Key=key, VersionId=version["VersionId"])
 
 
-def schedule_key_deletion(clients: Clients, resource: Registration) -> None:
+def schedule_key_deletion(clients: RegionClients, resource: Registration) -> None:
     """A key waits for days before it is gone, and cannot be used meanwhile."""
     days = resource.inputs.get("deletionWindowInDays", 30)
     clients("kms").schedule_key_deletion(KeyId=resource.id, PendingWindowInDays=days)
 
 
-def drain_and_delete(clients: Clients, resource: Registration) -> None:
+def drain_and_delete(clients: RegionClients, resource: Registration) -> None:
     """The provider empties a group, protected instances included, and deletes it when they are gone."""
     autoscaling, name = clients("autoscaling"), resource.id
     autoscaling.update_auto_scaling_group(AutoScalingGroupName=name, MinSize=0, MaxSize=0, DesiredCapacity=0)
     autoscaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
 
 
-def delete_service_linked_role(clients: Clients, resource: Registration) -> None:
+def delete_service_linked_role(clients: RegionClients, resource: Registration) -> None:
     """A task of IAM's own; moto has none, and knows the role as any other."""
     clients("iam").delete_role(RoleName=resource.outputs["name"])
 
 
-def delete_role(clients: Clients, resource: Registration) -> None:
+def delete_role(clients: RegionClients, resource: Registration) -> None:
     """With whatever is still attached to it."""
     iam, name = clients("iam"), resource.id
     for policy in iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]:
@@ -68,7 +68,7 @@ def delete_role(clients: Clients, resource: Registration) -> None:
     iam.delete_role(RoleName=name)
 
 
-def delete_instance_profile(clients: Clients, resource: Registration) -> None:
+def delete_instance_profile(clients: RegionClients, resource: Registration) -> None:
     """Empty first: IAM refuses a profile with a role."""
     iam, name = clients("iam"), resource.id
     for role in iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Roles"]:
@@ -76,14 +76,14 @@ def delete_instance_profile(clients: Clients, resource: Registration) -> None:
     iam.delete_instance_profile(InstanceProfileName=name)
 
 
-def delete_internet_gateway(clients: Clients, resource: Registration) -> None:
+def delete_internet_gateway(clients: RegionClients, resource: Registration) -> None:
     """Detached from its network first."""
     ec2 = clients("ec2")
     ec2.detach_internet_gateway(InternetGatewayId=resource.id, VpcId=resource.inputs["vpcId"])
     ec2.delete_internet_gateway(InternetGatewayId=resource.id)
 
 
-def disassociate(clients: Clients, resource: Registration) -> None:
+def disassociate(clients: RegionClients, resource: Registration) -> None:
     """A subnet goes back to the main table."""
     clients("ec2").disassociate_route_table(AssociationId=resource.id)
 
@@ -91,7 +91,7 @@ def disassociate(clients: Clients, resource: Registration) -> None:
 def revoke(direction: str) -> Deleter:
     """One rule of a security group, by its id."""
 
-    def delete(clients: Clients, resource: Registration) -> None:
+    def delete(clients: RegionClients, resource: Registration) -> None:
         act = getattr(clients("ec2"), f"revoke_security_group_{direction}")
         act(GroupId=resource.inputs["securityGroupId"], SecurityGroupRuleIds=[resource.id])
 
@@ -101,25 +101,25 @@ def revoke(direction: str) -> Deleter:
 def listed(service: str, operation: str, parameter: str) -> Deleter:
     """One call that takes a list of ids."""
 
-    def delete(clients: Clients, resource: Registration) -> None:
+    def delete(clients: RegionClients, resource: Registration) -> None:
         getattr(clients(service), operation)(**{parameter: [resource.id]})
 
     return delete
 
 
-def delete_role_policy(clients: Clients, resource: Registration) -> None:
+def delete_role_policy(clients: RegionClients, resource: Registration) -> None:
     """A policy inside a role."""
     role, _, name = resource.id.partition(":")
     clients("iam").delete_role_policy(RoleName=role, PolicyName=name)
 
 
-def delete_schedule(clients: Clients, resource: Registration) -> None:
+def delete_schedule(clients: RegionClients, resource: Registration) -> None:
     """Its id is ``group/name``."""
     group, _, name = resource.id.partition("/")
     clients("scheduler").delete_schedule(GroupName=group, Name=name)
 
 
-def remove_target(clients: Clients, resource: Registration) -> None:
+def remove_target(clients: RegionClients, resource: Registration) -> None:
     """One target of a rule."""
     clients("events").remove_targets(Rule=resource.inputs["rule"], Ids=[resource.outputs["targetId"]])
 

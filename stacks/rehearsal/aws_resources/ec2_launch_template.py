@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stacks.rehearsal.aws_resources.ec2_tags import tag_specifications
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked, tag_list, with_tags_all
 
 # Inputs that the API takes as they are, under its own name.
@@ -31,7 +31,7 @@ _NESTED = {
 }
 
 
-def launch_template(clients: Clients, name: str, inputs: Inputs) -> Created:
+def launch_template(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:ec2/launchTemplate:LaunchTemplate."""
     template_name = physical_name(name, inputs)
     made = clients("ec2").create_launch_template(

@@ -1,11 +1,11 @@
 """Networks in moto: VPCs, subnets, gateways, addresses, routes, endpoints, flow logs."""
 
 from stacks.rehearsal.aws_resources.ec2_tags import tag_specifications
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, picked, with_tags_all
 
 
-def vpc(clients: Clients, _: str, inputs: Inputs) -> Created:
+def vpc(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/vpc:Vpc."""
     ec2 = clients("ec2")
     names = {"CidrBlock": "cidrBlock", "InstanceTenancy": "instanceTenancy"}
@@ -32,7 +32,7 @@ def vpc(clients: Clients, _: str, inputs: Inputs) -> Created:
     )
 
 
-def subnet(clients: Clients, _: str, inputs: Inputs) -> Created:
+def subnet(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/subnet:Subnet."""
     names = {
         "VpcId": "vpcId",
@@ -55,7 +55,7 @@ def subnet(clients: Clients, _: str, inputs: Inputs) -> Created:
     )
 
 
-def internet_gateway(clients: Clients, _: str, inputs: Inputs) -> Created:
+def internet_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/internetGateway:InternetGateway."""
     ec2 = clients("ec2")
     made = ec2.create_internet_gateway(**tag_specifications("internet-gateway", inputs))["InternetGateway"]
@@ -66,7 +66,7 @@ def internet_gateway(clients: Clients, _: str, inputs: Inputs) -> Created:
     return identifier, with_tags_all(inputs, arn=arn, ownerId=clients.account_id)
 
 
-def eip(clients: Clients, _: str, inputs: Inputs) -> Created:
+def eip(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/eip:Eip."""
     tags = tag_specifications("elastic-ip", inputs)
     made = clients("ec2").allocate_address(**picked(inputs, {"Domain": "domain"}), **tags)
@@ -79,7 +79,7 @@ def eip(clients: Clients, _: str, inputs: Inputs) -> Created:
     )
 
 
-def nat_gateway(clients: Clients, _: str, inputs: Inputs) -> Created:
+def nat_gateway(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/natGateway:NatGateway."""
     names = {"SubnetId": "subnetId", "AllocationId": "allocationId", "ConnectivityType": "connectivityType"}
     made = clients("ec2").create_nat_gateway(
@@ -95,7 +95,7 @@ def nat_gateway(clients: Clients, _: str, inputs: Inputs) -> Created:
     )
 
 
-def route_table(clients: Clients, _: str, inputs: Inputs) -> Created:
+def route_table(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/routeTable:RouteTable, with the routes written inside it."""
     made = clients("ec2").create_route_table(
         VpcId=inputs["vpcId"], **tag_specifications("route-table", inputs)
@@ -107,13 +107,13 @@ def route_table(clients: Clients, _: str, inputs: Inputs) -> Created:
     return identifier, with_tags_all(inputs, arn=arn, ownerId=clients.account_id)
 
 
-def route(clients: Clients, _: str, inputs: Inputs) -> Created:
+def route(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/route:Route."""
     destination = _add_route(clients, inputs["routeTableId"], inputs)
     return f"r-{inputs['routeTableId']}-{destination}", {**inputs, "origin": "CreateRoute", "state": "active"}
 
 
-def _add_route(clients: Clients, table_id: str, inputs: Inputs) -> str:
+def _add_route(clients: RegionClients, table_id: str, inputs: Inputs) -> str:
     names = {
         "DestinationCidrBlock": "destinationCidrBlock",
         "DestinationIpv6CidrBlock": "destinationIpv6CidrBlock",
@@ -130,14 +130,14 @@ def _add_route(clients: Clients, table_id: str, inputs: Inputs) -> str:
     return next(str(value) for key, value in request.items() if key.startswith("Destination"))
 
 
-def route_table_association(clients: Clients, _: str, inputs: Inputs) -> Created:
+def route_table_association(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/routeTableAssociation:RouteTableAssociation."""
     names = {"RouteTableId": "routeTableId", "SubnetId": "subnetId", "GatewayId": "gatewayId"}
     made = clients("ec2").associate_route_table(**picked(inputs, names))
     return made["AssociationId"], inputs
 
 
-def vpc_endpoint(clients: Clients, _: str, inputs: Inputs) -> Created:
+def vpc_endpoint(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/vpcEndpoint:VpcEndpoint, gateway or interface."""
     names = {
         "VpcId": "vpcId",
@@ -171,7 +171,7 @@ def vpc_endpoint(clients: Clients, _: str, inputs: Inputs) -> Created:
     return identifier, with_tags_all(inputs, **computed)
 
 
-def flow_log(clients: Clients, _: str, inputs: Inputs) -> Created:
+def flow_log(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/flowLog:FlowLog of a VPC, a subnet or a network interface."""
     kinds = {"vpcId": "VPC", "subnetId": "Subnet", "eniId": "NetworkInterface"}
     key = next(key for key in kinds if key in inputs)

@@ -3,11 +3,11 @@
 from typing import Any
 
 from stacks.rehearsal.aws_resources.ec2_tags import tag_specifications
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, with_tags_all
 
 
-def security_group(clients: Clients, name: str, inputs: Inputs) -> Created:
+def security_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:ec2/securityGroup:SecurityGroup.
 
     The provider removes the egress rule to anywhere that AWS puts into every new group; so does this.
@@ -34,7 +34,7 @@ def security_group(clients: Clients, name: str, inputs: Inputs) -> Created:
     )
 
 
-def default_security_group(clients: Clients, _: str, inputs: Inputs) -> Created:
+def default_security_group(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:ec2/defaultSecurityGroup:DefaultSecurityGroup: adopts the VPC's own group and empties it."""
     ec2 = clients("ec2")
     filters = [{"Name": "vpc-id", "Values": [inputs["vpcId"]]}, {"Name": "group-name", "Values": ["default"]}]
@@ -51,17 +51,17 @@ def default_security_group(clients: Clients, _: str, inputs: Inputs) -> Created:
     )
 
 
-def ingress_rule(clients: Clients, _: str, inputs: Inputs) -> Created:
+def ingress_rule(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule."""
     return _standalone(clients, inputs, "ingress")
 
 
-def egress_rule(clients: Clients, _: str, inputs: Inputs) -> Created:
+def egress_rule(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule."""
     return _standalone(clients, inputs, "egress")
 
 
-def _standalone(clients: Clients, inputs: Inputs, direction: str) -> Created:
+def _standalone(clients: RegionClients, inputs: Inputs, direction: str) -> Created:
     authorize = getattr(clients("ec2"), f"authorize_security_group_{direction}")
     made = authorize(
         GroupId=inputs["securityGroupId"],
@@ -106,7 +106,7 @@ def _inline_permission(group_id: str, rule: Inputs) -> dict[str, Any]:
     }
 
 
-def _empty(clients: Clients, group_id: str) -> None:
+def _empty(clients: RegionClients, group_id: str) -> None:
     ec2 = clients("ec2")
     group = ec2.describe_security_groups(GroupIds=[group_id])["SecurityGroups"][0]
     if group["IpPermissionsEgress"]:

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked, tag_list, with_tags_all
 
 DEFAULT_GROUP = "default"
 
 
-def rule(clients: Clients, name: str, inputs: Inputs) -> Created:
+def rule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:cloudwatch/eventRule:EventRule."""
     names = {
         "Description": "description",
@@ -24,7 +24,7 @@ def rule(clients: Clients, name: str, inputs: Inputs) -> Created:
     return rule_name, with_tags_all(inputs, name=rule_name, arn=made["RuleArn"])
 
 
-def target(clients: Clients, name: str, inputs: Inputs) -> Created:
+def target(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:cloudwatch/eventTarget:EventTarget."""
     target_id = physical_name(name, inputs, "targetId")
     names = {"Arn": "arn", "RoleArn": "roleArn", "Input": "input", "InputPath": "inputPath"}
@@ -36,7 +36,7 @@ def target(clients: Clients, name: str, inputs: Inputs) -> Created:
     return f"{inputs['rule']}-{target_id}", {**inputs, "targetId": target_id}
 
 
-def schedule(clients: Clients, name: str, inputs: Inputs) -> Created:
+def schedule(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:scheduler/schedule:Schedule."""
     names = {
         "GroupName": "groupName",
@@ -58,7 +58,7 @@ def schedule(clients: Clients, name: str, inputs: Inputs) -> Created:
     return identifier, {**outputs, "name": schedule_name, "arn": made["ScheduleArn"]}
 
 
-def schedule_group(clients: Clients, name: str, inputs: Inputs) -> Created:
+def schedule_group(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:scheduler/scheduleGroup:ScheduleGroup."""
     group_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
 
 _EFS = {
@@ -33,7 +33,7 @@ _LUSTRE = {
 MOUNT_NAME_LENGTH = 8
 
 
-def efs(clients: Clients, name: str, inputs: Inputs) -> Created:
+def efs(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:efs/fileSystem:FileSystem."""
     client = clients("efs")
     token = physical_name(name, inputs, "creationToken")
@@ -56,7 +56,7 @@ def efs(clients: Clients, name: str, inputs: Inputs) -> Created:
     )
 
 
-def mount_target(clients: Clients, _: str, inputs: Inputs) -> Created:
+def mount_target(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:efs/mountTarget:MountTarget."""
     names = {
         "FileSystemId": "fileSystemId",
@@ -80,14 +80,14 @@ def mount_target(clients: Clients, _: str, inputs: Inputs) -> Created:
     }
 
 
-def file_system_policy(clients: Clients, _: str, inputs: Inputs) -> Created:
+def file_system_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:efs/fileSystemPolicy:FileSystemPolicy."""
     identifier = inputs["fileSystemId"]
     clients("efs").put_file_system_policy(FileSystemId=identifier, Policy=inputs["policy"])
     return identifier, inputs
 
 
-def lustre(clients: Clients, name: str, inputs: Inputs) -> Created:
+def lustre(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:fsx/lustreFileSystem:LustreFileSystem; moto gives no mount name, so one follows from the name."""
     names = {
         "StorageCapacity": "storageCapacity",
@@ -116,7 +116,7 @@ def lustre(clients: Clients, name: str, inputs: Inputs) -> Created:
     )
 
 
-def _efs_dns_name(clients: Clients, identifier: str) -> str:
+def _efs_dns_name(clients: RegionClients, identifier: str) -> str:
     """docs.aws.amazon.com/efs/latest/ug/mounting-fs-mount-cmd-dns-name.html."""
     return f"{identifier}.efs.{clients.region}.amazonaws.com"
 

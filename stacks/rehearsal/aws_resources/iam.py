@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
 
 
-def role(clients: Clients, name: str, inputs: Inputs) -> Created:
+def role(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:iam/role:Role."""
     names = {
         "AssumeRolePolicyDocument": "assumeRolePolicy",
@@ -25,7 +25,7 @@ def role(clients: Clients, name: str, inputs: Inputs) -> Created:
     return role_name, with_tags_all(inputs, name=role_name, **_facts(made, "RoleId"))
 
 
-def service_linked_role(clients: Clients, _: str, inputs: Inputs) -> Created:
+def service_linked_role(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:iam/serviceLinkedRole:ServiceLinkedRole; the service's name and the suffix make its name."""
     names = {"AWSServiceName": "awsServiceName", "CustomSuffix": "customSuffix", "Description": "description"}
     iam = clients("iam")
@@ -36,7 +36,7 @@ def service_linked_role(clients: Clients, _: str, inputs: Inputs) -> Created:
     return made["Arn"], with_tags_all(inputs, name=made["RoleName"], path=made["Path"], **facts)
 
 
-def role_policy(clients: Clients, name: str, inputs: Inputs) -> Created:
+def role_policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:iam/rolePolicy:RolePolicy."""
     policy_name = physical_name(name, inputs)
     clients("iam").put_role_policy(
@@ -45,7 +45,7 @@ def role_policy(clients: Clients, name: str, inputs: Inputs) -> Created:
     return f"{inputs['role']}:{policy_name}", {**inputs, "name": policy_name}
 
 
-def policy(clients: Clients, name: str, inputs: Inputs) -> Created:
+def policy(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:iam/policy:Policy."""
     names = {"PolicyDocument": "policy", "Path": "path", "Description": "description"}
     policy_name = physical_name(name, inputs)
@@ -55,13 +55,13 @@ def policy(clients: Clients, name: str, inputs: Inputs) -> Created:
     return made["Arn"], with_tags_all(inputs, name=policy_name, **computed)
 
 
-def role_policy_attachment(clients: Clients, name: str, inputs: Inputs) -> Created:
+def role_policy_attachment(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:iam/rolePolicyAttachment:RolePolicyAttachment."""
     clients("iam").attach_role_policy(RoleName=inputs["role"], PolicyArn=inputs["policyArn"])
     return physical_name(name, {}), inputs
 
 
-def instance_profile(clients: Clients, name: str, inputs: Inputs) -> Created:
+def instance_profile(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:iam/instanceProfile:InstanceProfile."""
     iam = clients("iam")
     profile_name = physical_name(name, inputs)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
 
 
-def key(clients: Clients, _: str, inputs: Inputs) -> Created:
+def key(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:kms/key:Key; moto keeps that it rotates but not how often, which the registration does."""
     names = {
         "Description": "description",
@@ -31,7 +31,7 @@ def key(clients: Clients, _: str, inputs: Inputs) -> Created:
     return made["KeyId"], with_tags_all({"description": made["Description"]} | inputs, **computed)
 
 
-def alias(clients: Clients, name: str, inputs: Inputs) -> Created:
+def alias(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:kms/alias:Alias."""
     alias_name = physical_name(name, inputs)
     if not alias_name.startswith("alias/"):

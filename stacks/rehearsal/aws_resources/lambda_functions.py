@@ -3,7 +3,7 @@
 from typing import Any
 
 from stacks.rehearsal.archives import zip_bytes
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked, with_tags_all
 
 _FUNCTION = {
@@ -29,7 +29,7 @@ _NESTED = {
 }
 
 
-def function(clients: Clients, name: str, inputs: Inputs) -> Created:
+def function(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:lambda/function:Function, with its code as a zip."""
     function_name, client = physical_name(name, inputs), clients("lambda")
     request: dict[str, Any] = {
@@ -60,13 +60,13 @@ def function(clients: Clients, name: str, inputs: Inputs) -> Created:
     )
 
 
-def _invoke_arn(clients: Clients, arn: str) -> str:
+def _invoke_arn(clients: RegionClients, arn: str) -> str:
     """What API Gateway calls: docs.aws.amazon.com/apigateway/latest/developerguide."""
     path = f"path/2015-03-31/functions/{arn}/invocations"
     return f"arn:{clients.partition}:apigateway:{clients.region}:lambda:{path}"
 
 
-def permission(clients: Clients, name: str, inputs: Inputs) -> Created:
+def permission(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:lambda/permission:Permission."""
     names = {
         "Action": "action",
@@ -81,7 +81,7 @@ def permission(clients: Clients, name: str, inputs: Inputs) -> Created:
     return statement_id, {**inputs, "statementId": statement_id}
 
 
-def event_invoke_config(clients: Clients, _: str, inputs: Inputs) -> Created:
+def event_invoke_config(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig."""
     names = {
         "FunctionName": "functionName",

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
 
 _TOPIC = {
@@ -30,7 +30,7 @@ _QUEUE = {
 }
 
 
-def topic(clients: Clients, name: str, inputs: Inputs) -> Created:
+def topic(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:sns/topic:Topic."""
     topic_name = physical_name(name, inputs)
     tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
@@ -39,14 +39,14 @@ def topic(clients: Clients, name: str, inputs: Inputs) -> Created:
     return arn, with_tags_all(inputs, name=topic_name, arn=arn, owner=clients.account_id)
 
 
-def topic_policy(clients: Clients, _: str, inputs: Inputs) -> Created:
+def topic_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:sns/topicPolicy:TopicPolicy."""
     arn = inputs["arn"]
     clients("sns").set_topic_attributes(TopicArn=arn, AttributeName="Policy", AttributeValue=inputs["policy"])
     return arn, {**inputs, "owner": clients.account_id}
 
 
-def topic_subscription(clients: Clients, _: str, inputs: Inputs) -> Created:
+def topic_subscription(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:sns/topicSubscription:TopicSubscription; an address must confirm, which moto never asks."""
     names = {"TopicArn": "topic", "Protocol": "protocol", "Endpoint": "endpoint"}
     filters = _texts(picked(inputs, _FILTER))
@@ -61,7 +61,7 @@ def topic_subscription(clients: Clients, _: str, inputs: Inputs) -> Created:
     return arn, {**inputs, **computed, "confirmationWasAuthenticated": not by_mail}
 
 
-def queue(clients: Clients, name: str, inputs: Inputs) -> Created:
+def queue(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:sqs/queue:Queue."""
     queue_name = physical_name(name, inputs)
     tags = picked(inputs, {"tags": "tags"})
@@ -72,7 +72,7 @@ def queue(clients: Clients, name: str, inputs: Inputs) -> Created:
     return url, with_tags_all(inputs, name=queue_name, url=url, arn=clients.arn("sqs", queue_name))
 
 
-def queue_policy(clients: Clients, _: str, inputs: Inputs) -> Created:
+def queue_policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:sqs/queuePolicy:QueuePolicy."""
     url = inputs["queueUrl"]
     clients("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": inputs["policy"]})

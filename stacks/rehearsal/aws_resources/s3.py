@@ -3,14 +3,14 @@
 from typing import Any
 
 from stacks.rehearsal.archives import asset_bytes
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, pascal, physical_name, picked, tag_list, with_tags_all
 
 # The one region whose buckets must not name it: docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html
 UNNAMED_REGION = "us-east-1"
 
 
-def bucket(clients: Clients, name: str, inputs: Inputs) -> Created:
+def bucket(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:s3/bucket:Bucket."""
     s3, region = clients("s3"), clients.region
     bucket_name = physical_name(name, inputs, "bucket")
@@ -30,7 +30,7 @@ def bucket(clients: Clients, name: str, inputs: Inputs) -> Created:
     )
 
 
-def public_access_block(clients: Clients, _: str, inputs: Inputs) -> Created:
+def public_access_block(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock."""
     names = {
         "BlockPublicAcls": "blockPublicAcls",
@@ -44,7 +44,7 @@ def public_access_block(clients: Clients, _: str, inputs: Inputs) -> Created:
     return inputs["bucket"], inputs
 
 
-def ownership_controls(clients: Clients, _: str, inputs: Inputs) -> Created:
+def ownership_controls(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:s3/bucketOwnershipControls:BucketOwnershipControls."""
     clients("s3").put_bucket_ownership_controls(
         Bucket=inputs["bucket"], OwnershipControls={"Rules": [pascal(inputs["rule"])]}
@@ -52,7 +52,7 @@ def ownership_controls(clients: Clients, _: str, inputs: Inputs) -> Created:
     return inputs["bucket"], inputs
 
 
-def encryption(clients: Clients, _: str, inputs: Inputs) -> Created:
+def encryption(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration."""
     names = {"SSEAlgorithm": "sseAlgorithm", "KMSMasterKeyID": "kmsMasterKeyId"}
     rules = [
@@ -68,14 +68,14 @@ def encryption(clients: Clients, _: str, inputs: Inputs) -> Created:
     return inputs["bucket"], inputs
 
 
-def versioning(clients: Clients, _: str, inputs: Inputs) -> Created:
+def versioning(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:s3/bucketVersioning:BucketVersioning."""
     configuration = {"Status": inputs["versioningConfiguration"]["status"]}
     clients("s3").put_bucket_versioning(Bucket=inputs["bucket"], VersioningConfiguration=configuration)
     return inputs["bucket"], inputs
 
 
-def lifecycle(clients: Clients, _: str, inputs: Inputs) -> Created:
+def lifecycle(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration."""
     clients("s3").put_bucket_lifecycle_configuration(
         Bucket=inputs["bucket"],
@@ -93,13 +93,13 @@ def _lifecycle_rule(rule: Inputs) -> dict[str, Any]:
     return {"ID": rule["id"]} | request
 
 
-def policy(clients: Clients, _: str, inputs: Inputs) -> Created:
+def policy(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:s3/bucketPolicy:BucketPolicy."""
     clients("s3").put_bucket_policy(Bucket=inputs["bucket"], Policy=inputs["policy"])
     return inputs["bucket"], inputs
 
 
-def stored_object(clients: Clients, _: str, inputs: Inputs) -> Created:
+def stored_object(clients: RegionClients, _: str, inputs: Inputs) -> Created:
     """aws:s3/bucketObjectv2:BucketObjectv2, of an asset or a text."""
     body = inputs["content"].encode() if "content" in inputs else asset_bytes(inputs["source"])
     names = {"ServerSideEncryption": "serverSideEncryption", "SSEKMSKeyId": "kmsKeyId"}

@@ -1,10 +1,10 @@
 """Parameters in moto."""
 
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
 
 
-def parameter(clients: Clients, name: str, inputs: Inputs) -> Created:
+def parameter(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     """aws:ssm/parameter:Parameter."""
     names = {
         "Type": "type",

@@ -19,7 +19,7 @@ from image.reaper.times import format_time, parse_time
 from stacks import naming
 from stacks.rehearsal import instances, sweeps
 from stacks.rehearsal.bucket_policies import conditions_left_out
-from stacks.rehearsal.clients import Clients
+from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.metadata import MetadataService, metadata_service
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
@@ -60,7 +60,7 @@ class Aws:
         function: the sweep's, unpacked from the archive that the stack registered.
     """
 
-    clients: Clients
+    clients: RegionClients
     rehearsed: Rehearsed
     metadata: MetadataService
     front: Front
@@ -181,7 +181,7 @@ class Aws:
 def aws_account(folder: Path) -> Iterator[Aws]:
     """Run the real program against moto, let its group launch one instance, open the endpoints."""
     with moto_server(REGION) as endpoint, metadata_service() as metadata, conditions_left_out():
-        clients = Clients(REGION)
+        clients = RegionClients(REGION)
         rehearsed = run_program(STACK, clients=clients)
         buckets = [uri.removeprefix("s3://") for uri in rehearsed.outputs["bucket_uris"].values()]
         hosts = (
@@ -204,7 +204,7 @@ def aws_account(folder: Path) -> Iterator[Aws]:
             yield account
 
 
-def _launched(clients: Clients, rehearsed: Rehearsed) -> instances.LaunchedInstance:
+def _launched(clients: RegionClients, rehearsed: Rehearsed) -> instances.LaunchedInstance:
     """The instance that the pool's group launches when somebody asks it for one."""
     (group,) = rehearsed.outputs["group_names"][POOL]
     clients("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.checkpoint.manager import place_of_checkpoints
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 
 POLL_S = 1.0
@@ -26,7 +26,7 @@ class Guard:
         """`uri` as checkpoint.uri: empty is the stack's bucket, and none elsewhere."""
         self.directory = Path(directory)
         place = place_of_checkpoints(uri, "", self.directory)
-        self._sync = FolderSync(self.directory, Store(place)) if place else None
+        self._sync = FolderSync(self.directory, CheckpointStore(place)) if place else None
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
 

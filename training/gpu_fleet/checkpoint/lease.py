@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Self
 
 from gpu_fleet import outcome
-from gpu_fleet.checkpoint.store import RENEWAL, LeaseKey, Store
-from gpu_fleet.errors import LeaseError, StoreError
+from gpu_fleet.checkpoint.store import RENEWAL, CheckpointStore, LeaseKey
+from gpu_fleet.errors import RunLeaseError, StoreError
 
 RENEW_EVERY_S = 20.0
 TAKEN_OVER_AFTER_S = 90.0  # four renewals may fail; an instance takes longer to be replaced
@@ -67,12 +67,12 @@ def _runs(process: int) -> bool:
     return True
 
 
-class Lease:
+class RunLease:
     """Held from `acquire` to `release`; a thread renews it."""
 
     def __init__(
         self,
-        store: Store,
+        store: CheckpointStore,
         holder: Holder,
         *,
         sleep: Callable[[float], None] = time.sleep,
@@ -92,12 +92,12 @@ class Lease:
             self._sleep(LOOK_EVERY_S)
             later = self._store.newest_lease()
             if later is not None and later.changed_at != found.changed_at and not self._is_free(later):
-                raise LeaseError(self._refusal(later))
+                raise RunLeaseError(self._refusal(later))
             found = later
         self._number = found.number + 1 if found else 1
         name = self._store.claim_lease(self._number, self._content())
         if name is None:
-            raise LeaseError(
+            raise RunLeaseError(
                 f"{self._store.uri}: another process has just begun this run; choose another name"
             )
         self._name = name
@@ -120,7 +120,7 @@ class Lease:
         """Raises LeaseError when another process has taken the run over: this one may write no more."""
         newest = self._store.newest_lease()
         if newest is not None and newest.number > self._number:
-            raise LeaseError(
+            raise RunLeaseError(
                 f"{self._store.uri} was taken over by {_holder(newest) or 'another process'}, as nothing was "
                 f"heard of this one for {TAKEN_OVER_AFTER_S:.0f} s; this process saves no more"
             )

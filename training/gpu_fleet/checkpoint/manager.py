@@ -9,9 +9,9 @@ from typing import IO
 from gpu_fleet import config, instance, outcome, own
 from gpu_fleet import identity as identities
 from gpu_fleet.checkpoint import local, restore, sharded
-from gpu_fleet.checkpoint.lease import Holder, Lease
+from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import STATE, Saver
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import of_world
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.identity import Identity
@@ -66,7 +66,7 @@ def fetch_code(settings: config.Config) -> None:
     if (folder / own.FOLDER).exists() or not own.is_named(settings):
         return
     uri = location(settings)
-    store = Store(uri, settings.checkpoint.endpoint) if uri else None
+    store = CheckpointStore(uri, settings.checkpoint.endpoint) if uri else None
     for step in reversed(store.steps() if store else []):
         assert store is not None
         if (packed := store.read(step, own.ARCHIVE)) is not None:
@@ -92,9 +92,11 @@ class Checkpoints:
         self._identity, self._code = identity, code
         self._root = Path(settings.run.directory) / FOLDER
         uri = location(settings)
-        self._store = where.together(lambda: Store(uri, settings.checkpoint.endpoint)) if uri else None
+        self._store = (
+            where.together(lambda: CheckpointStore(uri, settings.checkpoint.endpoint)) if uri else None
+        )
         self._lock: IO[str] | None = None  # held by rank 0 for as long as it lives
-        self._lease = Lease(self._store, Holder.this()) if self._store and where.leads else None
+        self._lease = RunLease(self._store, Holder.this()) if self._store and where.leads else None
         where.on_first(self._check_writable)
         self._layout = local.WHOLE if settings.parallel.strategy == "ddp" else local.SHARDED
         self._shared = self._layout == local.WHOLE or self._is_shared()
@@ -186,7 +188,7 @@ class Checkpoints:
         former = former_location(self._settings)
         if self._store is None or not former:
             return
-        if steps := Store(former, self._settings.checkpoint.endpoint).steps():
+        if steps := CheckpointStore(former, self._settings.checkpoint.endpoint).steps():
             raise CheckpointError(
                 f"{former} has checkpoints of an earlier trainer, up to step {steps[-1]}; they now belong "
                 f"into {self._store.uri}: set checkpoint.uri = {former} to go on with them, or choose "
@@ -199,7 +201,9 @@ class Checkpoints:
         if before is None:
             return
         root, uri = Path(before.run.directory) / FOLDER, location(before)
-        store = self._where.together(lambda: Store(uri, before.checkpoint.endpoint)) if uri else None
+        store = (
+            self._where.together(lambda: CheckpointStore(uri, before.checkpoint.endpoint)) if uri else None
+        )
         manifest = restore.newest_whole(self._where, root, store)
         if manifest is None:
             raise CheckpointError(

@@ -10,7 +10,7 @@ from botocore.credentials import CredentialProvider, RefreshableCredentials
 
 from gpu_fleet import instance
 from gpu_fleet.errors import CheckpointError, LaunchError
-from gpu_fleet.pool.identity import Metadata
+from gpu_fleet.pool.identity import MetadataClient
 
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss: from inside,
 # which is free, needs no way out of the network, and is open to accounts that the public name refuses.
@@ -60,7 +60,7 @@ class RoleKeys(CredentialProvider):
 def role_keys() -> dict[str, str]:
     """The present keys of the role, as botocore names their parts."""
     try:
-        told = Metadata("alicloud").role_keys()
+        told = MetadataClient("alicloud").role_keys()
         return {
             "access_key": told["AccessKeyId"],
             "secret_key": told["AccessKeySecret"],

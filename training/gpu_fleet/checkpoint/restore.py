@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, StoreError
 from gpu_fleet.parallel.world import World
 
@@ -18,7 +18,7 @@ PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
 log = logging.getLogger(__name__)
 
 
-def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifest | None:
+def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> local.Manifest | None:
     """Brings the newest checkpoint that verifies on every instance into `root`; None when there is none.
 
     One process of each instance looks; damaged checkpoints are named in the log and passed over. Raises
@@ -45,7 +45,7 @@ def newest_whole(where: World, root: Path, store: Store | None) -> local.Manifes
         damaged.add(step)
 
 
-def begin_anew(where: World, root: Path, store: Store | None) -> None:
+def begin_anew(where: World, root: Path, store: CheckpointStore | None) -> None:
     """Takes what an earlier run left out of the count, or a later resume would take it for this run's.
 
     Raises CheckpointError where that is in an object store, in which nothing is renamed.
@@ -54,7 +54,7 @@ def begin_anew(where: World, root: Path, store: Store | None) -> None:
     where.together(lambda: _leave_earlier(root, None) if where.local_rank == 0 else None)
 
 
-def _leave_earlier(root: Path, store: Store | None) -> None:
+def _leave_earlier(root: Path, store: CheckpointStore | None) -> None:
     if store is not None and (uploaded := store.steps()):
         raise CheckpointError(
             f"checkpoint.resume = false: {store.uri} has checkpoints of an earlier run, up to step "
@@ -64,7 +64,7 @@ def _leave_earlier(root: Path, store: Store | None) -> None:
         local.set_aside(root / local.folder_name(step), "earlier")
 
 
-def _brought(where: World, step: int, root: Path, store: Store | None) -> bool:
+def _brought(where: World, step: int, root: Path, store: CheckpointStore | None) -> bool:
     """Whether every instance has a verified copy; rank 0 goes first, as `root` may be one folder for all."""
     first = where.on_first(lambda: _bring(step, root, store))
     spared = where.local_rank != 0 or where.leads
@@ -76,14 +76,14 @@ def _set_aside(root: Path, damaged: set[int]) -> None:
         local.set_aside(root / local.folder_name(step))
 
 
-def _steps_here(where: World, root: Path, store: Store | None) -> set[int] | None:
+def _steps_here(where: World, root: Path, store: CheckpointStore | None) -> set[int] | None:
     """The checkpoints within reach of this instance; None on all but one of its ranks."""
     if where.local_rank != 0:
         return None
     return set(local.steps(root)) | (set(store.steps()) if store else set())
 
 
-def _bring(step: int, root: Path, store: Store | None) -> bool:
+def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
     """Whether a verified copy of the checkpoint is in `root` now.
 
     Raises StoreError where the object store does not say: a bad quarter of an hour of the network must not

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from gpu_fleet.checkpoint import local, sharded
-from gpu_fleet.checkpoint.lease import Lease
-from gpu_fleet.checkpoint.store import Store
+from gpu_fleet.checkpoint.lease import RunLease
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.own import ARCHIVE
@@ -98,7 +98,7 @@ class AbandonedError(Exception):
     """Ends an upload from within, where a newer checkpoint has overtaken it."""
 
 
-class Line:
+class UploadProgress:
     """What is known of an upload while it runs; asked and told by two threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -136,7 +136,7 @@ def _give_way() -> None:
 
 
 @dataclass(frozen=True)
-class Job:
+class SaveJob:
     """One save on its way to the disk."""
 
     manifest: local.Manifest
@@ -160,9 +160,9 @@ class Saver:
     def __init__(
         self,
         root: Path,
-        store: Store | None,
+        store: CheckpointStore | None,
         keep: int,
-        lease: Lease | None = None,
+        lease: RunLease | None = None,
         team: Team | None = None,
         *,
         shared: bool = True,
@@ -177,7 +177,7 @@ class Saver:
         self._root, self._store, self._keep, self._code = root, store, keep, code
         self._lease, self._team, self._shared = lease, team, shared
         self._snapshot = Snapshot()
-        self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=1)
+        self._jobs: queue.Queue[SaveJob | None] = queue.Queue(maxsize=1)
         self._uploads: queue.Queue[Upload | None] = queue.Queue()
         self._idle = threading.Event()
         self._idle.set()
@@ -201,7 +201,7 @@ class Saver:
         """
         self.wait()
         self._idle.clear()
-        self._jobs.put(Job(manifest, self._snapshot.begin(state), written))
+        self._jobs.put(SaveJob(manifest, self._snapshot.begin(state), written))
 
     def upload_if_missing(self, manifest: local.Manifest) -> None:
         """Uploads a checkpoint that was found on this disk, and that the store may never have got."""
@@ -263,11 +263,11 @@ class Saver:
                 self._idle.set()
         self._uploads.put(None)
 
-    def _commit(self, job: Job) -> local.Manifest:
+    def _commit(self, job: SaveJob) -> local.Manifest:
         copied = job.copied()  # the training waits for this
         return politely(lambda: self._written(job, copied))
 
-    def _written(self, job: Job, copied: Any) -> local.Manifest:
+    def _written(self, job: SaveJob, copied: Any) -> local.Manifest:
         writers: dict[str, local.Writer] = {STATE: partial(torch.save, copied)}
         if self._code:
             writers[ARCHIVE] = lambda file: file.write(self._code)
@@ -286,7 +286,7 @@ class Saver:
         return self._commit_parts(job.manifest, team)
 
     def _write_part(
-        self, job: Job, writers: dict[str, local.Writer], team: Team
+        self, job: SaveJob, writers: dict[str, local.Writer], team: Team
     ) -> dict[str, local.FileRecord]:
         """Files of this rank, on this instance's disk."""
         assert job.written is not None
@@ -312,7 +312,7 @@ class Saver:
         """One upload at a time, until a newer checkpoint has to overtake it."""
         _give_way()  # and the threads that come from this one
         while (upload := self._newest()) is not None:
-            line = Line()
+            line = UploadProgress()
             running = threading.Thread(
                 target=self._upload_one, args=(upload, line), name="checkpoint-line", daemon=True
             )
@@ -320,7 +320,7 @@ class Saver:
             while running.is_alive() and not self._overtaken(upload, line):
                 running.join(LOOK_EVERY_S)
 
-    def _overtaken(self, upload: Upload, line: "Line") -> bool:
+    def _overtaken(self, upload: Upload, line: "UploadProgress") -> bool:
         """Whether the upload is given up: a newer checkpoint waits, and time is short or this one stands.
 
         One that hangs in a socket cannot be ended; it is left behind, and nobody waits for it.
@@ -352,7 +352,7 @@ class Saver:
         if not self._shared:
             shutil.rmtree(upload.folder, ignore_errors=True)
 
-    def _upload_one(self, upload: Upload, line: "Line") -> None:
+    def _upload_one(self, upload: Upload, line: "UploadProgress") -> None:
         step = upload.manifest.step
         try:
             self._bring_up(upload, line)
@@ -372,7 +372,7 @@ class Saver:
         self.uploaded_step = step
         self._after_upload(upload)
 
-    def _bring_up(self, upload: Upload, line: "Line") -> None:
+    def _bring_up(self, upload: Upload, line: "UploadProgress") -> None:
         """Files of this process; when all ranks have brought up theirs, rank 0 commits."""
         assert self._store is not None
         manifest, team = upload.manifest, upload.team

@@ -49,7 +49,7 @@ class LeaseKey:
     age_s: float
 
 
-class Store:
+class CheckpointStore:
     """The checkpoints under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
 
     def __init__(self, uri: str, endpoint: str = "") -> None:

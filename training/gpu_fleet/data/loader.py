@@ -58,7 +58,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """Which part of every step's samples this rank reads."""
 
     rank: int
@@ -126,7 +126,7 @@ class PairedReader:
         return self._reader[part].paired()
 
 
-def training_slices(order: SampleOrder, share: Share, position: int) -> Iterator[Slice]:
+def training_slices(order: SampleOrder, share: RankShare, position: int) -> Iterator[Slice]:
     """The micro-batches of a rank from `position` (samples consumed by all ranks) on, without end."""
     width = share.micro_batch
     # an epoch has an order of its own, so a block spans few of them, however small the data set
@@ -143,7 +143,7 @@ def training_slices(order: SampleOrder, share: Share, position: int) -> Iterator
         position += steps * share.batch_size
 
 
-def evaluation_slices(size: int, share: Share) -> Iterator[tuple[Slice, int]]:
+def evaluation_slices(size: int, share: RankShare) -> Iterator[tuple[Slice, int]]:
     """Micro-batches that cover [0, size) once over all ranks, and how many samples of each count.
 
     Every rank gets the same number of equal batches, so that collectives in the model stay in step;

@@ -20,7 +20,7 @@ from gpu_fleet.models.definitions import Facts, Logits, bert, gpt, gpt2, resnet5
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """One model of the registry."""
 
     data: tuple[str, ...]  # the kinds of data it takes
@@ -31,11 +31,11 @@ class Entry:
 PICTURES = ("images", "shards")
 OWN_DATA = "own"  # the kind of a user's own data set, which any model may take
 REGISTRY = {
-    "resnet_small": Entry(PICTURES, "Block", resnet_small),
-    "resnet50": Entry(PICTURES, "ResNetBottleNeckLayer", resnet50),
-    "bert": Entry(("text",), "BertLayer", bert),
-    "gpt": Entry(("tokens",), "LlamaDecoderLayer", gpt),
-    "gpt2": Entry(("tokens",), "GPT2Block", gpt2),
+    "resnet_small": ModelEntry(PICTURES, "Block", resnet_small),
+    "resnet50": ModelEntry(PICTURES, "ResNetBottleNeckLayer", resnet50),
+    "bert": ModelEntry(("text",), "BertLayer", bert),
+    "gpt": ModelEntry(("tokens",), "LlamaDecoderLayer", gpt),
+    "gpt2": ModelEntry(("tokens",), "GPT2Block", gpt2),
 }
 
 

@@ -24,7 +24,7 @@ class Passed(nn.Module):
         return hidden
 
 
-class Stage(nn.Module):
+class StageModule(nn.Module):
     """The part of a decoder on one rank. Its parameters keep the names they have in the whole model."""
 
     def __init__(self, decoder: nn.Module, place: int, count: int) -> None:
@@ -54,7 +54,9 @@ class Stage(nn.Module):
 class Pipeline(Spread):
     """Runs the micro-batches of a step through all stages; knows the loss on the last one."""
 
-    def __init__(self, stage: Stage, settings: config.Config, where: World, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, stage: StageModule, settings: config.Config, where: World, group: dist.ProcessGroup
+    ) -> None:
         self.other_layers: dist.ProcessGroup | None = group
         self._stage, self._settings, self._device, self._group = stage, settings, where.device, group
         self._rank, self._count = dist.get_rank(group), dist.get_world_size(group)
@@ -103,7 +105,7 @@ class Pipeline(Spread):
         return None
 
 
-def cut(model: nn.Module, settings: config.Config, where: World) -> tuple[Stage, Pipeline]:
+def cut(model: nn.Module, settings: config.Config, where: World) -> tuple[StageModule, Pipeline]:
     """The stage of this rank, and the pipeline it is part of; raises ParallelError when it cannot be cut."""
     decoder = decoder_of(model, settings)
     count, layers = settings.parallel.pipeline, len(decoder.model.layers)
@@ -117,7 +119,7 @@ def cut(model: nn.Module, settings: config.Config, where: World) -> tuple[Stage,
     mesh = init_device_mesh(
         where.device.type, (where.size // count, count), mesh_dim_names=("data", "pipeline")
     )
-    stage = Stage(decoder, mesh.get_local_rank("pipeline"), count)
+    stage = StageModule(decoder, mesh.get_local_rank("pipeline"), count)
     if mesh["data"].size() > 1:
         fully_shard_blocks(stage, settings, mesh["data"])
     return stage, Pipeline(stage, settings, where, mesh.get_group("pipeline"))

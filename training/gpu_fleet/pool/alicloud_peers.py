@@ -14,7 +14,7 @@ from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped] # the
 from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped] # the same
 
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.identity import Identity, Instance, Metadata
+from gpu_fleet.pool.identity import MetadataClient, PoolIdentity, ThisInstance
 from gpu_fleet.pool.members import in_order, members_in_service
 
 # inside the network, which need have no way out: the list of Auto Scaling's endpoints has one in every region
@@ -26,13 +26,13 @@ TIMEOUT_S = 20
 logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
-def alicloud_peers(identity: Identity, instance: Instance) -> list[str]:
+def alicloud_peers(identity: PoolIdentity, instance: ThisInstance) -> list[str]:
     """Private addresses of this instance's scaling group, itself among them, lowest first.
 
     One address when it belongs to no group. Raises LaunchError as its sister for AWS does. It asks what an
     instance may ask: ess:DescribeScalingInstances, with the credentials of its role.
     """
-    client = _client(identity.region, Metadata("alicloud").role_keys())
+    client = _client(identity.region, MetadataClient("alicloud").role_keys())
     own = list(_instances(identity, client, {"InstanceIds.1": instance.instance_id}))
     if not own:
         return [instance.address]
@@ -48,7 +48,7 @@ def _client(region: str, keys: Mapping[str, str]) -> Any:
     return AcsClient(region_id=region, credential=credential, connect_timeout=TIMEOUT_S, timeout=TIMEOUT_S)
 
 
-def _instances(identity: Identity, client: Any, wanted: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _instances(identity: PoolIdentity, client: Any, wanted: dict[str, str]) -> Iterator[dict[str, Any]]:
     """All pages of DescribeScalingInstances.
 
     https://www.alibabacloud.com/help/en/auto-scaling/developer-reference/api-ess-2022-02-22-describescalinginstances

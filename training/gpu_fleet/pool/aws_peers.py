@@ -8,13 +8,13 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.identity import Identity, Instance
+from gpu_fleet.pool.identity import PoolIdentity, ThisInstance
 from gpu_fleet.pool.members import in_order, members_in_service
 
 STATES_PER_CALL = 50  # of DescribeAutoScalingInstances
 
 
-def aws_peers(identity: Identity, instance: Instance) -> list[str]:
+def aws_peers(identity: PoolIdentity, instance: ThisInstance) -> list[str]:
     """Private addresses of this instance's group, itself among them, lowest first.
 
     One address when it belongs to no group. Raises LaunchError while members are still on their way in, when
@@ -30,7 +30,7 @@ def aws_peers(identity: Identity, instance: Instance) -> list[str]:
         return in_order([addresses[instance_id] for instance_id in members_in_service(members, instance)])
 
 
-def _memberships(identity: Identity, instance_ids: Sequence[str]) -> list[dict[str, Any]]:
+def _memberships(identity: PoolIdentity, instance_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Group and lifecycle state of each instance that is in a group."""
     client = boto3.client("autoscaling", region_name=identity.region)
     found = []
@@ -40,7 +40,7 @@ def _memberships(identity: Identity, instance_ids: Sequence[str]) -> list[dict[s
     return found
 
 
-def _addresses(identity: Identity, group: str) -> dict[str, str]:
+def _addresses(identity: PoolIdentity, group: str) -> dict[str, str]:
     """Private addresses of the running instances of the pool in `group`, by instance id."""
     wanted = {
         "instance-state-name": "running",
@@ -60,7 +60,7 @@ def _addresses(identity: Identity, group: str) -> dict[str, str]:
 
 
 @contextmanager
-def _explained(instance: Instance) -> Iterator[None]:
+def _explained(instance: ThisInstance) -> Iterator[None]:
     try:
         yield
     except ClientError as error:

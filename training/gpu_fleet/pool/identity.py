@@ -26,7 +26,7 @@ class Expected(BaseModel):
     erdma_interfaces: int = 0
 
 
-class Identity(BaseModel):
+class PoolIdentity(BaseModel):
     """The part of instance.toml that a launch needs."""
 
     model_config = ConfigDict(frozen=True)
@@ -38,7 +38,7 @@ class Identity(BaseModel):
     expected: dict[str, Expected] = {}  # by instance type
 
 
-class Instance(BaseModel):
+class ThisInstance(BaseModel):
     """This instance, in its own words."""
 
     model_config = ConfigDict(frozen=True)
@@ -48,13 +48,13 @@ class Instance(BaseModel):
     address: str  # private IPv4
 
 
-def read_identity() -> Identity | None:
+def read_identity() -> PoolIdentity | None:
     """The identity in instance.toml, None on instances of no fleet; raises LaunchError naming a wrong key."""
     table = instance.table()
     if not table:
         return None
     try:
-        return Identity.model_validate(table)
+        return PoolIdentity.model_validate(table)
     except ValidationError as error:
         item = error.errors()[0]
         key = ".".join(str(part) for part in item["loc"])
@@ -92,7 +92,7 @@ SERVICES = {
 }
 
 
-class Metadata:
+class MetadataClient:
     """What the cloud tells this instance about itself; asked with a token, as both clouds want."""
 
     def __init__(self, cloud: str) -> None:
@@ -115,9 +115,9 @@ class Metadata:
         keys: dict[str, str] = json.loads(self.read(ROLES + role))
         return keys
 
-    def instance(self) -> Instance:
+    def instance(self) -> ThisInstance:
         """Id, type and address of this instance."""
-        return Instance(
+        return ThisInstance(
             instance_id=self.read("instance-id"),
             instance_type=self.read(self.service.type_path),
             address=self.read(self.service.address_path),

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.identity import Instance
+from gpu_fleet.pool.identity import ThisInstance
 
 IN_SERVICE = "InService"
 TAKES_WORK = {IN_SERVICE, "Protected"}  # the second: in service and kept from scale-in, on Alibaba Cloud
 COMING = "Pending"  # the start of the states on the way in
 
 
-def members_in_service(members: Sequence[Mapping[str, Any]], instance: Instance) -> list[str]:
+def members_in_service(members: Sequence[Mapping[str, Any]], instance: ThisInstance) -> list[str]:
     """Instance ids of those of `members` that may take work: each has InstanceId and LifecycleState.
 
     Raises LaunchError when one is still on its way in, or `instance` is not one of them.

@@ -39,7 +39,7 @@ SIOCGIFADDR = 0x8915  # the request of netdevice(7): struct ifreq, 40 bytes, the
 
 
 @dataclass(frozen=True)
-class Network:
+class FamilyNetwork:
     """What the instances of one family need."""
 
     sockets: Mapping[str, str]
@@ -48,16 +48,16 @@ class Network:
 
 # By the start of the instance type; the longest match counts.
 TABLE = {
-    "": Network(AWS_SOCKETS, EFA),  # g4dn, g5, g6, g6e: EFA without GPUDirect RDMA
-    "p4d.": Network(AWS_SOCKETS, EFA_RDMA),
-    "p4de.": Network(AWS_SOCKETS, EFA_RDMA),
-    "p5.": Network(AWS_SOCKETS, EFA_RDMA),
-    "p5.4xlarge": Network(AWS_SOCKETS, EFA),  # one GPU, no GPUDirect RDMA (platform-aws.cpp)
-    "p5e.": Network(AWS_SOCKETS, EFA_RDMA),
-    "p5en.": Network(AWS_SOCKETS, EFA_RDMA),
-    "p6-b200.": Network(AWS_SOCKETS, EFA_RDMA),
-    "p6-b300.": Network(AWS_SOCKETS, EFA_RDMA),
-    "ecs.": Network(ALICLOUD_SOCKETS, ERDMA),
+    "": FamilyNetwork(AWS_SOCKETS, EFA),  # g4dn, g5, g6, g6e: EFA without GPUDirect RDMA
+    "p4d.": FamilyNetwork(AWS_SOCKETS, EFA_RDMA),
+    "p4de.": FamilyNetwork(AWS_SOCKETS, EFA_RDMA),
+    "p5.": FamilyNetwork(AWS_SOCKETS, EFA_RDMA),
+    "p5.4xlarge": FamilyNetwork(AWS_SOCKETS, EFA),  # one GPU, no GPUDirect RDMA (platform-aws.cpp)
+    "p5e.": FamilyNetwork(AWS_SOCKETS, EFA_RDMA),
+    "p5en.": FamilyNetwork(AWS_SOCKETS, EFA_RDMA),
+    "p6-b200.": FamilyNetwork(AWS_SOCKETS, EFA_RDMA),
+    "p6-b300.": FamilyNetwork(AWS_SOCKETS, EFA_RDMA),
+    "ecs.": FamilyNetwork(ALICLOUD_SOCKETS, ERDMA),
 }
 
 

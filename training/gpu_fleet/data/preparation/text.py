@@ -21,7 +21,7 @@ VALIDATION_EVERY = 10  # every tenth row is held out
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelledText:
     """One labelled text."""
 
     text: str
@@ -67,7 +67,7 @@ def text(
     )
 
 
-def read_rows(source: Path, text_column: str, label_column: str, skipped: Skipped) -> Iterator[Row]:
+def read_rows(source: Path, text_column: str, label_column: str, skipped: Skipped) -> Iterator[LabelledText]:
     """The good rows of a CSV file; one without text or label is named and skipped, up to the limit."""
     try:
         with source.open(encoding="utf-8", newline="") as file:
@@ -75,7 +75,7 @@ def read_rows(source: Path, text_column: str, label_column: str, skipped: Skippe
             _check_column("--text-column", text_column, source, reader.fieldnames)
             _check_column("--label-column", label_column, source, reader.fieldnames)
             for row in reader:
-                found = Row((row[text_column] or "").strip(), (row[label_column] or "").strip())
+                found = LabelledText((row[text_column] or "").strip(), (row[label_column] or "").strip())
                 if found.text and found.label:
                     yield found
                 else:
@@ -90,7 +90,9 @@ def _check_column(flag: str, column: str, source: Path, header: Sequence[str] | 
         raise DataError(f"{flag} = {column!r}: {source} has no such column{suggestion(column, names)}")
 
 
-def write_split(folder: Path, rows: Sequence[Row], classes: Sequence[str], encoding: Encoding) -> None:
+def write_split(
+    folder: Path, rows: Sequence[LabelledText], classes: Sequence[str], encoding: Encoding
+) -> None:
     """Writes the three files that gpu_fleet.data.text reads."""
     folder.mkdir()
     dtype = dtype_of(encoding.vocabulary)
@@ -106,7 +108,7 @@ def write_split(folder: Path, rows: Sequence[Row], classes: Sequence[str], encod
     np.save(folder / CLASSES, np.asarray(targets, dtype=np.int64))
 
 
-def naive_bayes_accuracy(train: Sequence[Row], held_out: Sequence[Row]) -> float:
+def naive_bayes_accuracy(train: Sequence[LabelledText], held_out: Sequence[LabelledText]) -> float:
     """The fraction of held-out rows that multinomial naive Bayes on word counts gets right."""
     from sklearn.feature_extraction.text import (  # type: ignore[import-untyped]  # noqa: PLC0415 - untyped, and slow to load
         CountVectorizer,
