@@ -15,7 +15,7 @@ from stacks.calls.alicloud import Alicloud
 from stacks.catalog import Cloud
 from stacks.guard import first_values
 from stacks.guard.errors import PlanError
-from stacks.guard.hold import hold
+from stacks.guard.losses import hold
 from stacks.guard.plan import REPLACES, PlanStep, errors, parse
 from stacks.settings import Stack
 

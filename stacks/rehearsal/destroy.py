@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from botocore.exceptions import ClientError
 
 from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.records import Registration, RegistrationOutcome
+from stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
 Deleter = Callable[[RegionClients, Registration], None]
 

@@ -14,8 +14,8 @@ from stacks.rehearsal import values
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.errors import CreationError, RehearsalError
 from stacks.rehearsal.invokes import answer
-from stacks.rehearsal.recorded import recorded
-from stacks.rehearsal.records import Registration, RegistrationOutcome, Registrations
+from stacks.rehearsal.recorded_outputs import recorded
+from stacks.rehearsal.registrations import Registration, RegistrationOutcome, Registrations
 
 Creator = Callable[[RegionClients, str, values.Inputs], values.Created]
 

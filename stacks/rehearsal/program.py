@@ -26,7 +26,7 @@ from stacks.rehearsal import values
 from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.monitor import RehearsalMocks, RehearsalMonitor
-from stacks.rehearsal.records import Listener, Registration, RegistrationOutcome, Registrations
+from stacks.rehearsal.registrations import Listener, Registration, RegistrationOutcome, Registrations
 from stacks.settings import stack_files
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.segment import Segments
 from rich.text import Text
 
-from stacks.rehearsal.recorded import reason
-from stacks.rehearsal.records import Registration, RegistrationOutcome
+from stacks.rehearsal.recorded_outputs import reason
+from stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
 # More leaves of one type than this under one branch become a single line with their number.
 FOLD_ABOVE = 4

@@ -30,7 +30,7 @@ from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.parallel.spread import Whole
 from gpu_fleet.parallel.world import world
-from gpu_fleet.run import fresh_state, opened, rehearse
+from gpu_fleet.prepared_run import fresh_state, opened, rehearse
 from gpu_fleet.state import State
 from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.stopping.stop import Stop

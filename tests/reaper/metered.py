@@ -6,7 +6,7 @@ from typing import Any
 
 from image.reaper.model import TAG_OWNER, TAG_POOL, Fleet, Instance
 from image.reaper.money.meter import advance
-from image.reaper.money.meter_reading import MeterReading
+from image.reaper.money.meter_state import MeterReading
 from image.reaper.policy_budget import Budget, PoolPrices
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -8,8 +8,8 @@ import pytest
 
 from image.reaper.calls import bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
-from image.reaper.people.ledger_reading import LedgerPlace, read_ends
-from image.reaper.people.monthly import month_of
+from image.reaper.people.ledger_reader import LedgerPlace, read_ends
+from image.reaper.people.monthly_savings import month_of
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
 from tests.reaper.fake_aws import fake_aws

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from image.console.cli import main
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, namespace
-from image.reaper.money.meter_reading import Day, DayShare, MeteredInstance
+from image.reaper.money.meter_state import Day, DayShare, MeteredInstance
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import (
     BUCKET,

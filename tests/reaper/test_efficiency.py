@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from image.reaper.money.efficiency import sum_up
 from image.reaper.money.efficiency_page import mail, page
-from image.reaper.money.meter_reading import Day, DayShare, MeteredInstance
+from image.reaper.money.meter_state import Day, DayShare, MeteredInstance
 from tests.reaper.metered import NOON
 
 MIDNIGHT = NOON.replace(hour=0)

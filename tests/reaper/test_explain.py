@@ -13,7 +13,7 @@ from image.console.cli import main
 from image.reaper.agent.judge import Limits
 from image.reaper.agent.sensors.reading import Rates, Session
 from image.reaper.metrics import CODE_HUNG, CODE_UNKNOWN
-from image.reaper.people import live, timeline
+from image.reaper.people import explain_live, timeline
 from image.reaper.people.timeline import MOST_CELLS, PERIODS_S, Cell
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
@@ -137,7 +137,7 @@ def test_live_shows_each_sensor_with_what_makes_it_busy():
         Rates(cpu_cores=0.02), [gpu(), gpu("1", utilisation=5.0)], seen, ["command: exit code 3"]
     )
 
-    shown = [(line.sensor, line.state) for line in live.lines(reading, Limits())]
+    shown = [(line.sensor, line.state) for line in explain_live.lines(reading, Limits())]
 
     assert shown == [
         ("cpu, disk, network", "idle"),
@@ -160,7 +160,7 @@ def test_live_looks_at_the_instance_it_runs_on(tmp_path, monkeypatch):
         with subprocess.Popen([tmp_path / "mpirun", "600"]) as launcher:
             for name, value in environment.items():
                 monkeypatch.setenv(name, value)
-            monkeypatch.setattr(live, "COMPARED_S", 0.2)
+            monkeypatch.setattr(explain_live, "COMPARED_S", 0.2)
 
             result = CliRunner().invoke(main, ["explain", "--live"], catch_exceptions=False)
             launcher.kill()

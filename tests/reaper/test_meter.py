@@ -19,7 +19,7 @@ from image.reaper.money.meter import (
     unpriced,
     with_spot_prices,
 )
-from image.reaper.money.meter_reading import from_json
+from image.reaper.money.meter_state import from_json
 from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, machine, metered
 
 DEV_HOUR = Decimal("2.10")

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.people.monthly import month_of, parse_month, summarise
+from image.reaper.people.ledger_records import end_of
 from image.reaper.people.monthly_page import page
-from image.reaper.people.records import end_of
+from image.reaper.people.monthly_savings import month_of, parse_month, summarise
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import write_policy
 

@@ -13,7 +13,7 @@ from image.console.cli import main
 from image.reaper import place
 from image.reaper.calls import permission_of
 from image.reaper.errors import ConfigurationError
-from image.reaper.money.freeze import Before, Freeze, FreezeStage
+from image.reaper.money.freeze_rules import Before, Freeze, FreezeStage
 from image.reaper.place import Asked, Place, place_of
 from stacks import naming
 from stacks.payload import sweep_archive

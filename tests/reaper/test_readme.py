@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from image.reaper.money.meter_reading import Day
+from image.reaper.money.meter_state import Day
 from tests.reaper.moto_fleet import REGION, TAGS, budget_json, write_policy
 from tests.reaper.one_machine import client, one_machine
 

@@ -8,8 +8,8 @@ import pytest
 
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
 from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
-from image.reaper.money.spending import look
-from image.reaper.money.spent import line_of
+from image.reaper.money.budget_check import look
+from image.reaper.money.spending import line_of
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.sweep import Options, sweep
 from tests.reaper.moto_fleet import budget_json

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stacks.rehearsal.program import Rehearsed, read_config, run_program
-from stacks.rehearsal.records import Registration, RegistrationOutcome
+from stacks.rehearsal.registrations import Registration, RegistrationOutcome
 from stacks.settings import stack_files
 
 REGION = "us-east-1"

@@ -20,7 +20,7 @@ import pulumi
 from pulumi._types import input_type_types, is_input_type
 
 from stacks.rehearsal import sdk
-from stacks.rehearsal.records import Registration
+from stacks.rehearsal.registrations import Registration
 
 PROVIDERS = "pulumi:providers:"
 # Documented lists that are not what the provider takes: (type, path) -> what it takes, and where that stands.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stacks.rehearsal.records import RegistrationOutcome
+from stacks.rehearsal.registrations import RegistrationOutcome
 from tests.rehearsal.examples import registered
 from tests.rehearsal.provider_schema import problems
 

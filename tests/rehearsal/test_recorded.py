@@ -6,8 +6,8 @@ import pytest
 from stacks.rehearsal import sdk
 from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.program import run_program
-from stacks.rehearsal.recorded import LACKING, reason, recorded
-from stacks.rehearsal.records import RegistrationOutcome
+from stacks.rehearsal.recorded_outputs import LACKING, reason, recorded
+from stacks.rehearsal.registrations import RegistrationOutcome
 
 
 def test_a_placement_group_is_its_name(clients):

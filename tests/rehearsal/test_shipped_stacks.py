@@ -11,8 +11,8 @@ from stacks.rehearsal.aws_resources import CREATORS
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.rehearsal.recorded import LACKING
-from stacks.rehearsal.records import RegistrationOutcome
+from stacks.rehearsal.recorded_outputs import LACKING
+from stacks.rehearsal.registrations import RegistrationOutcome
 from tests.rehearsal.api_limits import violations
 from tests.rehearsal.examples import AWS_STACKS, REGION, STACKS
 from tests.rehearsal.provider_schema import problems

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from stacks.rehearsal.records import RegistrationOutcome
+from stacks.rehearsal.registrations import RegistrationOutcome
 from stacks.rehearsal.tree import FOLD_ABOVE, Tree, counts
 from tests.rehearsal.examples import registered
 

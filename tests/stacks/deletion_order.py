@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 
-from stacks.rehearsal.records import Registration, RegistrationOutcome
+from stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
 
 def reached(registrations: Iterable[Registration]) -> dict[str, set[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stacks.rehearsal.program import Rehearsed
-from stacks.rehearsal.records import Registration
+from stacks.rehearsal.registrations import Registration
 
 TABLE = tomllib.loads(Path(__file__).with_name("replacement.toml").read_text())
 # sdk/go/common/resource/plugin/rpc.go: UnknownStringValue

@@ -17,7 +17,7 @@ from typing import Any
 from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.destroy import destroy
-from stacks.rehearsal.records import Registration, RegistrationOutcome
+from stacks.rehearsal.registrations import Registration, RegistrationOutcome
 
 VARIABLE = "GPU_FLEET_TEST_STATE"
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pulumi
 
 from stacks.rehearsal.archives import zip_bytes
 from stacks.rehearsal.program import Rehearsed
-from stacks.rehearsal.records import Registration
+from stacks.rehearsal.registrations import Registration
 
 MIRROR = Path("/opt/tf-plugins")
 PROVIDER = "registry.terraform.io/hashicorp/aws"

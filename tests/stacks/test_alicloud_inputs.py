@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from stacks.rehearsal.records import RegistrationOutcome
+from stacks.rehearsal.registrations import RegistrationOutcome
 from tests.rehearsal.provider_schema import problems
 from tests.stacks.alicloud_limits import ALLOWED, BETWEEN, CONFLICTS, PATTERNS
 from tests.stacks.alicloud_programs import STACKS, everything, programs, shipped

@@ -14,7 +14,7 @@ from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.destroy import Destroyed, destroy
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
-from stacks.rehearsal.records import Registration
+from stacks.rehearsal.registrations import Registration
 
 REGION = "us-east-1"
 BUCKET = "aws:s3/bucket:Bucket"

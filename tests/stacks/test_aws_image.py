@@ -23,7 +23,7 @@ from stacks.payload import image_files
 from stacks.payload.image_files import ROOT
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
-from stacks.rehearsal.records import RegistrationOutcome
+from stacks.rehearsal.registrations import RegistrationOutcome
 from tests.stacks.examples import BUILDING, stack
 
 BUILDER = "aws:imagebuilder/{}:{}"

@@ -20,7 +20,7 @@ from stacks.aws.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.payload.sweep_archive import policy_document
 from stacks.rehearsal.archives import archive_files, zip_bytes
-from stacks.rehearsal.records import RegistrationOutcome
+from stacks.rehearsal.registrations import RegistrationOutcome
 from stacks.settings.reader import from_mapping
 from tests.stacks import examples
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from stacks.errors import SettingsError
 from stacks.guard.deploy import Deployment, preview, up
 from stacks.guard.errors import PlanError, ReplacementError
-from stacks.guard.hold import hold, losses
-from stacks.guard.holdings import FOLLOWS, HOLDINGS
+from stacks.guard.losses import hold, losses
 from stacks.guard.plan import parse
+from stacks.guard.types_with_data import FOLLOWS, HOLDINGS
 from stacks.rehearsal import program
 from stacks.rehearsal.program import run_program
 from stacks.settings import (

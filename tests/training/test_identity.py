@@ -10,7 +10,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet import config, identity
+from gpu_fleet import config, run_identity
 from gpu_fleet.checkpoint import local, manager
 from gpu_fleet.data.dataset import describe, open_split
 from gpu_fleet.errors import CheckpointError, IdentityError
@@ -27,10 +27,10 @@ def table(tokens: Path, tmp_path: Path) -> dict[str, Any]:
     return gpt_table(tokens, tmp_path / "run", steps=3)
 
 
-def identity_of(table: dict[str, Any]) -> identity.Identity:
+def identity_of(table: dict[str, Any]) -> run_identity.Identity:
     settings = config.from_table(table, "test")
     description = describe(Path(settings.data.path))
-    return identity.of_run(settings, description, open_split(settings.data, description, "train"), {})
+    return run_identity.of_run(settings, description, open_split(settings.data, description, "train"), {})
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_a_longer_run_is_another_where_the_schedule_asks_for_its_length(
     assert ("run.steps" in said) == refused
 
 
-@given(st.sampled_from(sorted(key for key in identity.HARMLESS if "*" not in key)), st.integers(2, 9))
+@given(st.sampled_from(sorted(key for key in run_identity.HARMLESS if "*" not in key)), st.integers(2, 9))
 def test_a_harmless_key_is_no_part_of_the_identity(key: str, value: int) -> None:
     section, name = key.split(".")
     plain = {"run": {"seed": 0, "steps": 3}, "schedule": {"name": "cosine"}}
 
-    known = identity.of_configuration({**plain, section: {**plain.get(section, {}), name: value}})
+    known = run_identity.of_configuration({**plain, section: {**plain.get(section, {}), name: value}})
 
-    assert known == identity.of_configuration({**plain, section: plain.get(section, {})})
+    assert known == run_identity.of_configuration({**plain, section: plain.get(section, {})})
 
 
 def test_every_harmless_key_is_a_key_of_the_configuration() -> None:
@@ -132,7 +132,7 @@ def test_every_harmless_key_is_a_key_of_the_configuration() -> None:
         for key in field.annotation.model_fields  # type: ignore[union-attr]  # each is a section
     }
 
-    assert {key for key in identity.HARMLESS if "*" not in key} <= names
+    assert {key for key in run_identity.HARMLESS if "*" not in key} <= names
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -249,8 +249,8 @@ def test_a_checkpoint_of_an_older_trainer_is_held_against_its_configuration(tabl
     del text["checksum"], text["identity"]
     read = local.Manifest.from_json(json.dumps(text))
 
-    found = identity.of_configuration(read.config)
+    found = run_identity.of_configuration(read.config)
 
     with pytest.raises(IdentityError, match=r"run\.seed"):
-        identity.check(found, identity_of(changed(table, run={"seed": 9})), (), 3, "here")
-    identity.check(found, identity_of(table), (), 3, "here")
+        run_identity.check(found, identity_of(changed(table, run={"seed": 9})), (), 3, "here")
+    run_identity.check(found, identity_of(table), (), 3, "here")

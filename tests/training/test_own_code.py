@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from gpu_fleet import cli
 from gpu_fleet.data.order import SampleOrder
-from gpu_fleet.data.own import ENDLESS, OwnReader, Stream
+from gpu_fleet.data.own_data import ENDLESS, OwnReader, Stream
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, train_on, train_rank
 from tests.training.programs import ROOT

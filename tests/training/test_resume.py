@@ -10,7 +10,7 @@ from gpu_fleet import loop
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.loop import take_step
 from gpu_fleet.metrics.meter import Meter
-from gpu_fleet.run import PreparedRun
+from gpu_fleet.prepared_run import PreparedRun
 from gpu_fleet.state import State
 from tests.training.examples import (
     NUMBERED_LENGTH,

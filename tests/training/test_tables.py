@@ -11,7 +11,7 @@ from PIL import Image
 from gpu_fleet import config
 from gpu_fleet.data.dataset import describe, open_split
 from gpu_fleet.data.images import decode
-from gpu_fleet.data.own import table_files
+from gpu_fleet.data.own_data import table_files
 from gpu_fleet.errors import DataError
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, few_digits, gpt_table, resnet_table, train_on

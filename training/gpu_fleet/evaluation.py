@@ -15,7 +15,7 @@ from gpu_fleet.parallel.world import World
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class HeldOutScore:
     """What one evaluation found."""
 
     name: str
@@ -57,7 +57,7 @@ def evaluate(
     share: RankShare,
     where: World,
     interrupted: Callable[[], bool],
-) -> Evaluation | None:
+) -> HeldOutScore | None:
     """The score over the whole data set, computed by all ranks together; None when `interrupted` said so.
 
     `interrupted` is called once per batch and answers the same on every rank. Raises DataError where a rank
@@ -98,11 +98,11 @@ def _tally(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([_summed_loss(outputs, targets).double(), correct.double(), counts.sum().double()])
 
 
-def score(loss: float, correct: float, targets: int, description: Description) -> Evaluation:
+def score(loss: float, correct: float, targets: int, description: Description) -> HeldOutScore:
     """The metric that suits the data: accuracy of classes, bits per byte of text where known, else loss."""
     mean = loss / max(1, targets)
     if description.classes:
-        return Evaluation("accuracy", correct / max(1, targets), mean, targets)
+        return HeldOutScore("accuracy", correct / max(1, targets), mean, targets)
     if description.bytes_per_token:
-        return Evaluation("bits per byte", mean / math.log(2) / description.bytes_per_token, mean, targets)
-    return Evaluation("loss", mean, mean, targets)
+        return HeldOutScore("bits per byte", mean / math.log(2) / description.bytes_per_token, mean, targets)
+    return HeldOutScore("loss", mean, mean, targets)

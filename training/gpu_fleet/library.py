@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
-from gpu_fleet import config, exit_codes, identity, outcome, own
+from gpu_fleet import config, exit_codes, outcome, own_code, run_identity
 from gpu_fleet.checkpoint import local, restore
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.manager import FOLDER, place_of_checkpoints
@@ -37,7 +37,7 @@ from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.data.loader import RankShare, batches, training_slices
 from gpu_fleet.data.order import SampleOrder
-from gpu_fleet.data.own import ENDLESS, Collate, OwnReader, Stream, adapted
+from gpu_fleet.data.own_data import ENDLESS, Collate, OwnReader, Stream, adapted
 from gpu_fleet.errors import CheckpointError, ConfigError, TrainingError
 from gpu_fleet.parallel.world import World
 from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
@@ -116,7 +116,7 @@ class Run:
         self._store = self._where.together(lambda: CheckpointStore(uri)) if uri else None
         self._lease = RunLease(self._store, Holder.this()) if self._store and self._where.leads else None
         self._where.on_first(self._take_directory)
-        code = own.archive(own.files(self.directory, with_main=True))
+        code = own_code.archive(own_code.files(self.directory, with_main=True))
         self._saver: Saver | None = None
         if self._where.leads:
             self._saver = Saver(self._root, self._store, self._keep, self._lease, code=code)
@@ -125,10 +125,10 @@ class Run:
         )
         self._restore()
 
-    def _identity_now(self) -> identity.Identity:
+    def _identity_now(self) -> run_identity.Identity:
         flat = {"run": self._config} if self._config else {}
-        table = dict(identity.flattened(flat))
-        return table | own.identity(own.files(self.directory, with_main=True))
+        table = dict(run_identity.flattened(flat))
+        return table | own_code.identity(own_code.files(self.directory, with_main=True))
 
     def _take_directory(self) -> None:
         try:
@@ -148,7 +148,7 @@ class Run:
         manifest = restore.newest_whole(self._where, self._root, self._store)
         if manifest is None:
             return
-        identity.check(
+        run_identity.check(
             manifest.identity,
             self._identity,
             self._allow,

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from gpu_fleet import config, optimization, outcome, precision
 from gpu_fleet.data.loader import Batch, CorruptionCounter
-from gpu_fleet.data.own import OwnData
-from gpu_fleet.evaluation import Evaluation, evaluate, mean_loss
+from gpu_fleet.data.own_data import OwnData
+from gpu_fleet.evaluation import HeldOutScore, evaluate, mean_loss
 from gpu_fleet.metrics.goodput import PRODUCTIVE, STALL
 from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.metrics.profiling import marked
 from gpu_fleet.models import registry
 from gpu_fleet.outcome import Outcome
 from gpu_fleet.parallel.world import World
-from gpu_fleet.run import PreparedRun, fresh_state, opened, rehearse
+from gpu_fleet.prepared_run import PreparedRun, fresh_state, opened, rehearse
 from gpu_fleet.state import State, parameters_sha256, whole_weights
 from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.stopping.peers import of_world
@@ -142,7 +142,7 @@ def save(run: PreparedRun, state: State, meter: Meter) -> None:
     run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})
 
 
-def measure(run: PreparedRun, state: State, stop: Stop) -> Evaluation | None:
+def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
     """The score on held-out data, written to the metrics; None when the ranks agreed to stop meanwhile."""
     run.where.share_buffers(state.model)
     if state.averaged is not None:
@@ -163,10 +163,10 @@ def measure(run: PreparedRun, state: State, stop: Stop) -> Evaluation | None:
     return score
 
 
-def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[Evaluation | None, dict[str, float]]:
+def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | None, dict[str, float]]:
     """The score, and all metrics of a user's own; no score when the ranks agreed to stop."""
     if run.held_out is None:
-        return Evaluation("", None, math.nan, 0), {}
+        return HeldOutScore("", None, math.nan, 0), {}
     if run.is_task:
         found = evaluate_task(
             run.evaluated(state),
@@ -202,7 +202,7 @@ def export(run: PreparedRun, state: State) -> None:
 
 
 def conclude(
-    run: PreparedRun, state: State, stop: Stop, score: Evaluation | None, resumed_from_step: int | None
+    run: PreparedRun, state: State, stop: Stop, score: HeldOutScore | None, resumed_from_step: int | None
 ) -> Outcome:
     """What result.json says about this run; a score means that it came to its end."""
     return Outcome(

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gpu_fleet import config
-from gpu_fleet.own import Own
+from gpu_fleet.own_code import Own
 
 
 def build_optimizer(

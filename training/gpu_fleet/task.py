@@ -10,8 +10,8 @@ from gpu_fleet import config
 from gpu_fleet.data.loader import Batch, RankShare, ReadsBatches, batches, evaluation_slices
 from gpu_fleet.data.order import Slice
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.evaluation import Evaluated, Evaluation, mean_loss
-from gpu_fleet.own import Own, told
+from gpu_fleet.evaluation import Evaluated, HeldOutScore, mean_loss
+from gpu_fleet.own_code import Own, told
 from gpu_fleet.parallel.world import World
 from gpu_fleet.state import capture_rng, restore_rng
 
@@ -107,7 +107,7 @@ def evaluate_task(
     share: RankShare,
     where: World,
     interrupted: Callable[[], bool],
-) -> tuple[Evaluation, dict[str, float]] | None:
+) -> tuple[HeldOutScore, dict[str, float]] | None:
     """Score and metrics over `size` held-out samples, by all ranks; None when `interrupted` said so."""
     was_training = model.module.training
     model.module.eval()
@@ -132,7 +132,7 @@ def evaluate_task(
     names = ("loss", *cast("Task", model.module).metric_names)
     found = dict(zip(names, means, strict=True))
     name = names[1] if len(names) > 1 else "loss"
-    return Evaluation(name, found[name], found["loss"], int(samples)), found
+    return HeldOutScore(name, found[name], found["loss"], int(samples)), found
 
 
 def _cut(slices: list[tuple[Slice, int]]) -> Iterator[Slice]:

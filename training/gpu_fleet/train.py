@@ -25,7 +25,7 @@ from gpu_fleet.errors import (
 )
 from gpu_fleet.loop import train as train_model
 from gpu_fleet.metrics.profiling import parse_steps
-from gpu_fleet.own import description, place_of
+from gpu_fleet.own_code import description, place_of
 from gpu_fleet.parallel.world import world
 from gpu_fleet.stopping.interrupt import Interruption, sources
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from image.reaper.money.meter_reading import Day, DayShare, MeteredInstance
+from image.reaper.money.meter_state import Day, DayShare, MeteredInstance
 
 SECONDS_PER_HOUR = 3600
 MOST_BELIEVED = 1e15  # samples of one machine and day; arithmetic with cents is exact up to there

@@ -1,143 +1,110 @@
-"""After each sweep: what the stack costs is counted, and held against its budget."""
+"""What a stack costs, and how that stands to its budget: for metrics, reports and people. Pure."""
 
-from collections.abc import Iterable
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
 
-from image.reaper.calls import Failure
-from image.reaper.errors import CloudError, DeadlineError
-from image.reaper.model import Fleet
-from image.reaper.money import daily, freezing, meter
-from image.reaper.money.freeze import Freeze
-from image.reaper.money.meter_reading import MeterReading, from_json
-from image.reaper.money.spent import Spending
-from image.reaper.policy import Policy
+from image.reaper.metrics import (
+    METRIC_FREEZE,
+    METRIC_HOUR_COST,
+    METRIC_MONTH_BUDGET,
+    METRIC_MONTH_COST,
+    METRIC_MONTH_FORECAST,
+    METRIC_UNPRICED,
+    Figure,
+)
+from image.reaper.money import meter
+from image.reaper.money.freeze_rules import Freeze, FreezeStage
+from image.reaper.money.meter_state import MeterReading
 from image.reaper.policy_budget import Budget
-from image.reaper.store import Store
-from image.reaper.sweep.cloud import Cloud
-from image.reaper.sweep.results import Result
+from image.reaper.times import format_time
 
-KEY = "meter.json"
-TRIES = 3  # another sweep may count at the same moment; then this one counts on from there
+CENT = Decimal("0.01")
 
 
-def settle(cloud: Cloud, policy: Policy, result: Result, *, act: bool) -> Spending | None:
-    """Count, hold against the budget, and report the days that ended.
+@dataclass(frozen=True)
+class Spending:
+    """What the stack costs, and how that stands to its budget.
 
-    Args:
-        cloud: of the stack.
-        policy: of the stack.
-        result: of the sweep; what fails here is added to its failures.
-        act: groups may be changed; not in a dry run.
-
-    Returns:
-        None where the policy has no budget, there is no bucket, or the meter could not be read.
+    Attributes:
+        currency: of all amounts.
+        budget: of the stack.
+        reading: where the meter stands.
+        rates: pool, or ``_shared``, -> what an hour costs now.
+        unpriced: running machines that count without a price.
+        freeze: how far the pools are frozen; None where they never are.
     """
-    store, failures = cloud.store, result.done.failures
-    if policy.budget is None or store is None:
-        return None
-    budget, failed = _at_market_prices(cloud, policy.budget, result.fleet)
-    failures += failed
-    try:
-        reading = _count(store, policy, budget, result)
-    except (CloudError, DeadlineError) as error:
-        failures.append(Failure("*", "meter", str(error)))
-        return None
-    freeze = None
-    if budget.freezes:
-        try:
-            freeze, failed = _hold(cloud, policy, result, reading, act=act)
-            failures += failed
-        except (CloudError, DeadlineError) as error:
-            failures.append(Failure("*", "freeze", str(error)))
-    spending = _spending(policy, budget, reading, result.fleet, freeze)
-    try:
-        if reported := daily.report(cloud, store, policy, reading):
-            _forget_reported(store, reported)
-    except (CloudError, DeadlineError) as error:
-        failures.append(Failure("*", "report the day", str(error)))
-    return spending
+
+    currency: str
+    budget: Budget
+    reading: MeterReading
+    rates: Mapping[str, Decimal]
+    unpriced: int
+    freeze: Freeze | None = None
+
+    @property
+    def rate(self) -> Decimal:
+        """What an hour costs now, of all pools."""
+        return sum(self.rates.values(), Decimal(0))
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the amounts lack what nobody knows the price of."""
+        return self.unpriced > 0 or self.reading.at_least
+
+    @property
+    def forecast(self) -> Decimal:
+        """What the month will have cost at its end."""
+        return meter.forecast(self.reading, self.rate)
+
+    def figures(self) -> list[Figure]:
+        """What the meter publishes."""
+        whole: dict[str, Decimal | int] = {
+            METRIC_HOUR_COST: self.rate,
+            METRIC_MONTH_COST: self.reading.month_cost,
+            METRIC_MONTH_FORECAST: self.forecast,
+            METRIC_MONTH_BUDGET: self.budget.monthly,
+            METRIC_UNPRICED: self.unpriced,
+            METRIC_FREEZE: self.freeze.stage if self.freeze else FreezeStage.OPEN,
+        }
+        return [
+            *(Figure(name, float(value)) for name, value in whole.items()),
+            *(Figure(METRIC_HOUR_COST, float(value), pool) for pool, value in self.rates.items()),
+            *(Figure(METRIC_MONTH_COST, float(value), pool) for pool, value in self.reading.month.items()),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report; money as decimal text."""
+        return {
+            "currency": self.currency,
+            "per_hour": {pool: str(rate) for pool, rate in self.rates.items()},
+            "month_to_date": {pool: str(cost.quantize(CENT)) for pool, cost in self.reading.month.items()},
+            "month_cost": str(self.reading.month_cost.quantize(CENT)),
+            "month_forecast": str(self.forecast.quantize(CENT)),
+            "monthly": str(self.budget.monthly),
+            "until": format_time(self.reading.until),
+            "unpriced_machines": self.unpriced,
+            "at_least": self.at_least,
+            "assumed": {kind: str(price) for kind, price in self.budget.assumed.items()},
+            "freeze": self.freeze.to_json() if self.freeze else None,
+        }
 
 
-def look(cloud: Cloud, policy: Policy, fleet: Fleet, now: datetime) -> Spending | None:
-    """What the stack costs as of now, with nothing written; None where nothing is metered.
-
-    Raises:
-        CloudError: the meter or the freeze could not be read.
-    """
-    store = cloud.store
-    if policy.budget is None or store is None:
-        return None
-    before, _ = _read(store)
-    if before is None:
-        return None
-    # Without an answer spot counts at most; that the sweep got none, its own report says.
-    budget, _ = _at_market_prices(cloud, policy.budget, fleet)
-    reading, _ = meter.advance(before, fleet, budget, policy.currency, now)
-    freeze = freezing.read(store, now)[0] if budget.freezes else None
-    return _spending(policy, budget, reading, fleet, freeze)
-
-
-def _at_market_prices(cloud: Cloud, budget: Budget, fleet: Fleet) -> tuple[Budget, list[Failure]]:
-    """The budget with what spot machines cost now, at most what it says; without an answer it stays."""
-    types = sorted({one.type for one in fleet.instances if one.spot and one.state in meter.BILLED})
-    if cloud.spot_prices is None or not types:
-        return budget, []
-    try:
-        market = cloud.spot_prices(types)
-    except (CloudError, DeadlineError) as error:
-        return budget, [Failure("*", "read spot prices", str(error))]
-    return meter.with_spot_prices(budget, market), []
-
-
-def _spending(
-    policy: Policy, budget: Budget, reading: MeterReading, fleet: Fleet, freeze: Freeze | None
-) -> Spending:
-    rates = meter.per_hour(fleet.instances, budget)
-    unpriced = meter.unpriced(fleet.instances, budget)
-    return Spending(policy.currency, budget, reading, rates, unpriced, freeze)
-
-
-def _count(store: Store, policy: Policy, budget: Budget, result: Result) -> MeterReading:
-    """Move the meter in the bucket on to the sweep's moment.
-
-    Raises:
-        CloudError: it could not be read or written, or counts in another currency.
-    """
-    ended = [one.decision.instance.id for one in result.done.ended]
-    for _ in range(TRIES):
-        before, version = _read(store)
-        reading, days = meter.advance(before, result.fleet, budget, policy.currency, result.now)
-        reading = meter.note_ends(reading, ended, result.now)
-        # A day is on record before the meter moves past it; one that was written before stays as it is.
-        for day in days:
-            daily.keep(store, day)
-        reading = replace(reading, unreported=(*reading.unreported, *(day.name for day in days)))
-        if store.move_on(KEY, reading.to_json(), version) is not None:
-            return reading
-    raise CloudError("the meter was moved by others at the same moment, again and again")
-
-
-def _read(store: Store) -> tuple[MeterReading | None, str | None]:
-    found = store.get(KEY)
-    return (None, None) if found is None else (from_json(found.content, KEY), found.version)
-
-
-def _forget_reported(store: Store, reported: Iterable[str]) -> None:
-    """A day that is told stays so; where another sweep writes at the same moment, the marker of the day's
-    report keeps people from being told twice.
-    """
-    before, version = _read(store)
-    if before is not None:
-        left = tuple(name for name in before.unreported if name not in set(reported))
-        store.move_on(KEY, replace(before, unreported=left).to_json(), version)
-
-
-def _hold(
-    cloud: Cloud, policy: Policy, result: Result, reading: MeterReading, *, act: bool
-) -> tuple[Freeze, list[Failure]]:
-    if act:
-        groups, spent = result.fleet.groups, reading.month_cost
-        return freezing.Freezer(cloud, policy, groups, spent).enforce(result.now)
-    assert cloud.store is not None, "the meter was just written there"
-    return freezing.read(cloud.store, result.now)[0], []
+def line_of(spending: Spending) -> str:
+    """The whole in one line."""
+    currency, spent, monthly = spending.currency, spending.reading.month_cost, spending.budget.monthly
+    share = f" ({spent / monthly:.0%})" if monthly else ""
+    at_least = "at least " if spending.at_least else ""
+    line = (
+        f"{at_least}{spending.rate:,.2f} {currency} an hour; {at_least}{spent:,.2f} of {monthly:,} this month"
+        f"{share}, {at_least}{spending.forecast:,.2f} at its end at this pace"
+    )
+    if spending.unpriced:
+        line += f"; {spending.unpriced} instances without a price count nothing"
+    if spending.budget.assumed:
+        line += f"; prices assumed by the stack: {', '.join(sorted(spending.budget.assumed))}"
+    freeze = spending.freeze
+    if freeze and freeze.stage is not FreezeStage.OPEN and freeze.since:
+        line += f"; pools that freeze are {freeze.stage.word} since {format_time(freeze.since)}"
+    return line

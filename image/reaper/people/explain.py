@@ -13,7 +13,7 @@ from image.reaper.marks import mark_of
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
 from image.reaper.options import now_option, stack_options
-from image.reaper.people import live, timeline
+from image.reaper.people import explain_live, timeline
 from image.reaper.people.status import WIDTH, row
 from image.reaper.people.timeline import LEGEND, Cell, PeriodRow
 from image.reaper.place import Asked, subject
@@ -44,7 +44,7 @@ def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_l
     """
     if is_live:
         Console(width=None if sys.stdout.isatty() else WIDTH).print(
-            live.table(list(live.lines(*live.look())))
+            explain_live.table(list(explain_live.lines(*explain_live.look())))
         )
         return
     if instance_id is None:

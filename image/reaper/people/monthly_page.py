@@ -10,8 +10,8 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from image.reaper.people.monthly import Saving, Summary
-from image.reaper.people.records import FreezeChange
+from image.reaper.people.ledger_records import FreezeChange
+from image.reaper.people.monthly_savings import Saving, Summary
 from image.reaper.times import format_span
 
 BAR = "#2a6f97"

@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 
 from image.reaper.errors import ConfigurationError
-from image.reaper.money import daily, efficiency_page
+from image.reaper.money import daily_report, efficiency_page
 from image.reaper.options import stack_options
-from image.reaper.people.ledger_reading import LedgerPlace, read_changes, read_ends
-from image.reaper.people.monthly import month_of, parse_month, summarise
+from image.reaper.people.ledger_reader import LedgerPlace, read_changes, read_ends
+from image.reaper.people.monthly_savings import month_of, parse_month, summarise
 from image.reaper.place import Asked, Subject, subject
 from image.reaper.sweep import cloud as clouds
 from image.reaper.sweep.cloud import LEDGER_URI, connect
@@ -73,5 +73,5 @@ def _day(meant: Subject, text: str) -> tuple[str, str, str]:
     cloud = connect(meant.policy, lambda: datetime.now(UTC), read_only=True, environ=meant.environ)
     if cloud.store is None:
         raise ConfigurationError(f"--day needs --ledger or {LEDGER_URI}; allowed: s3://BUCKET/PREFIX")
-    found = daily.efficiency(cloud, meant.policy, daily.load(cloud.store, name))
+    found = daily_report.efficiency(cloud, meant.policy, daily_report.load(cloud.store, name))
     return f"day-{name}.html", efficiency_page.page(found), f"{name}: {efficiency_page.headline(found)}"

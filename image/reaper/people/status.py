@@ -18,8 +18,8 @@ from image.reaper.agent import activity_file
 from image.reaper.errors import ConfigurationError
 from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Verdict
-from image.reaper.money.spending import look
-from image.reaper.money.spent import line_of
+from image.reaper.money.budget_check import look
+from image.reaper.money.spending import line_of
 from image.reaper.options import now_option, stack_options
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy

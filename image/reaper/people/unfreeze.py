@@ -9,9 +9,9 @@ from decimal import Decimal
 import click
 
 from image.reaper.errors import ConfigurationError
-from image.reaper.money import freezing
-from image.reaper.money.freeze import FreezeStage
-from image.reaper.money.spending import look
+from image.reaper.money import freezer
+from image.reaper.money.budget_check import look
+from image.reaper.money.freeze_rules import FreezeStage
 from image.reaper.options import stack_options
 from image.reaper.place import Asked, subject
 from image.reaper.sweep.cloud import connect
@@ -45,8 +45,8 @@ def unfreeze(reason: str, asked: Asked) -> None:
     fleet = cloud.machines.fleet()
     spending = look(cloud, policy, fleet, now)
     spent = spending.reading.month_cost if spending else Decimal(0)
-    actor = freezing.Actor(login(), reason)
-    lifted, failures = freezing.Freezer(cloud, policy, fleet.groups, spent).unfreeze(now, actor)
+    actor = freezer.Actor(login(), reason)
+    lifted, failures = freezer.Freezer(cloud, policy, fleet.groups, spent).unfreeze(now, actor)
     for failure in failures:
         click.echo(f"failed: {failure.instance_id}: {failure.step}: {failure.error}", err=True)
     if failures:

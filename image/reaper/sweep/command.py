@@ -13,7 +13,7 @@ from rich.table import Table
 
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import ENDS, Verdict
-from image.reaper.money.spent import line_of
+from image.reaper.money.spending import line_of
 from image.reaper.options import now_option, stack_options
 from image.reaper.place import Asked, subject
 from image.reaper.sweep.cloud import connect

@@ -10,7 +10,7 @@ from typing import Any
 from image.reaper import policy as policies
 from image.reaper.calls import Failure
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, nearest
-from image.reaper.money.spending import settle
+from image.reaper.money.budget_check import settle
 from image.reaper.policy import Policy
 from image.reaper.sweep.cloud import Cloud, connect, policy_file
 from image.reaper.sweep.results import Result

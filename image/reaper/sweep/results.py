@@ -18,7 +18,7 @@ from image.reaper.metrics import (
     Figure,
 )
 from image.reaper.model import Decision, Fleet, Plan, Verdict
-from image.reaper.money.spent import Spending
+from image.reaper.money.spending import Spending
 from image.reaper.sweep.ledger import saved_usd_per_month
 from image.reaper.sweep.watch import Watch
 from image.reaper.times import format_time

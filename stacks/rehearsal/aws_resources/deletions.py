@@ -6,7 +6,7 @@ Read from terraform-provider-aws, whose code Pulumi's provider runs: the ``Delet
 from collections.abc import Callable, Mapping
 
 from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.records import Registration
+from stacks.rehearsal.registrations import Registration
 
 Deleter = Callable[[RegionClients, Registration], None]
 

@@ -48,7 +48,7 @@ class Manifest:
     layout: str = WHOLE  # whole: one file has every tensor; sharded: each rank wrote its part
     files: dict[str, FileRecord] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
-    identity: dict[str, str] = field(default_factory=dict)  # see gpu_fleet.identity
+    identity: dict[str, str] = field(default_factory=dict)  # see gpu_fleet.run_identity
     format: int = FORMAT
 
     def to_json(self) -> str:

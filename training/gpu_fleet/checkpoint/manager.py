@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from gpu_fleet import config, instance, outcome, own
-from gpu_fleet import identity as identities
+from gpu_fleet import config, instance_file, outcome, own_code
+from gpu_fleet import run_identity as identities
 from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.lease import Holder, RunLease
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import of_world
 from gpu_fleet.errors import CheckpointError
-from gpu_fleet.identity import Identity
 from gpu_fleet.parallel.world import World
+from gpu_fleet.run_identity import Identity
 from gpu_fleet.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
 
 FOLDER = "checkpoints"
@@ -35,13 +35,13 @@ def place_of_checkpoints(uri: str, owner: str, directory: Path) -> str:
     """`location` of a run in `directory`; `uri` and `owner` may be empty."""
     if uri:
         return "" if uri == config.LOCAL_ONLY else uri
-    shared = str(instance.table().get("checkpoint_uri", "")).rstrip("/")
-    return f"{shared}/{owner or instance.account()}/{directory.name}" if shared else ""
+    shared = str(instance_file.table().get("checkpoint_uri", "")).rstrip("/")
+    return f"{shared}/{owner or instance_file.account()}/{directory.name}" if shared else ""
 
 
 def former_location(settings: config.Config) -> str:
     """Where trainers before owners were a part of it uploaded to; empty where checkpoint.uri says it."""
-    shared = str(instance.table().get("checkpoint_uri", "")).rstrip("/")
+    shared = str(instance_file.table().get("checkpoint_uri", "")).rstrip("/")
     return f"{shared}/{Path(settings.run.directory).name}" if shared and not settings.checkpoint.uri else ""
 
 
@@ -63,14 +63,14 @@ def fetch_code(settings: config.Config) -> None:
     So a run goes on where nothing but its configuration is. Raises CheckpointError.
     """
     folder = Path(settings.run.directory)
-    if (folder / own.FOLDER).exists() or not own.is_named(settings):
+    if (folder / own_code.FOLDER).exists() or not own_code.is_named(settings):
         return
     uri = location(settings)
     store = CheckpointStore(uri, settings.checkpoint.endpoint) if uri else None
     for step in reversed(store.steps() if store else []):
         assert store is not None
-        if (packed := store.read(step, own.ARCHIVE)) is not None:
-            own.unpack(packed, folder)
+        if (packed := store.read(step, own_code.ARCHIVE)) is not None:
+            own_code.unpack(packed, folder)
             log.info("event=code-fetched step=%d uri=%s", step, uri)
         return
 

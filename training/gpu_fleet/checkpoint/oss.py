@@ -8,9 +8,9 @@ import botocore.session
 from botocore.config import Config
 from botocore.credentials import CredentialProvider, RefreshableCredentials
 
-from gpu_fleet import instance
+from gpu_fleet import instance_file
 from gpu_fleet.errors import CheckpointError, LaunchError
-from gpu_fleet.pool.identity import MetadataClient
+from gpu_fleet.pool.this_instance import MetadataClient
 
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss: from inside,
 # which is free, needs no way out of the network, and is open to accounts that the public name refuses.
@@ -29,7 +29,7 @@ def client(endpoint: str, options: Config) -> Any:
     `endpoint` is empty on an instance of a fleet, which asks inside its network. Raises CheckpointError where
     nobody knows an endpoint.
     """
-    table = instance.table()
+    table = instance_file.table()
     region = str(table.get("region", "")) if table.get("cloud") == "alicloud" else ""
     named = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if not named and not region:

@@ -21,7 +21,7 @@ from gpu_fleet.checkpoint.lease import RunLease
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import Team
 from gpu_fleet.errors import CheckpointError
-from gpu_fleet.own import ARCHIVE
+from gpu_fleet.own_code import ARCHIVE
 
 STATE = "state.pt"
 ABANDONED = "abandoned"  # what a rank says of an upload that it gave up for a newer one

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from gpu_fleet import instance
+from gpu_fleet import instance_file
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +114,8 @@ class Interruption:
 
 def sources(*, rebalance: bool = False) -> list[Source]:
     """What this instance can be asked: the stop file always, a metadata service where there is one."""
-    asked: list[Source] = [lambda: stop_file(instance.run_directory() / "stop")]
-    cloud = instance.table().get("cloud")
+    asked: list[Source] = [lambda: stop_file(instance_file.run_directory() / "stop")]
+    cloud = instance_file.table().get("cloud")
     aws, alicloud = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "GPU_FLEET_ALICLOUD_METADATA_ENDPOINT"
     if cloud == "aws" or aws in os.environ:
         asked.append(AwsNotice(os.environ.get(aws, AWS_METADATA), rebalance=rebalance))

@@ -25,7 +25,7 @@ from gpu_fleet.data.loader import Batch
 from gpu_fleet.data.order import Slice
 from gpu_fleet.data.shards import Records
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError
-from gpu_fleet.own import Own, told
+from gpu_fleet.own_code import Own, told
 
 ENDLESS = 2**62  # samples of a stream that does not say how many it has
 LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))

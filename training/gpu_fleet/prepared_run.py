@@ -26,7 +26,7 @@ from gpu_fleet.data.loader import (
     training_slices,
 )
 from gpu_fleet.data.order import SampleOrder
-from gpu_fleet.data.own import (
+from gpu_fleet.data.own_data import (
     ENDLESS,
     OwnData,
     OwnReader,
@@ -39,7 +39,6 @@ from gpu_fleet.data.own import (
 from gpu_fleet.data.prefetch import to_device
 from gpu_fleet.errors import CheckpointError, ConfigError, ParallelError
 from gpu_fleet.evaluation import Evaluated
-from gpu_fleet.identity import of_run
 from gpu_fleet.metrics.flops import Utilisation, utilisation
 from gpu_fleet.metrics.goodput import Book
 from gpu_fleet.metrics.profiling import StepTrace
@@ -49,12 +48,13 @@ from gpu_fleet.models import pretrained, registry
 from gpu_fleet.models.definitions import Facts
 from gpu_fleet.models.pretrained import fill, is_pretrained
 from gpu_fleet.models.registry import OWN_DATA
-from gpu_fleet.own import Own, Parts, archive, files, keep, parts
-from gpu_fleet.own import identity as identity_of
+from gpu_fleet.own_code import Own, Parts, archive, files, keep, parts
+from gpu_fleet.own_code import identity as identity_of
 from gpu_fleet.parallel.pipeline import cut
 from gpu_fleet.parallel.replicas import Replicas
 from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.parallel.world import World, check_sizes, ranks_per_replica
+from gpu_fleet.run_identity import of_run
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
 from gpu_fleet.task import Task, try_out
 

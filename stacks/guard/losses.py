@@ -6,8 +6,8 @@ from ipaddress import IPv4Network
 
 from stacks import naming
 from stacks.guard.errors import ReplacementError
-from stacks.guard.holdings import FOLLOWS, HOLDINGS, Holding
 from stacks.guard.plan import REMOVES, REPLACES, PlanStep
+from stacks.guard.types_with_data import FOLLOWS, HOLDINGS, Holding
 
 ZONES = {"aws:ec2/subnet:Subnet": "availabilityZone", "alicloud:vpc/switch:Switch": "zoneId"}
 

@@ -9,9 +9,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rich.progress import track
 
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.money.freezing import RECORDS
-from image.reaper.people.monthly import Month
-from image.reaper.people.records import End, FreezeChange, change_of, end_of
+from image.reaper.money.freezer import RECORDS
+from image.reaper.people.ledger_records import End, FreezeChange, change_of, end_of
+from image.reaper.people.monthly_savings import Month
 from image.reaper.sweep.cloud import LEDGER_URI
 from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX, confirms
 from image.reaper.times import parse_time

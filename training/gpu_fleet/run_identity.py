@@ -14,7 +14,7 @@ import numpy as np
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import Dataset, Description
-from gpu_fleet.data.own import OwnData
+from gpu_fleet.data.own_data import OwnData
 from gpu_fleet.errors import IdentityError, suggestion
 
 Identity = dict[str, str]  # key, as `section.key` -> its value as JSON

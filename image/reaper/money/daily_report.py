@@ -8,8 +8,8 @@ from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
 from image.reaper.money.efficiency import Efficiency, sum_up
 from image.reaper.money.efficiency_page import headline, mail, page
-from image.reaper.money.meter_days import DAY
-from image.reaper.money.meter_reading import Day, MeterReading, day_from_json
+from image.reaper.money.meter import DAY
+from image.reaper.money.meter_state import Day, MeterReading, day_from_json
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep.cloud import Cloud, Query, Span, Statistic

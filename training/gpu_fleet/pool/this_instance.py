@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gpu_fleet import instance
+from gpu_fleet import instance_file
 from gpu_fleet.errors import LaunchError
 from gpu_fleet.stopping.interrupt import ALICLOUD_METADATA, AWS_METADATA, TOKEN_TTL_S, ask
 
@@ -50,7 +50,7 @@ class ThisInstance(BaseModel):
 
 def read_identity() -> PoolIdentity | None:
     """The identity in instance.toml, None on instances of no fleet; raises LaunchError naming a wrong key."""
-    table = instance.table()
+    table = instance_file.table()
     if not table:
         return None
     try:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.people.records import End
+from image.reaper.people.ledger_records import End
 
 SECONDS_PER_HOUR = Decimal(3600)
 CENT = Decimal("0.01")

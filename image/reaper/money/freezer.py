@@ -8,7 +8,7 @@ from decimal import Decimal
 from image.reaper.calls import Failure
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
 from image.reaper.model import Group
-from image.reaper.money.freeze import Freeze, FreezeStage, follow, from_json, lift, note, steps
+from image.reaper.money.freeze_rules import Freeze, FreezeStage, follow, from_json, lift, note, steps
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep.cloud import Cloud

@@ -1,0 +1,143 @@
+"""After each sweep: what the stack costs is counted, and held against its budget."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from image.reaper.calls import Failure
+from image.reaper.errors import CloudError, DeadlineError
+from image.reaper.model import Fleet
+from image.reaper.money import daily_report, freezer, meter
+from image.reaper.money.freeze_rules import Freeze
+from image.reaper.money.meter_state import MeterReading, from_json
+from image.reaper.money.spending import Spending
+from image.reaper.policy import Policy
+from image.reaper.policy_budget import Budget
+from image.reaper.store import Store
+from image.reaper.sweep.cloud import Cloud
+from image.reaper.sweep.results import Result
+
+KEY = "meter.json"
+TRIES = 3  # another sweep may count at the same moment; then this one counts on from there
+
+
+def settle(cloud: Cloud, policy: Policy, result: Result, *, act: bool) -> Spending | None:
+    """Count, hold against the budget, and report the days that ended.
+
+    Args:
+        cloud: of the stack.
+        policy: of the stack.
+        result: of the sweep; what fails here is added to its failures.
+        act: groups may be changed; not in a dry run.
+
+    Returns:
+        None where the policy has no budget, there is no bucket, or the meter could not be read.
+    """
+    store, failures = cloud.store, result.done.failures
+    if policy.budget is None or store is None:
+        return None
+    budget, failed = _at_market_prices(cloud, policy.budget, result.fleet)
+    failures += failed
+    try:
+        reading = _count(store, policy, budget, result)
+    except (CloudError, DeadlineError) as error:
+        failures.append(Failure("*", "meter", str(error)))
+        return None
+    freeze = None
+    if budget.freezes:
+        try:
+            freeze, failed = _hold(cloud, policy, result, reading, act=act)
+            failures += failed
+        except (CloudError, DeadlineError) as error:
+            failures.append(Failure("*", "freeze", str(error)))
+    spending = _spending(policy, budget, reading, result.fleet, freeze)
+    try:
+        if reported := daily_report.report(cloud, store, policy, reading):
+            _forget_reported(store, reported)
+    except (CloudError, DeadlineError) as error:
+        failures.append(Failure("*", "report the day", str(error)))
+    return spending
+
+
+def look(cloud: Cloud, policy: Policy, fleet: Fleet, now: datetime) -> Spending | None:
+    """What the stack costs as of now, with nothing written; None where nothing is metered.
+
+    Raises:
+        CloudError: the meter or the freeze could not be read.
+    """
+    store = cloud.store
+    if policy.budget is None or store is None:
+        return None
+    before, _ = _read(store)
+    if before is None:
+        return None
+    # Without an answer spot counts at most; that the sweep got none, its own report says.
+    budget, _ = _at_market_prices(cloud, policy.budget, fleet)
+    reading, _ = meter.advance(before, fleet, budget, policy.currency, now)
+    freeze = freezer.read(store, now)[0] if budget.freezes else None
+    return _spending(policy, budget, reading, fleet, freeze)
+
+
+def _at_market_prices(cloud: Cloud, budget: Budget, fleet: Fleet) -> tuple[Budget, list[Failure]]:
+    """The budget with what spot machines cost now, at most what it says; without an answer it stays."""
+    types = sorted({one.type for one in fleet.instances if one.spot and one.state in meter.BILLED})
+    if cloud.spot_prices is None or not types:
+        return budget, []
+    try:
+        market = cloud.spot_prices(types)
+    except (CloudError, DeadlineError) as error:
+        return budget, [Failure("*", "read spot prices", str(error))]
+    return meter.with_spot_prices(budget, market), []
+
+
+def _spending(
+    policy: Policy, budget: Budget, reading: MeterReading, fleet: Fleet, freeze: Freeze | None
+) -> Spending:
+    rates = meter.per_hour(fleet.instances, budget)
+    unpriced = meter.unpriced(fleet.instances, budget)
+    return Spending(policy.currency, budget, reading, rates, unpriced, freeze)
+
+
+def _count(store: Store, policy: Policy, budget: Budget, result: Result) -> MeterReading:
+    """Move the meter in the bucket on to the sweep's moment.
+
+    Raises:
+        CloudError: it could not be read or written, or counts in another currency.
+    """
+    ended = [one.decision.instance.id for one in result.done.ended]
+    for _ in range(TRIES):
+        before, version = _read(store)
+        reading, days = meter.advance(before, result.fleet, budget, policy.currency, result.now)
+        reading = meter.note_ends(reading, ended, result.now)
+        # A day is on record before the meter moves past it; one that was written before stays as it is.
+        for day in days:
+            daily_report.keep(store, day)
+        reading = replace(reading, unreported=(*reading.unreported, *(day.name for day in days)))
+        if store.move_on(KEY, reading.to_json(), version) is not None:
+            return reading
+    raise CloudError("the meter was moved by others at the same moment, again and again")
+
+
+def _read(store: Store) -> tuple[MeterReading | None, str | None]:
+    found = store.get(KEY)
+    return (None, None) if found is None else (from_json(found.content, KEY), found.version)
+
+
+def _forget_reported(store: Store, reported: Iterable[str]) -> None:
+    """A day that is told stays so; where another sweep writes at the same moment, the marker of the day's
+    report keeps people from being told twice.
+    """
+    before, version = _read(store)
+    if before is not None:
+        left = tuple(name for name in before.unreported if name not in set(reported))
+        store.move_on(KEY, replace(before, unreported=left).to_json(), version)
+
+
+def _hold(
+    cloud: Cloud, policy: Policy, result: Result, reading: MeterReading, *, act: bool
+) -> tuple[Freeze, list[Failure]]:
+    if act:
+        groups, spent = result.fleet.groups, reading.month_cost
+        return freezer.Freezer(cloud, policy, groups, spent).enforce(result.now)
+    assert cloud.store is not None, "the meter was just written there"
+    return freezer.read(cloud.store, result.now)[0], []
