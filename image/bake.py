@@ -30,7 +30,6 @@ class Baked:
     """A root file system and how long each of its parts took.
 
     Attributes:
-        root: the folder.
         seconds: part -> seconds, ``base`` and the steps in their order.
         size_bytes: what the files take on disk.
     """
@@ -61,7 +60,6 @@ def bake(target: str, files: payload.Files, root: Path, cache: Path, listener: L
 
     Args:
         target: ``qemu`` or ``oci``.
-        files: the payload.
         root: the folder to make; must not exist.
         cache: packages and wheels, kept between bakes.
         listener: called with the name of each part as it begins.

@@ -34,7 +34,6 @@ class RecipePlace:
     """Where the recipe works.
 
     Attributes:
-        payload: the unpacked payload.
         root: the instance's root, or a folder in its stead.
         target: ``aws`` or ``alicloud``.
     """
@@ -122,9 +121,7 @@ def bootstrap(
     """Run the steps, and again after a while those that failed.
 
     Args:
-        place: where.
         steps: their names in order; those that an earlier boot has done are not run again.
-        run: runs one.
         wait: for so many seconds.
     """
     report = BootstrapReport((place.payload / "payload.sha256").read_text(encoding="utf-8").strip())

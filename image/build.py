@@ -29,7 +29,6 @@ class BakeReport:
     """What a bake made.
 
     Attributes:
-        folder: where it lies.
         key: hash of the inputs.
         size_bytes: of the root file system, or of the archive.
         seconds: part -> seconds, in their order; of the bake that made it, however long ago.

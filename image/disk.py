@@ -18,7 +18,6 @@ def make(root: Path, folder: Path, size_bytes: int, disk_format: str = "raw") ->
 
     Args:
         root: the root file system.
-        folder: where the files go.
         size_bytes: of the files below root.
         disk_format: ``raw`` or ``qcow2``.
 

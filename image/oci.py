@@ -61,7 +61,6 @@ def make(root: Path, archive: Path, labels: dict[str, str], created_s: int) -> P
     Args:
         root: the root file system.
         archive: the file to write.
-        labels: of the image, by name.
         created_s: seconds since the epoch; of the image and its newest files, so that bakes are alike.
 
     Returns:

@@ -43,7 +43,6 @@ def assemble(project: Path = PROJECT, target: str = "qemu") -> Files:
     """Every file of the payload: path -> content, its own digest among them.
 
     Args:
-        project: the checkout.
         target: whose packages go along, see ``vendored.packages``.
 
     Raises:

@@ -54,8 +54,6 @@ def fetch_all(text: str, folder: Path, fetch: Fetch) -> int:
     """Fetch every wheel of a list that the folder lacks; gives how many there are.
 
     Args:
-        text: the list.
-        folder: for the wheels.
         fetch: brings an object of the bucket into a file.
 
     Raises:

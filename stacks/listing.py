@@ -47,8 +47,6 @@ class Listing:
     """A table, or blocks of lines where it does not fit; rows are added one by one.
 
     Attributes:
-        columns: of the table.
-        title: above it.
         box: its lines; None for none.
     """
 

@@ -37,7 +37,6 @@ class Credentials:
     Args:
         environ: where a function and a user have theirs.
         metadata: of this instance; None elsewhere.
-        now: the time.
     """
 
     def __init__(

@@ -29,11 +29,6 @@ class CloudError(InstanceError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a typo: ``(nearest: idle_after_hours)``, or nothing.
-
-    Args:
-        word: what was written.
-        known: what may be written.
-    """
+    """A hint for a typo: ``(nearest: idle_after_hours)``, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (nearest: {close[0]})" if close else ""

@@ -26,8 +26,6 @@ class Expected:
     """What the catalog says of an instance type.
 
     Attributes:
-        gpus: how many.
-        gpu_memory_gib: of each.
         efa_interfaces: Elastic Fabric Adapters.
         erdma_interfaces: elastic RDMA interfaces.
     """
@@ -44,11 +42,7 @@ class InstanceFile:
 
     Attributes:
         cloud: ``aws`` or ``alicloud``.
-        region: its region.
-        stack: its stack.
-        pool: its pool.
         data_uri: bucket for what is saved before the instance is terminated, ``s3://BUCKET``.
-        metric_namespace: where its heartbeats go.
         lifecycle_hook: of the pool's scaling group; empty without one.
         home_file_system: DNS name of the shared home, or empty.
         monitor_group: CloudMonitor's application group for metrics of the pool; empty for none, and in files

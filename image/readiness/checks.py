@@ -29,7 +29,6 @@ class ProbedGpu:
 
     Attributes:
         name: index and bus address.
-        memory_gib: all of it.
         uncorrected_ecc_errors: since boot; None where it has no ECC.
         inactive_nvlinks: links that the GPU has and that are down.
         copy_gib_per_s: memory bandwidth of a copy; None when it was not measured.
@@ -78,9 +77,7 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        check: its name.
         ok: whether the instance may be used.
-        detail: one sentence.
         waiting: not ok yet, but it may become so without anybody's help.
     """
 

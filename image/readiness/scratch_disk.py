@@ -33,7 +33,6 @@ class Disk:
     """A whole disk as the instance sees it.
 
     Attributes:
-        path: its device.
         label: of the file system on it, or empty.
         blank: nothing is on it: no file system, no partition table, no partition.
         mounted: it, or a part of it, is in use.

@@ -23,11 +23,7 @@ class TestedInstance:
     Attributes:
         id: the cloud's id.
         pool: the value of its tag ``gpu-fleet:pool``.
-        type: instance type.
         state: ``pending``, ``running``, ``stopping``, ``stopped``, ``shutting-down`` or ``terminated``.
-        spot: bought on the spot market.
-        launched_at: when it started, aware UTC.
-        tags: all of its tags.
     """
 
     id: str
@@ -49,9 +45,7 @@ class CommandOutput:
     """What a command on an instance came to.
 
     Attributes:
-        code: its exit code.
         output: of standard output, up to what the cloud keeps (24,000 characters on AWS).
-        error: of standard error.
     """
 
     code: int
@@ -69,8 +63,6 @@ class Left:
         state: as the cloud calls it; empty where it names none.
         priced_as: the catalog's or price list's name of what an hour of it costs; empty where it is not
             paid by the hour.
-        units: of that price.
-        note: for users.
     """
 
     kind: str
@@ -105,9 +97,7 @@ class Kept:
     """A setting of a scaling group, as it was asked for and as the cloud has it.
 
     Attributes:
-        group: the group's id.
         setting: in the cloud's word.
-        asked, actual: its values.
     """
 
     group: str

@@ -100,8 +100,6 @@ class AlicloudAccount:
     """One stack's part of an Alibaba Cloud account; see ``account.Account``.
 
     Args:
-        stack: the stack that is looked at.
-        clock: for times.
         cloud: asks the products; by default with the credentials of the environment.
         connect: makes boto3's client for OSS.
     """

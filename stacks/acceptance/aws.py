@@ -104,8 +104,6 @@ class AwsAccount:
     """One stack's part of an AWS account; see ``account.Account``.
 
     Args:
-        stack: the stack that is looked at.
-        clock: for times and waits.
         clients: service -> boto3 client; by default with the credentials of the environment.
     """
 

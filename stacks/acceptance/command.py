@@ -61,13 +61,9 @@ class Surroundings:
     """What a run has to do with; tests bring another.
 
     Attributes:
-        account: of a stack.
         engine: (stack's name, log) -> what stands it up.
-        clock: time.
         look: asks the cloud whether there is room.
         stack_folder: where stack files lie, and where the variant's is written.
-        evidence_folder: where the evidence goes.
-        epochs: of the training runs.
     """
 
     account: Callable[[Stack, RunClock], Account] = account_of
@@ -173,13 +169,9 @@ class Prepared:
     """What is known before anything is started.
 
     Attributes:
-        options: of the command.
         variant: the stack that would come up.
         raw: the ``config`` mapping of its file.
-        path: of its file.
-        kind: what its instances are.
         price: what the run may cost.
-        cap: what it is allowed to.
     """
 
     options: AcceptOptions

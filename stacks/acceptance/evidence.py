@@ -29,11 +29,8 @@ class StepRecord:
     """One step as it went.
 
     Attributes:
-        name: the step.
-        proves: what it proves.
         status: how it ended.
         started, ended: aware UTC.
-        expected: what had to be seen.
         observed: what was seen, or why it failed or was skipped.
         facts: figures for instances.
         accrued: the run's cost so far, in its currency.
@@ -79,9 +76,6 @@ class Evidence:
     """A whole run.
 
     Attributes:
-        stack: the stack that was asked for.
-        variant: the one that came up.
-        cloud, region: where.
         account: its id; written with all but its last four digits hidden, wherever it stands.
         began, ended: aware UTC; ``ended`` is None while it runs.
         currency: of every amount.
@@ -89,7 +83,6 @@ class Evidence:
         plan: (step, its deadline in seconds), in order.
         versions: of what took part.
         notes: sentences to know before trusting the figures.
-        steps: what was done.
         remaining: what still existed at the end; None where it could not be listed.
         stopped: why the whole run ended early; empty where it did not.
     """

@@ -19,7 +19,6 @@ class Metering:
     """The run's own estimate; an hour that was begun of what is shared counts whole, as gateways are charged.
 
     Attributes:
-        variant: the stack that comes up.
         cap: most that the run may cost.
         once: what is paid by volume, counted from the first moment.
         unpriced_per_hour: what the operator says that everything without a price costs.
@@ -72,7 +71,6 @@ class Metering:
         """Stop the run before it passes its cap.
 
         Args:
-            now: the time.
             reserve: what the tear-down may still cost.
 
         Raises:

@@ -27,8 +27,6 @@ class TrainerJob:
 
     Attributes:
         name: of the job and its unit ``trainer@NAME``.
-        checkpoint_uri: where it saves.
-        ranks: processes.
         epochs: passes over the training data.
         on_gpu: False hides the GPUs: two ranks need two, and NCCL takes no two on one.
     """
@@ -64,12 +62,7 @@ def environment() -> str:
 
 
 def start(job: TrainerJob, example: str) -> str:
-    """Prepare the data where it is missing, write the job and start its unit.
-
-    Args:
-        job: the run.
-        example: the text of its configuration.
-    """
+    """Prepare the data where it is missing, write the job and start its unit."""
     overrides = {
         "data.path": DATA,
         "run.directory": job.folder,

@@ -102,7 +102,6 @@ class RunCost:
         per_hour: of everything that the variant may start.
         once: what is paid by volume and not by time.
         hours: the run at its longest, in whole hours, as NAT gateways and addresses are charged.
-        worst: all of it.
         foreign: sentences on prices that hold in another region than the stack's.
     """
 
@@ -126,7 +125,6 @@ def price(variant: Stack, unpriced_per_hour: Decimal | None = None) -> RunCost:
     """What the run may cost at worst.
 
     Args:
-        variant: the stack that comes up.
         unpriced_per_hour: what the operator says that everything without a public price costs together.
 
     Raises:

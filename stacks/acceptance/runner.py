@@ -47,10 +47,7 @@ class AcceptanceRun:
     """One acceptance run; the steps work with it.
 
     Attributes:
-        variant: the stack that comes up.
         account, engine, clock: the cloud, Pulumi, and time.
-        metering: cost.
-        evidence: what is written at the end.
         epochs: of the training runs; long enough that an interruption comes in their midst.
         stop_file_only: never ask the cloud for a spot interruption.
         memory: what one step leaves for another.
@@ -142,10 +139,8 @@ def execute(
     """Run every step that can be tried, then tear down, whatever happened; the evidence has all of it.
 
     Args:
-        run: the run.
         actions: step -> what it does.
         listener: called at ``begin`` and ``end`` of each step.
-        steps: in order.
     """
     try:
         run.ends_at = run.clock.now() + timedelta(seconds=plan.longest_s(steps) - plan.TEARDOWN_S)

@@ -47,7 +47,6 @@ def chosen_type(cloud: Cloud, name: str | None) -> InstanceType:
     """The type that both pools use.
 
     Args:
-        cloud: of the stack.
         name: what the operator asked for; None for the cheapest.
 
     Raises:

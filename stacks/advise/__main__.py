@@ -145,7 +145,6 @@ def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | Non
 
     Args:
         found: the plans, in order.
-        most: the budget.
         discount: what a reservation takes off the price; None for no column of reservations.
     """
     share = facts()["utilisation"]["decoder"]

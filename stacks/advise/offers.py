@@ -28,8 +28,6 @@ class Offer:
     """An instance that may be rented.
 
     Attributes:
-        name: of the type.
-        vendor: whose it is.
         gpu_count, gpu_model, gpu_memory_gib: its GPUs; None for a model without a public name.
         network_gbps: of all its cards; None where unknown.
         joined: whether several of them may be joined by RDMA.

@@ -29,11 +29,8 @@ class Candidate:
     """A way to finish a run.
 
     Attributes:
-        offer: the instances.
-        instances: how many.
         gpus: how many of all their GPUs work.
         layout: how the run is spread over them.
-        memory: what each GPU holds.
         hours: from the first step to the last, without interruptions.
         on_demand: list price of all instances for that long; None where no price is public.
         spot: the least that the same may cost on spot, at the largest advertised discount; None where no
@@ -66,7 +63,6 @@ def plans(work: Work, days: float | None = None) -> list[Candidate]:
     """Every type that can finish, the cheapest first within each currency; those without a price last.
 
     Args:
-        work: the run.
         days: it must be done by then; None for no hurry.
     """
     plans_of_all = [plan for offer in offers() if (plan := plan_of(work, offer, days)) is not None]

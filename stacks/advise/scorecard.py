@@ -31,7 +31,6 @@ class CriterionScore:
     Attributes:
         value: in the unit of ``UNITS``.
         points: of the criterion's weight.
-        source: where the number is from.
     """
 
     value: float
@@ -44,7 +43,6 @@ class Card:
     """One vendor's line.
 
     Attributes:
-        title: the vendor.
         scores: criterion -> score; None where no sourced number is known.
         counted: sum of the weights of what is scored.
     """

@@ -33,13 +33,7 @@ class Work:
     """A training run.
 
     Attributes:
-        parameters: of the model.
-        precision: of the matrix products.
         batch: sequences of one optimizer step, over all GPUs.
-        sequence: tokens of a sequence.
-        tokens: to train on in all.
-        layers: of the model.
-        width: of a layer.
     """
 
     parameters: float
@@ -73,8 +67,6 @@ class MemoryNeed:
     """What one GPU holds, in bytes.
 
     Attributes:
-        weights: parameters.
-        gradients: one for each.
         optimizer: Adam's two moments of each.
         activations: what the backward pass needs of one sequence.
         gathered: the layer that FSDP has whole at a time, and the next one.
@@ -139,7 +131,6 @@ def seconds(flops: float, layout: Layout, peak_flops_per_s: float, utilisation: 
     Args:
         flops: of the model, without what is computed again.
         layout: recomputing costs a forward pass more.
-        peak_flops_per_s: of all GPUs.
         utilisation: which part of the peak a run reaches, 0 to 1.
     """
     again = RECOMPUTATION if layout.checkpointed else 1

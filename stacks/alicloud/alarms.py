@@ -30,8 +30,6 @@ def alarm(
         stack: the settings; the metric has the one dimension ``Stack``.
         metric: as the functions publish it.
         above: the threshold, in the metric's unit.
-        contact_group: who is notified.
-        parent: the component that owns it.
     """
     return alicloud.cms.Alarm(
         name,

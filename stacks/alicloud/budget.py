@@ -23,11 +23,7 @@ LONGEST_CONTACT_NAME = 40
 
 @dataclass(frozen=True)
 class BudgetArgs:
-    """What the budget depends on.
-
-    Attributes:
-        stack: the settings.
-    """
+    """What the budget depends on."""
 
     stack: Stack
 

@@ -23,8 +23,6 @@ class EndpointsArgs:
     """What the endpoints depend on.
 
     Attributes:
-        stack: the settings.
-        vpc_id: the network.
         subnet_ids: zone -> private vSwitch.
         group_id: the security group that lets the pools in.
     """

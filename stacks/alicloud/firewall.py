@@ -121,7 +121,6 @@ class FirewallArgs:
     """What the firewall depends on.
 
     Attributes:
-        stack: the settings.
         vpc_id: the network the groups belong to.
     """
 

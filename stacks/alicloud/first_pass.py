@@ -64,7 +64,6 @@ class FirstValue:
     """A metric that CloudMonitor must know before an alarm can watch it.
 
     Attributes:
-        metric: its name.
         dimensions: name -> value, as the alarm has them.
     """
 
@@ -76,7 +75,6 @@ def stage_of(name: str, environ: Mapping[str, str]) -> DeclaredStage | None:
     """The stage of a resource in this pass; None where it is meant as it stands.
 
     Args:
-        name: its logical name.
         environ: the program's environment.
 
     Raises:

@@ -44,9 +44,6 @@ class FleetArgs:
     """What a pool depends on.
 
     Attributes:
-        stack: the settings.
-        pool: the pool.
-        key_id: the key of disks.
         key_arn: the same, for the instances' role.
         subnet_ids: zone -> private vSwitch.
         group_id: the pool's security group.

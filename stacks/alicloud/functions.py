@@ -29,17 +29,13 @@ class ScheduledFunctionArgs:
     """What a function on a timer depends on.
 
     Attributes:
-        stack: the settings.
         label: what it is, say ``reaper``.
         purpose: one sentence about it.
         handler: ``module.function`` in the archive.
         files: path in the archive -> content.
         every_minutes: time between two runs.
         timeout_s: when a run is given up.
-        environment: variables of the function.
         statements: what its role may do.
-        key_id: encrypts the log.
-        key_arn: the same key, for policies.
     """
 
     stack: Stack
@@ -56,11 +52,7 @@ class ScheduledFunctionArgs:
 
 
 class ScheduledFunction(pulumi.ComponentResource):
-    """One run at a time, on a timer, with a role of its own and an encrypted log.
-
-    Attributes:
-        function_name: to run it by hand.
-    """
+    """One run at a time, on a timer, with a role of its own and an encrypted log."""
 
     function_name: pulumi.Output[str]
 

@@ -21,7 +21,6 @@ class ImageArgs:
     """What the image depends on.
 
     Attributes:
-        stack: the settings.
         subnet_ids: zone -> private vSwitch; the builder stands in the first zone.
         records_bucket: where payload and disk lie; known once its policy lets the builder read.
     """

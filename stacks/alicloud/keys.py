@@ -32,7 +32,6 @@ class Keys(pulumi.ComponentResource):
 
     Attributes:
         key_id: the key, for every ``kms_key_id`` of the stack.
-        key_arn: the same, for policies.
     """
 
     key_id: pulumi.Output[str]

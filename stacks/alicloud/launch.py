@@ -29,9 +29,6 @@ class LaunchArgs:
     """What a launch template depends on.
 
     Attributes:
-        stack: the settings.
-        pool: the pool.
-        key_id: encrypts the disks.
         group_id: the pool's security group.
         role_name: the pool's RAM role.
         home: DNS name of the shared home, or empty.

@@ -16,9 +16,7 @@ class LogStoreArgs:
     """What a log store depends on.
 
     Attributes:
-        stack: the settings.
         label: what is logged, say ``flow``.
-        key_id: encrypts the store.
         key_arn: the same key, for the role that uses it.
         retention_days: how long entries stay.
     """
@@ -35,7 +33,6 @@ class LogStore(pulumi.ComponentResource):
 
     Attributes:
         project_name: unique in the world by the account id.
-        store_name: the label.
     """
 
     project_name: pulumi.Output[str]

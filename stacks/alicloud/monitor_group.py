@@ -14,7 +14,6 @@ class MonitorGroupArgs:
     """What the group depends on.
 
     Attributes:
-        stack: the settings.
         contact_group: whom CloudMonitor tells of alarms in it.
     """
 

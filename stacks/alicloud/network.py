@@ -20,7 +20,6 @@ class NetworkArgs:
     """What the network depends on.
 
     Attributes:
-        stack: the settings.
         key_id: the key that encrypts the flow log.
         key_arn: the same, for the log's role.
         keys: owns that key. The network stands on it: a network cannot be deleted while an instance is in it,
@@ -37,7 +36,6 @@ class Network(pulumi.ComponentResource):
     """VPC, vSwitches, routes, NAT, OSS gateway endpoint, flow log.
 
     Attributes:
-        vpc_id: the VPC.
         private_subnet_ids: zone -> vSwitch that holds instances.
     """
 

@@ -20,10 +20,6 @@ def payload_objects(
     older version of its launch template: they are a few megabytes each, and are deleted with the bucket.
 
     Args:
-        name: of the resource.
-        stack: the settings.
-        bucket: the records bucket.
-        key_id: encrypts the object.
         opts: parent, and what must stand before.
     """
     payload = built.for_stack(stack)

@@ -24,11 +24,7 @@ class ReaperArgs:
     """What the sweep depends on.
 
     Attributes:
-        stack: the settings.
         key_id: encrypts log and ledger.
-        key_arn: the same, for policies.
-        records_arn: the bucket of the ledger.
-        contact_group: who is notified.
     """
 
     stack: Stack
@@ -39,11 +35,7 @@ class ReaperArgs:
 
 
 class Reaper(pulumi.ComponentResource):
-    """The sweep of one stack.
-
-    Attributes:
-        function_name: to run it by hand.
-    """
+    """The sweep of one stack."""
 
     function_name: pulumi.Output[str]
 

@@ -13,7 +13,6 @@ class Alarm:
     """When an operator must look at the sweep.
 
     Attributes:
-        label: part of the alarm's name.
         metric: what is watched; any value above zero alarms.
     """
 
@@ -34,14 +33,7 @@ def alarms(stack: Stack) -> tuple[Alarm, ...]:
 def declare_alarms(
     name: str, stack: Stack, *, contact_group: pulumi.Input[str], parent: pulumi.Resource
 ) -> None:
-    """Declare every alarm of the sweep.
-
-    Args:
-        name: prefix of their names.
-        stack: the settings.
-        contact_group: who is notified.
-        parent: the component that owns them.
-    """
+    """Declare every alarm of the sweep."""
     for watched in alarms(stack):
         alarm(
             f"{name}-{watched.label}",

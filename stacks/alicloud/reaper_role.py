@@ -40,13 +40,7 @@ LOOK_ACTIONS = (
 
 @dataclass(frozen=True)
 class RoleArgs:
-    """What the role's policy names.
-
-    Attributes:
-        stack: the settings.
-        key_arn: encrypts the ledger.
-        records_arn: the bucket of the ledger.
-    """
+    """What the role's policy names."""
 
     stack: Stack
     key_arn: pulumi.Input[str]

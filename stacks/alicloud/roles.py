@@ -21,11 +21,7 @@ def role_with_policy(
 
     Args:
         name: of role and policy alike, unique in the account; at most 64 characters.
-        stack: the settings.
         service: who may take the role, say ``ecs.aliyuncs.com``.
-        policy_document: what the role may do.
-        purpose: the description of both.
-        parent: the component that owns them.
     """
     child, tags = pulumi.ResourceOptions(parent=parent), naming.tags(stack.name, stack.owner)
     role = alicloud.ram.Role(

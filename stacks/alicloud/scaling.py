@@ -37,12 +37,8 @@ def scale_by_load(
 
     Args:
         name: prefix of the resources' logical names.
-        stack: the settings.
-        pool: the group's pool.
         plan: what the group was made by.
-        group: the scaling group.
         monitor_group: the application group of the metrics that agents publish.
-        opts: the component that owns all of it.
     """
     more = _rule(f"{name}-out", group, 1, COOLDOWN_OUT_S, opts)
     ask = _rule(f"{name}-ask", group, 0, COOLDOWN_IN_S, opts)

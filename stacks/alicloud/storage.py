@@ -36,9 +36,7 @@ class StorageArgs:
     """What the storage depends on.
 
     Attributes:
-        stack: the settings.
         key_id: the key that encrypts everything here.
-        vpc_id: the network that mounts.
         subnet_ids: zone -> private vSwitch.
         reaper_policy: the sweep's policy as JSON, which users' commands read in the records bucket.
     """

@@ -25,14 +25,7 @@ PERIOD_S = 60  # a sweep's word every ten minutes is judged as soon as it comes
 
 @dataclass(frozen=True)
 class _MeterWatch:
-    """A metric of the meter, and the value above which an operator must look.
-
-    Attributes:
-        label: part of the alarm's name.
-        says: its description.
-        metric: what is watched.
-        above: the threshold.
-    """
+    """A metric of the meter, and the value above which an operator must look."""
 
     label: str
     says: str
@@ -51,23 +44,14 @@ _UNPRICED = _MeterWatch(
 
 @dataclass(frozen=True)
 class BudgetArgs:
-    """What the budget depends on.
-
-    Attributes:
-        stack: the settings.
-        key_arn: encrypts the topic.
-    """
+    """What the budget depends on."""
 
     stack: Stack
     key_arn: pulumi.Output[str]
 
 
 class Budget(pulumi.ComponentResource):
-    """A monthly budget, and the topic all alarms of the stack go to.
-
-    Attributes:
-        topic_arn: the topic.
-    """
+    """A monthly budget, and the topic all alarms of the stack go to."""
 
     topic_arn: pulumi.Output[str]
 

@@ -31,7 +31,6 @@ class DashboardArgs:
     """What the dashboard depends on.
 
     Attributes:
-        stack: the settings.
         group_names: pool -> its Auto Scaling groups.
     """
 
@@ -40,11 +39,7 @@ class DashboardArgs:
 
 
 class Dashboard(pulumi.ComponentResource):
-    """The dashboard, and the rule that counts spot interruptions for it.
-
-    Attributes:
-        url: where a user opens it.
-    """
+    """The dashboard, and the rule that counts spot interruptions for it."""
 
     url: str
 
@@ -75,7 +70,6 @@ def widgets(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     """Everything on the page, three graphs a row; pure.
 
     Args:
-        stack: the settings.
         group_names: pool -> its Auto Scaling groups.
         spot_rule: the rule that matches spot interruptions.
     """

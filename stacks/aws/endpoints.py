@@ -33,8 +33,6 @@ class EndpointsArgs:
     """What the endpoints depend on.
 
     Attributes:
-        stack: the settings.
-        vpc_id: the network.
         subnet_ids: one private subnet per zone.
         group_id: the security group that lets the pools in.
     """

@@ -126,7 +126,6 @@ class FirewallArgs:
     """What the firewall depends on.
 
     Attributes:
-        stack: the settings.
         vpc_id: the network the groups belong to.
         s3_prefix_list_id: the region's S3 addresses.
     """

@@ -47,9 +47,6 @@ class FleetArgs:
     """What a pool depends on.
 
     Attributes:
-        stack: the settings.
-        pool: the pool.
-        key_arn: the key of volumes and buckets.
         autoscaling_role_arn: the scaling role that the key trusts.
         subnet_ids: zone -> private subnet.
         group_id: the pool's security group.
@@ -78,7 +75,6 @@ class Fleet(pulumi.ComponentResource):
 
     Attributes:
         group_names: the pool's Auto Scaling groups, in order of preference.
-        launch_template_id: what they start from.
     """
 
     group_names: list[pulumi.Output[str]]

@@ -37,9 +37,6 @@ class IdentityArgs:
     """What a pool's instances are allowed to touch.
 
     Attributes:
-        stack: the settings.
-        pool: the pool.
-        key_arn: the key of the stack.
         bucket_arns: kind -> bucket.
     """
 

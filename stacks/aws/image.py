@@ -27,7 +27,6 @@ class ImageArgs:
     """What the image depends on.
 
     Attributes:
-        stack: the settings.
         key_arn: encrypts the builder's disk, the components and the image.
         subnet_ids: zone -> private subnet; the builder stands in the first zone.
         group_id: lets the builder out and nobody in; None where nothing is built.

@@ -29,8 +29,6 @@ class LaunchArgs:
     """What a launch template depends on.
 
     Attributes:
-        stack: the settings.
-        pool: the pool.
         key_arn: encrypts the root volume.
         group_id: the pool's security group.
         profile_arn: the pool's instance profile.

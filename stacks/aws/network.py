@@ -35,7 +35,6 @@ class NetworkArgs:
     """What the network depends on.
 
     Attributes:
-        stack: the settings.
         key_arn: the key that encrypts the flow log.
         keys: owns that key. The network stands on it: a network cannot be deleted while an instance is in it,
             whose volumes need the key.
@@ -50,7 +49,6 @@ class Network(pulumi.ComponentResource):
     """VPC, subnets, routes, NAT, S3 gateway endpoint, flow log.
 
     Attributes:
-        vpc_id: the VPC.
         private_subnet_ids: zone -> subnet that holds instances.
         s3_prefix_list_id: the addresses of S3 in this region, for egress rules that need no NAT.
     """

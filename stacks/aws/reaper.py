@@ -27,9 +27,7 @@ class ReaperArgs:
     """What the sweep depends on.
 
     Attributes:
-        stack: the settings.
         key_arn: encrypts log, ledger and topic.
-        records_arn: the bucket of the ledger.
         topic_arn: where owners and operators listen.
     """
 
@@ -40,11 +38,7 @@ class ReaperArgs:
 
 
 class Reaper(pulumi.ComponentResource):
-    """The sweep of one stack.
-
-    Attributes:
-        function_name: to run it by hand.
-    """
+    """The sweep of one stack."""
 
     function_name: pulumi.Output[str]
 

@@ -17,9 +17,6 @@ class Alarm:
     """When an operator must look at the sweep.
 
     Attributes:
-        label: part of the alarm's name.
-        says: its description.
-        namespace, metric, dimensions: what is watched.
         period_s: over which it is summed.
         at_least: the sum that alarms; None for a sum below 1, and for no data at all.
     """
@@ -83,12 +80,7 @@ def declare_alarms(
     """Declare every alarm of the sweep.
 
     Args:
-        name: prefix of their names.
-        stack: the settings.
-        function_name: the function that sweeps.
         queue_name: where events go that it did not take.
-        topic_arn: who is notified.
-        parent: the component that owns them.
     """
     for alarm in alarms(stack, function_name, queue_name):
         silent = alarm.at_least is None

@@ -50,9 +50,7 @@ class RoleArgs:
     """What the role's policy names.
 
     Attributes:
-        stack: the settings.
         key_arn: encrypts ledger and topic.
-        records_arn: the bucket of the ledger.
         topic_arn: where owners are notified.
         queue_arn: where failed events go.
         log_group_arn: the function's log.

@@ -35,11 +35,7 @@ def scale_by_load(
 
     Args:
         name: prefix of the resources' logical names.
-        stack: the settings.
-        pool: the group's pool.
         plan: what the group was made by.
-        group: the scaling group.
-        opts: the component that owns all of it.
     """
     more = aws.autoscaling.Policy(
         f"{name}-out",

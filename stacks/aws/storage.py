@@ -33,7 +33,6 @@ class StorageArgs:
     """What the storage depends on.
 
     Attributes:
-        stack: the settings.
         key_arn: the key that encrypts everything here.
         keys: owns that key, its alias and the role that it trusts; all of them outlast the buckets.
         subnet_ids: zone -> private subnet.

@@ -62,7 +62,6 @@ class Alicloud:
     """Asks Alibaba Cloud, with the credentials that the Pulumi provider takes too.
 
     Args:
-        region: where.
         environ: holds the credentials; by default the process's own.
         endpoint: instead of the cloud, ``host:port`` without TLS, for tests.
     """

@@ -19,7 +19,6 @@ def empty(ask: Ask, bucket: str, note: Callable[[str], None], *, in_batches: boo
     Args:
         ask: makes one call of boto3's S3 client, say ``ask("list_object_versions", Bucket=...)``; called from
             several threads where ``in_batches`` is False.
-        bucket: its name.
         note: called with how many are gone, page by page.
         in_batches: by DeleteObjects. OSS refuses that without an MD5, which boto3 no longer sends
             (www.alibabacloud.com/help/en/oss/user-guide/0016-00000606): there one by one.

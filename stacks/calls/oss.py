@@ -149,7 +149,6 @@ def hold_upload(
     """Let an upload begin that will not be refused in its midst.
 
     Args:
-        region: of the bucket.
         environ: has ``OSS_ENDPOINT``, if anybody chose one; naming the public one says that it may be used.
         connect: from region and environment to boto3's client.
         answers: whether a host takes a connection from here.

@@ -44,7 +44,6 @@ class NetworkCard:
 
     Attributes:
         card_index: the card, counted from 0.
-        device_index: the device on that card.
         interface_type: ``efa`` (with an IP address), ``efa-only`` (without) or ``interface`` (no EFA).
     """
 
@@ -60,7 +59,6 @@ class Price:
     Attributes:
         amount_per_hour: in ``currency``, before tax and discount.
         currency: ISO 4217 code.
-        region: where this price holds.
         date: the day the price was read from the cloud.
         source: where it can be checked.
     """
@@ -78,13 +76,10 @@ class InstanceType:
 
     Attributes:
         name: as the cloud's API takes it.
-        cloud: whose it is.
-        gpu_count: number of whole GPUs.
         gpu_model: NVIDIA's name, without the maker's; None where the cloud does not tell it.
         gpu_memory_gib: nominal memory of each GPU; what the driver reports is a little less.
         gpu_architecture: NVIDIA's generation.
         vcpu: default number of virtual CPUs.
-        memory_gib: main memory.
         local_nvme_gib: instance-store NVMe in all, rounded down; 0 for none.
         network_gbps: sustained bandwidth of all cards in Gbit/s, without bursts.
         efa_interfaces: Elastic Fabric Adapters at most; 0 on Alibaba Cloud.
@@ -93,7 +88,6 @@ class InstanceType:
         network_cards: one interface for each card, so that every adapter is used; empty on Alibaba Cloud,
             whose types show no cards.
         quota_code: Service Quotas code for on-demand use, counted in vCPU; None where unknown or none.
-        quota_code_spot: the same for spot.
         price: None where no list price could be sourced.
         source: where the facts but the price come from, with the date.
     """

@@ -19,7 +19,6 @@ class UnknownInstanceType(CatalogError):  # noqa: N818 - says what happened, and
     """A name that the catalog lacks.
 
     Attributes:
-        name: what was asked for.
         suggestions: the nearest names, the nearest first.
     """
 

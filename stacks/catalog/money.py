@@ -59,7 +59,6 @@ class CostRange:
     """From the least to the most that something costs.
 
     Attributes:
-        low: the least.
         high: the most; never below ``low``.
     """
 

@@ -28,9 +28,7 @@ class Quote:
     Attributes:
         what: the thing that is paid for.
         amount: in ``currency`` for one unit; None where unknown.
-        unit: what one unit is.
         currency: ISO 4217 code.
-        region: where this price holds.
         date: when the cloud's list was read; None where there is no amount.
         source: where it can be checked, or why there is none.
         assumed: nobody publishes it: the stack file says what to count.
@@ -57,7 +55,6 @@ class SpotDiscount:
     Attributes:
         least: the smallest discount, 0 for none.
         most: the largest that the cloud advertises.
-        source: where it says so.
     """
 
     least: Decimal
@@ -71,7 +68,6 @@ class PriceList:
 
     Attributes:
         quotes: what is paid for -> its price.
-        spot_discount: of instances.
     """
 
     quotes: dict[str, Quote]

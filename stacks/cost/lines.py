@@ -30,7 +30,6 @@ class CostLine:
 
     Attributes:
         pool: whose it is; None for what all pools share.
-        kind: what kind of thing.
         what: the thing itself, for users.
         months: level -> least and most for a month; None where no price is known.
         quotes: the prices behind it.
@@ -53,8 +52,6 @@ class Cost:
     """What a stack costs.
 
     Attributes:
-        stack: its name.
-        region: where it is.
         currency: of every amount.
         lines: the parts; the whole is their sum.
     """
@@ -139,7 +136,6 @@ def hold_to_budget(cost: Cost, monthly: Decimal | int, *, allow_overcommit: bool
     """Refuse a stack whose worst month passes its budget.
 
     Args:
-        cost: what the stack costs.
         monthly: ``budget.monthly``, in the currency of ``cost``.
         allow_overcommit: ``budget.allow_overcommit``: the budget is meant to be the smaller.
 

@@ -27,7 +27,6 @@ class Resource:
 
     Attributes:
         type: the provider's token, say ``aws:kms/key:Key``.
-        name: the logical name.
         inputs: the provider's camelCase keys.
     """
 
@@ -91,9 +90,7 @@ class Violation:
     """A broken rule.
 
     Attributes:
-        rule: which.
         resource: the one at fault; None where something is missing altogether.
-        finding: what is wrong with it.
         mandatory: whether the stack is refused.
     """
 

@@ -42,9 +42,7 @@ class Deployment:
     """One stack at the CLI.
 
     Attributes:
-        executable: the Pulumi CLI.
         stack: its checked settings.
-        root: where the project lies.
         environ: of every run of the CLI.
         arguments: flags that a user hands to the CLI.
     """

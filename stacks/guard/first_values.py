@@ -35,7 +35,6 @@ def report(
         cloud: with the credentials of whoever runs ``up``.
         group: the application group's id.
         account: the account's id, part of the namespace.
-        values: what to report.
         wait: sleeps.
 
     Raises:

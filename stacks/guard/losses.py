@@ -17,8 +17,6 @@ class PlannedLoss:
     """One resource that the plan would delete.
 
     Attributes:
-        step: what the plan says of it.
-        holding: what is lost with it.
         reasons: why, each naming the setting or the other resource that it follows.
     """
 
@@ -48,7 +46,6 @@ def hold(steps: Sequence[PlanStep], replace: Collection[str] = ()) -> None:
     """Let a plan pass that loses nothing, or only what a user named.
 
     Args:
-        steps: the plan.
         replace: logical names of what may be lost.
 
     Raises:

@@ -26,7 +26,6 @@ class PlanStep:
     Attributes:
         op: ``create``, ``update``, ``replace``, ``delete``, ``same`` and the like.
         type: the provider's token, say ``aws:kms/key:Key``.
-        name: the logical name.
         old: its inputs as deployed; empty for a new one.
         new: its inputs as wanted; empty for a resource that is deleted.
         causes: the properties that force a replacement, without what lies below them.

@@ -97,8 +97,6 @@ def pulumi(
 
     Args:
         command: ``preview`` or ``up``.
-        name: of the stack.
-        arguments: handed to the CLI.
         policy: load the policy pack.
         replace: logical names of what holds data and may be lost.
 

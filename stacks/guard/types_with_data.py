@@ -8,7 +8,6 @@ class Holding:
     """A type whose replacement or deletion loses something.
 
     Attributes:
-        what: what is lost with it.
         back_up: what to do before ``--replace``.
         settings: property that forces a replacement -> the setting behind it.
         deleted_by: the setting whose change leaves it out of the program.

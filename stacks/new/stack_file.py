@@ -31,12 +31,7 @@ class NewStack:
     """What a stack file is made of.
 
     Attributes:
-        name: of the stack.
-        cloud, region, account_id, owner: as in the file.
-        cidr, zones: of the network.
-        pool, types, max_size: of the one pool.
         monthly: the budget, in the cloud's currency.
-        recipients: who is notified of it.
         image: id of an image; empty for AWS's own deep-learning image.
         kms_instance_id: on Alibaba Cloud, whose keys outside of an instance turn yearly; else empty.
     """

@@ -24,7 +24,6 @@ class Payload:
     """A tarball with what it is known by.
 
     Attributes:
-        path: where it lies here.
         sha256: of the tarball before it was compressed, in hexadecimal: the same wherever it is made.
     """
 

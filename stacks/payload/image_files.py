@@ -16,7 +16,6 @@ class ImageFile:
     """A file with what it is known by.
 
     Attributes:
-        path: where it lies.
         sha256: of its content, in hexadecimal.
     """
 

@@ -26,10 +26,7 @@ def instance_toml(
     """The file's text.
 
     Args:
-        stack: the settings.
-        pool: the instance's pool.
         checkpoint_uri: where the trainer saves, say ``s3://bucket/pool``.
-        data_uri: where data lies.
         home: DNS name of the shared home, or empty.
         scratch: DNS name of the shared Lustre scratch, or empty.
         monitor_group: CloudMonitor's application group for what alarms of Auto Scaling watch, or empty.

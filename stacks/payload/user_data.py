@@ -72,9 +72,7 @@ def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[
     """What an instance learns of its payload. Pure.
 
     Args:
-        stack: the settings.
         bucket: the stack's records bucket.
-        payload: the payload.
     """
     return {
         "cloud": str(stack.cloud),
@@ -90,7 +88,6 @@ def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str) -> s
     """The whole user data of a pool.
 
     Args:
-        stack: the settings.
         pool: whose instances read it.
         instance_toml: the text of ``instance.toml``.
         bucket: the stack's records bucket, which holds the payload.

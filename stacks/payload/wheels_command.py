@@ -90,10 +90,7 @@ def store(s3: Any, bucket: str, text: str, folder: Path, tell: Callable[[str], o
     """Upload what the bucket lacks, the index last; gives how many wheels there are.
 
     Args:
-        s3: boto3's client.
         bucket: the stack's records bucket.
-        text: the list.
-        folder: the wheels.
         tell: hears of each upload.
 
     Raises:

@@ -18,7 +18,6 @@ def look(
     """Every answer of Alibaba Cloud.
 
     Args:
-        stack: the settings.
         cloud: whom to ask; by default with the credentials of the environment.
         reachable: whether a host answers from here; by default by a connection.
         s3: boto3's client for OSS; by default with the credentials of the environment.

@@ -33,7 +33,6 @@ class Role:
     Attributes:
         name: as RAM knows it.
         why: what fails without it.
-        remedy: what makes it.
         by_itself: the service makes it at the first call of whoever may ``ram:CreateServiceLinkedRole``.
     """
 
@@ -87,8 +86,6 @@ def services(
     """Roles, services that were opened, and the way to OSS.
 
     Args:
-        stack: the settings.
-        cloud: whom to ask.
         reachable: whether a host answers from here; by default by a connection.
         s3: boto3's client for OSS; by default with the credentials of the environment.
     """

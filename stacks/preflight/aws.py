@@ -14,7 +14,6 @@ def look(stack: Stack, clients: Clients | None = None) -> Iterator[Finding]:
     """Every answer of AWS.
 
     Args:
-        stack: the settings.
         clients: service -> boto3 client; by default with the credentials of the environment.
 
     Raises:

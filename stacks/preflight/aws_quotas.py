@@ -29,7 +29,6 @@ class Need:
     """What is counted against one quota.
 
     Attributes:
-        subject: for users.
         service, code: the quota, as Service Quotas names it.
         wanted: units that the stack needs.
         used: units that the account uses beside this stack.

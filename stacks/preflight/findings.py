@@ -32,8 +32,6 @@ class Finding:
     """The answer to one question.
 
     Attributes:
-        subject: what was asked about.
-        rating: what the answer means.
         says: the answer in words, with its numbers.
         remedy: what to do, often a command; empty where nothing is to be done.
     """

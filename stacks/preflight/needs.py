@@ -18,7 +18,6 @@ class Demand:
 
     Attributes:
         vcpus: virtual CPUs at every pool's fullest.
-        pools: who takes them.
     """
 
     vcpus: int
@@ -29,7 +28,6 @@ def vcpus(stack: Stack, quota_of: Callable[[InstanceType, Market], str | None]) 
     """The virtual CPUs of all pools, by the quota that limits them.
 
     Args:
-        stack: the settings.
         quota_of: the quota of a type in a market; None where none limits it.
     """
     demands: dict[str, Demand] = {}

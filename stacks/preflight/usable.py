@@ -62,7 +62,6 @@ def key(alias: str, answer: dict[str, Any], *, enable: str, cancel_deletion: str
     """The stack's key: a first ``up`` makes it, a later one needs it enabled.
 
     Args:
-        alias: its name.
         answer: of DescribeKey; empty where there is none yet.
         enable: the command that enables it.
         cancel_deletion: the command that takes a scheduled deletion back.

@@ -33,9 +33,7 @@ class Breached:
 
     Attributes:
         alarms_raised: of the budget's alarms on money spent, those whose threshold the meter passed.
-        alarms_declared: all of them.
         groups_frozen: training groups that start nothing any more, and are as large as they are.
-        groups_of_training: all of them.
         instances_touched: instances that are not as they were.
         limits_given_back: groups that ``gpu-fleet unfreeze`` gave their limit back.
         spent_usd: this month by the meter, most of it invented by this act.

@@ -65,9 +65,6 @@ class Player:
     """An instance in its part.
 
     Attributes:
-        part: the part.
-        instance: the instance.
-        metadata: its metadata service.
         folder: its ``/scratch/keep`` and logs.
         root: what its first boot made of a folder: files of the user data, agent and commands of the payload.
         watched: what its users left running.
@@ -192,7 +189,6 @@ def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[st
     Args:
         clients: of the stack's region.
         ledger_uri: as the function is told it.
-        ids: the instances.
 
     Raises:
         RehearsalError: one has not.
@@ -214,8 +210,6 @@ def keep(player: Player, region: str, span: str) -> None:
     """Ask for an instance as its users do.
 
     Args:
-        player: the instance.
-        region: where it runs.
         span: how long, ``8h`` say.
 
     Raises:

@@ -61,9 +61,7 @@ class RegionClients:
     """The clients of one region: ``clients("ec2")``.
 
     Attributes:
-        region: where the clients are.
         pool: where they come from, shared by all regions.
-        account_id: moto's account.
     """
 
     region: str

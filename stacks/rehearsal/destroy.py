@@ -51,7 +51,6 @@ def destroy(
 
     Args:
         state: what is registered, or what an earlier destroy left.
-        clients: where it stands.
         deleters: type -> how the provider deletes it; a type that moto lacks has none.
         exclude: URNs to keep, as by ``--exclude``.
 

@@ -39,7 +39,6 @@ def boot(user_data: str, root: Path, environment: Mapping[str, str], log: Path) 
         user_data: the text of a cloud-config.
         root: a folder that stands for the instance's root.
         environment: where the instance's services answer; nothing of this process's own goes along.
-        log: what the bootstrap says.
 
     Raises:
         FirstBootError: the user data starts nothing.

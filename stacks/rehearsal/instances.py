@@ -20,11 +20,8 @@ class LaunchedInstance:
     """One instance as EC2 and its scaling group describe it.
 
     Attributes:
-        id: the instance's id.
         pool: the value of its tag ``gpu-fleet:pool``.
         group: its Auto Scaling group, empty once it was taken out of one.
-        type: the instance type.
-        zone: where it runs.
         market: ``spot`` or ``on-demand``.
         state: running, stopped, terminated...
         protected: whether its group may not choose it when it shrinks.
@@ -90,7 +87,6 @@ def date_back(clients: RegionClients, instance_id: str, launched_at: datetime) -
 
     Args:
         clients: of the instance's region.
-        instance_id: the instance.
         launched_at: aware UTC.
     """
     backend: Any = get_backend("ec2")[clients.account_id][clients.region]

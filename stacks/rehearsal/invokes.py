@@ -14,7 +14,6 @@ def answer(clients: RegionClients, token: str, arguments: dict[str, Any]) -> Ans
     """What the provider's function would return.
 
     Args:
-        clients: where moto is.
         token: say ``aws:index/getRegion:getRegion``.
         arguments: camelCase arguments.
 

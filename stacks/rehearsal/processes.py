@@ -30,8 +30,6 @@ def child(
     """Run a command as the leader of a process group of its own, and end the whole group on the way out.
 
     Args:
-        command: program and arguments.
-        log: where its output goes.
         environment: variables beside the rehearsal's own.
         inherit: False for a process that gets ``environment`` and nothing of the rehearsal's own.
         cwd: where it runs; here by default.

@@ -38,7 +38,6 @@ class Rehearsed:
     """What a program left behind.
 
     Attributes:
-        stack: the stack's name.
         outputs: the stack's exports as plain values, secrets unwrapped.
         registrations: every resource in order of registration, components and providers among them.
         seconds: from the first line of the program to the last resource.

@@ -25,8 +25,6 @@ class Registration:
 
     Attributes:
         type: the provider's token, say ``aws:ec2/vpc:Vpc``.
-        name: the logical name.
-        urn: its URN.
         parent: the parent's URN; empty for children of the stack.
         inputs: what the program asked for, secrets unwrapped, with the provider's camelCase keys.
         outputs: what the provider would return.

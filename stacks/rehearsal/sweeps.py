@@ -69,7 +69,6 @@ def by_function(function: Function, now: datetime | None = None) -> Report:
     Gives its answer with each verdict.
 
     Args:
-        function: the sweep's.
         now: what its clock shows; by default the present.
 
     Raises:

@@ -64,8 +64,6 @@ class ProcessGroup:
 
     Attributes:
         label: what it is called on the screen.
-        folder: its run directory.
-        uri: where it saves.
         root: what the instance's first boot made of a folder.
         metadata: the instance's metadata service.
     """
@@ -85,7 +83,6 @@ def play(console: Console, clients: RegionClients, user_data: str, folder: Path)
     """Train straight, then again with a spot notice half-way, then go on from the bucket elsewhere.
 
     Args:
-        console: where it shows.
         clients: of the stack's region in moto.
         user_data: of the pool's instances; brings the trainer's sources and names the bucket.
         folder: for data, run directories and logs.

@@ -49,7 +49,6 @@ class LoadAlarm:
     """One alarm on the load of a scaling group.
 
     Attributes:
-        label: part of the alarm's name.
         gpu_memory: it is about the memory of the pool's GPUs, which agents publish, not the group's CPUs.
         high: whether it is for too much load rather than for too little.
         percent: the threshold.

@@ -46,7 +46,6 @@ def from_config(
     """Check a stack's whole configuration.
 
     Args:
-        name: the stack's name.
         config: full keys such as ``gpu-fleet:region`` -> value.
         decoded: makes plain values of those of a key without its namespace.
 
@@ -61,7 +60,6 @@ def from_mapping(name: str, raw: Mapping[str, Any]) -> Stack:
     """Check a stack file's content, keys without the project prefix.
 
     Args:
-        name: the stack's name.
         raw: what the YAML says, as plain Python values.
 
     Raises:

@@ -18,11 +18,7 @@ LEADING_ZERO = "!leading-zero"
 
 @dataclass(frozen=True)
 class LeadingZero:
-    """Digits without quotes that begin with 0: octal to one YAML reader, decimal or text to another.
-
-    Attributes:
-        text: as written.
-    """
+    """Digits without quotes that begin with 0: octal to one YAML reader, decimal or text to another."""
 
     text: str
 

@@ -37,7 +37,6 @@ def connect(stack: Stack, cloud: Alicloud | None = None, s3: Any = None) -> "Ali
     """The stack in its account.
 
     Args:
-        stack: the settings.
         cloud: whom to ask; by default with the credentials of the environment.
         s3: boto3's client for OSS.
 
@@ -61,7 +60,6 @@ class AlicloudStack:
     """One stack on Alibaba Cloud; see ``holdings.Cloud``.
 
     Args:
-        stack: the settings.
         cloud: makes every call but those to OSS.
         s3: makes those.
     """

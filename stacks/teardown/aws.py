@@ -38,7 +38,6 @@ def connect(stack: Stack, clients: Clients | None = None) -> "AwsStack":
     """The stack in its account.
 
     Args:
-        stack: the settings.
         clients: service -> boto3 client; by default with the credentials of the environment.
 
     Raises:
@@ -61,7 +60,6 @@ class AwsStack:
     """One stack on AWS; see ``holdings.Cloud``.
 
     Args:
-        stack: the settings.
         aws: makes every call.
     """
 

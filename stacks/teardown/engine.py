@@ -42,7 +42,6 @@ class Engine:
     """One stack in the backend that the operator is logged in to.
 
     Args:
-        stack: its name.
         arguments: further flags of ``pulumi destroy``.
         message: kept by the backend beside each update.
 

@@ -23,7 +23,6 @@ class HeldInstance:
 
     Attributes:
         id: the cloud's id.
-        type: instance type.
         state: as the cloud says it, in lower case.
         pool: its pool, or empty.
         group: the scaling group it is in; empty for one that the sweep detached.
@@ -146,7 +145,6 @@ def store_of(
     """A bucket or a file system of the state, and what it holds.
 
     Args:
-        stack: its name.
         resource: of the state.
         size: says how large a file system is.
         ask: makes one call of boto3's S3 client.

@@ -64,10 +64,7 @@ def plan(stack: Stack, resources: Sequence[StateResource], holdings: Holdings, w
     """Decide; nothing is kept or deleted but what stands here.
 
     Args:
-        stack: the settings.
         resources: of the state.
-        holdings: what the cloud says.
-        wishes: of the user.
     """
     kept: list[tuple[DataStore, str]] = []
     given_up: list[DataStore] = []

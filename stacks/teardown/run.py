@@ -41,10 +41,6 @@ class Teardown:
     """One stack and what it takes to take it down.
 
     Attributes:
-        stack: the settings.
-        cloud: where it stands.
-        engine: deletes what is in the state.
-        wishes: of the user.
         note: shows a line to the user.
         clock, sleep: time, as tests give it.
         drain_s: how long instances may take to leave.

@@ -48,7 +48,6 @@ class StateResource:
         urn, type, id, parent: as the engine has them; ``id`` is empty for a component.
         needs: URNs of what it depends on: dependencies, parent, provider.
         protected: Pulumi refuses to delete it.
-        inputs: what the program asked for.
     """
 
     urn: str

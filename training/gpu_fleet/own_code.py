@@ -121,7 +121,6 @@ def load(key: str, name: str, options: Mapping[str, Any] | None = None, director
     Args:
         key: of the configuration, such as "model.name".
         name: "FILE.py:NAME" or "package.module:NAME".
-        options: further arguments by name.
         directory: the run's, whose folder `code` is looked into last.
     """
     place, _, attribute = name.partition(":")

@@ -25,8 +25,6 @@ def settle(cloud: Cloud, policy: Policy, result: Result, *, act: bool) -> Spendi
     """Count, hold against the budget, and report the days that ended.
 
     Args:
-        cloud: of the stack.
-        policy: of the stack.
         result: of the sweep; what fails here is added to its failures.
         act: groups may be changed; not in a dry run.
 

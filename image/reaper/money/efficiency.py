@@ -19,11 +19,8 @@ class Use:
     """What one machine did with its day.
 
     Attributes:
-        instance_id: the machine.
-        machine: its description.
         gpu_hours: its GPUs times the hours it ran.
         busy: share of them in which it worked, 0 to 1; None where its agent said nothing.
-        cost: what they cost.
     """
 
     instance_id: str
@@ -48,7 +45,6 @@ class PoolUse:
     """What a pool did with its day.
 
     Attributes:
-        pool: its name.
         gpu_hours: bought.
         busy: of these, hours in which machines worked.
         unknown: of these, hours of machines whose agent said nothing.
@@ -70,7 +66,6 @@ class Efficiency:
 
     Attributes:
         name: ``2026-11-21``.
-        stack: whose.
         currency: of every amount.
         pools: each pool, by name; what all share is ``_shared``.
         idle: the machines that left most money idle, at most ten.
@@ -134,8 +129,6 @@ def sum_up(
 
     Args:
         day: as the meter closed it.
-        stack: whose.
-        currency: of its amounts.
         busy: instance id -> share of its time in which it worked; left out where nobody knows.
         samples: instance id -> samples its trainer worked through; left out where none says.
     """

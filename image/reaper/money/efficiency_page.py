@@ -74,7 +74,6 @@ def mail(found: Efficiency, where: str) -> str:
     """The day as text.
 
     Args:
-        found: the day.
         where: the page's place in the bucket.
     """
     lines = [headline(found), *_notes(found), "", "Most money left idle:"]

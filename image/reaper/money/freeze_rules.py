@@ -52,7 +52,6 @@ class Before:
     """What a group was before a freeze.
 
     Attributes:
-        max_size: its limit.
         closed: somebody else had closed it, and so it stays.
         cap: its limit while the pools are capped.
     """
@@ -68,8 +67,6 @@ class Freeze:
 
     Attributes:
         month: of which, ``2026-11``.
-        stage: how far.
-        since: since when.
         lifted: up to which stage a person lifted it this month.
         groups: group -> what it was before.
     """
@@ -100,7 +97,6 @@ def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
 
     Args:
         raw: the JSON object.
-        where: its name, for the message.
 
     Raises:
         CloudError: it is damaged; no group is touched then.
@@ -140,7 +136,6 @@ def follow(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Fre
     Args:
         before: the freeze up to now.
         spent: in the month of ``now``.
-        budget: of the stack.
         now: aware UTC.
     """
     month = f"{now:%Y-%m}"
@@ -206,7 +201,6 @@ def steps(freeze: Freeze, groups: Iterable[Group]) -> Iterator[GroupChange]:
 
     Args:
         freeze: with every group noted.
-        groups: as they are now.
     """
     for one in groups:
         before = freeze.groups.get(one.name)

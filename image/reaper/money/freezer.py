@@ -31,7 +31,6 @@ class Actor:
 
     Attributes:
         name: the sweep, or a person's login.
-        reason: in words.
     """
 
     name: str
@@ -53,10 +52,7 @@ class Freezer:
     """Changes the freeze of one stack.
 
     Args:
-        cloud: of the stack.
-        policy: of the stack.
         groups: of the stack, as they were listed a moment ago.
-        spent: this month.
 
     Raises:
         ConfigurationError: the cloud has no store, or the policy no budget.

@@ -36,9 +36,6 @@ class MeteredSpan:
     """A machine, its disks alone, or what all pools share, from one moment to another.
 
     Attributes:
-        begin, end: the moments.
-        per_hour: what an hour costs.
-        pool: whose.
         instance_id, machine: the machine; None for disks and for what is shared.
         saved: the machine was ended before: the time costs nothing, and would have.
     """
@@ -73,7 +70,6 @@ def with_spot_prices(budget: Budget, market: Mapping[str, Decimal]) -> Budget:
     """The budget at the spot market's prices, each at most the one it knows: spot never passes on demand.
 
     Args:
-        budget: with list prices.
         market: instance type -> what an hour costs now.
     """
     pools = {}
@@ -109,8 +105,6 @@ def advance(
     Args:
         before: where the meter stands; None at first: then machines count from their launch this month.
         fleet: as the cloud tells it at ``now``.
-        budget: the prices.
-        currency: of the prices.
         now: aware; a time before the meter's own changes nothing.
 
     Returns:

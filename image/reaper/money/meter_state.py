@@ -17,10 +17,6 @@ class MeteredInstance:
     """A machine that costs money, as far as the meter must remember it.
 
     Attributes:
-        pool: whose.
-        owner: who answers for it.
-        type: its instance type.
-        gpus: how many GPUs it has.
         per_hour: what an hour costs, disks included.
         ends_at: when a sweep ended it; None for one that no sweep ended.
         priced: whether its own price is in ``per_hour``; without one only its disks are.
@@ -37,13 +33,7 @@ class MeteredInstance:
 
 @dataclass(frozen=True)
 class DayShare:
-    """What one machine had of a day.
-
-    Attributes:
-        machine: the machine.
-        seconds: for how long it ran.
-        cost: what that cost.
-    """
+    """What one machine had of a day."""
 
     machine: MeteredInstance
     seconds: int
@@ -146,7 +136,6 @@ def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
 
     Args:
         raw: the JSON object.
-        where: its name, for the message.
 
     Raises:
         CloudError: it is damaged. Nothing is counted then: a meter that began anew would forget money.

@@ -28,8 +28,6 @@ class Spending:
     """What the stack costs, and how that stands to its budget.
 
     Attributes:
-        currency: of all amounts.
-        budget: of the stack.
         reading: where the meter stands.
         rates: pool, or ``_shared``, -> what an hour costs now.
         unpriced: running machines that count without a price.

@@ -43,7 +43,6 @@ class Forward:
 
     Attributes:
         remote: on the instance, of its own address 127.0.0.1.
-        local: on this computer.
     """
 
     remote: int
@@ -78,8 +77,6 @@ def session(cloud: str, region: str, instance_id: str, forward: Forward | None) 
 
     Args:
         cloud: ``aws`` or ``alicloud``.
-        region: of the instance.
-        instance_id: the instance.
         forward: a port; None for a shell.
     """
     if cloud == "aws":

@@ -27,8 +27,6 @@ class SensorLine:
     """One sensor.
 
     Attributes:
-        sensor: its name.
-        reading: what it reads.
         state: ``busy``, ``idle`` or ``unknown``, by this reading alone.
         why: what makes it so; empty for idle.
     """

@@ -47,8 +47,6 @@ class Wish:
     """A hold that somebody asks for.
 
     Attributes:
-        until: when it ends.
-        reason: why.
         shortened: it was asked for longer than is allowed.
     """
 
@@ -126,9 +124,6 @@ class KeepTarget:
     """The machine that a person means.
 
     Attributes:
-        id: its id.
-        tags: its tags now.
-        machines: what tags it.
         records: where sweep and instance answer one another, and under which name the instance does so,
             for a mark; None where it said nothing for it.
     """

@@ -24,9 +24,7 @@ class LedgerPlace:
     """Where a ledger lies.
 
     Attributes:
-        s3: the client of its bucket.
         scheme: ``s3`` or ``oss``, for people.
-        bucket: the bucket.
         prefix: of everything in it, empty or with a slash at its end.
     """
 

@@ -15,16 +15,10 @@ class End:
     """One machine that was ended.
 
     Attributes:
-        at: when.
-        instance_id: the machine.
-        instance_type: its type.
-        pool: its pool.
-        owner: who answered for it.
         action: ``stop`` or ``terminate``.
         launched_at: its last start before that.
         idle_s: for how long nobody had used it; None where that is not recorded.
         price_per_hour: None where it was unknown.
-        currency: of the price.
         reason: why, for people.
     """
 
@@ -75,12 +69,10 @@ class FreezeChange:
     """One freeze or unfreeze of the pools that freeze.
 
     Attributes:
-        at: when.
         action: ``freeze`` or ``unfreeze``.
         stage: ``open``, ``capped`` or ``closed`` since then.
         spent: in the month by then.
         by: the sweep, or a person.
-        reason: why.
     """
 
     at: datetime

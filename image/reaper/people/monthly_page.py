@@ -82,8 +82,6 @@ def page(summary: Summary, stack: str, changes: Sequence[FreezeChange] = ()) -> 
     """The whole file.
 
     Args:
-        summary: of the month.
-        stack: whose.
         changes: how its pools were frozen and opened again.
     """
     plots = [daily_plot(summary)] if summary.savings else []

@@ -67,7 +67,6 @@ class Saving:
     """What one end saved in the month.
 
     Attributes:
-        end: the end.
         until: when it stopped to save.
         amount: in the record's currency; None where the price was unknown.
     """
@@ -82,10 +81,8 @@ class Summary:
     """A month.
 
     Attributes:
-        month: which.
         currency: of all amounts; a dash without any record.
         savings: of each end, oldest first.
-        total: saved in all.
         by_pool, by_owner: name -> saved, largest first.
         by_day: saved up to the end of each day of the month.
         unpriced: ends whose price was unknown, which count nothing.
@@ -106,7 +103,6 @@ def summarise(ends: Iterable[End], month: Month, now: datetime) -> Summary:
 
     Args:
         ends: from the ledger, in any order, repeats allowed; those of other months are left out.
-        month: which.
         now: nothing is counted after it.
 
     Raises:

@@ -44,13 +44,9 @@ class InstanceRow:
     """One machine, for people.
 
     Attributes:
-        machine: its id.
-        owner: who answers for it.
         what: pool and type.
-        verdict: what the sweep makes of it.
         idle: for how long, or an empty text where that is not known.
         goes: when it would go.
-        an_hour: what an hour costs.
         warning: what its owner should put right.
     """
 

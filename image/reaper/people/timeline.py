@@ -33,12 +33,7 @@ LEGEND = {
 
 @dataclass(frozen=True)
 class PeriodRow:
-    """Some periods in a row.
-
-    Attributes:
-        start: of the first.
-        cells: one for each.
-    """
+    """Some periods in a row."""
 
     start: datetime
     cells: tuple[Cell, ...]

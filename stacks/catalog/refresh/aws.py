@@ -34,7 +34,6 @@ class PriceListItem:
     """How a thing of prices.toml is called in the Price List.
 
     Attributes:
-        service: its code.
         filters: attribute -> value.
         usage: the usage type, without the region in front of it.
         units: how many of our units one of theirs is.

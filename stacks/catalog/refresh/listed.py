@@ -14,7 +14,6 @@ class ListPrice:
     Attributes:
         amount: in ``currency`` for one unit, before tax and discount.
         currency: ISO 4217 code.
-        source: which call says so.
     """
 
     amount: Decimal
@@ -27,7 +26,6 @@ class ListedPrices:
     """What a cloud listed on one day.
 
     Attributes:
-        date: the day.
         instances: (type, region) -> its price for an hour.
         others: thing of prices.toml -> its price.
         spot_most: the largest share off that any spot instance has right now; None where nobody asked.

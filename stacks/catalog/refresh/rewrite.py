@@ -22,11 +22,8 @@ class PriceChange:
     """One price before and after.
 
     Attributes:
-        what: whose price.
         before: as it stood in the file; None for unknown.
         after: as the cloud lists it.
-        currency: of both.
-        source: which call says so.
     """
 
     what: str

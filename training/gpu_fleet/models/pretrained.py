@@ -51,8 +51,6 @@ def build(
     Args:
         name: a class of transformers, such as AutoModelForCausalLM.
         options: keys of config.json to be changed.
-        facts: what the data have.
-        kind: of the data.
         weights: folder of config.json and safetensors.
         config: folder of config.json alone; the weights are random.
     """
@@ -353,7 +351,6 @@ def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str
     Args:
         model: the trained one; only its configuration and names count.
         weights: all its tensors, on the CPU.
-        folder: to be written.
         source: folder of what goes along, such as the tokenizer.
     """
     network = network_of(model)

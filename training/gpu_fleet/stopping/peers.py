@@ -79,7 +79,6 @@ def held_up_by(posts: Mapping[int, Post], size: int, now_s: float, silence_s: fl
 
     Args:
         posts: the newest of each rank.
-        size: of the world.
         now_s: when they were read; clocks of instances differ by less than `silence_s`.
         silence_s: a rank that has posted nothing for so long is stopped or gone.
     """
