@@ -12,7 +12,7 @@ from stacks.crossguard.rules import RULES
 from stacks.settings import stack_files
 from tests.stacks.measured_models import MODELS, measured
 from tests.stacks.published_runs import PUBLISHED
-from tests.stacks.test_policy import ADVISED, BREAKS
+from tests.stacks.test_crossguard import ADVISED, BREAKS
 
 COMMAND = "python -m tests.bench.bench_cost"
 STACK = "aws-prod"
