@@ -89,8 +89,8 @@ def test_a_sweep_meters_and_freezes_and_a_person_unfreezes(fleet, run):
     assert group(fleet) == (10, [])
     subjects = [message["Subject"] for message in fleet.heard()]
     assert [subject for subject in subjects if "machines" in subject and "training" in subject] == [
-        "test: training pools take no new machines",
-        "test: training pools take machines again",
+        "test: training pools start no new instances",
+        "test: training pools start instances again",
     ]
 
 

@@ -121,8 +121,7 @@ def test_a_mistyped_machine_is_answered_with_the_nearest(explain, fleet):
 
     assert result.exit_code == 1
     assert (
-        f"{idle[:-1]}: no machine that this stack manages and that is there (nearest: {idle})"
-        in result.output
+        f"{idle[:-1]}: no instance that this stack manages and that exists (nearest: {idle})" in result.output
     )
 
 

@@ -97,7 +97,7 @@ def test_elsewhere_the_machine_has_to_be_named(fleet):
     result = run("keep", "1h", "--reason", "x")
 
     assert result.exit_code == 1
-    assert result.output.startswith("error: --instance-id is missing, and this is no machine of a fleet")
+    assert result.output.startswith("error: --instance-id is missing, and this is no instance of a fleet")
 
 
 def test_without_any_region_the_flag_is_named(fleet, monkeypatch):

@@ -105,7 +105,7 @@ def test_an_unfreeze_from_a_laptop_goes_on_record_in_the_stacks_own_ledger(publi
     done = run("unfreeze", "--reason", "paper deadline", "--stack", STACK, "--region", REGION)
 
     assert done.exit_code == 0, done.output
-    assert "pools take machines again" in done.output
+    assert "pools start instances again" in done.output
     (record,) = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/budget/")["Contents"]
     content = json.loads(s3.get_object(Bucket=BUCKET, Key=record["Key"])["Body"].read())
     assert (content["action"], content["reason"]) == ("unfreeze", "paper deadline")

@@ -178,7 +178,7 @@ def test_spending_past_the_budget_freezes_within_one_sweep_and_busy_machines_sta
     assert world.published["FreezeStage"] == 2
     (record,) = records(world, "budget")
     assert (record["action"], record["stage"], record["by"]) == ("freeze", "closed", "sweep")
-    assert any("training pools take no new machines" in text for _, text in world.messages)
+    assert any("training pools start no new instances" in text for _, text in world.messages)
 
 
 def test_a_freeze_that_holds_is_told_and_recorded_once(world):

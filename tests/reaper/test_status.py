@@ -95,7 +95,7 @@ def test_the_table_shows_every_machine_and_what_the_idle_ones_cost(fleet, tmp_pa
     assert "2.5 h" in lines[idle]
     assert "KEEP-busy" in lines[busy]
     assert "1.006 USD" in lines[busy]
-    assert "1 of 2 machines idle, at 1.006 USD an hour" in result.output
+    assert "1 of 2 instances idle, at 1.006 USD an hour" in result.output
     assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"
 
 

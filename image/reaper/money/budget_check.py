@@ -77,7 +77,7 @@ def look(cloud: Cloud, policy: Policy, fleet: Fleet, now: datetime) -> Spending 
 
 
 def _at_market_prices(cloud: Cloud, budget: Budget, fleet: Fleet) -> tuple[Budget, list[Failure]]:
-    """The budget with what spot machines cost now, at most what it says; without an answer it stays."""
+    """The budget with what spot instances cost now, at most what it says; without an answer it stays."""
     types = sorted({one.type for one in fleet.instances if one.spot and one.state in meter.BILLED})
     if cloud.spot_prices is None or not types:
         return budget, []
@@ -123,7 +123,7 @@ def _read(store: Store) -> tuple[MeterReading | None, str | None]:
 
 def _forget_reported(store: Store, reported: Iterable[str]) -> None:
     """A day that is told stays so; where another sweep writes at the same moment, the marker of the day's
-    report keeps people from being told twice.
+    report keeps users from being told twice.
     """
     before, version = _read(store)
     if before is not None:

@@ -18,7 +18,7 @@ DAYS, REPORTS = "days", "reports"
 PERIOD_S = int(DAY.total_seconds())
 # The last heartbeats of a day arrive a little after it.
 ARRIVED_AFTER = timedelta(minutes=10)
-BATCH = 500  # machines whose answers are held at a time
+BATCH = 500  # instances whose answers are held at a time
 
 
 def keep(store: Store, day: Day) -> None:
@@ -70,7 +70,7 @@ def report(cloud: Cloud, store: Store, policy: Policy, reading: MeterReading) ->
 
 
 def efficiency(cloud: Cloud, policy: Policy, day: Day) -> Efficiency:
-    """A day with what its machines' agents and trainers said.
+    """A day with what its instances' agents and trainers said.
 
     Raises:
         CloudError: that could not be read.
@@ -81,7 +81,7 @@ def efficiency(cloud: Cloud, policy: Policy, day: Day) -> Efficiency:
 
 
 def _read(cloud: Cloud, day: Day, metric: str, statistic: Statistic) -> Mapping[str, float]:
-    """Instance id -> the day's value, of those machines that have one."""
+    """Instance id -> the day's value, of those instances that have one."""
     span = Span(day.date, day.date + DAY)
     values: dict[str, float] = {}
     for batch in batches(sorted(day.machines), BATCH):

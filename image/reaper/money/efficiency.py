@@ -9,14 +9,14 @@ from typing import Any
 from image.reaper.money.meter_state import Day, DayShare, MeteredInstance
 
 SECONDS_PER_HOUR = 3600
-MOST_BELIEVED = 1e15  # samples of one machine and day; arithmetic with cents is exact up to there
+MOST_BELIEVED = 1e15  # samples of one instance and day; arithmetic with cents is exact up to there
 MOST_IDLE = 10
 CENT = Decimal("0.01")
 
 
 @dataclass(frozen=True)
 class Use:
-    """What one machine did with its day.
+    """What one instance did with its day.
 
     Attributes:
         gpu_hours: its GPUs times the hours it ran.
@@ -46,9 +46,9 @@ class PoolUse:
 
     Attributes:
         gpu_hours: bought.
-        busy: of these, hours in which machines worked.
-        unknown: of these, hours of machines whose agent said nothing.
-        saved: hours that ended machines would have run.
+        busy: of these, hours in which instances worked.
+        unknown: of these, hours of instances whose agent said nothing.
+        saved: hours that ended instances would have run.
         cost: what the pool cost, disks included.
     """
 
@@ -68,11 +68,11 @@ class Efficiency:
         name: ``2026-11-21``.
         currency: of every amount.
         pools: each pool, by name; what all share is ``_shared``.
-        idle: the machines that left most money idle, at most ten.
-        saved_cost: what ended machines would have cost.
+        idle: the instances that left most money idle, at most ten.
+        saved_cost: what ended instances would have cost.
         samples: that trainers say they worked through; None where none says.
-        samples_cost: what the machines of those trainers cost.
-        unpriced: machines whose price nobody knows; where there are any, every cost is at least what it says.
+        samples_cost: what the instances of those trainers cost.
+        unpriced: instances without a known price; where there are any, every cost is at least what it says.
     """
 
     name: str
@@ -180,7 +180,7 @@ def _gpu_hours(share: DayShare) -> Decimal:
 
 
 def _sound(values: Mapping[str, float]) -> dict[str, float]:
-    """Without numbers that nobody can mean: everybody on a machine may publish in its name."""
+    """Without numbers that nobody can mean: everybody on an instance may publish in its name."""
     return {key: value for key, value in values.items() if 0 <= value < MOST_BELIEVED}
 
 

@@ -55,7 +55,7 @@ def page(found: Efficiency) -> str:
             ],
         ),
         idle=_table(
-            ("machine", "pool", "owner", "type", "busy", f"left idle, {found.currency}"),
+            ("instance", "pool", "owner", "type", "busy", f"left idle, {found.currency}"),
             [_idle_cells(one) for one in found.idle],
         ),
     )

@@ -1,9 +1,9 @@
-"""When the money is spent: training pools take no more machines. Pure.
+"""When the money is spent: training pools take no more instances. Pure.
 
-A freeze touches no machine. Once the last but one share of the budget is spent, the groups of the pools that
+A freeze touches no instance. Once the last but one share of the budget is spent, the groups of the pools that
 freeze are capped at the size they have; once the last is, they are closed: they start nothing any more, and
 what leaves is not replaced. A group's limit never falls below what runs in it. A new month, a larger budget
-or a person's ``gpu-fleet unfreeze`` gives every group its limit back.
+or a user's ``gpu-fleet unfreeze`` gives every group its limit back.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ class FreezeStage(IntEnum):
 
     @property
     def word(self) -> str:
-        """For people and records."""
+        """For users and records."""
         return self.name.lower()
 
 
@@ -44,7 +44,7 @@ class Groups(Protocol):
         """Let it start nothing."""
 
     def open(self, group: str) -> None:
-        """Let it start machines again."""
+        """Let it start instances again."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Freeze:
 
     Attributes:
         month: of which, ``2026-11``.
-        lifted: up to which stage a person lifted it this month.
+        lifted: up to which stage a user lifted it this month.
         groups: group -> what it was before.
     """
 
@@ -147,7 +147,7 @@ def follow(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Fre
 
 
 def lift(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freeze:
-    """The freeze that a person lifts: what is spent by now freezes nothing more this month."""
+    """The freeze that a user lifts: what is spent by now freezes nothing more this month."""
     called_for = max(due(spent, budget), before.stage)
     return replace(
         before, month=f"{now:%Y-%m}", stage=FreezeStage.OPEN, since=now, lifted=max(before.lifted, called_for)
@@ -157,7 +157,7 @@ def lift(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freez
 def note(freeze: Freeze, groups: Iterable[Group], budget: Budget) -> Freeze:
     """The freeze with what each group is now written down, before anything is done to it.
 
-    A limit above the one from before the freeze is people's: no freeze sets one so high.
+    A limit above the one from before the freeze is users': no freeze sets one so high.
     """
     known = dict(freeze.groups)
     for one in groups:

@@ -18,11 +18,11 @@ KEY = "freeze.json"
 RECORDS = "budget"  # prefix of what is never overwritten
 CENT = Decimal("0.01")
 SAYS = {
-    FreezeStage.OPEN: "training pools take machines again",
+    FreezeStage.OPEN: "training pools start instances again",
     FreezeStage.CAPPED: "training pools are capped at their size",
-    FreezeStage.CLOSED: "training pools take no new machines",
+    FreezeStage.CLOSED: "training pools start no new instances",
 }
-UNFREEZE = 'Busy machines stay. gpu-fleet unfreeze --reason "..." lifts it for this month.'
+UNFREEZE = 'Busy instances stay. gpu-fleet unfreeze --reason "..." lifts it for this month.'
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Actor:
     """Who changes a freeze, and why.
 
     Attributes:
-        name: the sweep, or a person's login.
+        name: the sweep, or a user's login.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""What the stack has cost this month, hour by hour of each machine. Pure.
+"""What the stack has cost this month, hour by hour of each instance. Pure.
 
-The meter stands at a moment and moves on to the next sweep's, however late that comes: each machine is
+The meter stands at a moment and moves on to the next sweep's, however late that comes: each instance is
 counted from when it was last seen running, or from its launch where that is later, until now, until the cloud
 says that it stopped, or, where the cloud tells nothing of it any more, until now at most. So a missed sweep
-loses no money, and one that runs twice counts nothing twice. Only a machine that came and went within one gap
-of more than an hour, after which EC2 forgets it, is missed.
+loses no money, and one that runs twice counts nothing twice. Only an instance that came and went within
+one gap of more than an hour, after which EC2 forgets it, is missed.
 
 Hours count at the prices of the policy: list prices, and for spot the market's of the sweep where the cloud
 tells them, else the most that it may cost; where no list has a price, what the stack's owner assumed. Time
@@ -33,11 +33,11 @@ DAY = timedelta(days=1)
 
 @dataclass(frozen=True)
 class MeteredSpan:
-    """A machine, its disks alone, or what all pools share, from one moment to another.
+    """An instance, its disks alone, or what all pools share, from one moment to another.
 
     Attributes:
-        instance_id, machine: the machine; None for disks and for what is shared.
-        saved: the machine was ended before: the time costs nothing, and would have.
+        instance_id, machine: the instance; None for disks and for what is shared.
+        saved: the instance was ended before: the time costs nothing, and would have.
     """
 
     begin: datetime
@@ -50,7 +50,7 @@ class MeteredSpan:
 
 
 def machine_of(instance: Instance, budget: Budget) -> MeteredInstance | None:
-    """What the meter counts a machine with; None for one of a pool that the budget does not know."""
+    """What the meter counts an instance with; None for one of a pool that the budget does not know."""
     pool = budget.pools.get(instance.pool)
     if pool is None:
         return None
@@ -81,7 +81,7 @@ def with_spot_prices(budget: Budget, market: Mapping[str, Decimal]) -> Budget:
 
 
 def unpriced(instances: Iterable[Instance], budget: Budget) -> int:
-    """How many running machines count without a price: none is listed, and none was assumed."""
+    """How many running instances count without a price: none is listed, and none was assumed."""
     return sum(one.state in BILLED and _price(one, budget) is None for one in instances)
 
 
@@ -103,7 +103,7 @@ def advance(
     """Count on to the present.
 
     Args:
-        before: where the meter stands; None at first: then machines count from their launch this month.
+        before: where the meter stands; None at first: then instances count from their launch this month.
         fleet: as the cloud tells it at ``now``.
         now: aware; a time before the meter's own changes nothing.
 
@@ -130,7 +130,7 @@ def advance(
     counted, days = add_up(before, spans, now)
     at_least = _without_price(fleet, before.running, budget)
     if (now.year, now.month) != (before.until.year, before.until.month):
-        saved = {}  # what a machine would have cost beyond its last month is nobody's to claim
+        saved = {}  # what an instance would have cost beyond its last month is nobody's to claim
     else:
         at_least = at_least or before.at_least
     return replace(counted, running=running, saved=saved, at_least=at_least), days
@@ -142,7 +142,7 @@ def _without_price(fleet: Fleet, running: Mapping[str, MeteredInstance], budget:
 
 
 def note_ends(reading: MeterReading, ids: Iterable[str], at: datetime) -> MeterReading:
-    """The same reading, told by a sweep which machines it ended.
+    """The same reading, told by a sweep which instances it ended.
 
     The cloud may not tell of them again; until the month ends, or they run again, they save.
     """
@@ -194,7 +194,7 @@ def _spans(
     budget: Budget,
     now: datetime,
 ) -> Iterator[MeteredSpan]:
-    """What each machine cost since ``start``; ``running`` is who ran then, None where nobody knows."""
+    """What each instance cost since ``start``; ``running`` is who ran then, None where nobody knows."""
     seen = (*fleet.instances, *fleet.gone)
     for one in seen:
         machine = machine_of(one, budget)
@@ -220,7 +220,7 @@ def _spans(
 def _saved_spans(
     saved: Mapping[str, MeteredInstance], fleet: Fleet, budget: Budget, now: datetime
 ) -> Iterator[MeteredSpan]:
-    """What machines would have cost that were ended, up to the end of the month they were ended in.
+    """What instances would have cost that were ended, up to the end of the month they were ended in.
 
     One that was only stopped goes on paying for its disks.
     """
@@ -236,7 +236,7 @@ def _saved_spans(
 
 
 def _stop(one: Instance, known: MeteredInstance | None, now: datetime) -> datetime:
-    """Until when a machine ran: the present, where it runs or nobody knows better."""
+    """Until when an instance ran: the present, where it runs or nobody knows better."""
     if one.state in BILLED:
         return now
     return min(now, one.stopped_at or (known.ends_at if known else None) or now)

@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class MeteredInstance:
-    """A machine that costs money, as far as the meter must remember it.
+    """An instance that costs money, as far as the meter must remember it.
 
     Attributes:
         per_hour: what an hour costs, disks included.
@@ -33,7 +33,7 @@ class MeteredInstance:
 
 @dataclass(frozen=True)
 class DayShare:
-    """What one machine had of a day."""
+    """What one instance had of a day."""
 
     machine: MeteredInstance
     seconds: int
@@ -63,7 +63,7 @@ class Day:
 
     @property
     def unpriced(self) -> int:
-        """How many of its machines count without a price: the costs are at least what they say."""
+        """How many of its instances count without a price: the costs are at least what they say."""
         return sum(not share.machine.priced for share in self.machines.values())
 
     @property
@@ -92,8 +92,8 @@ class MeterReading:
         month: pool, or ``_shared``, -> cost of the month of ``until``.
         day: the day of ``until``.
         yesterday: what the day before cost.
-        running: instance id -> machine, of those that ran at ``until``.
-        saved: instance id -> machine, of those that sweeps ended this month and that run no more.
+        running: instance id -> instance, of those that ran at ``until``.
+        saved: instance id -> instance, of those that sweeps ended this month and that run no more.
         unreported: days that ended and that nobody was told of yet, oldest first.
         at_least: the month's costs lack hours whose price nobody knew.
     """

@@ -1,4 +1,4 @@
-"""What a stack costs, and how that stands to its budget: for metrics, reports and people. Pure."""
+"""What a stack costs, and how that stands to its budget: for metrics, reports and users. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Spending:
     Attributes:
         reading: where the meter stands.
         rates: pool, or ``_shared``, -> what an hour costs now.
-        unpriced: running machines that count without a price.
+        unpriced: running instances that count without a price.
         freeze: how far the pools are frozen; None where they never are.
     """
 

@@ -140,7 +140,7 @@ def running(place: Place) -> list[Instance]:
 def chosen(
     instances: Sequence[Instance], instance_id: str | None, pool: str | None, owner: str | None
 ) -> Instance:
-    """The instance that is meant; a person at a terminal chooses among several.
+    """The instance that is meant; a user at a terminal chooses among several.
 
     Raises:
         ConfigurationError: none fits, or several do and nobody can be asked.

@@ -1,4 +1,4 @@
-"""``gpu-fleet explain``: why a sweep does with one machine what it does, and the heartbeats it goes by."""
+"""``gpu-fleet explain``: why a sweep does with one instance what it does, and the heartbeats it goes by."""
 
 import sys
 from collections.abc import Iterator
@@ -74,27 +74,27 @@ def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_l
 
 
 def decision_on(instance_id: str, result: Result) -> Decision:
-    """The plan's decision on one machine.
+    """The plan's decision on one instance.
 
     Raises:
-        ConfigurationError: the stack manages no such machine.
+        ConfigurationError: the stack manages no such instance.
     """
     found = {decision.instance.id: decision for decision in result.plan.decisions}
     if instance_id not in found:
         hint = nearest(instance_id, found)
-        raise ConfigurationError(f"{instance_id}: no machine that this stack manages and that is there{hint}")
+        raise ConfigurationError(f"{instance_id}: no instance that this stack manages and that exists{hint}")
     return found[instance_id]
 
 
 def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:
-    """What is known of the machine, a line each."""
+    """What is known of the instance, a line each."""
     told = row(decision, policy, now)
     yield f"{told.machine}: {told.what}, {told.owner}, {told.an_hour} an hour, up since {_launched(decision)}"
     yield f"verdict: {decision.verdict}: {decision.reason}"
-    yield f"goes if unused: {told.goes}"
+    yield f"ends if unused: {told.goes}"
     mark = mark_of(decision.instance)
     if mark is not None:
-        yield f"marked: idle since {format_time(mark.idle_since)}, goes after {format_time(mark.reap_after)}"
+        yield f"marked: idle since {format_time(mark.idle_since)}, ends after {format_time(mark.reap_after)}"
     if told.warning:
         yield f"warning: {told.warning}"
     pool = policy.pools.get(decision.instance.pool)

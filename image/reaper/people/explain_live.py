@@ -81,7 +81,7 @@ def _people(people: People) -> Iterator[tuple[str, str, People]]:
     for name in people.watched:
         yield "program", name, People(watched=(name,))
     for text in people.unknown:
-        yield text.partition(" ")[0], "not told", People(unknown=(text,))
+        yield text.partition(" ")[0], "not known", People(unknown=(text,))
 
 
 def _judged(sensor: str, text: str, reading: Reading, limits: Limits) -> SensorLine:
@@ -99,7 +99,7 @@ def _rates(rates: Rates, limits: Limits) -> str:
 
 
 def _gpu(gpu: Gpu) -> str:
-    used = "not told" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent:.0f} %"
+    used = "not known" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent:.0f} %"
     power = "" if gpu.power_w is None else f", {gpu.power_w:.0f} W"
     return f"utilisation {used}{power}, {gpu.memory_used_gib:.1f} GiB, {len(gpu.pids)} processes"
 

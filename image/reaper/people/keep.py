@@ -1,4 +1,4 @@
-"""``gpu-fleet keep`` and ``release``: a person's hold on a machine, as tags that the sweep obeys."""
+"""``gpu-fleet keep`` and ``release``: a user's hold on an instance, as tags that the sweep obeys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ instance_option = click.option(
 
 @dataclass(frozen=True)
 class Wish:
-    """A hold that somebody asks for.
+    """A hold that a user asks for.
 
     Attributes:
         shortened: it was asked for longer than is allowed.
@@ -83,7 +83,7 @@ def wish(duration: timedelta, reason: str, now: datetime) -> Wish:
 @instance_option
 @where_options
 def keep(duration: str, reason: str, instance_id: str | None, asked: Asked) -> None:
-    """Keep a machine for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
+    """Keep an instance for DURATION (90m, 8h, 2d; 14 days at most), used or not."""
     wanted = wish(parse_duration(duration), reason, datetime.now(UTC))
     target = KeepTarget.find(instance_id, asked)
     for warning in target.warnings():
@@ -112,7 +112,7 @@ def _too_late(instance_id: str) -> str:
 @instance_option
 @where_options
 def release(instance_id: str | None, asked: Asked) -> None:
-    """Keep a machine no longer: it goes when it is idle, like any other."""
+    """Keep an instance no longer: it is terminated when it is idle, like any other."""
     target = KeepTarget.find(instance_id, asked)
     held = TAG_KEEP_UNTIL in target.tags
     target.machines.untag([target.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
@@ -121,7 +121,7 @@ def release(instance_id: str | None, asked: Asked) -> None:
 
 @dataclass(frozen=True)
 class KeepTarget:
-    """The machine that a person means.
+    """The instance that a user means.
 
     Attributes:
         records: where sweep and instance answer one another, and under which name the instance does so,
@@ -135,10 +135,10 @@ class KeepTarget:
 
     @classmethod
     def find(cls, instance_id: str | None, asked: Asked) -> "KeepTarget":
-        """Look the machine up.
+        """Look the instance up.
 
         Raises:
-            ConfigurationError: no region is known, the reaper never touches the machine, or it is of another
+            ConfigurationError: no region is known, the reaper never touches the instance, or it is of another
                 stack than was named.
             CloudError: the cloud or the metadata service does not answer.
         """
@@ -185,7 +185,7 @@ class KeepTarget:
             ) from error
 
     def warnings(self) -> list[str]:
-        """What is wrong with the hold that the machine has now."""
+        """What is wrong with the hold that the instance has now."""
         now = datetime.now(UTC)
         hold = hold_of(Instance(self.id, "", "running", now, self.tags), now)
         return [f"{hold.problem}; replaced"] if hold and hold.problem else []
@@ -222,7 +222,7 @@ def _of_another(instance_id: str, place: Place, mark: datetime) -> Exchange | No
 
 
 def own_instance_id() -> str:
-    """The machine that this runs on.
+    """The instance that this runs on.
 
     Raises:
         ConfigurationError: it is none of the fleet's.
@@ -232,7 +232,7 @@ def own_instance_id() -> str:
         found = Metadata(machine.cloud).get("instance-id")
     except (InstanceFileError, CloudError) as error:
         raise ConfigurationError(
-            f"--instance-id is missing, and this is no machine of a fleet: {error}"
+            f"--instance-id is missing, and this is no instance of a fleet: {error}"
         ) from error
     if not found:
         raise ConfigurationError("--instance-id is missing, and the metadata service does not know it")

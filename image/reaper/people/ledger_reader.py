@@ -24,7 +24,7 @@ class LedgerPlace:
     """Where a ledger lies.
 
     Attributes:
-        scheme: ``s3`` or ``oss``, for people.
+        scheme: ``s3`` or ``oss``, for users.
         prefix: of everything in it, empty or with a slash at its end.
     """
 

@@ -12,14 +12,14 @@ from image.reaper.times import parse_time
 
 @dataclass(frozen=True)
 class End:
-    """One machine that was ended.
+    """One instance that was ended.
 
     Attributes:
         action: ``stop`` or ``terminate``.
         launched_at: its last start before that.
         idle_s: for how long nobody had used it; None where that is not recorded.
         price_per_hour: None where it was unknown.
-        reason: why, for people.
+        reason: why, for users.
     """
 
     at: datetime
@@ -72,7 +72,7 @@ class FreezeChange:
         action: ``freeze`` or ``unfreeze``.
         stage: ``open``, ``capped`` or ``closed`` since then.
         spent: in the month by then.
-        by: the sweep, or a person.
+        by: the sweep, or a user.
     """
 
     at: datetime

@@ -106,7 +106,7 @@ def _total(summary: Summary) -> str:
 
 def _note(summary: Summary) -> str:
     told = (
-        f"{len(summary.savings)} ends of idle machines. Each counts as if the machine had gone on unused "
+        f"{len(summary.savings)} ends of idle instances. Each counts as if the instance had run on unused "
         "until the end of the month, at its on-demand price, and no longer."
     )
     if summary.unpriced:

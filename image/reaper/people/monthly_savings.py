@@ -1,8 +1,8 @@
 """What a month's ends saved, by pool and owner, from the ledger's records. Pure.
 
-A machine that was ended counts as if it had gone on, unused, to the end of the month and no longer: the next
-month's saving is nobody's to claim. A machine that people started again counts until then, and a stopped one
-that was terminated later counts once.
+An instance that was ended counts as if it had run on, unused, to the end of the month and no longer: the
+next month's saving is nobody's to claim. An instance that users started again counts until then, and a
+stopped one that was terminated later counts once.
 """
 
 from collections import defaultdict

@@ -41,7 +41,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class InstanceRow:
-    """One machine, for people.
+    """One instance, for users.
 
     Attributes:
         what: pool and type.
@@ -63,7 +63,7 @@ class InstanceRow:
 @click.command(epilog="\b\nExample:\n  gpu-fleet status --stack aws-dev")
 @stack_options
 @now_option
-@click.option("--here", is_flag=True, help="Only what this machine's own agent says.")
+@click.option("--here", is_flag=True, help="Only what this instance's own agent says.")
 def status(asked: Asked, now: datetime | None, *, here: bool) -> None:
     """Show every instance of the stack, and what all cost; on an instance without --stack, that one alone.
 
@@ -112,11 +112,11 @@ def show(console: Console, result: Result, policy: Policy) -> None:
         console.print(told, style="red", markup=False)
     idle = [one for one in result.plan.decisions if one.verdict in {Verdict.MARK, Verdict.WAIT, *ENDS}]
     cost = sum((one.hourly_price or Decimal(0) for one in idle), Decimal(0))
-    console.print(f"{len(idle)} of {len(made)} machines idle, at {cost} {policy.currency} an hour")
+    console.print(f"{len(idle)} of {len(made)} instances idle, at {cost} {policy.currency} an hour")
 
 
 def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:
-    """One machine of a plan."""
+    """One instance of a plan."""
     instance = decision.instance
     hold = hold_of(instance, now)
     price = decision.hourly_price
@@ -133,7 +133,7 @@ def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:
 
 
 def goes(decision: Decision, policy: Policy, now: datetime) -> str:
-    """When a machine would go if nobody uses it from now on."""
+    """When an instance would go if nobody uses it from now on."""
     hold = hold_of(decision.instance, now)
     if hold is not None:
         return f"kept until {hold.until:%Y-%m-%d %H:%M}" if hold.until else "kept: its tag cannot be read"
@@ -155,7 +155,7 @@ def goes(decision: Decision, policy: Policy, now: datetime) -> str:
 def table(rows: list[InstanceRow]) -> Table:
     """The rows for a terminal, those that go soonest told apart by colour."""
     made = Table(box=None, header_style="bold")
-    for heading in ("machine", "owner", "pool and type", "verdict", "idle", "goes if unused"):
+    for heading in ("instance", "owner", "pool and type", "verdict", "idle", "ends if unused"):
         made.add_column(heading, no_wrap=True)
     made.add_column("an hour", justify="right", no_wrap=True)
     for one in rows:
@@ -166,7 +166,7 @@ def table(rows: list[InstanceRow]) -> Table:
 
 
 def here_table(path: Path) -> Table:
-    """What the agent of this machine last said.
+    """What the agent of this instance last said.
 
     Raises:
         ConfigurationError: it said nothing, or its file is damaged.
@@ -184,7 +184,7 @@ def here_table(path: Path) -> Table:
 
 def here_lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The agent's word as (name, text)."""
-    yield "machine", str(content.get("instance_id"))
+    yield "instance", str(content.get("instance_id"))
     yield "state", str(content.get("state"))
     seconds = content.get("seconds_since_activity")
     yield "idle", format_span(timedelta(seconds=seconds)) if isinstance(seconds, int | float) else "unknown"

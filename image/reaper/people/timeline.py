@@ -1,4 +1,4 @@
-"""A machine's heartbeats as one character a period: what a sweep goes by, for people. Pure."""
+"""An instance's heartbeats as one character a period: what a sweep goes by, for users. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ROW_CELLS = 24
 
 
 class Cell(StrEnum):
-    """What a period was, as people see it."""
+    """What a period was, as users see it."""
 
     ACTIVE = "█"
     IDLE = "·"

@@ -1,4 +1,4 @@
-"""``gpu-fleet unfreeze``: training pools take machines again, although the money is spent."""
+"""``gpu-fleet unfreeze``: training pools take instances again, although the money is spent."""
 
 import getpass
 import os
@@ -29,7 +29,7 @@ def login() -> str:
 @click.option("--reason", required=True, help="Why, for those who pay; it goes on record.")
 @stack_options
 def unfreeze(reason: str, asked: Asked) -> None:
-    """Let frozen pools take machines again, for what is spent by now, until the month ends.
+    """Let frozen pools take instances again, for what is spent by now, until the month ends.
 
     A threshold that is passed later freezes again.
     """
@@ -54,4 +54,4 @@ def unfreeze(reason: str, asked: Asked) -> None:
     if lifted.lifted is FreezeStage.OPEN:
         click.echo("nothing is frozen")
     else:
-        click.echo(f"pools take machines again; {lifted.lifted.word} is lifted until {lifted.month} ends")
+        click.echo(f"pools start instances again; {lifted.lifted.word} is lifted until {lifted.month} ends")
