@@ -107,7 +107,7 @@ class Kept:
 
 
 class Account(Protocol):
-    """A cloud account, seen through one stack; every method raises ``RefusedError``.
+    """A cloud account, seen through one stack; every method raises ``CallRefusedError``.
 
     Attributes:
         calls: every call made so far, in order.

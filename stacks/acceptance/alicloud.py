@@ -416,7 +416,7 @@ class AlicloudAccount:
         """One call of ``CALLS``, kept as evidence.
 
         Raises:
-            RefusedError: it was refused, or not answered.
+            CallRefusedError: it was refused, or not answered.
             KeyError: it is none of ``CALLS``.
         """
         doc, at = CALLS[name], self._clock.now()

@@ -275,7 +275,7 @@ class AwsAccount:
         """Wait until the experiment runs or is done.
 
         Raises:
-            RefusedError: it failed; its reason is in the message.
+            CallRefusedError: it failed; its reason is in the message.
         """
         until = self._clock.now() + ROLE_PATIENCE
         while self._clock.now() < until:
@@ -489,7 +489,7 @@ class AwsAccount:
         """One call of ``CALLS``, kept as evidence.
 
         Raises:
-            RefusedError: it was refused, or not answered.
+            CallRefusedError: it was refused, or not answered.
             KeyError: it is none of ``CALLS``: nothing undocumented is ever called.
         """
         doc, at = CALLS[name], self._clock.now()

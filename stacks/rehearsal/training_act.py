@@ -89,7 +89,7 @@ def play(console: Console, clients: RegionClients, user_data: str, folder: Path)
 
     Raises:
         ChildError: when a process of the trainer fails.
-        TrainingError: when a run ends otherwise than it should.
+        TrainerActError: when a run ends otherwise than it should.
     """
     started = time.perf_counter()
     folder.mkdir(parents=True)
@@ -220,7 +220,7 @@ def _check(straight: dict[str, Any], stopped: dict[str, Any], resumed: dict[str,
     """The act is only worth its figures when each run ended as it was meant to.
 
     Raises:
-        TrainingError: naming the run that did not.
+        TrainerActError: naming the run that did not.
     """
     for name, result, wanted in (
         ("the undisturbed run", straight, "finished"),

@@ -68,7 +68,7 @@ def metric(fleet, name, pool=None):
     return max(point["Maximum"] for point in found["Datapoints"])
 
 
-def test_a_sweep_meters_and_freezes_and_a_person_unfreezes(fleet, run):
+def test_a_sweep_meters_and_freezes_and_a_user_unfreezes(fleet, run):
     members = fleet.start_group("pool", desired=2)
 
     # a budget of nothing is spent on any day of the month
@@ -88,7 +88,7 @@ def test_a_sweep_meters_and_freezes_and_a_person_unfreezes(fleet, run):
     assert "pools that freeze are" not in again.output
     assert group(fleet) == (10, [])
     subjects = [message["Subject"] for message in fleet.heard()]
-    assert [subject for subject in subjects if "machines" in subject and "training" in subject] == [
+    assert [subject for subject in subjects if "instances" in subject and "training" in subject] == [
         "test: training pools start no new instances",
         "test: training pools start instances again",
     ]

@@ -85,7 +85,7 @@ class RunLease:
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def acquire(self) -> None:
-        """Waits while it is not known whether the holder lives; raises LeaseError when it does."""
+        """Waits while it is not known whether the holder lives; raises RunLeaseError when it does."""
         found = self._store.newest_lease()
         while found is not None and not self._is_free(found):
             log.info("event=lease-held by=%r age_s=%.0f", str(_holder(found)), found.age_s)
@@ -117,7 +117,7 @@ class RunLease:
         )
 
     def check(self) -> None:
-        """Raises LeaseError when another process has taken the run over: this one may write no more."""
+        """Raises RunLeaseError when another process has taken the run over: this one may write no more."""
         newest = self._store.newest_lease()
         if newest is not None and newest.number > self._number:
             raise RunLeaseError(
