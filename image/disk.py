@@ -17,7 +17,6 @@ def make(root: Path, folder: Path, size_bytes: int, disk_format: str = "raw") ->
     The disk has no boot loader: QEMU is handed kernel and initrd, and a cloud's base image brings its own.
 
     Args:
-        root: the root file system.
         size_bytes: of the files below root.
         disk_format: ``raw`` or ``qcow2``.
 

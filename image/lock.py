@@ -32,11 +32,9 @@ class Artefact:
     """One outside thing on one base.
 
     Attributes:
-        name: as in versions.toml.
         base: the distribution, say ``debian-12``.
         kind: ``apt``, ``file`` or ``wheels``.
         version: exact; ``unlocked`` where nobody has settled it.
-        source: where an operator gets it.
         file: its name, of kinds ``file`` and ``wheels``; of the key, where ``uri`` is given.
         uri: of an archive beside the distribution's own, as a line of apt's sources says it after ``deb``.
         sha256: of that file, 64 hexadecimal digits, or ``unlocked``.

@@ -59,8 +59,6 @@ def make(root: Path, archive: Path, labels: dict[str, str], created_s: int) -> P
     """Write the archive.
 
     Args:
-        root: the root file system.
-        archive: the file to write.
         created_s: seconds since the epoch; of the image and its newest files, so that bakes are alike.
 
     Returns:

@@ -46,7 +46,6 @@ def packages(target: str, cache: Path = CACHE) -> Files:
 
     Args:
         target: ``aws``, ``alicloud``, ``qemu`` or ``oci``; the last two are of no cloud and get all.
-        cache: where wheels are kept.
 
     Raises:
         LockError: a wheel is not to be had, or is another than the list says.

@@ -32,7 +32,6 @@ class Column:
 
     Attributes:
         heading: above it; a line break in it stays one.
-        justify: how its cells stand.
         wraps: whether a cell may take several lines, broken between words; a word of more than
             ``LONGEST_WORD`` characters, an address say, also within.
     """

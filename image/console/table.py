@@ -10,7 +10,6 @@ class Row:
 
     Attributes:
         target: ``module:attribute`` of a click command or group.
-        line: its line in the list of commands.
     """
 
     target: str
@@ -22,7 +21,6 @@ class Rows:
     """A group that has no module of its own.
 
     Attributes:
-        line: its line in the list of commands.
         example: shown at the end of its help.
         commands: name -> row.
     """

@@ -27,7 +27,6 @@ def replace_text(path: Path, text: str, mode: int = READABLE_BY_ALL) -> None:
 
     Args:
         path: of the file; its folder must be there.
-        mode: permissions of the file.
 
     Raises:
         OSError: it cannot be written, or others may write its folder (``PermissionError``).

@@ -27,7 +27,6 @@ class Expected:
 
     Attributes:
         efa_interfaces: Elastic Fabric Adapters.
-        erdma_interfaces: elastic RDMA interfaces.
     """
 
     gpus: int = 0

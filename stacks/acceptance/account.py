@@ -21,7 +21,6 @@ class TestedInstance:
     """One instance of the stack.
 
     Attributes:
-        id: the cloud's id.
         pool: the value of its tag ``gpu-fleet:pool``.
         state: ``pending``, ``running``, ``stopping``, ``stopped``, ``shutting-down`` or ``terminated``.
     """
@@ -82,7 +81,6 @@ class Call:
         name: service and operation, ``ec2.describe_instances``.
         request_id: the cloud's own; empty where it did not answer.
         error: its error code; empty where it agreed.
-        doc: the page that documents it.
     """
 
     at: datetime

@@ -56,7 +56,6 @@ class PulumiCli:
     Args:
         root: the checkout, where Pulumi.yaml lies.
         stack: the stack's name; its file lies in ``stacks/``.
-        log: where everything goes that the CLI says.
     """
 
     def __init__(self, root: Path, stack: str, log: Path) -> None:

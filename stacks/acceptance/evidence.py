@@ -32,7 +32,6 @@ class StepRecord:
         status: how it ended.
         started, ended: aware UTC.
         observed: what was seen, or why it failed or was skipped.
-        facts: figures for instances.
         accrued: the run's cost so far, in its currency.
         calls: the calls of the cloud's API that it made.
     """
@@ -78,10 +77,8 @@ class Evidence:
     Attributes:
         account: its id; written with all but its last four digits hidden, wherever it stands.
         began, ended: aware UTC; ``ended`` is None while it runs.
-        currency: of every amount.
         cap, worst: most that it may cost, and might.
         plan: (step, its deadline in seconds), in order.
-        versions: of what took part.
         notes: sentences to know before trusting the figures.
         remaining: what still existed at the end; None where it could not be listed.
         stopped: why the whole run ended early; empty where it did not.

@@ -30,12 +30,7 @@ REFUSALS_IN_A_ROW = 5
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step that passed expected and saw.
-
-    Attributes:
-        expected, observed: sentences for users.
-        facts: figures for instances.
-    """
+    """What a step that passed expected and saw."""
 
     expected: str
     observed: str

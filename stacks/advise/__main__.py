@@ -144,7 +144,6 @@ def ranking(ranked: list[Candidate], most: Money | None, discount: Decimal | Non
     """The plans, one table over all vendors; amounts of two currencies are never compared.
 
     Args:
-        found: the plans, in order.
         discount: what a reservation takes off the price; None for no column of reservations.
     """
     share = facts()["utilisation"]["decoder"]

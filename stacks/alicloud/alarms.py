@@ -28,7 +28,6 @@ def alarm(
     Args:
         name: the alarm's name, logical and physical.
         stack: the settings; the metric has the one dimension ``Stack``.
-        metric: as the functions publish it.
         above: the threshold, in the metric's unit.
     """
     return alicloud.cms.Alarm(

@@ -30,7 +30,6 @@ class ScheduledFunctionArgs:
 
     Attributes:
         label: what it is, say ``reaper``.
-        purpose: one sentence about it.
         handler: ``module.function`` in the archive.
         files: path in the archive -> content.
         every_minutes: time between two runs.

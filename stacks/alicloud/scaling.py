@@ -37,7 +37,6 @@ def scale_by_load(
 
     Args:
         name: prefix of the resources' logical names.
-        plan: what the group was made by.
         monitor_group: the application group of the metrics that agents publish.
     """
     more = _rule(f"{name}-out", group, 1, COOLDOWN_OUT_S, opts)

@@ -71,7 +71,6 @@ def widgets(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
 
     Args:
         group_names: pool -> its Auto Scaling groups.
-        spot_rule: the rule that matches spot interruptions.
     """
     width = COLUMNS // 3
     return [

@@ -127,7 +127,6 @@ class FirewallArgs:
 
     Attributes:
         vpc_id: the network the groups belong to.
-        s3_prefix_list_id: the region's S3 addresses.
     """
 
     stack: Stack

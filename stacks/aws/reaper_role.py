@@ -51,9 +51,7 @@ class RoleArgs:
 
     Attributes:
         key_arn: encrypts ledger and topic.
-        topic_arn: where owners are notified.
         queue_arn: where failed events go.
-        log_group_arn: the function's log.
     """
 
     stack: Stack

@@ -35,7 +35,6 @@ def scale_by_load(
 
     Args:
         name: prefix of the resources' logical names.
-        plan: what the group was made by.
     """
     more = aws.autoscaling.Policy(
         f"{name}-out",

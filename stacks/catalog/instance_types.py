@@ -60,7 +60,6 @@ class Price:
         amount_per_hour: in ``currency``, before tax and discount.
         currency: ISO 4217 code.
         date: the day the price was read from the cloud.
-        source: where it can be checked.
     """
 
     amount_per_hour: Decimal

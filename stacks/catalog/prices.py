@@ -26,7 +26,6 @@ class Quote:
     """A list price as a cloud publishes it, or the statement that none was found.
 
     Attributes:
-        what: the thing that is paid for.
         amount: in ``currency`` for one unit; None where unknown.
         currency: ISO 4217 code.
         date: when the cloud's list was read; None where there is no amount.

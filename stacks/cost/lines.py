@@ -32,7 +32,6 @@ class CostLine:
         pool: whose it is; None for what all pools share.
         what: the thing itself, for users.
         months: level -> least and most for a month; None where no price is known.
-        quotes: the prices behind it.
     """
 
     pool: str | None
@@ -52,7 +51,6 @@ class Cost:
     """What a stack costs.
 
     Attributes:
-        currency: of every amount.
         lines: the parts; the whole is their sum.
     """
 

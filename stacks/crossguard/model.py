@@ -70,7 +70,6 @@ class PolicyRule:
         name: lower case and dashes; unique.
         reason: why it must hold.
         remedy: what to do about a violation.
-        severity: how bad a violation is.
         each: looks at one resource; refuses it before it is made.
         whole: looks at all resources together; refuses the preview.
         advisory: warns on every stack, and refuses on none.

@@ -158,7 +158,6 @@ def up(
     Each pass is a ``pulumi up`` of its own, so whatever stops one, the next run goes on where it stopped.
 
     Args:
-        deployment: the stack at the CLI.
         more: flags for every ``pulumi up``.
         replace: logical names of what may be lost.
         connect: from region and environment to what asks Alibaba Cloud.

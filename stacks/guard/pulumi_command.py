@@ -97,7 +97,6 @@ def pulumi(
 
     Args:
         command: ``preview`` or ``up``.
-        policy: load the policy pack.
         replace: logical names of what holds data and may be lost.
 
     Raises:

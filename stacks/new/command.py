@@ -24,7 +24,6 @@ class Question:
     Attributes:
         field: of ``NewStack``; its flag is in ``flag``.
         flag: how a command line gives it.
-        text: what a user is asked.
         keys: the keys of the file that it decides: a problem below one of them is a problem of the answer.
         default: what is taken for an empty answer, by the answers so far; None where one is needed.
     """

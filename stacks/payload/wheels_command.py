@@ -91,7 +91,6 @@ def store(s3: Any, bucket: str, text: str, folder: Path, tell: Callable[[str], o
 
     Args:
         bucket: the stack's records bucket.
-        tell: hears of each upload.
 
     Raises:
         StacksError: the folder lacks a wheel of the list.

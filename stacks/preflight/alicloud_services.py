@@ -31,8 +31,6 @@ class Role:
     """A role that a service takes on.
 
     Attributes:
-        name: as RAM knows it.
-        why: what fails without it.
         by_itself: the service makes it at the first call of whoever may ``ram:CreateServiceLinkedRole``.
     """
 

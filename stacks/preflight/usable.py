@@ -63,7 +63,6 @@ def key(alias: str, answer: dict[str, Any], *, enable: str, cancel_deletion: str
 
     Args:
         answer: of DescribeKey; empty where there is none yet.
-        enable: the command that enables it.
         cancel_deletion: the command that takes a scheduled deletion back.
     """
     if not answer:

@@ -37,7 +37,6 @@ class Breached:
         instances_touched: instances that are not as they were.
         limits_given_back: groups that ``gpu-fleet unfreeze`` gave their limit back.
         spent_usd: this month by the meter, most of it invented by this act.
-        seconds: of the whole act.
     """
 
     alarms_raised: int

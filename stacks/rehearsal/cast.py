@@ -129,7 +129,6 @@ def cast(
         clients: of the stack's region.
         found: the stack's instances.
         user_data: pool -> what cloud-init reads there.
-        folder: for what lies on the instances.
 
     Raises:
         RehearsalError: there are fewer instances than parts, or one does not come up.

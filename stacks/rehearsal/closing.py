@@ -18,7 +18,6 @@ def table(figures: Figures, seconds: float) -> Table:
 
     Args:
         figures: act -> figure -> value.
-        seconds: of the whole rehearsal.
     """
     view = Table(title="the rehearsal in figures", title_justify="left")
     view.add_column("figure")

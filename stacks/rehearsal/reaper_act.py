@@ -42,7 +42,6 @@ class Reaped:
         kept_files_saved: files of ``/scratch/keep`` that reached the bucket before the end.
         ledger_entries: confirmed terminations in the ledger of the stack's bucket.
         read_calls, write_calls: of the sweep that terminated them.
-        seconds: of the whole act.
     """
 
     reaped: int
@@ -61,7 +60,6 @@ class ActTimeline:
     """The act's moments.
 
     Attributes:
-        begin: first heartbeat.
         mark: the sweep that finds the idle instance.
         end: the present, when the function terminates it.
     """

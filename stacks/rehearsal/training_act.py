@@ -44,7 +44,6 @@ class Trained:
         stopped_at_step, steps: where the notice stopped the run, and how long a whole run is.
         resume_equal: whether the resumed run's weights have the same SHA-256 as the undisturbed run's.
         checkpoints: committed checkpoints in the stack's bucket, of both runs.
-        seconds: of the whole act.
     """
 
     metric_name: str
@@ -63,7 +62,6 @@ class ProcessGroup:
     """One training process group of the act.
 
     Attributes:
-        label: what it is called on the screen.
         root: what the instance's first boot made of a folder.
         metadata: the instance's metadata service.
     """

@@ -93,7 +93,6 @@ def resource_tree(
     """The tree of everything registered.
 
     Args:
-        label: what stands at the root.
         registrations: in order; a parent comes before its children.
         marks: what stands before a leaf.
         whole: False for the newest leaf of each branch alone, which fits on a screen.

@@ -61,7 +61,6 @@ class AlicloudStack:
 
     Args:
         cloud: makes every call but those to OSS.
-        s3: makes those.
     """
 
     def __init__(self, stack: Stack, cloud: Alicloud, s3: Any) -> None:

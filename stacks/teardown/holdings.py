@@ -22,7 +22,6 @@ class HeldInstance:
     """One instance of the stack.
 
     Attributes:
-        id: the cloud's id.
         state: as the cloud says it, in lower case.
         pool: its pool, or empty.
         group: the scaling group it is in; empty for one that the sweep detached.
@@ -71,7 +70,6 @@ class Remnant:
 
     Attributes:
         kind: ``snapshot``, ``image``, ``volume`` or ``backup``.
-        id: the cloud's id.
     """
 
     kind: str

@@ -49,7 +49,6 @@ class PoolUse:
         busy: of these, hours in which instances worked.
         unknown: of these, hours of instances whose agent said nothing.
         saved: hours that ended instances would have run.
-        cost: what the pool cost, disks included.
     """
 
     pool: str
@@ -66,7 +65,6 @@ class Efficiency:
 
     Attributes:
         name: ``2026-11-21``.
-        currency: of every amount.
         pools: each pool, by name; what all share is ``_shared``.
         idle: the instances that left most money idle, at most ten.
         saved_cost: what ended instances would have cost.
@@ -128,7 +126,6 @@ def sum_up(
     """Sum a day up.
 
     Args:
-        day: as the meter closed it.
         busy: instance id -> share of its time in which it worked; left out where nobody knows.
         samples: instance id -> samples its trainer worked through; left out where none says.
     """

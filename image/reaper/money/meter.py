@@ -154,7 +154,6 @@ def forecast(reading: MeterReading, rate: Decimal) -> Decimal:
     """What the month will have cost at its end, at the pace of the last 24 hours.
 
     Args:
-        reading: where the meter stands.
         rate: what an hour costs now, which stands in while less than an hour is counted.
     """
     until = reading.until

@@ -86,7 +86,6 @@ class MeterReading:
     """Where the meter stands.
 
     Attributes:
-        currency: of every amount.
         since: when it began to count.
         until: up to which moment everything is counted.
         month: pool, or ``_shared``, -> cost of the month of ``until``.

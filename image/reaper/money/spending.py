@@ -28,7 +28,6 @@ class Spending:
     """What the stack costs, and how that stands to its budget.
 
     Attributes:
-        reading: where the meter stands.
         rates: pool, or ``_shared``, -> what an hour costs now.
         unpriced: running instances that count without a price.
         freeze: how far the pools are frozen; None where they never are.

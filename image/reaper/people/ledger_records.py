@@ -19,7 +19,6 @@ class End:
         launched_at: its last start before that.
         idle_s: for how long nobody had used it; None where that is not recorded.
         price_per_hour: None where it was unknown.
-        reason: why, for users.
     """
 
     at: datetime
@@ -39,7 +38,6 @@ def end_of(record: Mapping[str, Any], key: str) -> End:
     """A record of the ledger, checked.
 
     Args:
-        record: the JSON object.
         key: where it lies, for the message.
 
     Raises:
@@ -72,7 +70,6 @@ class FreezeChange:
         action: ``freeze`` or ``unfreeze``.
         stage: ``open``, ``capped`` or ``closed`` since then.
         spent: in the month by then.
-        by: the sweep, or a user.
     """
 
     at: datetime

@@ -44,9 +44,7 @@ class InstanceRow:
     """One instance, for users.
 
     Attributes:
-        what: pool and type.
         idle: for how long, or an empty text where that is not known.
-        goes: when it would go.
         warning: what its owner should put right.
     """
 

@@ -31,9 +31,7 @@ def ask(
     """Every price of Alibaba Cloud that its API tells.
 
     Args:
-        region: of what is no instance.
         instances: type -> the region its price is of.
-        today: the day of the answers.
         say: called with what is asked next.
         cloud: whom to ask; by default with the credentials of the environment.
 

@@ -71,7 +71,6 @@ def ask(
     Args:
         region: of what is no instance, and of spot.
         instances: type -> the region its price is of.
-        today: the day of the answers.
         say: called with what is asked next.
         aws: whom to ask; by default with the credentials of the environment.
 

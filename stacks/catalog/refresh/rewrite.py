@@ -23,7 +23,6 @@ class PriceChange:
 
     Attributes:
         before: as it stood in the file; None for unknown.
-        after: as the cloud lists it.
     """
 
     what: str

@@ -34,7 +34,6 @@ def file_encoding(file: Path, end: str = "", *, framed: bool = False) -> Encodin
     """The tokenizer of a tokenizer.json (https://huggingface.co/docs/tokenizers); raises DataError.
 
     Args:
-        file: the tokenizer.json.
         end: one of its tokens that ends a file, if any.
         framed: whether each text gets the tokens around it that the tokenizer adds, such as [CLS] and [SEP].
     """

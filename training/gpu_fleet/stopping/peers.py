@@ -78,7 +78,6 @@ def held_up_by(posts: Mapping[int, Post], size: int, now_s: float, silence_s: fl
     """The rank that the others wait for, by what all have posted.
 
     Args:
-        posts: the newest of each rank.
         now_s: when they were read; clocks of instances differ by less than `silence_s`.
         silence_s: a rank that has posted nothing for so long is stopped or gone.
     """
