@@ -31,7 +31,7 @@ REQUIREMENTS = {
 OLDEST_PYTHON = "3.11"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_S = 5
-# What pip says of a file that is another than was locked: somebody has to look, nothing else will do.
+# What pip says of a file that is another than was locked: a user has to look, nothing else will do.
 MISMATCH = "DO NOT MATCH THE HASHES"
 DRIVER = Path("/proc/driver/nvidia/version")
 # What torch alone brings, where it brings CUDA.

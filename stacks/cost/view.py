@@ -1,4 +1,4 @@
-"""A stack's cost for people: a line for the log, plain values for the stack's outputs, a table with bars."""
+"""A stack's cost for users: a line for the log, plain values for the stack's outputs, a table with bars."""
 
 from collections.abc import Iterator
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""What a look found, for people: a table, and a last line with the counts."""
+"""What a look found, for users: a table, and a last line with the counts."""
 
 from collections import Counter
 from collections.abc import Sequence

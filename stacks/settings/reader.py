@@ -78,7 +78,7 @@ def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stac
 
 
 def _without_address(problem: Problem) -> Problem:
-    """The problem, without the address of a webhook that somebody wrote where its secret's name belongs."""
+    """The problem, without the address of a webhook that a user wrote where its secret's name belongs."""
     text = str(problem.value)
     if not problem.key.startswith("notify.webhooks") or "://" not in text:
         return problem

@@ -29,7 +29,7 @@ PAGE = 100  # DescribeInstances, DescribeDisks, DescribeSnapshots, DescribeImage
 MEMBERS_PAGE = 50  # DescribeScalingInstances, DescribeScalingGroups
 UNPROTECTED_AT_ONCE = 20  # SetInstancesProtection
 TERMINATED_AT_ONCE = 100  # DeleteInstances
-# Somebody deleted it beside Pulumi: error codes of OSS and NAS.
+# A user deleted it beside Pulumi: error codes of OSS and NAS.
 ABSENT = ("NoSuchBucket", "InvalidFileSystem.NotFound")
 
 

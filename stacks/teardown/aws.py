@@ -30,7 +30,7 @@ THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 EFS = "aws:efs/fileSystem:FileSystem"
 UNPROTECTED_AT_ONCE = 50  # SetInstanceProtection
 NAMED_AT_ONCE = 50  # DescribeAutoScalingGroups
-# Somebody deleted it beside Pulumi: error codes of S3, EFS and FSx.
+# A user deleted it beside Pulumi: error codes of S3, EFS and FSx.
 ABSENT = ("NoSuchBucket", "FileSystemNotFound")
 
 

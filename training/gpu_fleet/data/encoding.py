@@ -1,4 +1,4 @@
-"""From text to token ids: plain bytes, or a tokenizer that a person brings as a file."""
+"""From text to token ids: plain bytes, or a tokenizer that a user brings as a file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

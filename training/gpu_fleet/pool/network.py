@@ -67,7 +67,7 @@ def environment(instance_type: str, expected: Expected, given: Mapping[str, str]
     Args:
         instance_type: such as "p5.48xlarge" or "ecs.ebmgn8v.48xlarge".
         expected: what the pool has of it; RDMA is set up only where it has the interfaces.
-        given: the environment as it is; what a person has set stays.
+        given: the environment as it is; what a user has set stays.
     """
     prefix = max((start for start in TABLE if instance_type.startswith(start)), key=len)
     network = TABLE[prefix]

@@ -125,7 +125,7 @@ def sources(*, rebalance: bool = False) -> list[Source]:
 
 
 def stop_file(path: Path) -> Notice | None:
-    """The stop file that the idle reaper or a person writes; its line is the detail."""
+    """The stop file that the idle reaper or a user writes; its line is the detail."""
     try:
         return Reason.STOP_FILE, path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
