@@ -32,8 +32,8 @@ from gpu_fleet.parallel.spread import Whole
 from gpu_fleet.parallel.world import world
 from gpu_fleet.prepared_run import fresh_state, opened, rehearse
 from gpu_fleet.state import State
+from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption
-from gpu_fleet.stopping.stop import Stop
 from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
 

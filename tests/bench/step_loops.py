@@ -30,8 +30,8 @@ from gpu_fleet.models import registry
 from gpu_fleet.models.definitions import Facts
 from gpu_fleet.parallel.world import world
 from gpu_fleet.prepared_run import fresh_state, opened, rehearse
+from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, sources
-from gpu_fleet.stopping.stop import Stop
 from gpu_fleet.stopping.watchdog import Watchdog
 
 STEPS_A_TURN = 20

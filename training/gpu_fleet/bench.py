@@ -30,8 +30,8 @@ from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.parallel.spread import reduced_last
 from gpu_fleet.parallel.world import World, world
 from gpu_fleet.prepared_run import PreparedRun, build_model, fresh_state, opened, ready, rehearse
+from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption
-from gpu_fleet.stopping.stop import Stop
 from gpu_fleet.train import shown_errors
 
 MIB = 2**20

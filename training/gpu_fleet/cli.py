@@ -1,6 +1,6 @@
 """The commands of `gpu-fleet train` and `python -m gpu_fleet`; each loads its module when it is called."""
 
-from gpu_fleet.commands import LazyGroup
+from gpu_fleet.lazy_groups import LazyGroup
 
 main = LazyGroup(
     "gpu_fleet",

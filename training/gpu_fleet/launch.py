@@ -16,9 +16,9 @@ from types import FrameType
 import click
 
 from gpu_fleet import config, exit_codes, outcome
-from gpu_fleet.commands import configured, identity_flags, identity_options
 from gpu_fleet.errors import LaunchError
 from gpu_fleet.instance_file import run_directory
+from gpu_fleet.lazy_groups import configured, identity_flags, identity_options
 from gpu_fleet.outcome import COLLECTIVES
 from gpu_fleet.pool.alicloud_peers import alicloud_peers
 from gpu_fleet.pool.aws_peers import aws_peers

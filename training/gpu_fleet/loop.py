@@ -19,9 +19,9 @@ from gpu_fleet.outcome import Outcome
 from gpu_fleet.parallel.world import World
 from gpu_fleet.prepared_run import PreparedRun, fresh_state, opened, rehearse
 from gpu_fleet.state import State, parameters_sha256, whole_weights
+from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.stopping.peers import of_world
-from gpu_fleet.stopping.stop import Stop
 from gpu_fleet.stopping.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.task import Task, evaluate_task
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from gpu_fleet import config, outcome
-from gpu_fleet.commands import configured, identity_options
 from gpu_fleet.errors import (
     CheckpointError,
     ConfigError,
@@ -23,6 +22,7 @@ from gpu_fleet.errors import (
     PeerError,
     TrainingError,
 )
+from gpu_fleet.lazy_groups import configured, identity_options
 from gpu_fleet.loop import train as train_model
 from gpu_fleet.metrics.profiling import parse_steps
 from gpu_fleet.own_code import description, place_of
