@@ -120,33 +120,37 @@ def sweep(server: Server) -> tuple[int, float, list[str]]:
     return sum(server.asked()["calls"].values()), seconds, marked
 
 
+def custodian_policy() -> dict[str, Any]:
+    """What Cloud Custodian is asked: its own best filters, our agent's metric, no limit that stops it."""
+    return {
+        "name": "idle",
+        "resource": "ec2",
+        "max-resources": 10_000,
+        "filters": [
+            {"tag:gpu-fleet:managed": "true"},
+            {"State.Name": "running"},
+            {"type": "instance-uptime", "op": "greater-than", "days": 1 / 24},
+            {
+                "type": "metrics",
+                "namespace": namespace(STACK),
+                "name": METRIC_SECONDS_SINCE_ACTIVITY,
+                "statistics": "Minimum",
+                # one period: of several, only the first that comes is looked at
+                "days": 1,
+                "period": 86_400,
+                "value": PERIOD_S,
+                "op": "greater-than",
+            },
+        ],
+        "actions": ["terminate"],
+    }
+
+
 def custodian(server: Server, *flags: str) -> tuple[int, list[str], float]:
     """One run of Cloud Custodian: its exit code, which machines it matched, seconds."""
     with TemporaryDirectory() as folder:
-        policy = {
-            "name": "idle",
-            "resource": "ec2",
-            "max-resources": 10_000,
-            "filters": [
-                {"tag:gpu-fleet:managed": "true"},
-                {"State.Name": "running"},
-                {"type": "instance-uptime", "op": "greater-than", "days": 1 / 24},
-                {
-                    "type": "metrics",
-                    "namespace": namespace(STACK),
-                    "name": METRIC_SECONDS_SINCE_ACTIVITY,
-                    "statistics": "Minimum",
-                    # one period: of several, only the first that comes is looked at
-                    "days": 1,
-                    "period": 86_400,
-                    "value": PERIOD_S,
-                    "op": "greater-than",
-                },
-            ],
-            "actions": ["terminate"],
-        }
         file = Path(folder, "policy.json")
-        file.write_text(json.dumps({"policies": [policy]}), encoding="utf-8")
+        file.write_text(json.dumps({"policies": [custodian_policy()]}), encoding="utf-8")
         command = [str(CUSTODIAN), "run", "-s", folder, "--cache-period", "0", "--region", "us-east-1"]
         started = time.perf_counter()
         done = subprocess.run(

@@ -1,12 +1,17 @@
 """How the figures of many benches come into one file."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from tests.bench.__main__ import ROOT, BenchError, entries_in, merge, names
+from tests.bench.bench_reaper import LARGE, custodian_policy
+from tests.bench.bench_reaper_mutants import Witness, first_to_fail
 
 ENTRY = {"value": 1.0, "unit": "s", "peer": 2.0, "ratio": 0.5, "goal": "< 1.3", "command": "make bench"}
 
@@ -51,3 +56,23 @@ def test_an_unknown_bench_is_answered_with_those_there_are():
 
     assert done.returncode == 2
     assert "did you mean agent?" in done.stderr
+
+
+def test_the_peer_is_asked_by_its_own_uptime_and_by_our_metric_and_for_every_instance():
+    policy = custodian_policy()
+    by_type = {one["type"]: one for one in policy["filters"] if "type" in one}
+
+    assert by_type["instance-uptime"] == {"type": "instance-uptime", "op": "greater-than", "days": 1 / 24}
+    assert by_type["metrics"]["name"] == METRIC_SECONDS_SINCE_ACTIVITY
+    assert policy["max-resources"] >= LARGE
+
+
+@pytest.mark.parametrize(
+    ("fails", "seen"),
+    [(lambda: False, ""), (lambda: True, "second"), (lambda: os.kill(os.getpid(), signal.SIGKILL), "second")],
+    ids=["nobody", "who fails", "who is killed"],
+)
+def test_a_mutant_is_seen_by_the_first_who_fails_or_comes_to_no_end(fails, seen):
+    witnesses = [Witness("first", lambda: False), Witness("second", fails), Witness("third", lambda: False)]
+
+    assert first_to_fail([], witnesses) == seen

@@ -6,13 +6,14 @@ lie; one that is not there any more, or twice, is an error.
 """
 
 import ast
+import builtins
 import importlib
 import inspect
 import pkgutil
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,9 @@ NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
+
+
+PROBE = "__reached__"  # in builtins, while conditions are probed
 
 
 class TargetError(Exception):
@@ -90,7 +94,9 @@ def functions_of(module: ModuleType) -> list[FunctionType]:
             continue
         for raw in vars(holder).values():
             value = inspect.unwrap(raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw))
-            if isinstance(value, FunctionType) and value.__code__.co_filename == module.__file__:
+            if not isinstance(value, FunctionType) or value.__name__ == "<lambda>":
+                continue
+            if value.__code__.co_filename == module.__file__:
                 made.append(value)
     return sorted(set(made), key=lambda one: one.__code__.co_firstlineno)
 
@@ -133,33 +139,88 @@ def becomes(name: str, parameters: str, body: str) -> Mutant:
     )
 
 
-def swaps(name: str, old: str, new: str) -> Mutant:
+def swaps(name: str | Callable[..., object] | None, old: str, new: str) -> Mutant:
     """One expression in a function's place of another.
+
+    Args:
+        name: of the function, or what a command of click calls.
+        old: the expression; where it stands several times, the first.
+        new: what takes its place.
 
     Raises:
         TargetError: the function has no such expression.
     """
-    function = target(name)
+    function = target(name) if isinstance(name, str) else inspect.unwrap(cast("FunctionType", name))
     wanted = ast.dump(ast.parse(old, mode="eval").body)
     tree = _tree(function)
     places = [node for node in ast.walk(tree) if isinstance(node, ast.expr) and ast.dump(node) == wanted]
     if not places:
-        raise TargetError(f"{name}: there is no {old} in it")
+        raise TargetError(f"{function.__qualname__}: there is no {old} in it")
     _put(tree, places[0], ast.parse(new, mode="eval").body)
-    return Mutant(f"{name}: {old} becomes {new}", function, _compiled(tree, function))
+    return Mutant(f"{function.__qualname__}: {old} becomes {new}", function, _compiled(tree, function))
 
 
 def negations(module: ModuleType) -> Iterator[Mutant]:
     """Each comparison, each boolean operator and each bare condition of a module negated, one at a time."""
     for function in functions_of(module):
-        seen: Counter[str] = Counter()
-        for index in range(_operators(_tree(function))):
-            tree = _tree(function)
-            before, after = _negate(tree, index)
-            change = f"{function.__qualname__}: {before} becomes {after}"
-            seen[change] += 1
-            name = change if seen[change] == 1 else f"{change} ({seen[change]})"
-            yield Mutant(name, function, _compiled(tree, function))
+        yield from _negations_of(function)
+
+
+def _negations_of(function: FunctionType) -> Iterator[Mutant]:
+    seen: Counter[str] = Counter()
+    where = f"{function.__module__.removeprefix(image.reaper.__name__ + '.')}: {function.__qualname__}"
+    for index in range(len(_places(_tree(function)))):
+        tree = _tree(function)
+        before, after = _negate(tree, index)
+        change = f"{where}: {before} becomes {after}"
+        seen[change] += 1
+        name = change if seen[change] == 1 else f"{change} ({seen[change]})"
+        yield Mutant(name, function, _compiled(tree, function))
+
+
+def probe(broken: Iterable[ModuleType], note: Callable[[Collection[str]], object]) -> None:
+    """Tell of each condition that is evaluated from now on, by the names of its negations.
+
+    There is no way back: it is for a process that ends then.
+
+    Args:
+        broken: modules whose conditions are meant.
+        note: is called at each evaluation.
+    """
+    names: list[list[str]] = []
+
+    def reached(number: int, value: object) -> object:
+        note(names[number])
+        return value
+
+    vars(builtins)[PROBE] = reached
+    for function in [one for module in broken for one in functions_of(module)]:
+        tree, probes = _tree(function), _Probes()
+        for (node, _), mutant in zip(_places(tree), list(_negations_of(function)), strict=True):
+            if id(node) not in probes.numbers:
+                probes.numbers[id(node)] = len(names)
+                names.append([])
+            names[probes.numbers[id(node)]].append(mutant.name)
+        function.__code__ = _compiled(probes.visit(tree), function)
+
+
+class _Probes(ast.NodeTransformer):
+    """Puts a call around expressions that gives their value on.
+
+    Attributes:
+        numbers: id of an expression's node -> what the call is told.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        number = self.numbers.get(id(node))
+        seen: ast.AST = self.generic_visit(node)
+        if number is None:
+            return seen
+        arguments = [ast.Constant(number), cast("ast.expr", seen)]
+        return ast.Call(ast.Name(PROBE, ast.Load()), arguments, [])
 
 
 def explained() -> dict[str, str]:
@@ -198,10 +259,6 @@ def _bare(test: ast.expr) -> Iterator[ast.expr]:
             yield from _bare(value)
     elif not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):
         yield test
-
-
-def _operators(tree: ast.AST) -> int:
-    return len(_places(tree))
 
 
 def _negate(tree: ast.Module, index: int) -> tuple[str, str]:

@@ -109,3 +109,50 @@ def test_a_notice_is_withdrawn_with_its_mark_and_once():
 
 def test_a_malformed_mark_is_no_mark():
     assert notices.mark(Told(**{MARK: "tomorrow"})) is None
+
+
+class Waits:
+    """Stands in for the wait between two looks: notes each, and ends the listening after so many."""
+
+    def __init__(self, count):
+        self.left, self.seconds = count, []
+
+    def wait(self, seconds):
+        self.seconds.append(seconds)
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize(("talk", "seconds"), [(Talk(), 5.0), (Talk(NOON, closed_at=NOON), 1.0)])
+def test_behind_a_shut_door_it_looks_five_times_as_often(talk, seconds, monkeypatch):
+    going, waits = Heard(Told()).going, Waits(1)
+    going.talk, going._closed = talk, waits
+    monkeypatch.setattr(going, "look", lambda: False)
+
+    going._run(5.0)
+
+    assert waits.seconds == [seconds] * 2
+
+
+def test_a_silence_is_told_once_and_a_new_one_again(caplog, monkeypatch):
+    going, waits = Heard(Told()).going, Waits(5)
+    looks = iter([CloudError("no answer"), CloudError("no answer"), None, OSError("no file"), None])
+    going._closed = waits
+
+    def look():
+        if error := next(looks):
+            raise error
+        return False
+
+    monkeypatch.setattr(going, "look", look)
+
+    going._run(5.0)
+
+    assert [one.getMessage() for one in caplog.records] == [
+        "event=no-word reason='no answer'",
+        "event=no-word reason='no file'",
+    ]
+
+
+def test_listening_that_never_began_is_closed_without_waiting():
+    Heard(Told()).going.close()

@@ -3,11 +3,15 @@
 ``python -m tests.bench.bench_reaper_mutants`` negates every operator of the sweep's decisions as well.
 """
 
+import builtins
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.reaper.mutants import Mutant, TargetError, becomes, gives, negations, swaps
+from tests.reaper.findings import FINDINGS
+from tests.reaper.mutants import PROBE, Mutant, TargetError, becomes, gives, negations, probe, swaps
 from tests.reaper.plays import CLOUDS, PLAYS, perform
 
 Maker = Callable[[], Mutant]
@@ -261,9 +265,33 @@ def test_a_guard_that_went_elsewhere_is_named():
         swaps("_fresh", "age < 0", "False")
 
 
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda one: one.was)
+def test_what_was_found_once_can_still_be_broken_and_its_test_is_there(finding):
+    """The bench breaks it and runs that test."""
+    file, _, name = finding.node.partition("::")
+
+    assert [make().name for make in finding.broken]
+    assert f"def {name}(" in (Path(__file__).parents[2] / file).read_text(encoding="utf-8")
+
+
 def test_every_operator_is_negated_once():
     import image.reaper.sweep.verdict as module  # noqa: PLC0415
 
     names = [one.name for one in negations(module)]
 
     assert len(names) == len(set(names))
+
+
+def test_a_condition_that_is_evaluated_is_told_by_the_names_of_its_negations(tmp_path, monkeypatch):
+    monkeypatch.setitem(vars(builtins), PROBE, None)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_made_up_module.py").write_text("def both(a, b):\n    return a > 1 and b > 2\n")
+    module, told = importlib.import_module("a_made_up_module"), set()
+    probe([module], told.update)
+
+    assert module.both(0, 3) is False
+
+    where = "a_made_up_module: both"
+    assert told == {f"{where}: a > 1 becomes a <= 1", f"{where}: a > 1 and b > 2 becomes a > 1 or b > 2"}
+    assert module.both(2, 3) is True
+    assert f"{where}: b > 2 becomes b <= 2" in told

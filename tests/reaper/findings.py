@@ -1,0 +1,162 @@
+"""What an independent harness found in the reaper, and the tests that would fail today if it came back.
+
+Each line breaks the product the way it was broken then; ``python -m tests.bench.bench_reaper_mutants`` does
+so and asks that its test fails. The tests that start a whole notebook or launcher are in
+``test_real_programs.py``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from image.reaper.sweep import command
+from tests.reaper.mutants import Mutant, becomes, gives, swaps
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One way in which the promise did not hold.
+
+    Attributes:
+        number: in the report of the harness.
+        was: what went wrong.
+        broken: the product as it was.
+        test: file and name, below ``tests/reaper``.
+    """
+
+    number: int
+    was: str
+    broken: tuple[Callable[[], Mutant], ...]
+    test: str
+
+    @property
+    def node(self) -> str:
+        """The test as pytest names it, with or without parameters."""
+        file, _, name = self.test.partition(": ")
+        return f"tests/reaper/{file}.py::{name}"
+
+
+def _blind() -> Mutant:
+    return becomes("agent:seen", "reading, mark, limits, *, unfit=False", "Seen()")
+
+
+def _end_at_work() -> Mutant:
+    return gives("_busy", "None")
+
+
+FINDINGS = (
+    Finding(
+        1,
+        "instances at work are terminated, and the suite stays green",
+        (_end_at_work, _blind),
+        "test_faults: test_no_machine_at_work_is_ended_whatever_goes_wrong",
+    ),
+    Finding(
+        2,
+        "sensors go blind one after another, and all instances are terminated",
+        (
+            lambda: becomes(
+                "idle_within_a_day",
+                "usual, plan, pool",
+                "frozenset(one.instance.id for one in plan.with_verdict(Verdict.MARK))",
+            ),
+        ),
+        "test_breaker: test_sensors_that_go_blind_one_after_another_cost_one_working_instance_of_twenty",
+    ),
+    Finding(
+        2,
+        "a job of 16 nodes ends on Friday, and the breaker keeps them until a person comes",
+        (lambda: swaps("_held_by_breaker", "situation.now >= until", "False"),),
+        "test_breaker: "
+        "test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody_had_to_say_so",
+    ),
+    Finding(
+        3,
+        "a job that begins seconds before the sweep is killed",
+        (_blind,),
+        "test_handshake: test_no_job_that_begins_within_ninety_seconds_before_the_sweep_is_killed",
+    ),
+    Finding(
+        3,
+        "the agent dies as a job begins, and the job is killed",
+        (lambda: gives("is_closed", "True"),),
+        "test_handshake: test_no_job_is_killed_whose_agent_dies_as_it_begins",
+    ),
+    Finding(
+        3,
+        "keep says that the instance is kept, and it is terminated",
+        (
+            lambda: becomes(
+                "Exchange.claim",
+                "self, wanted, reason, now",
+                "self.store.put(self._decision_key, {'winner': wanted}) or wanted",
+            ),
+        ),
+        "test_handshake: test_a_hold_typed_after_the_last_look_holds",
+    ),
+    Finding(
+        4,
+        "typing in a web terminal counts as nothing",
+        (lambda: gives("ProcessTable._terminals", "iter(())"),),
+        "test_sensors: test_a_terminal_counts_from_its_last_input",
+    ),
+    Finding(
+        4,
+        "a notebook's cell that computes counts as nothing",
+        (lambda: gives("_sessions", "iter(())"),),
+        "test_jupyter: test_a_busy_kernel_is_in_use_however_long_it_is_silent",
+    ),
+    Finding(
+        4,
+        "launchers that wait count as nothing",
+        (lambda: gives("is_launcher", "False"),),
+        "test_processes: test_work_is_known_by_its_command",
+    ),
+    Finding(
+        4,
+        "a rank that waits for a peer elsewhere counts as nothing",
+        (lambda: gives("_peers", "0"),),
+        "test_sensors: test_a_rank_that_waits_for_a_peer_elsewhere_is_told_from_one_that_stands_alone",
+    ),
+    Finding(
+        4,
+        "what is just below each limit counts as nothing",
+        (lambda: swaps("_rate_reasons", "load(rates, limits) >= 1", "False"),),
+        "test_judge: test_half_of_two_limits_is_as_much_as_the_whole_of_one",
+    ),
+    Finding(
+        5,
+        "a live sweep at another time moves the meter",
+        (lambda: swaps(command.sweep.callback, "now is not None and not dry_run", "False"),),
+        "test_sweep_on_moto: test_a_live_sweep_takes_no_time_but_the_present_and_does_nothing",
+    ),
+    Finding(
+        6,
+        "an end that never came about counts as savings",
+        (lambda: gives("confirms", "True"),),
+        "test_acting: test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns",
+    ),
+    Finding(
+        7,
+        "an instance with termination protection is detached, refused and attached again and again",
+        (lambda: swaps("_next_step", "case.instance.locked", "False"),),
+        "test_sweep_on_moto: test_termination_protection_is_a_lock_that_status_shows_and_the_others_go",
+    ),
+    Finding(
+        8,
+        "the user on an instance is not told",
+        (lambda: gives("_Round._users_of", "()"),),
+        "test_sweep_on_moto: test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins",
+    ),
+    Finding(
+        8,
+        "a grace period begins though nobody was told",
+        (
+            lambda: becomes(
+                "_Round._note_told",
+                "self, decisions, listening",
+                "self._told.update(one.instance.id for one in decisions)",
+            ),
+        ),
+        "test_notify: test_a_grace_period_does_not_begin_while_nobody_listens",
+    ),
+)
