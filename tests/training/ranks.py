@@ -2,13 +2,15 @@
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore
 
 PRELOADED = [
     "torch.distributed.checkpoint.state_dict",
@@ -21,6 +23,8 @@ PRELOADED = [
     "gpu_fleet.checkpoint.sharded",
 ]
 DEADLINE_S = 120.0  # of a test: a hang must end as a failure
+# To load PRELOADED, once in a session: 7 s on a free core, 68 s were seen on one that six others wanted.
+LOADING_S = 600.0
 # Once one has failed, the others only write what is left to write; one that is stopped never does.
 AFTER_ANOTHER_S = 15.0
 
@@ -28,11 +32,13 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(PRELOADED)
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+@cache
+def server_loaded() -> None:
+    """Waits until the server has loaded what it forks, which is no part of a test's time to answer."""
+    process = context.Process(target=os.getpid)
+    process.start()
+    process.join(LOADING_S)
+    assert process.exitcode == 0, f"the server of ranks has not loaded within {LOADING_S} s"
 
 
 def run_ranks(
@@ -42,11 +48,15 @@ def run_ranks(
 
     An exception on any rank is raised here with its traceback as text.
     """
+    server_loaded()
+    # as torchrun does: a store that stands before the ranks, on a port that nobody can take in between
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
     world = {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": "1",
     }
     pipes, processes = [], []
