@@ -1,16 +1,26 @@
 """Where the wall time of a run went: each second is booked once, and what was done twice is lost."""
 
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import boto3
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet import cli
-from gpu_fleet.metrics.goodput import BOOKED, Book, goodput, process_started_at_s
+from gpu_fleet.metrics.goodput import BOOKED, Book, Price, goodput, process_started_at_s
 from gpu_fleet.metrics.records import read_json_lines
+from gpu_fleet.pool import price
+from stacks.cost.estimate import estimate
+from stacks.payload import instance_file, sweep_archive
+from stacks.rehearsal.metadata import metadata_service
+from stacks.settings import Market, Pool, Size, Stack
+from stacks.settings.quantities import Level
+from tests.stacks.examples import pool, stack
 from tests.training.examples import changed, gpt_table, killed_rank, train_on
 from tests.training.ranks import run_ranks
 
@@ -88,3 +98,68 @@ def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_p
     shown = CliRunner().invoke(cli.main, ["report", str(tmp_path / "run"), "--price", "98.32"])
     assert f"effective training time ratio (ETTR): {100 * found.ettr:.1f} %" in shown.output
     assert f"cost of unproductive time: {found.price_lost(98.32):,.2f} of " in shown.output
+
+
+TYPE = "g5.xlarge"
+
+
+@pytest.fixture
+def on_demand_in_a_spot_pool(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+    """An instance as its stack makes one: instance.toml, the policy in the bucket; and its metadata."""
+    declared = stack(pools=[pool(market="spot", types=[TYPE])])
+    text = instance_file.instance_toml(
+        declared, declared.pools[0], "", "", records_uri=f"s3://{bucket}/reaper"
+    )
+    (tmp_path / "instance.toml").write_text(text)
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
+    policy = sweep_archive.policy_text(declared).encode()
+    boto3.client("s3").put_object(Bucket=bucket, Key=sweep_archive.POLICY_KEY, Body=policy)
+    with metadata_service() as metadata:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
+        metadata.answers["/latest/meta-data/instance-type"] = TYPE
+        metadata.answers["/latest/meta-data/instance-life-cycle"] = "on-demand"
+        yield declared
+
+
+def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
+    on_demand_in_a_spot_pool: Stack, tokens: Path, tmp_path: Path
+) -> None:
+    train_on(2, gpt_table(tokens, tmp_path / "run", steps=2))
+
+    priced = estimate(replace(on_demand_in_a_spot_pool, pools=(usual_pool(on_demand_in_a_spot_pool),)))
+    hour = float(priced.hour(Level.NOW, priced.of_pool("dev")).high.amount)
+    found = goodput(read_json_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert found is not None
+    assert found.price == Price(pytest.approx(hour, abs=1e-4), "USD")
+    shown = CliRunner().invoke(cli.main, ["report", str(tmp_path / "run")]).output
+    assert f"cost of unproductive time: {found.price_lost(hour):,.2f} of " in shown
+    assert f"at {hour:,.2f} USD an hour" in shown
+
+
+def usual_pool(declared: Stack) -> Pool:
+    """One on-demand instance of the pool."""
+    return replace(declared.pools[0], market=Market.ON_DEMAND, size=Size(min=0, desired=1, max=1))
+
+
+def test_without_a_policy_a_run_goes_on_without_a_price(
+    on_demand_in_a_spot_pool: Stack, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    boto3.client("s3").delete_object(Bucket=bucket, Key=sweep_archive.POLICY_KEY)
+
+    assert price.of_this_instance() is None
+    assert "event=price-unknown" in caplog.text
+    assert "policy.json: is missing" in caplog.text
+
+
+def test_spot_counts_at_its_own_price_and_a_job_at_that_of_all_its_instances(
+    on_demand_in_a_spot_pool: Stack,
+) -> None:
+    policy = sweep_archive.policy_document(on_demand_in_a_spot_pool)
+    policy["budget"]["pools"]["dev"]["spot"][TYPE] = "0.5"
+    policy["budget"]["pools"]["dev"]["disk_per_hour"] = "0.25"
+
+    spot = price.listed(policy, "dev", TYPE, spot=True)
+
+    assert spot == Price(0.75, "USD")
+    assert price.of_all([spot, spot]) == Price(1.5, "USD")
+    assert price.of_all([spot, None]) is None

@@ -55,6 +55,7 @@ from gpu_fleet.parallel.replicas import Replicas
 from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.parallel.world import World, check_sizes, ranks_per_replica
 from gpu_fleet.run_identity import of_run
+from gpu_fleet.pool import price
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
 from gpu_fleet.task import Task, try_out
 
@@ -166,6 +167,8 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
     share = RankShare(place, readers, settings.run.batch_size, settings.run.accumulation)
     code = files(Path(settings.run.directory)) if own.any else {}
     identity = where.on_first(lambda: of_run(settings, description, training, identity_of(code)))
+    here = price.of_this_instance() if where.local_rank == 0 else None
+    instances = [found for number, found in where.gather((where.local_rank, here)) if number == 0]
     checkpoints = Checkpoints(settings, where, len(training), identity, archive(code) if code else b"")
     directory = Path(settings.run.directory)
     trace = where.together(lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads))
@@ -191,7 +194,7 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
                 checkpoints,
                 writer,
                 trace,
-                Book(),
+                Book(price=price.of_all(instances)),
             )
     finally:
         checkpoints.abandon()

@@ -34,12 +34,21 @@ def process_started_at_s() -> float:
     return time.time() - (up_s - began_ticks / os.sysconf("SC_CLK_TCK"))
 
 
+@dataclass(frozen=True)
+class Price:
+    """Of an hour."""
+
+    amount: float
+    currency: str
+
+
 @dataclass
 class Book:
     """The seconds of one try, of which each belongs to one account; begins with the start."""
 
     started_at_s: float = field(default_factory=process_started_at_s)
     clock: Callable[[], float] = time.time
+    price: Price | None = None  # of an hour of all instances of the run, where the stack says it
     resumed_from_step: int = 0
     _account: str = START
     _seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BOOKED, 0.0))
@@ -65,12 +74,14 @@ class Book:
         self.switch(self._account)
         self._written_at_s = self._since_s
         times = {"started_at_s": self.started_at_s, "at_s": self._since_s}
+        price = {"price_per_hour": self.price.amount, "currency": self.price.currency} if self.price else {}
         return {
             "kind": KIND,
             "step": step,
             "resumed_from_step": self.resumed_from_step,
             **times,
             **self._seconds,
+            **price,
         }
 
     def due(self) -> bool:
@@ -89,6 +100,7 @@ class Goodput:
     waiting_s: float  # for data
     lost_s: float  # steps done again, and between tries
     tries: int
+    price: Price | None = None  # of an hour, as the last try knew it
 
     @property
     def ettr(self) -> float:
@@ -128,7 +140,13 @@ def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
         waiting_s=sums[WAITING],
         lost_s=again_s + between_s,
         tries=len(ordered),
+        price=_price(ordered[-1][-1]),
     )
+
+
+def _price(record: Mapping[str, Any]) -> Price | None:
+    known = "price_per_hour" in record
+    return Price(record["price_per_hour"], record["currency"]) if known else None
 
 
 def _done_again(tried: Sequence[Mapping[str, Any]], resumed_from_step: int) -> float:

@@ -13,7 +13,7 @@ import click
 from jinja2 import Environment
 
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.metrics.goodput import KIND, SECONDS_PER_HOUR, Goodput, goodput
+from gpu_fleet.metrics.goodput import KIND, SECONDS_PER_HOUR, Goodput, Price, goodput
 from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
 from gpu_fleet.outcome import RESULT
 
@@ -59,7 +59,7 @@ class Timeline:
     "--price",
     type=click.FloatRange(min=0),
     metavar="USD",
-    help="What all instances of the run cost an hour, as `gpu-fleet cost` says: shows what was lost.",
+    help="What all instances of the run cost an hour; on a fleet the run knows the stack's list prices.",
 )
 def report(run: Path, price: float | None) -> None:
     """Draw the run in the directory RUN: RUN/report.png, and RUN/report.html with everything inside it."""
@@ -67,7 +67,8 @@ def report(run: Path, price: float | None) -> None:
     figure = draw(timeline)
     vector = io.StringIO()
     figure.savefig(vector, format="svg")
-    lines = summary(timeline, read_result(run)) | time_lines(goodput(timeline.times), price)
+    said = None if price is None else Price(price, "USD")
+    lines = summary(timeline, read_result(run)) | time_lines(goodput(timeline.times), said)
     page = render_page(run.resolve().name, lines, vector.getvalue())
     with named("RUN", run):
         figure.savefig(run / PICTURE, dpi=DOTS_PER_INCH)
@@ -149,8 +150,8 @@ def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def time_lines(found: Goodput | None, price: float | None) -> dict[str, str]:
-    """Where the wall time went, and what the unproductive part of it cost at `price` USD an hour."""
+def time_lines(found: Goodput | None, price: Price | None = None) -> dict[str, str]:
+    """Where the wall time went, and what the unproductive part of it cost at `price`, else the run's own."""
     if found is None:
         return {}
     parts = {
@@ -165,9 +166,13 @@ def time_lines(found: Goodput | None, price: float | None) -> dict[str, str]:
         "effective training time ratio (ETTR)": f"{100 * found.ettr:.1f} %",
         f"wall time of {found.tries} tries": f"{found.wall_s:,.1f} s: {shown}",
     }
+    price = price or found.price
     if price is not None:
-        cost = f"{found.price_lost(price):,.2f} of {found.wall_s / SECONDS_PER_HOUR * price:,.2f} USD"
-        lines["cost of unproductive time"] = cost
+        hour, lost = price.amount, found.price_lost(price.amount)
+        lines["cost of unproductive time"] = (
+            f"{lost:,.2f} of {found.wall_s / SECONDS_PER_HOUR * hour:,.2f} {price.currency}, "
+            f"at {hour:,.2f} {price.currency} an hour"
+        )
     return lines
 
 
