@@ -15,7 +15,7 @@ from gpu_fleet import config
 from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.manager import Checkpoints
 from gpu_fleet.checkpoint.saver import STATE, AbandonedError, Saver, Snapshot, UploadProgress
-from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.checkpoint.store import CheckpointStore, patiently
 from gpu_fleet.errors import CheckpointError, StoreError, TrainingError
 from gpu_fleet.parallel.spread import Whole
 from gpu_fleet.parallel.world import World, world
@@ -448,7 +448,7 @@ def test_patience_ends() -> None:
         now[0] += seconds
 
     with pytest.raises(StoreError):
-        restore.patiently(silent, within_s=60, clock=lambda: now[0], sleep=sleep)
+        patiently(silent, within_s=60, clock=lambda: now[0], sleep=sleep)
 
     assert pauses == [1, 2, 4, 8, 16, 20]
 

@@ -26,7 +26,8 @@ def test_every_error_has_a_status_of_the_table(kind: type[TrainingError]) -> Non
 def test_what_can_pass_may_be_tried_again() -> None:
     hopeful = {kind for kind in all_errors() if not exit_codes.is_final(kind("why").exit_status)}
 
-    assert hopeful == {errors.CheckpointError, errors.PeerError, errors.LaunchError}
+    passing = {errors.CheckpointError, errors.SilentSourceError, errors.PeerError, errors.LaunchError}
+    assert hopeful == passing
     assert not exit_codes.is_final(errors.StoreError("SlowDown", passing=True).exit_status)
 
 

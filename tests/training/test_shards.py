@@ -66,14 +66,14 @@ def test_shards_hold_the_pictures_of_the_folder(pictures, packed):
 
 
 def test_shards_are_filled_and_the_last_takes_the_rest(packed):
-    files = shards.shard_files(packed / "train")
+    files = sorted((packed / "train").glob("*.tar"))
 
     assert [len(shards.index_shard(file, 0)) for file in files] == [4, 4, 2]
     assert open_train(packed).parts == 3
 
 
 def test_classes_are_mixed_over_the_shards(packed):
-    first = shards.index_shard(shards.shard_files(packed / "train")[0], 0)
+    first = shards.index_shard(min((packed / "train").glob("*.tar")), 0)
 
     assert set(first["class"].tolist()) == {0, 1}
 
@@ -125,7 +125,7 @@ def test_a_sample_without_its_class_is_named(tmp_path):
 def test_a_flipped_bit_is_a_corrupt_sample(packed):
     dataset = open_train(packed)
     place = dataset._tars.index[5]
-    file = shards.shard_files(packed / "train")[place["shard"]]
+    file = sorted((packed / "train").glob("*.tar"))[place["shard"]]
     content = bytearray(file.read_bytes())
     content[int(place["start"]) + 40] ^= 1
     file.write_bytes(content)
@@ -146,7 +146,7 @@ def test_a_batch_goes_on_without_its_corrupt_sample(packed):
 
 
 def test_a_shard_that_was_cut_off_is_named(packed):
-    file = shards.shard_files(packed / "train")[2]
+    file = sorted((packed / "train").glob("*.tar"))[2]
     file.write_bytes(file.read_bytes()[:600])
 
     with pytest.raises(DataError, match=r"00002.tar: has 600 bytes, index.npy wants \d+"):
@@ -154,7 +154,7 @@ def test_a_shard_that_was_cut_off_is_named(packed):
 
 
 def test_a_missing_shard_is_noticed(packed):
-    shards.shard_files(packed / "train")[2].unlink()
+    sorted((packed / "train").glob("*.tar"))[2].unlink()
 
     with pytest.raises(DataError, match=r"2 shards, index.npy knows 3"):
         open_train(packed)
@@ -191,7 +191,7 @@ def test_only_so_many_files_are_open_at_once(packed, monkeypatch):
     read = contents(dataset)
 
     assert len(read) == 10
-    assert len(dataset._tars._open) == 2
+    assert len(dataset._tars._folder._open) == 2
 
 
 def test_reader_processes_open_the_shards_themselves(packed):
@@ -240,7 +240,9 @@ def any_keys(tmp_path: Path) -> Path:
 def test_samples_of_any_keys_are_dictionaries(any_keys: Path) -> None:
     done = run("index", str(any_keys), "--keys", "png,json,seg.npy,bin")
     described = describe(any_keys)
-    records = shards.Records(any_keys / "train", described.keys, config.Data(path="none"), training=True)
+    records = shards.Records(
+        shards.DiskFolder(any_keys / "train"), described.keys, config.Data(path="none"), training=True
+    )
 
     assert done.exit_code == 0, done.output
     assert "6 samples" in done.output
@@ -255,9 +257,13 @@ def test_chosen_columns_of_any_keys_are_read_and_others_named(any_keys: Path) ->
     run("index", str(any_keys), "--keys", "png,json")
     keys = describe(any_keys).keys
 
-    chosen = shards.Records(any_keys / "val", keys, config.Data(path="none", columns=("json",)), False)
+    chosen = shards.Records(
+        shards.DiskFolder(any_keys / "val"), keys, config.Data(path="none", columns=("json",)), False
+    )
     with pytest.raises(DataError, match="it has json, png"):
-        shards.Records(any_keys / "val", keys, config.Data(path="none", columns=("text",)), False)
+        shards.Records(
+            shards.DiskFolder(any_keys / "val"), keys, config.Data(path="none", columns=("text",)), False
+        )
 
     assert chosen[0] == {"json": {"price": 0}}
 
@@ -275,7 +281,9 @@ def test_damage_to_a_member_of_any_key_is_named(any_keys: Path) -> None:
     run("index", str(any_keys), "--keys", "json")
     tar = any_keys / "train/0.tar"
     tar.write_bytes(tar.read_bytes().replace(b'{"price": 1}', b'{"price": 9}'))
-    records = shards.Records(any_keys / "train", ("json",), config.Data(path="none"), False)
+    records = shards.Records(
+        shards.DiskFolder(any_keys / "train"), ("json",), config.Data(path="none"), False
+    )
 
     with pytest.raises(CorruptSampleError, match=r"json at .*0.tar byte \d+: its CRC-32 is not that"):
         records[1]

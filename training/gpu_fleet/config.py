@@ -69,7 +69,7 @@ class Model(Section):
 class Data(Section):
     """Where the samples are and how they are read: a prepared folder, or a data set of one's own by name."""
 
-    path: str = ""
+    path: str = ""  # a folder or a file; s3:// or oss://bucket/prefix of shards and records
     kind: Literal["auto", "images", "shards", "tokens", "text"] = "auto"
     name: str = ""  # FILE.py:NAME or package.module:NAME of an own data set, in place of `path`
     options: dict[str, Any] = {}  # of `name`
@@ -83,6 +83,8 @@ class Data(Section):
     workers: Count | None = None  # reader processes per rank; unset: see loader.reader_processes
     prefetch: Positive = 2  # batches read ahead, per worker and on the device
     corrupt_limit: Count = 10  # corrupt samples skipped by a rank before it stops
+    endpoint: str = ""  # of a bucket, where the cloud's own is not meant
+    retry_s: Seconds = 180.0  # how long a read from a bucket is tried again
 
     @model_validator(mode="after")
     def one_source(self) -> Self:

@@ -30,6 +30,12 @@ class DataError(TrainingError):
     """The data set is missing, empty, of the wrong kind, or has too many corrupt samples."""
 
 
+class SilentSourceError(DataError):
+    """The bucket of the data has not answered in time; another try may hear it again."""
+
+    for_good = False
+
+
 class ModelError(TrainingError):
     """The model cannot be built from its options or its weights."""
 

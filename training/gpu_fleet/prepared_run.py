@@ -14,7 +14,8 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 from gpu_fleet import config, optimization, outcome, precision
 from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
-from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, open_split
+from gpu_fleet.data.bucket import DataStore
+from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, is_bucket, open_split
 from gpu_fleet.data.loader import (
     Batch,
     PairedReader,
@@ -207,7 +208,11 @@ def open_data(
     """What the data are, and their splits; an own data set may have no held-out one. Raises TrainingError."""
     chosen = settings.data
     root = Path(chosen.path)
-    described = describe(root) if own.data is None and not is_table(root) else None
+    described = None
+    if is_bucket(chosen.path):
+        described = DataStore(chosen.path, chosen.endpoint, chosen.retry_s).description()
+    elif own.data is None and not is_table(root):
+        described = describe(root)
     if described is not None and described.kind != RECORDS:
         return described, open_split(chosen, described, "train"), open_split(chosen, described, "val")
     training: OwnData | None

@@ -29,6 +29,8 @@ HARMLESS = {
     "data.workers": "who reads; the order is the same",
     "data.prefetch": "how far ahead",
     "data.corrupt_limit": "when to give up",
+    "data.endpoint": "where the samples lie",
+    "data.retry_s": "when to give up",
     "precision.compile": "the same numbers up to rounding",
     "precision.channels_last": "the same numbers up to rounding",
     "precision.cudnn_benchmark": "the same numbers up to rounding",

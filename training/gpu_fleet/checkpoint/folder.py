@@ -67,7 +67,7 @@ class FolderSync:
         if found == self._listed and self._there is not None:
             return False
         if self._there is None:
-            self._there = set(self._store.names(CONTENTS))
+            self._there = set(self._store.sizes(CONTENTS))
         for name, record in found.items():
             if record.sha256 not in self._there:
                 self._store.put(f"{CONTENTS}/{record.sha256}", self._folder / name)

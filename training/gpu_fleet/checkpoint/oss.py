@@ -23,18 +23,18 @@ PLAIN = Config(
 )
 
 
-def client(endpoint: str, options: Config) -> Any:
+def client(endpoint: str, options: Config, named: str = "checkpoint.endpoint") -> Any:
     """boto3's S3 client for OSS, with the keys of the environment, else of this instance's role.
 
-    `endpoint` is empty on an instance of a fleet, which asks inside its network. Raises CheckpointError where
-    nobody knows an endpoint.
+    `endpoint`, by the key `named`, is empty on an instance of a fleet, which asks inside its network. Raises
+    CheckpointError where nobody knows an endpoint.
     """
     table = instance_file.table()
     region = str(table.get("region", "")) if table.get("cloud") == "alicloud" else ""
     named = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if not named and not region:
         raise CheckpointError(
-            "checkpoint.endpoint = '': must say where OSS answers, such as "
+            f"{named} = '': must say where OSS answers, such as "
             "https://s3.oss-cn-beijing.aliyuncs.com; only an instance of a fleet knows by itself"
         )
     session = botocore.session.get_session()

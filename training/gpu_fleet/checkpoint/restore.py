@@ -1,20 +1,16 @@
 """Finds the newest checkpoint that is whole for every instance of the run."""
 
 import logging
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.checkpoint.store import CheckpointStore, patiently
 from gpu_fleet.errors import CheckpointError, StoreError
 from gpu_fleet.parallel.world import World
 
-# Longer than a disturbance of S3 that its own retries do not bridge, shorter than anybody's patience.
-PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
 log = logging.getLogger(__name__)
 
 
@@ -106,25 +102,6 @@ def _bring(step: int, root: Path, store: CheckpointStore | None) -> bool:
         log.warning("event=checkpoint-damaged step=%d error=%r", step, str(error))
         return False
     return True
-
-
-def patiently(
-    action: Callable[[], None],
-    within_s: float = PATIENCE_S,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Tries again for `within_s` seconds while the object store fails in a way that may pass."""
-    until, pause_s = clock() + within_s, FIRST_PAUSE_S
-    while True:
-        try:
-            return action()
-        except StoreError as error:
-            if not error.passing or clock() + pause_s > until:
-                raise
-            log.warning("event=store-silent next_try_s=%.0f error=%r", pause_s, str(error))
-        sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def check_fits(manifest: local.Manifest, model: str, layout: str) -> None:

@@ -1,9 +1,10 @@
-"""Checkpoints in an object store: AWS S3, or Alibaba Cloud OSS through its S3-compatible endpoint.
+"""Checkpoints and data in an object store: AWS S3, or Alibaba Cloud OSS by its S3-compatible endpoint.
 
 The data goes up first and the manifest last, so that a manifest is the commit; taken away in the other order.
 """
 
 import hashlib
+import logging
 import re
 import time
 import uuid
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
 from boto3.exceptions import Boto3Error
@@ -30,6 +31,11 @@ THROTTLED = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", 
 FIRST_SERVER_ERROR = 500
 # Of one request: an answer that takes longer comes no more, and another connection may be quicker.
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
+CONNECTIONS = 32  # at once, of one process
+# Longer than a disturbance of S3 that its own retries do not bridge, shorter than anybody's patience.
+PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 LEASE = "lease"
@@ -50,19 +56,21 @@ class LeaseKey:
 
 
 class CheckpointStore:
-    """The checkpoints under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
+    """What is under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
 
-    def __init__(self, uri: str, endpoint: str = "") -> None:
+    def __init__(self, uri: str, endpoint: str = "", key: str = "checkpoint.uri") -> None:
+        """`key` of the configuration holds the address. Raises ConfigError, or CheckpointError."""
         scheme, _, place = uri.partition("://")
         bucket, _, prefix = place.partition("/")
         if scheme not in SCHEMES or not bucket:
-            raise ConfigError(f"checkpoint.uri = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
+            raise ConfigError(f"{key} = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
         self.uri = uri.rstrip("/")
         self._bucket, self._prefix, self._scheme = bucket, prefix.strip("/"), scheme
+        named = f"{key.partition('.')[0]}.endpoint"
         try:
-            self._client = _client(scheme, endpoint)
+            self._client = _client(scheme, endpoint, named)
         except ValueError as error:
-            raise ConfigError(f"checkpoint.endpoint = {endpoint!r}: {error}; write https://host") from error
+            raise ConfigError(f"{named} = {endpoint!r}: {error}; write https://host") from error
 
     def check_writable(self) -> None:
         """Writes and removes a small object; raises CheckpointError that names what is missing or denied."""
@@ -138,12 +146,24 @@ class CheckpointStore:
                 return None
         return b""
 
-    def names(self, folder: str) -> list[str]:
-        """The names of all objects in a folder below the prefix; raises CheckpointError."""
+    def part(self, name: str, start: int, size: int) -> bytes:
+        """`size` bytes of an object from byte `start` on; raises CheckpointError."""
+        reach = f"bytes={start}-{start + size - 1}"
+        with self._explained(f"cannot give {name}"):
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=reach)
+            content: bytes = answer["Body"].read()
+        if len(content) != size:
+            found = f"{len(content)} of {size} bytes"
+            raise StoreError(f"{self.uri}: cannot give {name}: {found}", passing=True)
+        return content
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Name and bytes of every object in a folder below the prefix; raises CheckpointError."""
         root = self._key(folder, "")
         with self._explained("cannot be listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
-            return [item["Key"].removeprefix(root) for page in pages for item in page.get("Contents", [])]
+            items = [item for page in pages for item in page.get("Contents", [])]
+        return {item["Key"].removeprefix(root): int(item["Size"]) for item in items}
 
     def delete(self, name: str) -> None:
         """Removes one object; raises CheckpointError."""
@@ -286,13 +306,33 @@ class CheckpointStore:
             raise CheckpointError(f"{self.uri}: {what}: {error}") from error
 
 
-def _client(scheme: str, endpoint: str) -> Any:
-    """A client that retries."""
+def _client(scheme: str, endpoint: str, named: str) -> Any:
+    """A client that retries; `named` is the key that holds the endpoint."""
     options = Config(
         retries={"mode": "standard", "max_attempts": ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
+        max_pool_connections=CONNECTIONS,
     )
     if scheme == "oss":
-        return oss.client(endpoint, options)
+        return oss.client(endpoint, options, named)
     return boto3.client("s3", endpoint_url=endpoint or None, config=options)
+
+
+def patiently(
+    action: Callable[[], T],
+    within_s: float = PATIENCE_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Tries again for `within_s` seconds while the object store fails in a way that may pass."""
+    until, pause_s = clock() + within_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return action()
+        except StoreError as error:
+            if not error.passing or clock() + pause_s > until:
+                raise
+            log.warning("event=store-silent next_try_s=%.0f error=%r", pause_s, str(error))
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -2,9 +2,10 @@
 
 import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from gpu_fleet.errors import DataError, suggestion
 
 Array = npt.NDArray[Any]
 DESCRIPTION = "dataset.json"
+BUCKETS = ("s3://", "oss://")
 OPENERS = {
     "images": "gpu_fleet.data.images",
     "shards": "gpu_fleet.data.shards",
@@ -53,6 +55,15 @@ class Dataset(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A data set that fetches what a batch needs at once, where one after the other would take long."""
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """These samples are asked for next."""
+        ...
+
+
 @dataclass(frozen=True)
 class Description:
     """What `prepare` wrote down about a data set in dataset.json, beside the splits train/ and val/."""
@@ -66,6 +77,11 @@ class Description:
     keys: tuple[str, ...] = ()  # of kind "records"
 
 
+def is_bucket(path: str) -> bool:
+    """Whether data.path is the address of a bucket."""
+    return path.startswith(BUCKETS)
+
+
 def describe(root: Path) -> Description:
     """Reads dataset.json of a data set, or recognises a plain folder of class folders; raises DataError."""
     if not root.is_dir():
@@ -73,12 +89,17 @@ def describe(root: Path) -> Description:
     file = root / DESCRIPTION
     if not file.exists():
         return Description("images", class_names(root if is_unsplit(root) else root / "train"))
+    return parsed(file.read_bytes(), str(file))
+
+
+def parsed(content: bytes, place: str) -> Description:
+    """The description in dataset.json at `place`; raises DataError."""
     try:
-        table = json.loads(file.read_text(encoding="utf-8"))
+        table = json.loads(content)
         names = {name: tuple(table.get(name, ())) for name in ("classes", "keys")}
         return Description(**{**table, **names})
     except (ValueError, TypeError) as error:
-        raise DataError(f"{file}: is not a description of a data set: {error}") from error
+        raise DataError(f"{place}: is not a description of a data set: {error}") from error
 
 
 def is_unsplit(root: Path) -> bool:
@@ -102,7 +123,12 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 def write_description(root: Path, description: Description) -> None:
     """Writes dataset.json, the last thing that a `prepare` command does."""
-    (root / DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n", encoding="utf-8")
+    (root / DESCRIPTION).write_bytes(content_of(description))
+
+
+def content_of(description: Description) -> bytes:
+    """What dataset.json holds."""
+    return (json.dumps(asdict(description), indent=1) + "\n").encode()
 
 
 def open_split(settings: config.Data, description: Description, split: str) -> Dataset:
@@ -113,11 +139,16 @@ def open_split(settings: config.Data, description: Description, split: str) -> D
     kind = description.kind if settings.kind == "auto" else settings.kind
     if kind not in OPENERS:
         raise DataError(f"data.kind = {kind!r}: no reader{suggestion(kind, OPENERS)}")
+    if is_bucket(settings.path) and kind != "shards":
+        raise DataError(
+            f"data.path = {settings.path!r}: shards and records are read from a bucket, not {kind}; "
+            "copy them to a disk"
+        )
     opener = importlib.import_module(OPENERS[kind])  # each kind loads only its own libraries
     folder = Path(settings.path) / split
     dataset: Dataset = opener.open_split(folder, description, settings, split == "train")
     if len(dataset) == 0:
-        raise DataError(f"{folder}: holds no samples")
+        raise DataError(f"{settings.path}/{split}: holds no samples")
     return dataset
 
 

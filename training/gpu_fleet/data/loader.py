@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import CorruptSampleError, Dataset
+from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead
 from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
 from gpu_fleet.errors import DataError, OwnCodeError
 
@@ -94,6 +94,8 @@ class Reader:
         """The samples of a slice, in order. In place of a corrupt one, a neighbour without a target."""
         samples: list[tuple[Any, Any] | None] = []
         corrupt: list[str] = []
+        if isinstance(self._dataset, ReadsAhead):
+            self._dataset.expect(part.indices.tolist())
         for epoch, index in zip(part.epochs.tolist(), part.indices.tolist(), strict=True):
             try:
                 samples.append(self._dataset.sample(index, self.chance(epoch, index)))

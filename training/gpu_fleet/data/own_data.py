@@ -8,7 +8,7 @@ by seed, epoch and index, so that no number of reader processes changes it.
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from gpu_fleet import config
 from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.data.order import Slice
-from gpu_fleet.data.shards import Records
+from gpu_fleet.data.shards import Records, folder_of
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError
 from gpu_fleet.own_code import Own, told
 
@@ -59,6 +59,11 @@ class OwnData:
         seed_generators(chance)
         with told(self.name(index)):
             return self._samples[index]
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """These samples are asked for next."""
+        if isinstance(self._samples, Records):
+            self._samples.expect(indices)
 
     def fingerprint(self, index: int) -> bytes:
         """The content of a sample."""
@@ -133,6 +138,7 @@ class OwnReader:
     def __getitem__(self, part: Slice) -> Batch:
         with kept_generators():
             samples = []
+            self._data.expect(part.indices.tolist())
             for epoch, index in zip(part.epochs.tolist(), part.indices.tolist(), strict=True):
                 chance = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, epoch, index]))
                 samples.append(self._data.sample(index, chance))
@@ -182,9 +188,8 @@ def adapted(samples: Any, label: str, collate: Collate, wrong: Callable[[str], C
 
 def open_records(settings: config.Data, description: Description, split: str, collate: Own | None) -> OwnData:
     """A split of tars of any keys, indexed by `prepare index --keys`; raises DataError."""
-    folder = Path(settings.path) / split
-    samples = Records(folder, description.keys, settings, training=split == "train")
-    return adapted(samples, str(folder), collate or default_collate, ConfigError)
+    samples = Records(folder_of(settings, split), description.keys, settings, training=split == "train")
+    return adapted(samples, f"{settings.path}/{split}", collate or default_collate, ConfigError)
 
 
 def is_table(root: Path) -> bool:

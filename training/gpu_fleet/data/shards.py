@@ -16,19 +16,20 @@ import os
 import tarfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import Array, CorruptSampleError, Description
+from gpu_fleet.data.bucket import INDEX, BucketFolder, DataStore, Place
+from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bucket
 from gpu_fleet.data.images import SUFFIXES, decode
 from gpu_fleet.errors import DataError
 
-INDEX = "index.npy"
 # Of a sample: number of its shard in name order, first byte, length and CRC-32 of its picture, its class.
 INDEX_DTYPE = np.dtype(
     [("shard", "<i4"), ("start", "<i8"), ("size", "<i8"), ("crc32", "<u4"), ("class", "<i4")]
@@ -42,41 +43,77 @@ def open_split(
     folder: Path, description: Description, settings: config.Data, training: bool
 ) -> "ShardFolder":
     """The pictures of a split; raises DataError when the shards and their index do not fit each other."""
-    return ShardFolder(folder, len(description.classes), settings, training)
+    return ShardFolder(folder_of(settings, folder.name), len(description.classes), settings, training)
 
 
-def shard_files(folder: Path) -> list[Path]:
-    """The tars of a split in name order."""
-    return sorted(folder.glob("*.tar"))
+def folder_of(settings: config.Data, split: str) -> "Folder":
+    """Where the tars of a split lie."""
+    if is_bucket(settings.path):
+        return BucketFolder(DataStore(settings.path, settings.endpoint, settings.retry_s), split)
+    return DiskFolder(Path(settings.path) / split)
 
 
-class Tars:
-    """The tars of a split and their index: the bytes of any member in one read."""
+class Folder(Protocol):
+    """Where the tars of a split and their index lie: on a disk or in a bucket. Picklable."""
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
-        self._files = shard_files(folder)
-        self._open: OrderedDict[int, int] = OrderedDict()  # shard to file descriptor, longest unused first
-        try:
-            self.index = np.load(folder / INDEX, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(
-                f"{folder / INDEX}: cannot be read: {error}; `prepare index` writes it"
-            ) from error
-        if self.index.dtype != dtype:
-            raise DataError(f"{folder / INDEX}: is no index of shards; `prepare index` writes it")
-        self._check_sizes(folder)
+    @property
+    def label(self) -> str:
+        """How users call it."""
+        ...
 
-    def _check_sizes(self, folder: Path) -> None:
-        """Every sample lies inside its shard."""
-        needed = np.zeros(max(len(self._files), int(self.index["shard"].max(initial=-1)) + 1), dtype=np.int64)
-        np.maximum.at(needed, self.index["shard"], self.index["start"] + self.index["size"])
-        if len(needed) > len(self._files):
-            raise DataError(f"{folder}: {len(self._files)} shards, {INDEX} knows {len(needed)}")
-        for file, end in zip(self._files, needed.tolist(), strict=True):
-            if file.stat().st_size < end:
-                raise DataError(
-                    f"{file}: has {file.stat().st_size} bytes, {INDEX} wants {end}: it is cut off"
-                )
+    def shards(self) -> list[tuple[str, int]]:
+        """Name and bytes of each tar, in name order; raises DataError."""
+        ...
+
+    def index(self) -> bytes:
+        """The content of index.npy; raises OSError or DataError."""
+        ...
+
+    def write_index(self, content: bytes) -> None:
+        """Lays the index beside the tars; raises OSError or DataError."""
+        ...
+
+    def file(self, name: str) -> AbstractContextManager[Path]:
+        """A tar on this disk, for as long as the block lasts; raises DataError."""
+        ...
+
+    def expect(self, places: Iterable[Place]) -> None:
+        """These are read next; what is far away is fetched at once. Raises DataError."""
+        ...
+
+    def read(self, place: Place) -> bytes:
+        """Some bytes of a tar; raises OSError or DataError."""
+        ...
+
+
+class DiskFolder:
+    """A folder of this computer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: OrderedDict[str, int] = OrderedDict()  # tar to file descriptor, longest unused first
+
+    @property
+    def label(self) -> str:
+        return str(self._folder)
+
+    def shards(self) -> list[tuple[str, int]]:
+        return [(file.name, file.stat().st_size) for file in sorted(self._folder.glob("*.tar"))]
+
+    def index(self) -> bytes:
+        return (self._folder / INDEX).read_bytes()
+
+    def write_index(self, content: bytes) -> None:
+        (self._folder / INDEX).write_bytes(content)
+
+    def file(self, name: str) -> AbstractContextManager[Path]:
+        return nullcontext(self._folder / name)
+
+    def expect(self, places: Iterable[Place]) -> None:
+        """A read takes microseconds here."""
+
+    def read(self, place: Place) -> bytes:
+        return os.pread(self._descriptor(place.shard), place.size, place.start)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}  # descriptors mean nothing in another process
@@ -85,36 +122,74 @@ class Tars:
         for descriptor in self.__dict__.get("_open", {}).values():
             os.close(descriptor)
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def name(self, row: int) -> str:
-        return f"{self._files[self.index[row]['shard']]} byte {self.index[row]['start']}"
-
-    def content(self, row: int) -> bytes:
-        """The member of a row of the index; raises CorruptSampleError."""
-        place = self.index[row]
-        try:
-            content = os.pread(self._descriptor(int(place["shard"])), int(place["size"]), int(place["start"]))
-        except OSError as error:
-            raise CorruptSampleError(str(error)) from error
-        if zlib.crc32(content) != place["crc32"]:
-            raise CorruptSampleError("its CRC-32 is not that of the index")
-        return content
-
-    def _descriptor(self, shard: int) -> int:
+    def _descriptor(self, shard: str) -> int:
         if shard not in self._open:
             if len(self._open) >= OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
-            self._open[shard] = os.open(self._files[shard], os.O_RDONLY)
+            self._open[shard] = os.open(self._folder / shard, os.O_RDONLY)
         self._open.move_to_end(shard)
         return self._open[shard]
 
 
-class ShardFolder:
-    """`folder`/*.tar and `folder`/index.npy: pictures of one split."""
+class Tars:
+    """The tars of a split and their index: the bytes of any member in one read."""
 
-    def __init__(self, folder: Path, class_count: int, settings: config.Data, training: bool) -> None:
+    def __init__(self, folder: Folder, dtype: np.dtype[Any]) -> None:
+        self._folder = folder
+        found = folder.shards()
+        self._names = [name for name, _ in found]
+        try:
+            self.index = np.load(io.BytesIO(folder.index()), allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                f"{folder.label}/{INDEX}: cannot be read: {error}; `prepare index` writes it"
+            ) from error
+        if self.index.dtype != dtype:
+            raise DataError(f"{folder.label}/{INDEX}: is no index of shards; `prepare index` writes it")
+        self._check_sizes([size for _, size in found])
+
+    def _check_sizes(self, sizes: list[int]) -> None:
+        """Every sample lies inside its shard."""
+        needed = np.zeros(max(len(sizes), int(self.index["shard"].max(initial=-1)) + 1), dtype=np.int64)
+        np.maximum.at(needed, self.index["shard"], self.index["start"] + self.index["size"])
+        if len(needed) > len(sizes):
+            raise DataError(f"{self._folder.label}: {len(sizes)} shards, {INDEX} knows {len(needed)}")
+        for name, size, end in zip(self._names, sizes, needed.tolist(), strict=True):
+            if size < end:
+                raise DataError(
+                    f"{self._folder.label}/{name}: has {size} bytes, {INDEX} wants {end}: it is cut off"
+                )
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, row: int) -> str:
+        place = self._place(row)
+        return f"{self._folder.label}/{place.shard} byte {place.start}"
+
+    def expect(self, rows: Iterable[int]) -> None:
+        """These members are asked for next; raises DataError."""
+        self._folder.expect(map(self._place, rows))
+
+    def content(self, row: int) -> bytes:
+        """The member of a row of the index; raises CorruptSampleError, or DataError of a bucket."""
+        try:
+            content = self._folder.read(self._place(row))
+        except OSError as error:
+            raise CorruptSampleError(str(error)) from error
+        if zlib.crc32(content) != self.index[row]["crc32"]:
+            raise CorruptSampleError("its CRC-32 is not that of the index")
+        return content
+
+    def _place(self, row: int) -> Place:
+        found = self.index[row]
+        return Place(self._names[found["shard"]], int(found["start"]), int(found["size"]))
+
+
+class ShardFolder:
+    """The tars of a split and their index: pictures with classes."""
+
+    def __init__(self, folder: Folder, class_count: int, settings: config.Data, training: bool) -> None:
         self._settings, self._training, self._class_count = settings, training, class_count
         self._tars = Tars(folder, INDEX_DTYPE)
 
@@ -127,6 +202,10 @@ class ShardFolder:
 
     def name(self, index: int) -> str:
         return self._tars.name(index)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """These samples are asked for next; raises DataError."""
+        self._tars.expect(indices)
 
     def fingerprint(self, index: int) -> bytes:
         """Its line of the index, which has a checksum of the picture."""
@@ -144,18 +223,22 @@ class ShardFolder:
 class Records:
     """Tars of any keys: sample n is a dictionary of its decoded members, by key; see `decoded`."""
 
-    def __init__(self, folder: Path, keys: tuple[str, ...], settings: config.Data, training: bool) -> None:
+    def __init__(self, folder: Folder, keys: tuple[str, ...], settings: config.Data, training: bool) -> None:
         self._tars, self._keys = Tars(folder, RECORDS_DTYPE), keys
         self._settings, self._training = settings, training
         for column in settings.columns:
             if column not in keys:
                 raise DataError(
-                    f"data.columns: {column!r} is no key of {folder}; it has {', '.join(sorted(keys))}"
+                    f"data.columns: {column!r} is no key of {folder.label}; it has {', '.join(sorted(keys))}"
                 )
         self._chosen = [n for n, key in enumerate(keys) if key in (settings.columns or keys)]
 
     def __len__(self) -> int:
         return len(self._tars.index) // len(self._keys)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        """These samples are asked for next; raises DataError."""
+        self._tars.expect(index * len(self._keys) + n for index in indices for n in self._chosen)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         first = index * len(self._keys)

@@ -74,15 +74,16 @@ class Book:
         self.switch(self._account)
         self._written_at_s = self._since_s
         times = {"started_at_s": self.started_at_s, "at_s": self._since_s}
-        price = {"price_per_hour": self.price.amount, "currency": self.price.currency} if self.price else {}
-        return {
+        found = {
             "kind": KIND,
             "step": step,
             "resumed_from_step": self.resumed_from_step,
             **times,
             **self._seconds,
-            **price,
         }
+        if self.price is None:
+            return found
+        return {**found, "price_per_hour": self.price.amount, "currency": self.price.currency}
 
     def due(self) -> bool:
         """Whether a record would tell something new; of a killed try, what came after is not known."""

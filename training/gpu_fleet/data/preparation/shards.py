@@ -2,7 +2,7 @@
 
 import io
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -12,12 +12,21 @@ import click
 import numpy as np
 from PIL import Image
 
-from gpu_fleet.data.dataset import Array, Description, describe, write_description
+from gpu_fleet.data.bucket import BucketFolder, DataStore
+from gpu_fleet.data.dataset import (
+    DESCRIPTION,
+    Array,
+    Description,
+    content_of,
+    describe,
+    is_bucket,
+    write_description,
+)
 from gpu_fleet.data.images import BROKEN, SUFFIXES
 from gpu_fleet.data.preparation.prepare import make_folder
 from gpu_fleet.data.preparation.progress import progress
 from gpu_fleet.data.preparation.skipped import Skipped, corrupt_limit_option
-from gpu_fleet.data.shards import INDEX, index_records, index_shard, shard_files
+from gpu_fleet.data.shards import DiskFolder, Folder, index_records, index_shard
 from gpu_fleet.errors import DataError
 
 SPLITS = ("train", "val")
@@ -39,41 +48,62 @@ def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> 
     for split in SPLITS:
         pictures = labelled_pictures(source / split, description.classes)
         write_shards(out_dir / split, pictures, samples, skipped)
-        count = index_split(out_dir / split)
-        click.echo(f"{count} pictures in {len(shard_files(out_dir / split))} shards in {out_dir}/{split}")
+        folder = DiskFolder(out_dir / split)
+        count = index_split(folder)
+        click.echo(f"{count} pictures in {len(folder.shards())} shards in {out_dir}/{split}")
     write_description(out_dir, replace(description, kind="shards"))
     click.echo(f"{skipped.count} pictures skipped")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet train prepare index data/digits-shards")
-@click.argument("data_dir", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("data_dir", metavar="DATA")
 @click.option(
     "--classes", default="", help="NAME,NAME,... in the order of their numbers; default: the numbers."
 )
 @click.option("--keys", default="", help="KEY,KEY,... of samples of any kind, such as jpg,json,seg.npy.")
-def index(*, data_dir: Path, classes: str, keys: str) -> None:
-    """Write the index of WebDataset tars in DATA_DIR/{train,val}, of NAME.png (or .jpg) and NAME.cls.
+@click.option("--endpoint", default="", help="Of a bucket, where the cloud's own is not meant.")
+def index(*, data_dir: str, classes: str, keys: str, endpoint: str) -> None:
+    """Write the index of WebDataset tars in DATA/{train,val}, of NAME.png (or .jpg) and NAME.cls.
 
-    With --keys a sample is a dictionary of its members NAME.KEY, for a model or a loss of your own.
+    With --keys a sample is a dictionary of its members NAME.KEY, for a model or a loss of your own. DATA is a
+    folder, or s3:// or oss://bucket/prefix: then every tar is read once, and the index written beside it.
     """
-    if keys:
-        index_of_any(data_dir, tuple(keys.split(",")))
-        return
-    for split in SPLITS:
-        click.echo(f"{index_split(data_dir / split)} pictures in {data_dir}/{split}")
-    found = 1 + max(int(np.load(data_dir / split / INDEX)["class"].max()) for split in SPLITS)
+    if classes and keys:
+        raise click.UsageError(
+            "--classes names those of pictures, --keys the parts of other samples: give one"
+        )
+    store, here = DataStore(data_dir, endpoint) if is_bucket(data_dir) else None, Path(data_dir)
+    if store is None and not here.is_dir():
+        raise DataError(f"DATA = {data_dir!r}: is not a folder")
+    splits: dict[str, Folder] = {
+        split: BucketFolder(store, split) if store else DiskFolder(here / split) for split in SPLITS
+    }
+    found = index_of_any(splits, tuple(keys.split(","))) if keys else index_of_pictures(splits, classes)
+    if store is None:
+        write_description(here, found)
+    else:
+        store.ask(lambda bucket: bucket.put(DESCRIPTION, content_of(found)))
+
+
+def index_of_pictures(splits: Mapping[str, Folder], classes: str) -> Description:
+    """Indexes the tars of all splits; raises DataError."""
+    numbers = []
+    for folder in splits.values():
+        click.echo(f"{index_split(folder)} pictures in {folder.label}")
+        numbers.append(int(np.load(io.BytesIO(folder.index()))["class"].max()))
+    found = 1 + max(numbers)
     names = tuple(classes.split(",")) if classes else tuple(str(number) for number in range(found))
     if len(names) < found:
         raise DataError(f"--classes = {classes!r}: names {len(names)} classes, the shards hold {found}")
-    write_description(data_dir, Description("shards", names))
+    return Description("shards", names)
 
 
-def index_of_any(data_dir: Path, keys: tuple[str, ...]) -> None:
+def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...]) -> Description:
     """The index of samples with any keys; raises DataError."""
-    for split in SPLITS:
-        rows = index_split(data_dir / split, partial(index_records, keys=keys))
-        click.echo(f"{rows // len(keys)} samples in {data_dir}/{split}")
-    write_description(data_dir, Description("records", keys=keys))
+    for folder in splits.values():
+        rows = index_split(folder, partial(index_records, keys=keys))
+        click.echo(f"{rows // len(keys)} samples in {folder.label}")
+    return Description("records", keys=keys)
 
 
 def labelled_pictures(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
@@ -127,16 +157,18 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def index_split(folder: Path, rows_of: Callable[[Path, int], Array] = index_shard) -> int:
-    """Writes `folder`/index.npy and returns the number of its rows; raises DataError when there are none."""
-    files = shard_files(folder)
+def index_split(folder: Folder, rows_of: Callable[[Path, int], Array] = index_shard) -> int:
+    """Writes the index of a split and returns the number of its rows; raises DataError when it has none."""
+    shards = folder.shards()
     parts = []
-    with progress("index", len(files)) as advance:
-        for number, file in enumerate(files):
-            parts.append(rows_of(file, number))
+    with progress("index", len(shards)) as advance:
+        for number, (name, _) in enumerate(shards):
+            with folder.file(name) as file:
+                parts.append(rows_of(file, number))
             advance()
     if not sum(map(len, parts)):
-        raise DataError(f"{folder}: holds no samples in *.tar")
-    rows = np.concatenate(parts)
-    np.save(folder / INDEX, rows)
+        raise DataError(f"{folder.label}: holds no samples in *.tar")
+    rows, content = np.concatenate(parts), io.BytesIO()
+    np.save(content, rows)
+    folder.write_index(content.getvalue())
     return len(rows)

@@ -1,0 +1,249 @@
+"""Shards in a bucket: the run of a disk, with its bits; what disturbs a read is waited for or named."""
+
+import json
+import threading
+from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import boto3
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_fleet import cli, config
+from gpu_fleet.checkpoint.store import CheckpointStore, patiently
+from gpu_fleet.data import bucket as buckets
+from gpu_fleet.data.bucket import GAP_BYTES, LONGEST_READ_BYTES, BucketFolder, DataStore, Place, merged
+from gpu_fleet.data.loader import batches
+from gpu_fleet.data.shards import DiskFolder, Records
+from gpu_fleet.errors import DataError, SilentSourceError, StoreError
+from tests.training.commands import tried_alone
+from tests.training.examples import changed, resnet_table, train_on
+
+
+def command(*words: str) -> str:
+    done = CliRunner().invoke(cli.main, ["prepare", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits in shards."""
+    folder = tmp_path_factory.mktemp("shards") / "digits"
+    command("shards", str(digits), str(folder), "--samples", "400")
+    return folder
+
+
+@pytest.fixture
+def uploaded(shards: Path, bucket: str) -> str:
+    """The tars of the digits in a bucket, with nothing that `prepare` wrote."""
+    for file in shards.glob("*/*.tar"):
+        boto3.client("s3").upload_file(str(file), bucket, f"digits/{file.relative_to(shards)}")
+    return f"s3://{bucket}/digits"
+
+
+def test_a_run_on_a_bucket_that_is_interrupted_ends_with_the_bits_of_one_on_a_disk(
+    uploaded: str, shards: Path, tmp_path: Path
+) -> None:
+    said = command("index", uploaded)
+    on_disk = resnet_table(shards, tmp_path / "disk", steps=4)
+    remote = changed(
+        on_disk, run={"directory": str(tmp_path / "remote")}, data={"path": uploaded, "workers": 1}
+    )
+
+    straight = train_on(2, on_disk)
+    stopped = train_on(2, remote, stop_at=2)
+    resumed = train_on(2, remote)
+
+    assert f"1437 pictures in {uploaded}/train" in said
+    assert (stopped["step"], resumed["resumed_from_step"]) == (2, 2)
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+    assert resumed["metric"] == straight["metric"]
+
+
+def test_records_of_a_bucket_are_those_of_the_disk_in_a_request_for_each_part_of_a_tar(
+    shards: Path, uploaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, keys = config.Data(path=uploaded), ("png", "cls")
+    command("index", uploaded, "--keys", "png,cls")
+    folder = BucketFolder(DataStore(uploaded), "train")
+    away = Records(folder, keys, settings, training=False)
+    (tmp_path / "train").symlink_to(shards / "train")
+    asked = []
+    real = CheckpointStore.part
+    monkeypatch.setattr(CheckpointStore, "part", lambda *place: asked.append(place) or real(*place))
+    indices = [3, 4, 1400, 399]
+
+    away.expect(indices)
+    found = [away[index] for index in indices]
+
+    assert len(asked) == 3  # 3 and 4 are neighbours
+    here = Records(Written(tmp_path / "train", folder.index()), keys, settings, training=False)
+    for index, sample in zip(indices, found, strict=True):
+        assert sample["cls"] == here[index]["cls"]
+        assert (sample["png"] == here[index]["png"]).all()
+
+
+class Written(DiskFolder):
+    """A folder with another index than lies in it."""
+
+    def __init__(self, folder: Path, content: bytes) -> None:
+        super().__init__(folder)
+        self._content = content
+
+    def index(self) -> bytes:
+        return self._content
+
+
+places = st.builds(
+    Place, st.sampled_from(["a", "b"]), st.integers(0, 10 * LONGEST_READ_BYTES), st.integers(0, 2 * GAP_BYTES)
+)
+
+
+@given(st.lists(places, max_size=40))
+def test_every_member_is_in_one_read_of_bounded_length(wanted: list[Place]) -> None:
+    reads = list(merged(wanted))
+
+    assert sorted(place for read in reads for place in read) == sorted(set(wanted))
+    for read in reads:
+        assert {place.shard for place in read} == {read[0].shard}
+        assert max(place.end for place in read) - read[0].start <= max(LONGEST_READ_BYTES, read[0].size)
+
+
+class Failing:
+    """A bucket whose reads fail so many times, in a way that passes."""
+
+    def __init__(self, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left, self.slept, self._now = times, 0.0, 0.0
+        real = CheckpointStore.part
+
+        def part(store: CheckpointStore, *place: object) -> bytes:
+            self.left -= 1
+            if self.left >= 0:
+                raise StoreError("500 of the bucket", passing=True)
+            return real(store, *place)
+
+        monkeypatch.setattr(CheckpointStore, "part", part)
+        waited = partial(patiently, clock=lambda: self._now, sleep=self._sleep)
+        monkeypatch.setattr(buckets, "patiently", waited)
+
+    def _sleep(self, seconds: float) -> None:
+        self._now += seconds
+        self.slept += seconds
+
+
+def test_a_read_is_tried_again_within_the_deadline(uploaded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(5, monkeypatch)
+    folder = BucketFolder(DataStore(uploaded, retry_s=60), "train")
+
+    content = folder.read(Place("00000.tar", 0, 512))
+
+    assert content.startswith(b"000000000.png")
+    assert 0 < failing.slept <= 60
+
+
+def test_after_the_deadline_another_try_of_the_run_may_help(
+    uploaded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Failing(10**6, monkeypatch)
+    folder = BucketFolder(DataStore(uploaded, retry_s=60), "train")
+
+    with pytest.raises(SilentSourceError, match="500 of the bucket") as raised:
+        folder.expect([Place("00000.tar", 0, 512)])
+
+    assert raised.value.exit_status == 75
+    assert failing.slept <= 60
+
+
+class Silent:
+    """A reader whose bucket never answers."""
+
+    def __getitem__(self, part: object) -> None:
+        raise SilentSourceError("s3://data/train: cannot give 0.tar: 500")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_may_pass_in_a_reader_process_may_pass_in_the_run(workers: int) -> None:
+    settings = config.Data(path="s3://data", workers=workers)
+
+    with pytest.raises(SilentSourceError, match=r"^s3://data/train: cannot give 0.tar: 500$"):
+        next(batches(Silent(), iter([None]), settings, pinned=False))
+
+
+class HalfAnswers(BaseHTTPRequestHandler):
+    """An object store that closes the line in the midst of an answer."""
+
+    def do_GET(self) -> None:
+        self.send_response(206)
+        self.send_header("Content-Length", "512")
+        self.end_headers()
+        self.wfile.write(b"x" * 100)
+
+    def log_message(self, *_args: object) -> None:
+        """Keeps the test's output clean."""
+
+
+def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HalfAnswers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    source = DataStore("s3://data/digits", f"http://127.0.0.1:{server.server_port}", retry_s=0)
+
+    with pytest.raises(SilentSourceError):
+        BucketFolder(source, "train").read(Place("0.tar", 0, 512))
+    server.shutdown()
+    server.server_close()
+
+
+def no_index(bucket: str) -> None:
+    """Only the tars."""
+
+
+def a_lost_shard(bucket: str) -> None:
+    boto3.client("s3").delete_object(Bucket=bucket, Key="digits/train/00003.tar")
+
+
+def another_kind(bucket: str) -> None:
+    content = json.dumps({"kind": "tokens", "vocabulary": 9}).encode()
+    boto3.client("s3").put_object(Bucket=bucket, Key="digits/dataset.json", Body=content)
+
+
+@pytest.mark.parametrize(
+    ("indexed", "change", "path", "message"),
+    [
+        (
+            False,
+            no_index,
+            "digits",
+            "digits/dataset.json: is missing; `prepare index s3://checkpoints/digits`",
+        ),
+        (True, a_lost_shard, "digits", "digits/train: 3 shards, index.npy knows 4"),
+        (True, another_kind, "digits", "shards and records are read from a bucket, not tokens"),
+        (False, no_index, "", "data.path = 's3://': write s3://bucket/prefix or oss://bucket/prefix"),
+    ],
+)
+def test_what_is_wrong_with_a_bucket_is_one_message(
+    *, indexed: bool, change: Callable[[str], None], path: str, message: str, uploaded: str, tmp_path: Path
+) -> None:
+    if indexed:
+        command("index", uploaded)
+    change("checkpoints")
+    place = f"s3://checkpoints/{path}" if path else "s3://"
+
+    status, said = tried_alone(resnet_table(Path("none"), tmp_path, 1) | {"data": {"path": place}}, tmp_path)
+
+    assert (status, said.count("error: ")) == (65, 1)
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_bucket_that_there_is_not_fails_for_good(bucket: str) -> None:
+    with pytest.raises(DataError, match="NoSuchBucket") as raised:
+        DataStore("s3://no-such-bucket/digits", retry_s=60).description()
+
+    assert raised.value.exit_status == 65

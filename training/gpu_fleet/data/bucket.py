@@ -1,0 +1,144 @@
+"""Shards in a bucket: the members of a batch in ranged reads, many at once, tried again within a deadline.
+
+S3 answers a small read in 100 to 200 ms and takes 5,500 a second for a prefix
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html), so what counts is how
+many are on their way: CONNECTIONS for each process that reads. Order, sharing out and resume are those of
+shards on a disk; their index lies beside them in the bucket.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from gpu_fleet.checkpoint.store import CONNECTIONS, PATIENCE_S, CheckpointStore, patiently
+from gpu_fleet.data.dataset import DESCRIPTION, Description, parsed
+from gpu_fleet.errors import CheckpointError, DataError, SilentSourceError, StoreError
+
+INDEX = "index.npy"
+# One read takes members that are near each other: what lies between costs less than another request.
+GAP_BYTES, LONGEST_READ_BYTES = 1 << 16, 1 << 22
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """Some bytes of a tar."""
+
+    shard: str
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+class DataStore:
+    """A bucket as data are read from it: every question is asked again for `retry_s` seconds."""
+
+    def __init__(self, uri: str, endpoint: str = "", retry_s: float = PATIENCE_S) -> None:
+        self.uri = uri.rstrip("/")
+        self._given, self._endpoint, self._retry_s = uri, endpoint, retry_s
+        self._store: tuple[int, CheckpointStore] | None = (
+            None  # of this process: a fork must not share connections
+        )
+
+    def ask(self, action: Callable[[CheckpointStore], T]) -> T:
+        """Raises SilentSourceError where the bucket does not answer in time, DataError where it refuses."""
+        try:
+            store = self._here()
+            return patiently(lambda: action(store), self._retry_s)
+        except StoreError as error:
+            raise (SilentSourceError if error.passing else DataError)(str(error)) from error
+        except CheckpointError as error:
+            raise DataError(str(error)) from error
+
+    def description(self) -> Description:
+        """What dataset.json says; raises DataError."""
+        content = self.ask(lambda store: store.get(DESCRIPTION))
+        if content is None:
+            raise DataError(f"{self.uri}/{DESCRIPTION}: is missing; `prepare index {self.uri}` writes it")
+        return parsed(content, f"{self.uri}/{DESCRIPTION}")
+
+    def _here(self) -> CheckpointStore:
+        if self._store is None or self._store[0] != os.getpid():
+            self._store = os.getpid(), CheckpointStore(self._given, self._endpoint, key="data.path")
+        return self._store[1]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_store": None}
+
+
+class BucketFolder:
+    """One split of shards in a bucket; see data.shards.Folder."""
+
+    def __init__(self, source: DataStore, split: str) -> None:
+        self._source, self._split = source, split
+        self._fetched: dict[Place, bytes] = {}  # what `expect` has brought, until it is read
+
+    @property
+    def label(self) -> str:
+        return f"{self._source.uri}/{self._split}"
+
+    def shards(self) -> list[tuple[str, int]]:
+        sizes = self._source.ask(lambda store: store.sizes(self._split))
+        return sorted((name, size) for name, size in sizes.items() if name.endswith(".tar"))
+
+    def index(self) -> bytes:
+        content = self._source.ask(lambda store: store.get(f"{self._split}/{INDEX}"))
+        if content is None:
+            raise DataError(f"{self.label}/{INDEX}: is missing; `prepare index {self._source.uri}` writes it")
+        return content
+
+    def write_index(self, content: bytes) -> None:
+        self._source.ask(lambda store: store.put(f"{self._split}/{INDEX}", content))
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / name
+            self._source.ask(lambda store: store.get(f"{self._split}/{name}", file))
+            try:
+                yield file
+            except DataError as error:
+                raise DataError(str(error).replace(folder, self.label)) from error
+
+    def expect(self, places: Iterable[Place]) -> None:
+        reads = list(merged(places))
+        with ThreadPoolExecutor(min(CONNECTIONS, max(1, len(reads)))) as pool:
+            fetched = pool.map(self._fetch, reads)
+        self._fetched = {place: content for found in fetched for place, content in found.items()}
+
+    def _fetch(self, places: list[Place]) -> dict[Place, bytes]:
+        first, size = places[0], max(place.end for place in places) - places[0].start
+        content = self._part(Place(first.shard, first.start, size))
+        return {place: content[place.start - first.start :][: place.size] for place in places}
+
+    def read(self, place: Place) -> bytes:
+        content = self._fetched.get(place)
+        return self._part(place) if content is None else content
+
+    def _part(self, place: Place) -> bytes:
+        if not place.size:
+            return b""
+        name = f"{self._split}/{place.shard}"
+        return self._source.ask(lambda store: store.part(name, place.start, place.size))
+
+
+def merged(places: Iterable[Place]) -> Iterator[list[Place]]:
+    """All places, once each, in groups that one read takes each, from the first one's start."""
+    group: list[Place] = []
+    for place in sorted(set(places)):
+        if group and not (
+            place.shard == group[0].shard
+            and place.start <= max(one.end for one in group) + GAP_BYTES
+            and place.end <= group[0].start + LONGEST_READ_BYTES
+        ):
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group
