@@ -106,7 +106,7 @@ def test_a_folder_comes_back_as_it_was(store: CheckpointStore, tmp_path: Path) -
 
     assert brought == 1
     assert (tmp_path / "there/a/x").read_text() == "three"
-    assert len(store.names("contents")) == 1
+    assert len(store.sizes("contents")) == 1
 
 
 def test_a_file_that_is_being_written_waits(store: CheckpointStore, tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_a_file_that_is_being_written_waits(store: CheckpointStore, tmp_path: Pa
     sync = FolderSync(tmp_path, store, clock=lambda: now[0])
 
     sync.up()
-    early = store.names("contents")
+    early = store.sizes("contents")
     now[0] += 2.0
     sync.up()
 
-    assert (early, len(store.names("contents"))) == ([], 1)
+    assert (early, len(store.sizes("contents"))) == ({}, 1)
 
 
 def test_a_folder_that_has_files_is_left_alone(store: CheckpointStore, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_changed_object_is_not_taken_for_a_checkpoint(
     (tmp_path / "here").mkdir()
     (tmp_path / "here/x").write_text("one")
     FolderSync(tmp_path / "here", store).up(last=True)
-    (name,) = store.names("contents")
+    (name,) = store.sizes("contents")
     boto3.client("s3").put_object(Bucket=bucket, Key=f"mine/contents/{name}", Body=b"other")
 
     with pytest.raises(CheckpointError, match=r"x is not what folder\.json says"):

@@ -422,7 +422,7 @@ def test_an_error_that_passes_costs_no_step(
     alone: World, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
-    monkeypatch.setattr(restore, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("gpu_fleet.checkpoint.store.FIRST_PAUSE_S", 0.0)
 
     manifest = restore.newest_whole(alone, tmp_path / "there", FailingStore(3, passing=True))
 

@@ -78,6 +78,7 @@ class Data(Section):
     held_out: Fraction = 0.1  # of data without splits of their own, for "val"
     split_seed: Count = 0  # which of them; another run.seed holds out the same
     image_size: Count = 0  # pixels of a side after augmentation; 0: as stored
+    decoder: Literal["pillow", "dali"] = "pillow"  # of shards; dali: NVIDIA's, on the GPU where there is one
     augmentation: Literal["none", "shift", "shift_flip", "resized_crop"] = "none"
     sequence_length: Positive = 128  # tokens of a sample, for kinds "tokens" and "text"
     workers: Count | None = None  # reader processes per rank; unset: see loader.reader_processes

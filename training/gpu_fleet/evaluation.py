@@ -9,8 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import Dataset, Description
-from gpu_fleet.data.loader import IGNORED, CorruptionCounter, RankShare, Reader, batches, evaluation_slices
+from gpu_fleet.data.dataset import Description
+from gpu_fleet.data.loader import (
+    IGNORED,
+    CorruptionCounter,
+    RankShare,
+    ReadsBatches,
+    batches,
+    evaluation_slices,
+)
 from gpu_fleet.parallel.world import World
 
 
@@ -51,14 +58,15 @@ class Evaluated:
 def evaluate(
     model: Evaluated,
     *,
-    dataset: Dataset,
+    reader: ReadsBatches,
+    size: int,
     description: Description,
     settings: config.Config,
     share: RankShare,
     where: World,
     interrupted: Callable[[], bool],
 ) -> HeldOutScore | None:
-    """The score over the whole data set, computed by all ranks together; None when `interrupted` said so.
+    """The score over all `size` samples, computed by all ranks together; None when `interrupted` said so.
 
     `interrupted` is called once per batch and answers the same on every rank. Raises DataError where a rank
     has too many corrupt samples.
@@ -66,15 +74,13 @@ def evaluate(
     corrupt: set[str] = set()  # those at the end may come twice
     totals = torch.zeros(3, dtype=torch.float64, device=where.device)  # loss, correct, targets
     # Batches past the end wrap around to keep the ranks in step; only the first `counted` samples count.
-    parts = list(evaluation_slices(len(dataset), share))
-    reader = batches(
-        Reader(dataset, settings.run.seed), (part for part, _ in parts), settings.data, pinned=False
-    )
+    parts = list(evaluation_slices(size, share))
+    read = batches(reader, (part for part, _ in parts), settings.data, pinned=False)
     was_training = model.module.training
     model.module.eval()
     try:
         with torch.no_grad():
-            for batch, (_, counted) in zip(reader, parts, strict=True):
+            for batch, (_, counted) in zip(read, parts, strict=True):
                 if interrupted():
                     return None
                 corrupt.update(batch.corrupt)

@@ -181,7 +181,8 @@ def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | N
     assert not isinstance(run.held_out, OwnData)
     return evaluate(
         run.evaluated(state),
-        dataset=run.held_out,
+        reader=run.reader(run.held_out),
+        size=len(run.held_out),
         description=run.description,
         settings=run.settings,
         share=run.share,

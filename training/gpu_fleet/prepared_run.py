@@ -15,6 +15,8 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from gpu_fleet import config, optimization, outcome, precision
 from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
 from gpu_fleet.data.bucket import DataStore
+from gpu_fleet.data.dali import DALI, EncodedReader
+from gpu_fleet.data.dali import check as check_decoder
 from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, is_bucket, open_split
 from gpu_fleet.data.loader import (
     Batch,
@@ -38,6 +40,7 @@ from gpu_fleet.data.own_data import (
     open_table,
 )
 from gpu_fleet.data.prefetch import to_device
+from gpu_fleet.data.shards import ShardFolder
 from gpu_fleet.errors import CheckpointError, ConfigError, ParallelError
 from gpu_fleet.evaluation import Evaluated
 from gpu_fleet.metrics.flops import Utilisation, utilisation
@@ -55,8 +58,8 @@ from gpu_fleet.parallel.pipeline import cut
 from gpu_fleet.parallel.replicas import Replicas
 from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.parallel.world import World, check_sizes, ranks_per_replica
-from gpu_fleet.run_identity import of_run
 from gpu_fleet.pool import price
+from gpu_fleet.run_identity import of_run
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
 from gpu_fleet.task import Task, try_out
 
@@ -102,6 +105,9 @@ class PreparedRun:
         seed = self.settings.run.seed
         if isinstance(dataset, OwnData):
             return OwnReader(dataset, seed)
+        if self.settings.data.decoder == DALI:
+            assert isinstance(dataset, ShardFolder)
+            return EncodedReader(dataset, self.settings.data, seed, self.where.device, paired=self.is_task)
         return PairedReader(Reader(dataset, seed)) if self.is_task else Reader(dataset, seed)
 
     def keep_code(self) -> None:
@@ -160,6 +166,7 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
     where.together(lambda: fetch_code(settings) if where.local_rank == 0 else None)
     own = where.together(lambda: parts(settings))
     description, training, held_out = where.together(lambda: open_data(settings, own))
+    where.together(lambda: check_decoder(settings.data, kind_of(settings.data, description)))
     settings = with_readers(settings, description, training)
     where.together(lambda: check_parts(training, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
@@ -229,13 +236,18 @@ def open_data(
     return Description(OWN_DATA, training.classes, training.vocabulary), training, held_out
 
 
+def kind_of(settings: config.Data, description: Description) -> str:
+    """The kind of the data, as they say or as the configuration does."""
+    return description.kind if settings.kind == "auto" else settings.kind
+
+
 def with_readers(
     settings: config.Config, description: Description, training: Dataset | OwnData
 ) -> config.Config:
     """The configuration with a number of reader processes, where it leaves that open."""
     if settings.data.workers is not None:
         return settings
-    kind = description.kind if settings.data.kind == "auto" else settings.data.kind
+    kind = kind_of(settings.data, description)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     workers = reader_processes(kind, len(os.sched_getaffinity(0)), ranks_here)
     if isinstance(training, Stream):  # which one process reads
@@ -341,7 +353,8 @@ def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
 def first_batch(run: PreparedRun) -> Batch:
     """One micro-batch on the device, the same on every rank; raises DataError."""
     first = run.order.slice(0, run.share.micro_batch)
-    return run.reader(run.training)[first].to(run.where.device)
+    here = run.settings.data.model_copy(update={"workers": 0})
+    return next(batches(run.reader(run.training), iter([first]), here, pinned=False)).to(run.where.device)
 
 
 def build_model(run: PreparedRun) -> nn.Module:
@@ -355,7 +368,7 @@ def build_model(run: PreparedRun) -> nn.Module:
     else:
         classes, length = description.classes, settings.data.sequence_length
         facts = Facts(len(classes), description.vocabulary, length, classes)
-        kind = description.kind if settings.data.kind == "auto" else settings.data.kind
+        kind = kind_of(settings.data, description)
         model = (
             pretrained.build(
                 chosen.name, chosen.options, facts, kind, weights=chosen.weights, config=chosen.config

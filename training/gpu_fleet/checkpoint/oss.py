@@ -23,10 +23,10 @@ PLAIN = Config(
 )
 
 
-def client(endpoint: str, options: Config, named: str = "checkpoint.endpoint") -> Any:
+def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> Any:
     """boto3's S3 client for OSS, with the keys of the environment, else of this instance's role.
 
-    `endpoint`, by the key `named`, is empty on an instance of a fleet, which asks inside its network. Raises
+    `endpoint`, by its `key`, is empty on an instance of a fleet, which asks inside its network. Raises
     CheckpointError where nobody knows an endpoint.
     """
     table = instance_file.table()
@@ -34,7 +34,7 @@ def client(endpoint: str, options: Config, named: str = "checkpoint.endpoint") -
     named = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if not named and not region:
         raise CheckpointError(
-            f"{named} = '': must say where OSS answers, such as "
+            f"{key} = '': must say where OSS answers, such as "
             "https://s3.oss-cn-beijing.aliyuncs.com; only an instance of a fleet knows by itself"
         )
     session = botocore.session.get_session()

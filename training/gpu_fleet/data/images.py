@@ -2,7 +2,10 @@
 
 import io
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -93,6 +96,43 @@ class ImageFolder:
             self._room -= pixels.nbytes
 
 
+class Cut(NamedTuple):
+    """What becomes of a picture that is scaled: which box of it, in pixels, and whether it is flipped."""
+
+    box: Box
+    flip: bool
+
+
+def cut_plan(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Cut:
+    """What `decode` would draw for a picture of `settings.image_size`, from its header alone.
+
+    Raises CorruptSampleError.
+    """
+    with opened(content) as picture:
+        crop = training and settings.augmentation == "resized_crop"
+        box = _random_box(picture, chance) if crop else _middle_box(picture, settings.image_size)
+    return Cut(box, crop and bool(chance.random() < 1 / 2))
+
+
+def cut_out(content: bytes, cut: Cut, side: int) -> Array:
+    """The picture (3, side, side) uint8 of `decode` where it draws `cut`; raises CorruptSampleError."""
+    with opened(content) as picture:
+        array = _cut(picture, cut.box, side)
+    return np.ascontiguousarray((array[:, ::-1] if cut.flip else array).transpose(2, 0, 1))
+
+
+@contextmanager
+def opened(content: bytes) -> Iterator[Image.Image]:
+    """A picture; raises CorruptSampleError for bytes that are none, in the block as well."""
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            yield picture
+    except UnidentifiedImageError as error:  # which names only the place of the bytes in memory
+        raise CorruptSampleError("is no picture") from error
+    except BROKEN as error:
+        raise CorruptSampleError(str(error)) from error
+
+
 def decode(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
     """Bytes of a picture to (3, height, width) uint8, augmented when training. Raises CorruptSampleError."""
     return augmented(pixels_of(content, settings, training, chance), settings, training, chance)
@@ -100,17 +140,12 @@ def decode(content: bytes, settings: config.Data, training: bool, chance: np.ran
 
 def pixels_of(content: bytes, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:
     """Bytes of a picture to (height, width, 3) uint8 of the right size; raises CorruptSampleError."""
-    try:
-        with Image.open(io.BytesIO(content)) as picture:
-            if training and settings.augmentation == "resized_crop":
-                return _cut(picture, _random_box(picture, chance), settings.image_size or picture.width)
-            if settings.image_size:
-                return _cut(picture, _middle_box(picture, settings.image_size), settings.image_size)
-            return np.asarray(picture.convert("RGB"))
-    except UnidentifiedImageError as error:  # which names only the place of the bytes in memory
-        raise CorruptSampleError("is no picture") from error
-    except BROKEN as error:
-        raise CorruptSampleError(str(error)) from error
+    with opened(content) as picture:
+        if training and settings.augmentation == "resized_crop":
+            return _cut(picture, _random_box(picture, chance), settings.image_size or picture.width)
+        if settings.image_size:
+            return _cut(picture, _middle_box(picture, settings.image_size), settings.image_size)
+        return np.asarray(picture.convert("RGB"))
 
 
 def augmented(array: Array, settings: config.Data, training: bool, chance: np.random.Generator) -> Array:

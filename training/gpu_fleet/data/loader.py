@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -172,6 +172,13 @@ class ReadsBatches(Protocol):
     def __getitem__(self, part: Slice) -> Batch: ...
 
 
+@runtime_checkable
+class Decodes(Protocol):
+    """A reader whose batches are finished in the process that trains, where the GPU is."""
+
+    def decoded(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
+
+
 def batches(
     reader: ReadsBatches, slices: Iterator[Slice], settings: config.Data, pinned: bool
 ) -> Iterator[Batch]:
@@ -192,7 +199,8 @@ def batches(
         pin_memory=pinned,
         **workers,
     )
-    return _read(loader)
+    read = _read(loader)
+    return reader.decoded(read) if isinstance(reader, Decodes) else read
 
 
 def _read(loader: Iterable[Batch]) -> Iterator[Batch]:

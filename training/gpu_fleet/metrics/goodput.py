@@ -74,7 +74,7 @@ class Book:
         self.switch(self._account)
         self._written_at_s = self._since_s
         times = {"started_at_s": self.started_at_s, "at_s": self._since_s}
-        found = {
+        found: Record = {
             "kind": KIND,
             "step": step,
             "resumed_from_step": self.resumed_from_step,
