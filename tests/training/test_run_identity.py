@@ -191,7 +191,38 @@ def test_two_owners_share_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for owner in ("alice", "bob")
     }
 
-    assert places == {"s3://bucket/pool/alice/baseline", "s3://bucket/pool/bob/baseline"}
+    assert places == {"s3://bucket/pool/alice/runs/baseline", "s3://bucket/pool/bob/runs/baseline"}
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [
+        ("sweep/low/run", "sweep/low/run"),
+        ("sweep/high/run", "sweep/high/run"),
+        ("./sweep//low/run/", "sweep/low/run"),
+        ("/disk/sweep/run", "run"),  # on another instance it may be another disk
+        ("../run", "run"),
+    ],
+)
+def test_two_runs_of_one_owner_share_no_place(directory: str, expected: str) -> None:
+    assert manager.run_id(Path(directory)) == expected
+
+
+def test_a_run_beside_one_with_the_same_last_part_has_checkpoints_of_its_own(
+    table: dict[str, Any], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = tmp_path / "instance.toml"
+    instance.write_text(f'checkpoint_uri = "s3://{bucket}/pool"\n')
+    monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(instance))
+    monkeypatch.chdir(tmp_path)
+    train_rank(changed(table, run={"directory": "run"}))
+    others = {"directory": "high/run", "seed": 7}
+
+    train_rank(changed(table, run=others))
+    again = train_rank(changed(table, run=others))
+
+    assert again["resumed_from_step"] == again["step"]
+    assert again["checkpoint"].endswith("/high/run")
 
 
 def test_what_an_earlier_trainer_uploaded_is_not_passed_over_in_silence(

@@ -1,6 +1,7 @@
 """The checkpoints of one run: where they are, when one is due, saving one, going back to one."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,16 @@ def place_of_checkpoints(uri: str, owner: str, directory: Path) -> str:
     if uri:
         return "" if uri == config.LOCAL_ONLY else uri
     shared = str(instance_file.table().get("checkpoint_uri", "")).rstrip("/")
-    return f"{shared}/{owner or instance_file.account()}/{directory.name}" if shared else ""
+    return f"{shared}/{owner or instance_file.account()}/{run_id(directory)}" if shared else ""
+
+
+def run_id(directory: Path) -> str:
+    """Which of its owner's runs one is: its directory as it is written, so that a/run is not b/run.
+
+    Of an absolute path the last part: on another instance the same run may lie on another disk.
+    """
+    written = Path(os.path.normpath(directory))
+    return directory.resolve().name if written.is_absolute() or ".." in written.parts else str(written)
 
 
 def former_location(settings: config.Config) -> str:

@@ -170,19 +170,21 @@ class CheckpointStore:
         with self._explained(f"cannot remove {name}"):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
 
+    def manifest(self, step: int) -> local.Manifest:
+        """Of a committed checkpoint; raises CheckpointError."""
+        with self._explained(f"cannot give step {step}"):
+            key = self._key(local.folder_name(step), local.MANIFEST)
+            body: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        return local.Manifest.from_json(body.decode())
+
     def read(self, step: int, name: str) -> bytes | None:
         """One small file of a committed checkpoint, verified; None where the checkpoint has none such."""
+        record = self.manifest(step).files.get(name)
+        if record is None:
+            return None
         with self._explained(f"cannot give step {step}"):
-
-            def content(file: str) -> bytes:
-                key = self._key(local.folder_name(step), file)
-                body: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-                return body
-
-            record = local.Manifest.from_json(content(local.MANIFEST).decode()).files.get(name)
-            if record is None:
-                return None
-            found = content(name)
+            key = self._key(local.folder_name(step), name)
+            found: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
         if hashlib.sha256(found).hexdigest() != record.sha256:
             raise CheckpointError(f"{self.uri}: {name} of step {step} is not what its manifest says")
         return found
