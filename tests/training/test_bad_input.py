@@ -1,5 +1,6 @@
 """What a user gets wrong is told in one message that names the key, the value and what would do."""
 
+import errno
 import json
 import shutil
 import struct
@@ -70,6 +71,11 @@ def pictures(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (section("parallel", timeout_s=1e300), "parallel.timeout_s = 1e+300: input should be less than"),
         (section("interrupt", agree_every_s=float("inf")), "interrupt.agree_every_s = inf: input should be"),
         (without_pictures, "holds no samples"),
+        (
+            section("schedule", warmup_steps=12),
+            "schedule.warmup_steps = 12: the run has 12 steps, and never its learning rate",
+        ),
+        (section("run", batch_size=10**6), "run.batch_size = 1000000: the training data have "),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -84,6 +90,20 @@ def test_a_wrong_value_is_one_message_that_says_what_would_do(
     assert message in said
     assert said.startswith("error: ")
     assert "Traceback" not in said
+
+
+def test_a_full_disk_is_one_message_and_may_be_tried_again(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/big")
+
+    monkeypatch.setattr("gpu_fleet.train.train_model", full)
+
+    status, said = tried_alone(resnet_table(pictures, tmp_path / "run"), tmp_path)
+
+    assert said == "error: runs/big: No space left on device; free some space, or another run.directory\n"
+    assert status == 75
 
 
 def test_all_wrong_keys_are_told_at_once(pictures: Path, tmp_path: Path) -> None:
