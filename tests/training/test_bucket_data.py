@@ -242,6 +242,22 @@ def test_what_is_wrong_with_a_bucket_is_one_message(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("index", "nowhere"), "error: DATA = 'nowhere': is not a folder\n"),
+        (("index", "s3://"), "error: DATA = 's3://': write s3://bucket/prefix or oss://bucket/prefix\n"),
+        (("index", "s3://a", "--endpoint", "host"), "error: --endpoint = 'host': Invalid endpoint: host; "),
+        (("shards", "nowhere", "out"), "error: SOURCE = 'nowhere': is not a folder\n"),
+    ],
+)
+def test_what_is_wrong_with_a_prepare_is_named_as_its_help_does(words: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(cli.main, ["prepare", *words])
+
+    assert done.exit_code == 65
+    assert done.output.startswith(message)
+
+
 def test_a_bucket_that_there_is_not_fails_for_good(bucket: str) -> None:
     with pytest.raises(DataError, match="NoSuchBucket") as raised:
         DataStore("s3://no-such-bucket/digits", retry_s=60).description()

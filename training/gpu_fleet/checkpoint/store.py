@@ -59,14 +59,15 @@ class CheckpointStore:
     """What is under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
 
     def __init__(self, uri: str, endpoint: str = "", key: str = "checkpoint.uri") -> None:
-        """`key` of the configuration holds the address. Raises ConfigError, or CheckpointError."""
+        """`key`, of a configuration or a command line, holds `uri`; raises ConfigError, CheckpointError."""
         scheme, _, place = uri.partition("://")
         bucket, _, prefix = place.partition("/")
         if scheme not in SCHEMES or not bucket:
             raise ConfigError(f"{key} = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
         self.uri = uri.rstrip("/")
         self._bucket, self._prefix, self._scheme = bucket, prefix.strip("/"), scheme
-        named = f"{key.partition('.')[0]}.endpoint"
+        section, dot, _ = key.partition(".")
+        named = f"{section}.endpoint" if dot else "--endpoint"
         try:
             self._client = _client(scheme, endpoint, named)
         except ValueError as error:

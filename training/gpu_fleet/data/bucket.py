@@ -39,9 +39,11 @@ class Place(NamedTuple):
 class DataStore:
     """A bucket as data are read from it: every question is asked again for `retry_s` seconds."""
 
-    def __init__(self, uri: str, endpoint: str = "", retry_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, uri: str, endpoint: str = "", retry_s: float = PATIENCE_S, key: str = "data.path"
+    ) -> None:
         self.uri = uri.rstrip("/")
-        self._given, self._endpoint, self._retry_s = uri, endpoint, retry_s
+        self._given, self._endpoint, self._retry_s, self._key = uri, endpoint, retry_s, key
         self._store: tuple[int, CheckpointStore] | None = (
             None  # of this process: a fork must not share connections
         )
@@ -65,7 +67,7 @@ class DataStore:
 
     def _here(self) -> CheckpointStore:
         if self._store is None or self._store[0] != os.getpid():
-            self._store = os.getpid(), CheckpointStore(self._given, self._endpoint, key="data.path")
+            self._store = os.getpid(), CheckpointStore(self._given, self._endpoint, key=self._key)
         return self._store[1]
 
     def __getstate__(self) -> dict[str, object]:

@@ -82,10 +82,13 @@ def is_bucket(path: str) -> bool:
     return path.startswith(BUCKETS)
 
 
-def describe(root: Path) -> Description:
-    """Reads dataset.json of a data set, or recognises a plain folder of class folders; raises DataError."""
+def describe(root: Path, key: str = "data.path") -> Description:
+    """Reads dataset.json of a data set, or recognises a plain folder of class folders; raises DataError.
+
+    `key` of a configuration, or of a command line, holds `root`.
+    """
     if not root.is_dir():
-        raise DataError(f"data.path = {str(root)!r}: is not a folder")
+        raise DataError(f"{key} = {str(root)!r}: is not a folder")
     file = root / DESCRIPTION
     if not file.exists():
         return Description("images", class_names(root if is_unsplit(root) else root / "train"))

@@ -40,7 +40,7 @@ SHUFFLE_SEED = 0  # the same pictures always make the same shards
 @corrupt_limit_option
 def shards(*, source: Path, out_dir: Path, samples: int, corrupt_limit: int) -> None:
     """Pack SOURCE (train/CLASS/*.png, val/CLASS/*.png) into OUT_DIR/{train,val}/NNNNN.tar, well mixed."""
-    description = describe(source)
+    description = describe(source, "SOURCE")
     if description.kind != "images":
         raise DataError(f"SOURCE = {str(source)!r}: holds {description.kind}, not images")
     make_folder(out_dir)
@@ -72,7 +72,7 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str) -> None:
         raise click.UsageError(
             "--classes names those of pictures, --keys the parts of other samples: give one"
         )
-    store, here = DataStore(data_dir, endpoint) if is_bucket(data_dir) else None, Path(data_dir)
+    store, here = DataStore(data_dir, endpoint, key="DATA") if is_bucket(data_dir) else None, Path(data_dir)
     if store is None and not here.is_dir():
         raise DataError(f"DATA = {data_dir!r}: is not a folder")
     splits: dict[str, Folder] = {
