@@ -73,7 +73,7 @@ NO_WITNESSES = (
 )
 WITNESS_MAY_TAKE_S = 4.0  # of the processor's time
 EXAMPLES = 25  # of a property; the tests themselves try more
-NO_END_S = 120.0
+NO_END_S = 60.0
 TELL_EVERY = 200
 SAY = Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
 

@@ -115,6 +115,11 @@ class Stage:
         versions = sorted(key for key in self.world.objects if key.startswith(f"reaper/{LEASE_KEY}."))
         return versions[0] if versions else f"reaper/{LEASE_KEY}"
 
+    def reasons(self, word: str) -> list[str]:
+        """Why agents said a word, or why it was decided."""
+        written = [body for key, (body, _) in self.world.objects.items() if key.endswith(f"/{word}.json")]
+        return [json.loads(body)["reason"] for body in written]
+
     def told(self) -> int:
         """Notices that somebody heard."""
         return sum(len(one.line.notices) for one in self.world.machines.values())
@@ -531,7 +536,7 @@ def a_job_begins_seconds_before_the_sweep(stage: Stage) -> list[str]:
     machine.busy = True
     stage.world.pass_seconds(12)
     stage.sweep_for(30)
-    return []
+    return expect("python" in str(stage.reasons("refused")), "nobody can read why")
 
 
 @play
@@ -559,9 +564,11 @@ def a_job_begins_behind_the_door_before_the_last_word(stage: Stage) -> list[str]
 
     stage.world.on_call("DetachInstances", begin, number=1)
     stage.sweep()
-    return expect(
-        machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more"
-    ) + expect(not machine.door.is_shut, "its door stays shut, though nobody ends it")
+    return [
+        *expect(machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more"),
+        *expect(not machine.door.is_shut, "its door stays shut, though nobody ends it"),
+        *expect("python" in str(stage.reasons("refused")), "nobody can read why"),
+    ]
 
 
 @play
@@ -614,8 +621,24 @@ def its_owner_asked_to_keep_it_before_the_sweep_decides(stage: Stage) -> list[st
     agent = stage.world.agents[machine.id]
     agent.exchange().claim(Winner.WITHDRAWN, "kept", stage.world.now)
     stage.sweep()
-    return expect(not stage.ended, "it was terminated") + expect(
-        not machine.door.is_shut, "its door was shut"
+    return [
+        *expect(not stage.ended, "it was terminated"),
+        *expect(not machine.door.is_shut, "its door was shut"),
+        *expect(not stage.failures, "that it is kept counts as a failure"),
+    ]
+
+
+@play
+def its_owner_keeps_it_by_its_tag_after_it_answered(stage: Stage) -> list[str]:
+    """As in the cloud's console: then its agent alone can withdraw the mark before the next sweep."""
+    machine = asked(stage)
+    agent = stage.world.agents[machine.id]
+    machine.keep(stage.world.now + timedelta(hours=8))
+    stage.world.pass_seconds(130)  # on Alibaba Cloud an agent asks for its tags every two minutes
+    withdrawn = agent.exchange().decision() is Winner.WITHDRAWN
+    return expect(withdrawn, "its agent takes nothing back") + expect(
+        all("held" in why for name in ("decision", "refused") for why in stage.reasons(name)),
+        "nobody can read that it is held",
     )
 
 
@@ -881,6 +904,17 @@ def the_group_keeps_its_minimum(stage: Stage) -> list[str]:
     stage.marked(3, "pool")
     stage.sweep_for(60, override_breaker=True)
     return expect(len(stage.ended) == 1, f"{len(stage.ended)} of 3 ended, 2 must stay") + expect(
+        not stage.failures, "the group had to refuse"
+    )
+
+
+@play
+def the_group_s_minimum_is_raised_between_plan_and_second_look(stage: Stage) -> list[str]:
+    stage.world.group("pool", min_size=0)
+    stage.marked(1, "pool")
+    stage.before_second_look(lambda: stage.world.groups["pool"].update(min=1))
+    stage.sweep()
+    return expect(not stage.ended, "it was terminated") + expect(
         not stage.failures, "the group had to refuse"
     )
 

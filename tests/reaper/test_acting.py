@@ -1,6 +1,7 @@
 """Acting when things go wrong half-way: what fails, fails alone, and shows."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import boto3
@@ -11,9 +12,12 @@ from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
 from image.reaper.people.ledger_reader import LedgerPlace, read_ends
 from image.reaper.people.monthly_savings import month_of
 from image.reaper.sweep.lease import KEY as LEASE_KEY
+from image.reaper.sweep.notify import Notifier
+from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.tidy import LOOK_EVERY
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
 from tests.reaper.fake_aws import fake_aws
-from tests.reaper.sweeping import connect_world, sweep_world
+from tests.reaper.sweeping import connect_world, policy, sweep_world
 from tests.reaper.world import EPOCH, World, refusal
 
 
@@ -259,3 +263,92 @@ def test_calls_are_counted_apart():
     cloud.machines.tag(list(world.machines), {"a": "b"})
 
     assert (cloud.calls.read, cloud.calls.write) == (2, 1)
+
+
+@pytest.mark.parametrize("lacking", ["store", "notifier"])
+def test_a_sweep_that_acts_needs_both_a_ledger_and_a_topic(lacking):
+    world = marked(1)
+    cloud = replace(connect_world(world, POLICY), **{lacking: None})
+
+    with pytest.raises(ConfigurationError, match="GPU_FLEET_LEDGER_URI and GPU_FLEET_TOPIC_ARN"):
+        sweep(cloud, POLICY, Options(world.clock, "a test"))
+
+    assert world.ends == []
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_dry_run_looks_for_leftovers_where_they_are_asked_for(wanted):
+    world = forgotten(1)
+
+    sweep_world(world, POLICY, dry_run=True, leftovers=wanted)
+
+    assert ("DescribeVolumes" in world.calls) is wanted
+
+
+def usual(world):
+    """What the breaker has learned: pool -> day -> instances."""
+    return json.loads(world.objects[f"reaper/{LEASE_KEY}"][0])["memory"]["idle"]
+
+
+def test_an_end_within_a_day_of_its_notice_teaches_the_breaker_nothing():
+    world = forgotten(1)
+    sweep_world(world, POLICY)
+    world.pass_minutes(21)
+
+    sweep_world(world, POLICY)
+
+    assert len(world.ends) == 1
+    assert usual(world) == {}
+
+
+def test_one_that_was_idle_and_is_used_again_is_usual():
+    world = forgotten(1)
+    (machine,) = world.machines.values()
+    sweep_world(world, POLICY)
+    machine.busy = True
+    world.pass_minutes(5)
+
+    sweep_world(world, POLICY)
+
+    assert usual(world) == {"dev": {f"{EPOCH:%Y-%m-%d}": [machine.id]}}
+
+
+def test_one_that_is_idle_still_and_loses_its_mark_for_its_pools_minimum_is_not():
+    world = forgotten(1)
+    sweep_world(world, POLICY)
+
+    raised = sweep_world(world, policy(idle_after_hours=1, grace_minutes=20, min_size=1))
+
+    assert len(raised.done.unmarked) == 1
+    assert usual(world) == {}
+
+
+def test_leftovers_are_looked_for_at_first_and_every_few_hours_and_not_in_between():
+    world, looks = forgotten(1), []
+
+    for minutes in (10, LOOK_EVERY.total_seconds() / 60, 0):
+        sweep_world(world, POLICY)
+        looks.append(world.calls.count("DescribeAddresses"))
+        world.pass_minutes(minutes)
+
+    assert looks == [1, 1, 2]
+
+
+def test_a_dry_run_knows_what_is_usual():
+    world = forgotten(8)
+    assert sweep_world(world, POLICY, dry_run=True).plan.breaker
+    sweep_world(world, POLICY, override_breaker=True)
+
+    assert not sweep_world(world, POLICY, dry_run=True).plan.breaker
+
+
+@pytest.mark.parametrize(("idle", "tripped"), [(8, True), (1, False)])
+def test_the_subject_of_an_alert_says_whether_the_breaker_tripped(idle, tripped, monkeypatch):
+    world, subjects = forgotten(idle), []
+    next(iter(world.machines.values())).keep("tomorrow")  # which nobody can read
+    monkeypatch.setattr(Notifier, "tell", lambda self, subject, message: subjects.append(subject))
+
+    sweep_world(world, POLICY)
+
+    assert subjects
+    assert any("breaker" in one for one in subjects) is tripped

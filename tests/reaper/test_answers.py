@@ -47,6 +47,7 @@ CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(9)}
         ({**SHUT, "saved_at": None}, None, Act.SAVE),
         ({**SHUT, "saved_at": ago(30)}, None, Act.LOOK),
         ({**SHUT, "saved_at": ago(20)}, CLEAN, Act.SAY_CLOSED),
+        ({**IDLE, **SHUT, "saved_at": ago(20), "said_at": ago(3)}, CLEAN, Act.SAY_CLOSED),
         ({**SHUT, "saved_at": ago(20), "busy_looks": 1}, BUSY, Act.NOTHING),
         ({**SHUT, "saved_at": ago(20), "busy_looks": 2}, BUSY, Act.REFUSE),
         (CLOSED, CLEAN, Act.NOTHING),

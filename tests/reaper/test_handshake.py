@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from image.reaper.agent.answers import Act, Seen, Talk, View, next_act
-from image.reaper.handshake import CLOSED_LASTS, Winner, Word
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.handshake import CLOSED_LASTS, Exchange, Said, Winner, Word, words
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN
+from image.reaper.store import Listed, Store
 from tests.reaper.live import marked_and_due, refusal
 from tests.reaper.plays import Stage, asked
 
@@ -322,3 +325,82 @@ def test_the_last_word_is_heard_right_before_the_end(cloud, end):
 
 def fail(code, operation):
     raise refusal(code, operation)
+
+
+# what is written
+
+
+def test_a_decision_names_its_caller_and_is_no_word_and_other_names_are_nothing():
+    below = "handshake/AROA:i-1/20261121T120000Z"
+    listed = [Listed(f"{below}/{name}.json", timedelta(0)) for name in ("decision", "notes")]
+
+    assert words(listed) == {("i-1", "20261121T120000Z"): Said("AROA:i-1", {})}
+
+
+class Refusing:
+    """A store that does not say what is there."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def newest(self, key):
+        raise CloudError("no", self.code)
+
+
+def test_what_an_instance_may_not_list_is_not_decided_and_any_other_error_is_one():
+    mark = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+    assert Exchange(Refusing("AccessDenied"), "AROA:i-1", mark).decision() is None
+    with pytest.raises(CloudError):
+        Exchange(Refusing("SlowDown"), "AROA:i-1", mark).decision()
+
+
+@pytest.mark.parametrize(
+    ("headers", "age"),
+    [({"date": "Sat, 21 Nov 2026 12:00:30 GMT"}, 30), ({}, 3600)],
+    ids=["by the bucket's clock", "by the sweep's own where it says nothing"],
+)
+def test_how_old_a_word_is_the_bucket_says(headers, age):
+    noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+    class Bucket:
+        """One object, written at noon."""
+
+        def list_objects_v2(self, **_):
+            contents = [{"Key": "reaper/handshake/a/b/idle.json", "LastModified": noon}]
+            return {"Contents": contents, "ResponseMetadata": {"HTTPHeaders": headers}}
+
+    store = Store(Bucket(), Calls(lambda: noon + timedelta(hours=1)), "s3://records/reaper")
+
+    assert store.listed("handshake/") == [Listed("handshake/a/b/idle.json", timedelta(seconds=age))]
+
+
+@pytest.mark.parametrize("uri", ["s3://", "http://records/reaper", "records"])
+def test_a_ledger_in_no_bucket_is_refused_with_what_is_allowed(uri):
+    with pytest.raises(ConfigurationError, match="allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"):
+        Store(None, Calls(lambda: datetime.now(UTC)), uri)
+
+
+@pytest.mark.parametrize(
+    ("code", "version", "lost"),
+    [
+        ("PreconditionFailed", '"1"', True),
+        ("NoSuchKey", '"1"', True),
+        ("SlowDown", '"1"', False),
+        ("NoSuchKey", None, False),
+    ],
+)
+def test_only_a_condition_that_does_not_hold_is_a_lost_race(code, version, lost):
+    class Bucket:
+        """Refuses to write."""
+
+        def put_object(self, **_):
+            raise refusal(code, "PutObject")
+
+    store = Store(Bucket(), Calls(lambda: datetime.now(UTC)), "s3://records")
+
+    if lost:
+        assert store.move_on("lease.json", {}, version) is None
+    else:
+        with pytest.raises(CloudError, match=code):
+            store.move_on("lease.json", {}, version)

@@ -2,15 +2,21 @@
 
 import json
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from image.instance import instance_file
 from image.reaper.agent import notices
-from image.reaper.agent.answers import Talk
-from image.reaper.agent.listening import Answers, Door, Going
+from image.reaper.agent.answers import Act, Seen, Talk, View
+from image.reaper.agent.listening import Answers, Door, Going, Senses, Target, answers
 from image.reaper.agent.notices import Notice
+from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.errors import CloudError
+from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.samples import NOON
 
 MARK = "tags/instance/gpu-fleet:reap-after"
@@ -29,12 +35,15 @@ class Told:
 class Heard:
     """What the instance did about it."""
 
-    def __init__(self, metadata):
+    def __init__(self, metadata, door=Door(())):  # noqa: B008 - it holds nothing
         self.events = []
         told_by = notices.FromMetadata(metadata, lambda: NOON)
         withdrawn = lambda: self.events.append("withdrawn")  # noqa: E731 - one expression
-        nothing = Answers(self.drain, None, None, None, None, None, None, Door(()), withdrawn)
+        nothing = Answers(self.drain, None, self.events.append, None, None, None, self, door, withdrawn)
         self.going = Going(told_by, nothing, lambda: NOON)
+
+    def lower_but(self, mark):
+        """As the fence."""
 
     def drain(self, notice):
         self.events.append(notice.reason)
@@ -107,6 +116,66 @@ def test_a_notice_is_withdrawn_with_its_mark_and_once():
     assert heard.events == ["withdrawn"]
 
 
+def test_a_first_mark_is_shown_and_withdraws_nothing():
+    heard = Heard(Told(**{MARK: (NOON + timedelta(minutes=20)).isoformat()}))
+
+    heard.going.look()
+
+    (shown,) = heard.events
+    assert "is terminated or stopped after 2026-11-21 12:20 UTC" in shown
+
+
+def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a_mark(tmp_path):
+    door = Door((tmp_path / "closed",))
+    door.shut("closing")
+    going = Heard(Told(), door).going
+
+    going._take_up(NOON - timedelta(minutes=1))
+
+    assert door.is_shut
+    assert going.talk.closed_at == NOON
+
+
+def test_a_door_that_was_shut_for_another_mark_is_opened(tmp_path):
+    door = Door((tmp_path / "closed",))
+    heard = Heard(Told(), door)
+    door.shut("closing")
+    heard.going.talk = Talk(NOON - timedelta(hours=1), closed_at=NOON)
+
+    heard.going._take_up(NOON)
+
+    assert not door.is_shut
+    assert heard.going.talk == Talk(NOON)
+
+
+def test_a_mark_that_was_never_shown_is_not_withdrawn():
+    heard = Heard(Told())
+    heard.going.talk = Talk(NOON)
+
+    heard.going.look()
+
+    assert heard.events == []
+
+
+def test_use_is_told_once_for_each_stretch_of_it_and_looks_are_not(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    going = Heard(Told(**{MARK: NOON.isoformat()})).going
+    looks = iter([Seen(("cpu",)), Seen(("cpu",)), Seen((), ("gpu: lost",)), Seen(), Seen(("cpu",))])
+    answers = replace(going._answers, look=lambda _: next(looks))
+    monkeypatch.setattr(going, "_answers", answers)
+    going.talk = Talk(NOON, notified=True)
+
+    in_a_row = []
+    for _ in range(5):
+        going._do(Act.LOOK, View(NOON, NOON, "", going.talk))
+        in_a_row.append(going.talk.busy_looks)
+
+    assert in_a_row == [1, 2, 3, 0, 1]
+    assert [one.getMessage() for one in caplog.records] == [
+        "event=in-use mark=2026-11-21 12:00:00+00:00 why='cpu'"
+    ] * 2
+
+
 def test_a_malformed_mark_is_no_mark():
     assert notices.mark(Told(**{MARK: "tomorrow"})) is None
 
@@ -156,3 +225,64 @@ def test_a_silence_is_told_once_and_a_new_one_again(caplog, monkeypatch):
 
 def test_listening_that_never_began_is_closed_without_waiting():
     Heard(Told()).going.close()
+
+
+def test_a_refusal_that_cannot_be_written_is_told_once_and_tried_until_it_is(caplog, monkeypatch):
+    going, said = Heard(Told()).going, iter([CloudError("no answer"), CloudError("no answer"), None])
+    going.talk = Talk(NOON, fenced=True)
+
+    def say(word, **more):
+        if error := next(said):
+            raise error
+
+    monkeypatch.setattr(going, "_say", say)
+
+    for over in (False, False, True):
+        with suppress(CloudError):
+            going._refuse("in use")
+        assert going.talk.over is over
+
+    assert [one.getMessage() for one in caplog.records] == [
+        "event=refused mark=2026-11-21 12:00:00+00:00 reason='in use'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("until", "held"),
+    [(None, False), (NOON - timedelta(minutes=1), False), (NOON + timedelta(minutes=1), True)],
+)
+def test_a_hold_holds_until_it_is_over(until, held):
+    tags = {} if until is None else {"tags/instance/gpu-fleet:keep-until": until.isoformat()}
+
+    assert bool(notices.hold(Told(**tags), NOON)) is held
+
+
+@pytest.mark.parametrize(
+    ("hook", "ends_at", "waits"),
+    [("gpu-fleet-drain", None, True), ("", None, False), ("gpu-fleet-drain", NOON, False)],
+)
+def test_only_the_group_s_hook_is_asked_for_time(hook, ends_at, waits, tmp_path):
+    """The spot market waits for nobody, and an instance of no group has no hook."""
+
+    class Cloud:
+        """As far as answers are made of it."""
+
+        def hook(self, instance_id):
+            return f"hook of {instance_id}"
+
+        def fence(self, instance_id):
+            return None
+
+        def store(self):
+            return None
+
+        def caller(self, instance_id):
+            return instance_id
+
+    (tmp_path / "instance.toml").write_text(MACHINE_FILE)
+    target = Target(replace(instance_file.load(tmp_path / "instance.toml"), lifecycle_hook=hook), "i-1")
+    made = answers(Cloud(), target, Path("keep"), Senses(list, OwnUse(), None))
+
+    drain = made.drain(Notice("it goes", ends_at))
+
+    assert drain._steps.hook == ("hook of i-1" if waits else None)

@@ -331,3 +331,17 @@ def test_what_was_told_is_forgotten_once_it_may_be_told_again():
     _, later = due_alerts([], memory, NOW + timedelta(days=1))
 
     assert (len(memory), later) == (1, {})
+
+
+def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
+    sns = Sns([confirmed("ops@example.com")])
+    team = Team(Roster(operators=("ops@example.com",), webhooks=(ROOM,)))
+
+    announce(team, sns, "i-1")
+    announce(team, sns, "i-1", "i-2")
+
+    assert sns.subjects == [
+        "aws-dev: 1 idle GPU instance(s) of vision will be stopped or terminated",
+        "aws-dev: 2 idle GPU instance(s) of vision will be stopped or terminated",
+    ]
+    assert ["each by its own id" in one for one in sns.messages] == [False, True]
