@@ -7,7 +7,8 @@ Below ``handshake/CALLER/MARK/`` of the stack's records lie, for one mark of one
 - ``decision``: created once. Whoever comes first wins: the sweep with *end*, the instance with *withdrawn*.
 
 CALLER is what the cloud calls the instance's credentials: on AWS ``${aws:userid}``, ``AROA...:i-0123``, below
-which one instance alone can write; on Alibaba Cloud, which knows no such variable, ``POOL.i-0123``. MARK is
+which one instance alone can write; on Alibaba Cloud, which knows no such variable, ``POOL.i-0123``. For a
+stopped instance, which has no agent, CALLER is its id alone: there sweep and ``keep`` meet. MARK is
 the mark's reap-after: no word counts for another mark. How old a word is the store says, so that a wrong
 clock of an instance makes nothing fresh. Nobody deletes these objects; the bucket does, two days after.
 """
@@ -93,7 +94,9 @@ def words(listed: Iterable[Listed]) -> Words:
     for one in listed:
         match one.key.removesuffix(".json").split("/"):
             case [_, caller, mark, name] if name == DECISION or name in set(Word):
-                instance_id = re.split("[:.]", caller)[-1]
+                *role, instance_id = re.split("[:.]", caller)
+                if not role:  # of a stopped instance, which says nothing
+                    continue
                 said = found.get((instance_id, mark), Said(caller))
                 ages = said.ages if name == DECISION else {**said.ages, Word(name): one.age}
                 known = caller if said.caller == caller else ""

@@ -131,6 +131,10 @@ class Store:
         """Create an object where none was read, else replace the version that was; as those two."""
         return self.create(key, content) if version is None else self.replace(key, content, version)
 
+    def to_forget(self, key: str) -> str:
+        """What a person does so that ``get`` finds nothing any more."""
+        return f"delete {self._scheme}://{self._bucket}/{self._prefix}{key}"
+
     def _read(self, key: str, **exact: str) -> Found | None:
         try:
             answer = self._calls.look(

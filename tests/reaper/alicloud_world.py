@@ -81,9 +81,11 @@ class Actions:
         return {}
 
     def delete_instances(self, ask: dict[str, Any]) -> dict[str, Any]:
-        assert ask["Force"] == "true"
         with faults(self.world, "DeleteInstances"):
-            for machine in self._found(ask["InstanceId"]):
+            found = self._found(ask["InstanceId"])
+            if ask["Force"] != "true" and any(one.state != "stopped" for one in found):
+                raise RefusedError("IncorrectInstanceStatus", 403)
+            for machine in found:
                 if machine.stubborn or machine.is_locked:  # those listed before it are gone already
                     raise RefusedError("OperationDenied", 403)
                 self.world.gone(machine, "terminated")

@@ -22,15 +22,17 @@ from typing import Any
 from urllib.parse import quote
 
 import boto3
+import psutil
 import pytest
 from botocore.exceptions import ClientError
 from moto import mock_aws
 from moto.backends import get_backend
 
 from image.instance.instance_file import InstanceFile
-from image.reaper.agent.command import fresh_look
+from image.reaper.agent import listening
+from image.reaper.agent.command import Options, fresh_look, listener
 from image.reaper.agent.judge import Limits, Memory
-from image.reaper.agent.listening import CLOSED_FASTER, Going, Senses, Target, answers
+from image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
 from image.reaper.agent.loop import Agent
 from image.reaper.agent.publish import heartbeat
 from image.reaper.agent.sensors.counters import OwnUse
@@ -177,6 +179,7 @@ class Instance:
         (folder / "keep/notes.txt").write_text("mine")
         self.messages: list[str] = []
         self.alive = True
+        self.stopped_at: datetime | None = None
         self.idle_since = self.booted_at = live.now - timedelta(hours=IDLE_HOURS)
         self.start_agent(self.idle_since)
 
@@ -189,20 +192,39 @@ class Instance:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("GPU_FLEET_RUN_DIR", str(self._folder / "run"))
             (self._folder / "run").mkdir(exist_ok=True)
+            patch.setattr(listening, "show_all", self.messages.append)
+            patch.setattr(listening, "withdraw", lambda: None)
             senses = Senses(list, OwnUse(), fresh_look(self, clock, Limits))  # type: ignore[arg-type]
+            target, metadata = Target(self._live.machine, self.id), self._live.metadata_of(self)
+            options = Options(self.id, self._folder / "keep", None, None, None, 1.0)
             cloud = self._live.agent_cloud(self)
-            made = answers(cloud, Target(self._live.machine, self.id), self._folder / "keep", senses)
-        made = replace(made, notify=self.messages.append)
-        notices = cloud.notices(self._live.metadata_of(self), self.id, clock.now)
-        self.going = Going(notices, made, clock.now, booted_at=lambda: self.booted_at)
+            self.going = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
 
-    def boot_again(self) -> None:
-        """As after a stop, when its user starts it: nothing is left on tmpfs either."""
-        self.truth.ended_at = None
+    def stop(self) -> None:
+        """Its user stops it."""
+        with self._live.by_a_user():
+            self._live.ec2.stop_instances(InstanceIds=[self.id])
+        self.stopped_at = self._live.now
+        self.truth.jobs.clear()
+
+    def boot(self) -> None:
+        """Its user starts it again: nothing is left on tmpfs, and nothing in the agent's memory."""
+        with self._live.by_a_user():
+            self._live.ec2.start_instances(InstanceIds=[self.id])
+        self.truth.ended_at = self.stopped_at = None
         self.booted_at = self._live.now
         shutil.rmtree(self._folder / "run")
         (self._folder / "nologin").unlink(missing_ok=True)
         self.start_agent(self._live.now)
+
+    def boot_time(self) -> float:
+        """When it booted, as its kernel says by its own clock."""
+        return (self.booted_at + self._skew).timestamp()
+
+    @property
+    def runs(self) -> bool:
+        """Whether nobody has stopped or terminated it."""
+        return self.truth.ended_at is None and self.stopped_at is None
 
     @property
     def door_is_shut(self) -> bool:
@@ -211,7 +233,7 @@ class Instance:
 
     def begin_job(self, *, past_the_door: bool = False) -> None:
         """A user starts a job; a shut door refuses it, but for a terminal that was open before."""
-        if self.truth.ended_at is not None:
+        if not self.runs:
             return
         if self.door_is_shut and not past_the_door:
             self.truth.refused.append(self._live.now)
@@ -227,9 +249,10 @@ class Instance:
 
     def tick(self) -> None:
         """Five seconds of the agent's life."""
-        if not self.alive or self.truth.ended_at is not None:
+        if not self.alive or not self.runs:
             return
         self.loop.run(self.clock.now())
+        self._live.at_work = self
         with contextlib.suppress(CloudError, OSError):  # as its thread does: it tries again
             self.going.look()
 
@@ -300,6 +323,8 @@ class Live:
         self._set_up()
         for module in (handler, keep):
             patch.setattr(module, "datetime", self._datetime())
+        self.at_work: Instance | None = None
+        patch.setattr(psutil, "boot_time", lambda: self.at_work.boot_time() if self.at_work else 0.0)
         patch.setattr(handler, "Options", partial(handler.Options, wait=self.pass_seconds))
         self.policy()
 
@@ -391,6 +416,15 @@ class Live:
         listed = self.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/").get("Contents", [])
         keys = [one["Key"].split("/") for one in listed]
         return [caller.rpartition(":")[2] for _, _, caller, _, name in keys if name == f"{word}.json"]
+
+    @contextlib.contextmanager
+    def by_a_user(self) -> Iterator[None]:
+        """What a user does in the console, who is neither denied nor slow."""
+        before, self._agents_act = self._agents_act, True
+        try:
+            yield
+        finally:
+            self._agents_act = before
 
     # time
 
@@ -498,7 +532,7 @@ class Live:
 
     def before_call(self, model: Any, params: dict[str, Any], **_: object) -> None:
         self.before(model.name)
-        if model.name in ("TerminateInstances", "StopInstances"):
+        if model.name in ("TerminateInstances", "StopInstances") and not self._agents_act:
             ids = [value for key, value in params["body"].items() if key.startswith("InstanceId")]
             if any(TAG_WITHDRAWN in self.tags(one) for one in ids):  # as the sweep's role is denied
                 raise refusal("UnauthorizedOperation", model.name)
@@ -524,7 +558,17 @@ class Live:
             one["LastModified"] = at.replace(microsecond=0)
         for reservation in parsed.get("Reservations", []):
             for one in reservation["Instances"]:
-                one["LaunchTime"] = self.now - timedelta(days=1)
+                self._tell_times(one)
+
+    def _tell_times(self, one: dict[str, Any]) -> None:
+        """A row of DescribeInstances in the world's time; a start makes an instance young again."""
+        known = self.instances.get(one["InstanceId"])
+        if known is None:
+            return
+        one["LaunchTime"] = known.booted_at
+        stopped_at = known.stopped_at or known.truth.ended_at
+        if one["State"]["Name"] == "stopped" and stopped_at is not None:
+            one["StateTransitionReason"] = f"User initiated ({stopped_at:%Y-%m-%d %H:%M:%S} GMT)"
 
 
 # The one that every client's calls concern: making clients takes longer than most tests.

@@ -10,14 +10,20 @@ from datetime import timedelta
 from typing import Any
 
 from image.instance.errors import InstanceError
-from image.reaper.handshake import Winner
+from image.reaper.alicloud.oss import OssStore
+from image.reaper.calls import Calls
+from image.reaper.handshake import Exchange, Winner
 from image.reaper.marks import mark_of
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK, Instance, Verdict
+from image.reaper.store import Store
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.results import Result
+from tests.reaper.alicloud_world import Bucket
 from tests.reaper.moto_fleet import pool_policy
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import STACK, Machine, World, refusal
+from tests.reaper.world_agents import LEDGER
+from tests.reaper.world_clients import clients
 
 TAGS = {TAG_STACK: STACK, TAG_MANAGED: "true", TAG_POOL: "dev", "gpu-fleet:owner": "ada"}
 POOL = {"idle_after_hours": 1, "grace_minutes": 20, "min_uptime_minutes": 30}
@@ -119,6 +125,12 @@ class Stage:
         """Why agents said a word, or why it was decided."""
         written = [body for key, (body, _) in self.world.objects.items() if key.endswith(f"/{word}.json")]
         return [json.loads(body)["reason"] for body in written]
+
+    def store(self) -> Store:
+        """The stack's records, as `gpu-fleet keep` writes to them."""
+        bucket = Bucket(self.world) if self.cloud == "alicloud" else clients(self.world).s3
+        made = OssStore if self.cloud == "alicloud" else Store
+        return made(bucket, Calls(self.world.clock), LEDGER)
 
     def told(self) -> int:
         """Notices that somebody heard."""
@@ -600,6 +612,38 @@ def a_closed_instance_is_not_ended_and_its_agent_dies(stage: Stage) -> list[str]
 
 
 @play
+def the_agent_dies_behind_the_shut_door(stage: Stage) -> list[str]:
+    """A job begins in a terminal that was open before; the last word is believed for half a minute."""
+    stage.world.group("pool", min_size=0)
+    machine = asked(stage, "pool")
+
+    def die_and_work() -> None:
+        machine.agent = "dead"
+        machine.begin_behind_the_door()
+        stage.world.pass_seconds(31)
+
+    stage.world.on_call("DetachInstances", die_and_work, number=1)
+    stage.sweep()
+    return expect(machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more")
+
+
+@play
+def it_refused_and_its_mark_is_gone(stage: Stage) -> list[str]:
+    """What denies its end must not outlive the sweeps that went by the mark: its user may stop it."""
+    machine = asked(stage)
+    machine.type()
+    stage.world.pass_seconds(12)
+    machine.leave()
+    stage.world.pass_seconds(12)
+    denied = "gpu-fleet:withdrawn" in machine.tags
+    stage.sweep()
+    stage.world.pass_minutes(3)
+    return expect(denied == (stage.cloud == "aws"), "nothing denies its end") + expect(
+        "gpu-fleet:withdrawn" not in machine.tags, "its end is denied for good"
+    )
+
+
+@play
 def its_owner_asks_to_keep_it_as_the_end_is_called(stage: Stage) -> list[str]:
     """It is decided: `gpu-fleet keep` has to say that it comes too late, and then promises nothing."""
     machine = asked(stage)
@@ -780,6 +824,82 @@ def a_stopped_instance_gets_a_notice_of_its_own(stage: Stage) -> list[str]:
     return expect(machine.state == "terminated", "it was not terminated")
 
 
+def stopped_and_due(stage: Stage) -> Machine:
+    """A machine that a sweep has stopped, whose owner was told of the termination that comes next."""
+    stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
+    (machine,) = stage.marked()
+    stage.sweep()
+    stage.world.pass_minutes(25 * 60)
+    stage.sweep()
+    stage.world.pass_minutes(21)
+    return machine
+
+
+def _started_before(stage: Stage, operation: str, number: int = 1) -> list[str]:
+    machine = stopped_and_due(stage)
+    stage.world.on_call(operation, lambda: stage.world.boot(machine), number)
+    stage.sweep()
+    stage.world.pass_minutes(5)
+    stage.sweep()
+    return [
+        *expect(machine.state == "running", "it was terminated after its user had started it"),
+        *expect("gpu-fleet:reap-after" not in machine.tags, "its mark stays"),
+    ]
+
+
+@play
+def a_stopped_instance_is_started_as_its_end_is_recorded(stage: Stage) -> list[str]:
+    # of the lease two are before, and the decision
+    return _started_before(stage, "PutObject", 4)
+
+
+@play
+def a_stopped_instance_is_started_as_its_end_is_called(stage: Stage) -> list[str]:
+    """Only a cloud that looks at the state itself can still refuse: of AWS it is the window that remains."""
+    return _started_before(stage, "DeleteInstances") if stage.cloud == "alicloud" else []
+
+
+@play
+def a_stopped_instance_is_kept_as_its_end_is_decided(stage: Stage) -> list[str]:
+    """Whoever of sweep and owner comes first wins; a hold that is given back leaves a mark to be renewed."""
+    machine = stopped_and_due(stage)
+    mark = mark_of(Instance(machine.id, "", "stopped", stage.world.now, machine.tags))
+    assert mark is not None
+    asked = Exchange(stage.store(), machine.id, mark.reap_after)
+    won = asked.claim(Winner.WITHDRAWN, "kept", stage.world.now) is Winner.WITHDRAWN
+    stage.sweep()
+    stays = machine.state == "stopped"
+    stage.sweep_for(60)
+    return [
+        *expect(won and stays, "it was terminated though its owner was told that it is kept"),
+        *expect(machine.state == "terminated", "nobody ends it any more, though nobody keeps it"),
+        *expect(len(machine.line.notices) == 3, f"{len(machine.line.notices)} notices, one more is needed"),
+    ]
+
+
+@play
+def a_stopped_instance_carries_the_tag_that_denies_its_end(stage: Stage) -> list[str]:
+    """Its agent set it, and its user stopped it: nobody is told of an end that cannot come."""
+    stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
+    (machine,) = stage.start()
+    machine.tags["gpu-fleet:withdrawn"] = "2026-03-02T08:30:00+00:00"
+    machine.leave()
+    machine.tags["gpu-fleet:stopped-at"] = (stage.world.now + timedelta(minutes=1)).isoformat()
+    machine.state, machine.stopped_at = "stopped", stage.world.now
+    machine.line.stopped.open(stage.world.now)
+    stage.world.pass_minutes(25 * 60)
+    stage.sweep_for(6 * 60)
+    alerts = [text for _, text in stage.world.messages if "gpu-fleet:withdrawn" in text]
+    tried = {"TerminateInstances", "DeleteInstances"} & set(stage.world.calls)
+    del machine.tags["gpu-fleet:withdrawn"]
+    stage.sweep_for(60)
+    return [
+        *expect(not tried and not stage.failures, "every sweep tries what the cloud denies"),
+        *expect(len(alerts) == 1, f"{len(alerts)} alerts in six hours"),
+        *expect(machine.state == "terminated", "without the tag nobody ends it"),
+    ]
+
+
 @play
 def a_marked_instance_is_stopped_by_its_owner(stage: Stage) -> list[str]:
     """The notice of a stop, or of an end while it runs, is none of the end of a stopped instance."""
@@ -825,6 +945,20 @@ def a_stopped_instance_is_started_again(stage: Stage) -> list[str]:
     stage.world.pass_minutes(60)
     stage.sweep_for(60)
     return expect(machine.state == "running", "it was stopped at work")
+
+
+@play
+def its_user_starts_it_while_the_mark_that_led_to_its_stop_stands(stage: Stage) -> list[str]:
+    stage.terms(action="stop", instance_store_scratch=False, require_acknowledgement=True)
+    (machine,) = stage.marked()
+    stage.sweep()
+    stopped, saved = machine.state == "stopped", machine.door.saved
+    stage.world.pass_minutes(60)
+    stage.world.boot(machine)
+    stage.world.pass_minutes(3)
+    return expect(stopped, "it was not stopped") + expect(
+        machine.door.saved == saved and not machine.door.is_shut, "its door was shut for an old mark"
+    )
 
 
 @play
@@ -1019,6 +1153,36 @@ def instances_fall_idle_one_after_another(stage: Stage) -> list[str]:
         stage.sweep_for(40)
     stage.sweep_for(4 * 60)
     return expect(len(stage.ended) <= 1, f"{len(stage.ended)} of 8 ended within half a day")
+
+
+@play
+def instances_of_small_pools_fall_idle_one_after_another(stage: Stage) -> list[str]:
+    """No pool is large enough for a breaker of its own."""
+    names = ("a", "b", "c")
+    stage.policy = policy({name: pool_policy(**POOL) for name in names}, CLOUDS[stage.cloud])
+    made = [stage.start(tags={TAG_POOL: names[number % 3]})[0] for number in range(6)]
+    for machine in made:
+        machine.leave()
+        stage.sweep_for(40)
+    stage.sweep_for(3 * 60)
+    return expect(len(stage.ended) <= 1, f"{len(stage.ended)} of 6 ended within half a day")
+
+
+@play
+def one_user_comes_and_goes_before_others_fall_idle(stage: Stage) -> list[str]:
+    """However often one instance was marked, it is one that is usual."""
+    made = stage.start(8)
+    for _ in range(3):
+        made[0].leave()
+        stage.sweep_for(80)
+        made[0].busy = True
+        stage.world.pass_minutes(5)
+        stage.sweep()
+    stage.forget(made[1:4], 60)
+    stage.sweep_for(3 * 60)
+    return expect(stage.told() >= 6, "the user was never told") + expect(
+        stage.ended == [], f"{len(stage.ended)} ended within half a day"
+    )
 
 
 @play

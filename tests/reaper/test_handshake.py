@@ -296,8 +296,7 @@ def test_an_instance_that_its_user_starts_again_is_open_and_a_later_mark_may_sto
     live.sweep()
     assert ended([instance])
     live.pass_minutes(60)
-    live.ec2.start_instances(InstanceIds=[instance.id])
-    instance.boot_again()
+    instance.boot()
     instance.messages.clear()
     assert TAG_REAP_AFTER in live.tags(instance.id), "the mark that led to the stop"
 
@@ -309,6 +308,111 @@ def test_an_instance_that_its_user_starts_again_is_open_and_a_later_mark_may_sto
         live.sweep()
         live.pass_minutes(10)
     assert ended([instance]), "used by nobody since"
+
+
+# what users do with a stopped instance
+
+
+def stopped_and_due(live):
+    """An instance that its user stopped a day ago, and whose owner was told of its termination."""
+    live.policy(terminate_stopped_after_days=1)
+    (instance,) = live.start()
+    instance.stop()
+    live.pass_minutes(25 * 60)
+    live.sweep()
+    live.pass_minutes(12)
+    return instance
+
+
+@pytest.mark.parametrize(
+    ("operation", "number"), [("PutObject", 3), ("PutObject", 4), ("DescribeInstances", 3)]
+)
+def test_a_stopped_instance_that_is_started_before_the_last_look_at_it_stays(live, operation, number):
+    """Before the decision, the record, and the look itself."""
+    instance = stopped_and_due(live)
+    live.on_call(operation, instance.boot, number)
+
+    report = live.sweep()
+
+    assert ended([instance]) == []
+    assert [one["error"] for one in report["failed"]] == ["started, or changed, at the last moment"]
+    live.pass_minutes(10)
+    live.sweep()
+    assert TAG_REAP_AFTER not in live.tags(instance.id)
+
+
+def test_a_hold_on_a_stopped_instance_typed_before_the_decision_holds(live):
+    instance = stopped_and_due(live)
+    said = []
+    live.on_call("PutObject", lambda: said.append(keep(instance)), number=3)  # of the lease two are before
+
+    live.sweep()
+
+    assert f"{instance.id} is kept until" in said[0].output
+    assert ended([instance]) == []
+
+
+def test_a_hold_on_a_stopped_instance_typed_after_the_decision_says_that_it_is_too_late(live):
+    instance = stopped_and_due(live)
+    said = []
+    live.on_call("TerminateInstances", lambda: said.append(keep(instance)))
+
+    live.sweep()
+
+    assert said[0].output.startswith("error: too late")
+    assert TAG_KEEP_UNTIL not in live.tags(instance.id)
+    assert ended([instance]) == [instance.id]
+
+
+def refused(live):
+    """An instance whose user has come back in time."""
+    live.policy(terminate_stopped_after_days=1)
+    (instance,) = marked_and_due(live)
+    instance.log_in()
+    live.pass_seconds(30)
+    assert TAG_WITHDRAWN in live.tags(instance.id)
+    live.sweep()
+    assert live.marked() == []
+    return instance
+
+
+def test_what_denies_the_end_is_taken_away_once_no_sweep_goes_by_the_mark(live):
+    instance = refused(live)
+
+    live.pass_minutes(1)
+    soon = TAG_WITHDRAWN in live.tags(instance.id)
+    live.pass_minutes(2)
+
+    assert soon, "a sweep's call may be on its way"
+    assert TAG_WITHDRAWN not in live.tags(instance.id)
+
+
+def test_an_instance_that_refused_and_was_stopped_at_once_is_alerted_once_and_a_start_helps(live):
+    instance = refused(live)
+    instance.stop()
+    live.pass_minutes(25 * 60)
+    live.calls.clear()
+
+    reports = []
+    for _ in range(4):
+        reports.append(live.sweep())
+        live.pass_minutes(10)
+
+    assert "TerminateInstances" not in live.calls
+    assert [report["failed"] for report in reports] == [[]] * 4
+    assert live.calls.count("Publish") == 1
+    instance.boot()
+    live.pass_minutes(3)
+    assert TAG_WITHDRAWN not in live.tags(instance.id)
+
+
+def test_an_agent_that_restarts_takes_away_what_denies_the_end(live):
+    instance = refused(live)
+    instance.start_agent(live.now)
+
+    live.pass_minutes(3)
+
+    assert TAG_WITHDRAWN not in live.tags(instance.id)
 
 
 @pytest.mark.parametrize(("cloud", "end"), [("aws", "TerminateInstances"), ("alicloud", "DeleteInstances")])

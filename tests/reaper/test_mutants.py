@@ -51,6 +51,46 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "a_closed_instance_is_not_ended_and_its_agent_dies",
         BOTH,
     ),
+    "half a minute": (
+        lambda: swaps(
+            "Said.word",
+            "self.ages.get(Word.CLOSED, timedelta.max) <= CLOSED_LASTS",
+            "self.ages.get(Word.CLOSED, timedelta.max) <= IDLE_LASTS",
+        ),
+        "the_agent_dies_behind_the_shut_door",
+        BOTH,
+    ),
+    "mark from before a boot": (
+        lambda: swaps("Going.look", "mark > self._booted_at()", "True"),
+        "its_user_starts_it_while_the_mark_that_led_to_its_stop_stands",
+        BOTH,
+    ),
+    # on Alibaba Cloud the call itself refuses what runs
+    "state of a stopped instance": (
+        lambda: gives("_Batch._changed", "[]"),
+        "a_stopped_instance_is_started_as_its_end_is_recorded",
+        ("aws",),
+    ),
+    "state in the call itself": (
+        lambda: swaps("alicloud:Machines.terminate", "not stopped", "True"),
+        "a_stopped_instance_is_started_as_its_end_is_called",
+        ("alicloud",),
+    ),
+    "hold on a stopped instance": (
+        lambda: becomes("_Batch._not_kept", "self, decisions, done", "list(decisions)"),
+        "a_stopped_instance_is_kept_as_its_end_is_decided",
+        BOTH,
+    ),
+    "fence of a stopped instance": (
+        lambda: swaps("stopped", "TAG_WITHDRAWN in case.instance.tags", "False"),
+        "a_stopped_instance_carries_the_tag_that_denies_its_end",
+        BOTH,
+    ),
+    "fence after the mark": (
+        lambda: swaps("next_act", "Act.LOWER", "Act.NOTHING"),
+        "it_refused_and_its_mark_is_gone",
+        ("aws",),
+    ),
     # on AWS the fence holds here, too
     "last word": (
         lambda: gives("_Batch._opened", "[]"),
@@ -154,6 +194,20 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         BOTH,
     ),
     "breaker": (lambda: gives("_breaker", "False"), "most_of_the_fleet_falls_idle_at_once", BOTH),
+    "breaker over small pools": (
+        lambda: becomes("_judged_together", "situation, plan", "[[pool] for pool in situation.policy.pools]"),
+        "instances_of_small_pools_fall_idle_one_after_another",
+        BOTH,
+    ),
+    "instances, not events": (
+        lambda: becomes(
+            "Memory.note_idle",
+            "self, pool, at, ids",
+            "self.idle.setdefault(pool, {}).setdefault('a day', set()).update(f'{one} {at}' for one in ids)",
+        ),
+        "one_user_comes_and_goes_before_others_fall_idle",
+        BOTH,
+    ),
     "breaker over a day": (
         lambda: swaps("idle_within_a_day", "usual.ended.items()", "{}.items()"),
         "instances_fall_idle_one_after_another",

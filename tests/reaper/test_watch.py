@@ -5,10 +5,16 @@ from datetime import timedelta
 
 import pytest
 
+from image.reaper.alicloud.oss import OssStore
+from image.reaper.calls import Calls
+from image.reaper.errors import CloudError
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from image.reaper.sweep import watch as watching
 from image.reaper.times import format_time
+from tests.reaper.alicloud_world import Bucket
 from tests.reaper.moto_fleet import BUCKET, NOW, client
 from tests.reaper.test_sweep_on_moto import AFTER_GRACE, fleet, sweep  # noqa: F401 - fixtures
+from tests.reaper.world import World
 
 WEEK = timedelta(days=7)
 
@@ -114,5 +120,25 @@ def test_nothing_is_done_where_nobody_knows_since_when_it_watches(fleet, sweep, 
     result, _ = sweep(AFTER_GRACE, watch_days=7)
 
     assert result.exit_code == 1
-    assert "watch.json cannot be read" in result.output
+    assert f"to begin the watch anew delete s3://{BUCKET}/reaper/watch.json" in result.output
     assert fleet.state(idle) == "running"
+    client("s3").delete_object(Bucket=BUCKET, Key="reaper/watch.json")
+    assert sweep(AFTER_GRACE, watch_days=7)[0].exit_code == 0
+
+
+def test_on_alibaba_cloud_the_way_to_begin_anew_names_what_a_plain_deletion_leaves():
+    """A bucket with versions: what was deleted is still read by its older versions."""
+    world = World()
+    store = OssStore(Bucket(world), Calls(world.clock), "oss://records/reaper")
+    watching.save(store, watching.Watch(world.now))
+    world.objects["reaper/watch.json.000000000001"] = (b'{"began": "soon"}', '"made-up"')
+
+    with pytest.raises(CloudError) as refused:
+        watching.load(store, world.now)
+
+    named = "oss://records/reaper/watch.json"
+    told = f"delete all versions of {named} and of every object whose name begins with {named}."
+    assert str(refused.value).endswith(told)
+    for key in [key for key in world.objects if key.startswith("reaper/watch.json")]:
+        del world.objects[key]
+    assert watching.load(store, later := world.now + WEEK).began == later

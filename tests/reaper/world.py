@@ -17,7 +17,15 @@ from botocore.exceptions import ClientError
 
 from image.reaper.aws.machines import TAG_GROUP
 from image.reaper.metrics import CODE_HUNG
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_REAP_AFTER, TAG_STACK
+from image.reaper.model import (
+    TAG_KEEP_UNTIL,
+    TAG_MANAGED,
+    TAG_POOL,
+    TAG_PROTECTED,
+    TAG_REAP_AFTER,
+    TAG_STACK,
+    TAG_WITHDRAWN,
+)
 from tests.reaper.oracle import NEVER, SHORTEST_USE, Rules, Span, Timeline, wrongs_of
 
 STACK = "test"  # every other one is somebody else's
@@ -295,16 +303,17 @@ class World:
                     self._minute_of(machine)
 
     def _asked(self) -> list[Machine]:
-        """Machines whose agents are, or were, asked by a mark that is due."""
+        """Machines whose agents are, or were, asked by a mark that is due, or have refused one."""
         if self.answering is None:
             return []
-        due = [one for one in self.machines.values() if TAG_REAP_AFTER in one.tags and self._is_due(one)]
+        due = [one for one in self.machines.values() if self._is_due(one) or TAG_WITHDRAWN in one.tags]
         known = [self.machines[key] for key in self.agents]
         asked = {one.id: one for one in (*due, *known) if one.state == "running"}
         return [one for one in asked.values() if one.agent in {"alive", "blind"}]
 
     def _is_due(self, machine: Machine) -> bool:
-        return datetime.fromisoformat(machine.tags[TAG_REAP_AFTER]) <= self.now
+        mark = machine.tags.get(TAG_REAP_AFTER)
+        return mark is not None and datetime.fromisoformat(mark) <= self.now
 
     def _next_look(self, asked: list[Machine]) -> datetime:
         """Agents look every five seconds, and every second behind a shut door."""
@@ -323,7 +332,8 @@ class World:
             agent.act()
         finally:
             self._agents_act = False
-        if TAG_REAP_AFTER not in machine.tags and agent.going.talk.mark is None and not machine.door.is_shut:
+        tagged = machine.tags.keys() & {TAG_REAP_AFTER, TAG_WITHDRAWN}
+        if not tagged and agent.going.talk.mark is None and not machine.door.is_shut:
             del self.agents[machine.id]
 
     def _minute_of(self, machine: Machine) -> None:

@@ -54,7 +54,9 @@ class Agent:
             fence=self,
             door=machine.door,
         )
-        self.going = Going(FromMetadata(self, lambda: world.now), answers, lambda: world.now)
+        notices = FromMetadata(self, lambda: world.now)
+        booted_at = lambda: machine.line.boots[-1]  # noqa: E731 - the agent's own thread asks anew each time
+        self.going = Going(notices, answers, lambda: world.now, booted_at=booted_at)
 
     def act(self) -> None:
         """What the thread does every five seconds, and every second behind a shut door."""
@@ -81,9 +83,9 @@ class Agent:
         if self._cloud == "aws":
             self._machine.tags[TAG_WITHDRAWN] = format_time(mark)
 
-    def lower_but(self, mark: datetime) -> None:
+    def lower_but(self, mark: datetime | None) -> None:
         """As ``Fence``."""
-        if self._machine.tags.get(TAG_WITHDRAWN) != format_time(mark):
+        if mark is None or self._machine.tags.get(TAG_WITHDRAWN) != format_time(mark):
             self._machine.tags.pop(TAG_WITHDRAWN, None)
 
     def _look(self, mark: datetime) -> Seen:

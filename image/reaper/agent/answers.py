@@ -40,6 +40,7 @@ class Act(StrEnum):
     SAY_CLOSED = "say closed"
     REFUSE = "say refused"
     OPEN = "let users in again"
+    LOWER = "let the cloud stop this instance again"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Talk:
         refusing: why the decision to end will not be followed; empty while it may.
         fenced: the cloud was told so as well.
         over: nothing more is said for this mark.
+        lower_at: without a mark, when no sweep goes by an old one any more: what denies the end is taken away
+            then, for a user may stop the instance, and it could never be terminated. None once that is done.
     """
 
     mark: datetime | None = None
@@ -105,6 +108,7 @@ class Talk:
     refusing: str = ""
     fenced: bool = False
     over: bool = False
+    lower_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,8 @@ def next_act(view: View) -> Act:
     if talk.closed_at is not None and (not ending or of_no_use):
         return Act.OPEN
     if view.mark is None or talk.over:
-        return Act.NOTHING
+        over_for_long = talk.lower_at is not None and view.now >= talk.lower_at
+        return Act.LOWER if over_for_long else Act.NOTHING
     if talk.refusing:  # until it is written: without it no sweep takes the mark away
         return Act.REFUSE
     if not talk.notified:

@@ -19,8 +19,8 @@ class Fence(Protocol):
     def raise_for(self, mark: datetime) -> None:
         """Set it for a mark; raises CloudError."""
 
-    def lower_but(self, mark: datetime) -> None:
-        """Take away what was set for any other mark; raises CloudError."""
+    def lower_but(self, mark: datetime | None) -> None:
+        """Take away what was set for any other mark, or for any; raises CloudError."""
 
 
 class NoFence:
@@ -29,7 +29,7 @@ class NoFence:
     def raise_for(self, mark: datetime) -> None:
         """Nothing."""
 
-    def lower_but(self, mark: datetime) -> None:
+    def lower_but(self, mark: datetime | None) -> None:
         """Nothing."""
 
 

@@ -109,13 +109,10 @@ def run(options: Options) -> None:
     if metadata:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
-        target = Target(machine, instance_id)
         senses = Senses(running, own, fresh_look(sensors, clock, limits))
-        replies = answers(cloud, target, options.keep_folder, senses)
         users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
-        notices = cloud.notices(metadata, instance_id, clock.now)
-        booted_at = long_ago if options.is_rehearsal else boot_time  # its clock knows nothing of this boot
-        going = Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed, booted_at)
+        target = Target(machine, instance_id)
+        going = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
     agent = Agent(
         clock,
         sensors,
@@ -126,6 +123,22 @@ def run(options: Options) -> None:
     watch_until_ended(agent, going, clock, options)
     publisher.flush()
     LOG.info("event=end")
+
+
+def listener(
+    cloud: agent_cloud.AgentCloud,
+    metadata: Metadata,
+    target: Target,
+    *,
+    senses: Senses,
+    clock: Clock,
+    options: Options,
+) -> Going:
+    """The agent's second thread, as this instance needs it. Raises ConfigurationError as of ``answers``."""
+    replies = answers(cloud, target, options.keep_folder, senses)
+    notices = cloud.notices(metadata, target.instance_id, clock.now)
+    booted_at = long_ago if options.is_rehearsal else boot_time  # its clock knows nothing of this boot
+    return Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed, booted_at)
 
 
 def policy_of(

@@ -13,7 +13,7 @@ from image.instance import paths
 from image.instance.files import replace_text
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent import kept_files
-from image.reaper.agent.answers import SAVE_AGAIN_AFTER, Act, Seen, Talk, View, next_act
+from image.reaper.agent.answers import CLOSED_FORGOTTEN, SAVE_AGAIN_AFTER, Act, Seen, Talk, View, next_act
 from image.reaper.agent.cloud import AgentCloud, Fence
 from image.reaper.agent.drain import Drain, Holds, Steps
 from image.reaper.agent.kept_files import Saved
@@ -143,7 +143,8 @@ class Going:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         # An agent that died behind a shut door finds out whether it must stay shut.
-        self.talk = Talk(closed_at=now() if answers.door.is_shut else None)
+        closed_at = now() if answers.door.is_shut else None
+        self.talk = Talk(closed_at=closed_at, lower_at=now() + CLOSED_FORGOTTEN)
 
     def start(self, every_s: float) -> None:
         """Listen in a thread that ends with the process.
@@ -221,7 +222,7 @@ class Going:
             self._open()
         if mark is not None:
             self._answers.fence.lower_but(mark)
-        self.talk = Talk(mark)
+        self.talk = Talk(mark, lower_at=None if mark else self._now() + CLOSED_FORGOTTEN)
 
     def _do(self, act: Act, view: View) -> Seen | None:
         """Do one act; the newest look, where it still counts.
@@ -240,10 +241,8 @@ class Going:
                 LOG.info("event=saved mark=%s files=%d", view.mark, saved.files)
                 self._change(saved_at=self._now())
                 return None
-            case Act.SAY_IDLE:
-                self._say(Word.IDLE)
-            case Act.SAY_CLOSED:
-                self._say(Word.CLOSED)
+            case Act.SAY_IDLE | Act.SAY_CLOSED:
+                self._say(Word.IDLE if act is Act.SAY_IDLE else Word.CLOSED)
             case Act.WITHDRAW:
                 self._withdraw(view)
             case Act.CLOSE:
@@ -256,6 +255,9 @@ class Going:
                 self._refuse(view.talk.refusing or why or "nobody came to terminate it")
             case Act.OPEN:
                 self._open()
+            case Act.LOWER:
+                self._answers.fence.lower_but(None)
+                self._change(lower_at=None)
         return view.seen
 
     def _look_at(self, view: View) -> Seen:

@@ -214,9 +214,12 @@ class Machines:
     def _note_stop(self, ids: Sequence[str]) -> None:
         self.tag(ids, {TAG_STOPPED_AT: format_time(self._calls.now())})
 
-    def terminate(self, ids: Sequence[str]) -> None:
-        """End machines for good; raises CloudError."""
-        self._calls.change(self._ecs.action("DeleteInstances"), InstanceId=list(ids), Force=True)
+    def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:
+        """End machines for good; raises CloudError, also where one of the ``stopped`` runs.
+
+        Without ``Force`` the cloud itself refuses what is not stopped (help.aliyun.com, API DeleteInstances).
+        """
+        self._calls.change(self._ecs.action("DeleteInstances"), InstanceId=list(ids), Force=not stopped)
 
     def limit(self, group: str, max_size: int) -> None:
         """Let a group grow to so many machines and no further; raises CloudError."""

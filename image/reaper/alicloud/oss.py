@@ -46,6 +46,11 @@ class OssStore(Store):
         claimed = self._claim(f"{key}.{10**DIGITS - number:0{DIGITS}d}", content)
         return str(number) if claimed else None
 
+    def to_forget(self, key: str) -> str:
+        """As ``Store``: a plain deletion leaves the versions, which are what is read."""
+        where = f"{self._scheme}://{self._bucket}/{self._prefix}{key}"
+        return f"delete all versions of {where} and of every object whose name begins with {where}."
+
     def _claim(self, key: str, content: dict[str, Any]) -> bool:
         """Write a key that nobody wrote before; whether this was the first to."""
         if self._oldest_version(key)[0] == key:

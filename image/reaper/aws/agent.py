@@ -150,10 +150,10 @@ class WithdrawnTag:
         wire = [{"Key": TAG_WITHDRAWN, "Value": format_time(mark)}]
         _asked(self._ec2().create_tags, Resources=[self._instance_id], Tags=wire)
 
-    def lower_but(self, mark: datetime) -> None:
-        """Take away what was set for any other mark; raises CloudError."""
+    def lower_but(self, mark: datetime | None) -> None:
+        """Take away what was set for any other mark, or for any; raises CloudError."""
         stands = self._metadata.get(f"{notices.TAGS}/{TAG_WITHDRAWN}") if self._metadata else None
-        if stands is not None and stands != format_time(mark):
+        if stands is not None and (mark is None or stands != format_time(mark)):
             wire = [{"Key": TAG_WITHDRAWN}]
             _asked(self._ec2().delete_tags, Resources=[self._instance_id], Tags=wire)
 

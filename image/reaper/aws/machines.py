@@ -164,8 +164,11 @@ class Machines:
         """Stop machines; their disks stay. Raises CloudError."""
         self._calls.change(self._ec2.stop_instances, InstanceIds=list(ids))
 
-    def terminate(self, ids: Sequence[str]) -> None:
-        """End machines for good; raises CloudError."""
+    def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:  # noqa: ARG002 - as there
+        """End machines for good; raises CloudError.
+
+        No condition on their state can go with it (API TerminateInstances; IAM, condition keys of EC2).
+        """
         self._calls.change(self._ec2.terminate_instances, InstanceIds=list(ids))
 
     def limit(self, group: str, max_size: int) -> None:

@@ -125,13 +125,13 @@ class KeepTarget:
 
     Attributes:
         records: where sweep and instance answer one another, and under which name the instance does so,
-            for a mark; None where it said nothing for it.
+            for a mark.
     """
 
     id: str
     tags: dict[str, str]
     machines: Machines
-    records: Callable[[datetime], Exchange | None]
+    records: Callable[[datetime], Exchange]
 
     @classmethod
     def find(cls, instance_id: str | None, asked: Asked) -> "KeepTarget":
@@ -174,8 +174,6 @@ class KeepTarget:
             if mark is None or now < mark.reap_after - NOT_DUE_YET:
                 return True
             exchange = self.records(mark.reap_after)
-            if exchange is None:
-                return True
             decided = exchange.claim(Winner.WITHDRAWN, f"kept: {wanted.reason}", now)
             return decided is Winner.WITHDRAWN or _has_refused(exchange)
         except CloudError as error:
@@ -212,13 +210,13 @@ def _of_this_instance(instance_id: str, mark: datetime) -> Exchange:
     return Exchange(cloud.store(), cloud.caller(instance_id), mark)
 
 
-def _of_another(instance_id: str, place: Place, mark: datetime) -> Exchange | None:
-    """By a user's own credentials. Without an answer of the instance the sweep cannot decide either."""
+def _of_another(instance_id: str, place: Place, mark: datetime) -> Exchange:
+    """By a user's own credentials. Of one that says nothing, the sweep decides if it is stopped."""
     calls = Calls(lambda: datetime.now(UTC))
     uri = ledger_uri(place, place.account_id or account_of(place))
     store = clouds.module(place.cloud).store(place.region, calls, uri)
     caller = said_of(heard(store), instance_id, mark).caller
-    return Exchange(store, caller, mark) if caller else None
+    return Exchange(store, caller or instance_id, mark)
 
 
 def own_instance_id() -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -52,7 +52,10 @@ class Tools:
 
 def unmark(tools: Tools, plan: Plan, done: Done) -> None:
     """Take the mark off machines that are in use again."""
-    ids = [decision.instance.id for decision in plan.with_verdict(Verdict.UNMARK)]
+    _unmark(tools, [decision.instance.id for decision in plan.with_verdict(Verdict.UNMARK)], done)
+
+
+def _unmark(tools: Tools, ids: Sequence[str], done: Done) -> None:
     for batch in batches(ids, TAG_BATCH):
         failed = bisect(
             batch, "unmark", lambda some: tools.machines.untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER))
@@ -140,13 +143,19 @@ def _is_ours(tools: Tools, decision: Decision, words: Words, done: Done) -> bool
     if decision.reap_after is None:
         raise ValueError(f"{decision.instance.id} was never marked")
     caller = said_of(words, decision.instance.id, decision.reap_after).caller
+    return _winner(tools, decision, caller, done) is Winner.END
+
+
+def _winner(tools: Tools, decision: Decision, caller: str, done: Done) -> Winner | None:
+    """What is decided for a mark, the end unless somebody was quicker; None where nobody can tell."""
+    if decision.reap_after is None:
+        raise ValueError(f"{decision.instance.id} was never marked")
     exchange = Exchange(tools.store, caller, decision.reap_after)
     try:
-        winner = exchange.claim(Winner.END, decision.reason, tools.clock())
+        return exchange.claim(Winner.END, decision.reason, tools.clock())
     except (CloudError, DeadlineError) as error:
         done.failures.append(Failure(decision.instance.id, "decide", str(error)))
-        return False
-    return winner is Winner.END
+        return None
 
 
 def _word(words: Words, decision: Decision) -> Word | None:
@@ -163,16 +172,19 @@ def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: d
         checked_at: the time of the check; what is not done soon after it is left to the next sweep.
         done: filled in.
     """
-    grouped: dict[tuple[str | None, Verdict, bool], list[Decision]] = defaultdict(list)
+    grouped: dict[tuple[str | None, Verdict, bool, bool], list[Decision]] = defaultdict(list)
     for decision in decisions:
         if decision.verdict not in ENDS:
             raise ValueError(f"{decision.instance.id}: {decision.verdict} ends nothing")
         group = fleet.group_of(decision.instance.id)
-        grouped[group.name if group else None, decision.verdict, decision.replaced].append(decision)
-    for (group_name, verdict, replaced), members in grouped.items():
+        is_stopped = decision.instance.state == "stopped"
+        grouped[group.name if group else None, decision.verdict, decision.replaced, is_stopped].append(
+            decision
+        )
+    for (group_name, verdict, replaced, stopped), members in grouped.items():
         size = tools.machines.end_batch if group_name is None else tools.machines.detach_batch
         for start in range(0, len(members), size):
-            batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS, replaced)
+            batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS, replaced, stopped)
             batch.end(members[start : start + size], done)
 
 
@@ -186,6 +198,7 @@ class _Batch:
         verdict: STOP or TERMINATE.
         until: nothing is begun after it.
         replaced: their group starts others in their place.
+        stopped: they do not run, so that no agent of theirs answers.
     """
 
     tools: Tools
@@ -193,14 +206,17 @@ class _Batch:
     verdict: Verdict
     until: datetime
     replaced: bool = False
+    stopped: bool = False
 
     def end(self, decisions: Sequence[Decision], done: Done) -> None:
         """Record, detach, end; whatever fails at one step goes no further."""
-        recorded = _record(self.tools, decisions, self.group, done)
+        decided = self._not_kept(decisions, done) if self.stopped else decisions
+        recorded = _record(self.tools, decided, self.group, done)
         ids = [decision.instance.id for decision in recorded]
         failures = bisect(ids, "detach", self._detach) if self.group is not None else []
         detached = _without(ids, failures)
-        opened = self._opened(one for one in recorded if one.instance.id in set(detached))
+        leaving = [one for one in recorded if one.instance.id in set(detached)]
+        opened = self._changed(leaving) if self.stopped else self._opened(leaving)
         detached = _without(detached, opened)
         refused = opened + self._without_ended(bisect(detached, self.verdict.lower(), self._act))
         if self.group is not None and not self.replaced:
@@ -215,7 +231,7 @@ class _Batch:
         ]
         _record_outcomes(self.tools, recorded, failures, gone, done)
 
-    def _opened(self, decisions: Iterable[Decision]) -> list[Failure]:
+    def _opened(self, decisions: Sequence[Decision]) -> list[Failure]:
         """Instances that no longer say that they are closed: the last look before there is no way back."""
         closing = [one for one in decisions if is_asked(self.tools.policy, one.instance)]
         if not closing:
@@ -228,6 +244,32 @@ class _Batch:
             Failure(one.instance.id, "hear", "in use again at the last moment")
             for one in closing
             if not is_closed(words, one)
+        ]
+
+    def _not_kept(self, decisions: Sequence[Decision], done: Done) -> list[Decision]:
+        """Stopped instances that nobody keeps: `gpu-fleet keep` and this sweep race for one key of each mark.
+
+        A mark that lost is over, whatever becomes of the hold: a later one has its own notice and grace.
+        """
+        winners = {one.instance.id: _winner(self.tools, one, one.instance.id, done) for one in decisions}
+        kept = [key for key, winner in winners.items() if winner is Winner.WITHDRAWN]
+        _unmark(self.tools, kept, done)
+        return [one for one in decisions if winners[one.instance.id] is Winner.END]
+
+    def _changed(self, decisions: Sequence[Decision]) -> list[Failure]:
+        """Stopped instances that are not as they were checked: started, kept or protected since.
+
+        Read right before there is no way back; a start after this only a cloud that looks itself can refuse.
+        """
+        try:
+            fresh = self.tools.machines.again([one.instance.id for one in decisions], ())
+        except (CloudError, DeadlineError) as error:
+            return [Failure(one.instance.id, "look again", str(error)) for one in decisions]
+        found = {one.id: one for one in fresh.instances}
+        return [
+            Failure(one.instance.id, "look again", "started, or changed, at the last moment")
+            for one in decisions
+            if found.get(one.instance.id) != one.instance
         ]
 
     def _without_ended(self, refused: list[Failure]) -> list[Failure]:
@@ -253,8 +295,10 @@ class _Batch:
     def _act(self, ids: Sequence[str]) -> None:
         self._refuse_late()
         machines = self.tools.machines
-        act = machines.stop if self.verdict is Verdict.STOP else machines.terminate
-        act(ids)
+        if self.verdict is Verdict.STOP:
+            machines.stop(ids)
+        else:
+            machines.terminate(ids, stopped=self.stopped)
 
     def _refuse_late(self) -> None:
         if self.tools.clock() > self.until:

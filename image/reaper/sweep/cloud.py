@@ -124,8 +124,8 @@ class Machines(Protocol):
     def stop(self, ids: Sequence[str]) -> None:
         """Stop machines; their disks stay."""
 
-    def terminate(self, ids: Sequence[str]) -> None:
-        """End machines for good."""
+    def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:
+        """End machines for good; ``stopped``: none that runs, where the call can ask that."""
 
     def limit(self, group: str, max_size: int) -> None:
         """Let a group grow to so many machines and no further."""

@@ -153,7 +153,8 @@ class Lease:
             return
         expires = _time(content.get("expires"))
         if expires is None or expires > self._clock():
-            until = format_time(expires) if expires else "nobody knows when; delete the object to free it"
+            forget = f"nobody knows when; to free it {self._store.to_forget(KEY)}"
+            until = format_time(expires) if expires else forget
             raise LeaseError(f"another sweep ({content['holder']}) holds the lease until {until}")
 
 

@@ -189,6 +189,12 @@ def stopped(case: Case) -> Decision:
     for_now = format_span(case.now - since)
     if case.now - since < timedelta(days=days):
         return case.decide(Verdict.KEEP_HELD, f"stopped for {for_now}, terminated after {days} days")
+    if TAG_WITHDRAWN in case.instance.tags:
+        # its user stopped it before its agent could take the tag away, which no sweep may
+        reason = (
+            f"stopped for {for_now}, but its tag {TAG_WITHDRAWN} denies the end: start it, or delete the tag"
+        )
+        return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
     if mark and (mark.reap_after <= since or not mark.tells_of(since) or mark.idle_since < since):
         # The mark that led to the stop is no notice of the end.
         return _to_mark(case, since, f"stopped for {for_now}")

@@ -112,7 +112,8 @@ def load(store: Store, now: datetime) -> Watch:
             found.version,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CloudError(f"{KEY} cannot be read; delete it to begin the watch anew", "Malformed") from error
+        anew = f"{KEY} cannot be read; to begin the watch anew {store.to_forget(KEY)}"
+        raise CloudError(anew, "Malformed") from error
 
 
 def save(store: Store, watch: Watch) -> None:
