@@ -148,19 +148,25 @@ class Exchange:
 
     def decision(self) -> Winner | None:
         """What is decided, or None."""
-        try:
-            there = self.store.newest(self._decision_key) is not None
-        except CloudError as error:
-            if error.code not in DENIED:
-                raise
-            return None  # what S3 says of an object that is not there, to an instance, which may not list
-        found = self.store.get(self._decision_key) if there else None
+        found = self.store.get(self._decision_key) if self._is_there(self._decision_key) else None
         if found is None:
             return None
         try:
             return Winner(found.content.get("winner", ""))
         except ValueError as error:
             raise CloudError(f"{self._decision_key}: no decision: {found.content!r}", "Malformed") from error
+
+    def is_refused(self) -> bool:
+        """Whether the instance said *refused*: it stays, and the next sweep takes the mark away."""
+        return self._is_there(key(self.caller, self.mark, Word.REFUSED))
+
+    def _is_there(self, wanted: str) -> bool:
+        try:
+            return self.store.newest(wanted) is not None
+        except CloudError as error:
+            if error.code not in DENIED:
+                raise
+            return False  # what S3 says of an object that is not there, to an instance, which may not list
 
     @property
     def _decision_key(self) -> str:

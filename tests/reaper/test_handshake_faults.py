@@ -169,6 +169,22 @@ def test_a_refusal_that_could_not_be_written_is_written_once_the_records_answer(
     assert TAG_REAP_AFTER not in live.tags(instance.id)
 
 
+def test_an_agent_that_restarts_after_a_refusal_shuts_no_door_again(live):
+    (instance,) = marked_and_due(live)
+    live.on_closed(instance, lambda: instance.begin_job(past_the_door=True))
+    live.sweep()
+    live.pass_seconds(30)
+    assert live.said("refused") == [instance.id]
+    instance.messages.clear()
+
+    instance.start_agent(live.now)
+    live.pass_minutes(2)
+
+    assert not any("being terminated" in message for message in instance.messages)
+    live.sweep()
+    assert live.marked() == []
+
+
 def test_a_door_shut_by_a_sweep_that_died_opens_when_the_mark_goes(live):
     (instance,) = marked_and_due(live)
     live.on_closed(instance, crash_of(live))

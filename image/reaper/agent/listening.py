@@ -199,7 +199,9 @@ class Going:
         due = mark is not None and self._now() >= mark
         hold = self._notices.hold() if due else ""
         if due and self.talk.decision is None and not self.talk.over:
-            self._change(decision=self._exchange().decision())
+            decision = self._exchange().decision()
+            # an agent that died since may have said so: what it refused shuts no door again
+            self._change(decision=decision, over=decision is not None and self._exchange().is_refused())
         seen: Seen | None = None
         while True:
             view = View(self._now(), mark, hold, self.talk, seen, self._save_again_after)

@@ -10,9 +10,9 @@ import click
 from image.instance import instance_file, paths
 from image.instance.metadata import Metadata
 from image.reaper.agent import cloud as agent_cloud
-from image.reaper.calls import DENIED, Calls
+from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError, TooLateError
-from image.reaper.handshake import Exchange, Winner, Word, heard, key, said_of
+from image.reaper.handshake import Exchange, Winner, heard, said_of
 from image.reaper.marks import hold_of, mark_of
 from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_STACK, Instance
 from image.reaper.options import where_options
@@ -175,7 +175,7 @@ class KeepTarget:
                 return True
             exchange = self.records(mark.reap_after)
             decided = exchange.claim(Winner.WITHDRAWN, f"kept: {wanted.reason}", now)
-            return decided is Winner.WITHDRAWN or _has_refused(exchange)
+            return decided is Winner.WITHDRAWN or exchange.is_refused()
         except CloudError as error:
             raise CloudError(
                 f"{self.id} may be terminated any moment, and nobody can say that it is kept: {error}",
@@ -187,20 +187,6 @@ class KeepTarget:
         now = datetime.now(UTC)
         hold = hold_of(Instance(self.id, "", "running", now, self.tags), now)
         return [f"{hold.problem}; replaced"] if hold and hold.problem else []
-
-
-def _has_refused(exchange: Exchange) -> bool:
-    """Whether the instance said *refused*: then it stays, and the next sweep takes the mark away.
-
-    Raises:
-        CloudError: nobody knows.
-    """
-    try:
-        return exchange.store.newest(key(exchange.caller, exchange.mark, Word.REFUSED)) is not None
-    except CloudError as error:
-        if error.code not in DENIED:
-            raise
-        return False  # what S3 says of an object that is not there, to an instance, which may not list
 
 
 def _of_this_instance(instance_id: str, mark: datetime) -> Exchange:
