@@ -40,6 +40,8 @@ class Metadata:
         self._type_path = TYPE_PATHS[cloud]
         self._base = os.environ.get(variable, default).rstrip("/")
         self._token = ""
+        # never through a proxy: link-local
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(self, path: str) -> str | None:
         """What lies under ``/latest/meta-data/``, or None when there is no such thing now.
@@ -85,11 +87,8 @@ class Metadata:
 
     def _send(self, method: str, path: str, headers: dict[str, str]) -> str:
         request = urllib.request.Request(self._base + path, method=method, headers=headers)  # noqa: S310 - http by design
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({})
-        )  # never through a proxy: link-local
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
                 return str(answer.read().decode(errors="replace"))
         except urllib.error.HTTPError:
             raise

@@ -10,8 +10,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from pathlib import Path, PurePath
+from pathlib import Path
 from pwd import getpwuid
 
 import psutil
@@ -48,6 +49,7 @@ CONTAINERS = re.compile(r"docker|libpod|kubepods|containerd|crio")
 FIRST_PERSON = 1000  # the first user id of people (login.defs, UID_MIN)
 STARTED_LATELY_S = 900.0
 TTY_STEP_S = 8.0
+PROC_CHUNK = 1 << 16
 PSEUDO_TERMINALS, CONSOLES, FIRST_SERIAL = 136, 4, 64  # majors, and a minor (admin-guide/devices.txt)
 
 
@@ -76,7 +78,7 @@ class Process:
     @property
     def name(self) -> str:
         """The program, without its folder; of one that named itself, the whole title's first word."""
-        return PurePath(self.command[0]).name if self.command else ""
+        return _base(self.command[0]) if self.command else ""
 
     @property
     def user(self) -> str:
@@ -133,7 +135,12 @@ def _names(command: Sequence[str]) -> list[str]:
     Of a process that gave itself a title, all of it lies in the first word.
     """
     words = command[0].split(" ")[:1] if command and command[0].startswith("slurmstepd") else command[:2]
-    return [PurePath(word).name for word in words if not word.startswith("-")]
+    return [_base(word) for word in words if not word.startswith("-")]
+
+
+def _base(word: str) -> str:
+    """A program without its folder."""
+    return word.rstrip("/").rpartition("/")[2]
 
 
 def kernel_id(command: Sequence[str]) -> str | None:
@@ -341,11 +348,11 @@ def processes(root: Path = Path("/")) -> Iterator[Process]:
         if not entry.name.isdecimal():
             continue
         try:
-            command = _words(Path(entry.path, "cmdline").read_bytes())
+            command = _words(_read(f"{entry.path}/cmdline"))
             if not command:  # a thread of the kernel
                 continue
             # proc_pid_stat(5): the second field may hold spaces and brackets; counted from the third
-            fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+            fields = _read(f"{entry.path}/stat").rpartition(b")")[2].split()
             uid = entry.stat().st_uid
         except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
@@ -358,6 +365,15 @@ def processes(root: Path = Path("/")) -> Iterator[Process]:
             began_s=int(fields[19]) / tick,
             uid=uid,
         )
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc, read without ``pathlib``, which takes longer than the kernel."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return b"".join(iter(partial(os.read, handle, PROC_CHUNK), b""))
+    finally:
+        os.close(handle)
 
 
 def _words(line: bytes) -> tuple[str, ...]:
