@@ -180,8 +180,9 @@ def test_a_rank_that_waits_for_its_peer_has_a_connection_to_it(eyes, programs):
         eyes.gpu_pids = frozenset({second.pid})
 
         def waiting():
-            (use,) = [one for one in eyes.look().processes if one.kind == "gpu"]
-            return use if use.ranks == 2 and use.peers else None
+            # a process that only starts has no command line yet, and is in no table
+            found = [one for one in eyes.look().processes if one.ranks == 2 and one.peers]
+            return found[0] if found else None
 
         use = until(waiting, "the rank at rest, connected")
         first.kill()
