@@ -167,7 +167,7 @@ class _Round:
             owners[decision.instance.owner or "nobody"].append(decision)
             for name in self._people_of(decision.instance):
                 people[name].append(decision)
-        if self._reach is not None:
+        if self._reach is not None and self._decisions:
             for name, theirs in sorted(people.items()):
                 self._mail(self._reach, name, theirs)
             self._write_to_rooms(self._reach)
