@@ -213,6 +213,7 @@ class Decision:
         alert: somebody should be told.
         hourly_price: of the machine in the policy's currency, where known.
         replaced: its group starts another in its place.
+        withdrawn: its agent withdrew the mark, though its heartbeats tell of no use.
     """
 
     instance: Instance
@@ -224,6 +225,7 @@ class Decision:
     alert: bool = False
     hourly_price: Decimal | None = None
     replaced: bool = False
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True)

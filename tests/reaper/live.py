@@ -31,6 +31,7 @@ from moto.backends import get_backend
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent import listening
 from image.reaper.agent.command import Options, fresh_look, listener
+from image.reaper.agent.habits import Accustomed
 from image.reaper.agent.judge import Limits, Memory
 from image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
 from image.reaper.agent.loop import Agent
@@ -188,13 +189,14 @@ class Instance:
         self.alive = True
         clock: Any = Clock(self._live, self._skew)
         self.clock = clock
-        self.loop = Agent(clock, self, self._report, Memory(last_active_at + self._skew))
+        sensors = Accustomed(self)
+        self.loop = Agent(clock, sensors, self._report, Memory(last_active_at + self._skew))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("GPU_FLEET_RUN_DIR", str(self._folder / "run"))
             (self._folder / "run").mkdir(exist_ok=True)
             patch.setattr(listening, "show_all", self.messages.append)
             patch.setattr(listening, "withdraw", lambda: None)
-            senses = Senses(list, OwnUse(), fresh_look(self, clock, Limits))  # type: ignore[arg-type]
+            senses = Senses(list, OwnUse(), fresh_look(sensors, clock, Limits))
             target, metadata = Target(self._live.machine, self.id), self._live.metadata_of(self)
             options = Options(self.id, self._folder / "keep", None, None, None, 1.0)
             cloud = self._live.agent_cloud(self)
@@ -230,6 +232,11 @@ class Instance:
     def door_is_shut(self) -> bool:
         """Whether log-ins and jobs are refused."""
         return (self._folder / "run/closed").exists() and (self._folder / "nologin").exists()
+
+    @property
+    def door_is_ajar(self) -> bool:
+        """Whether anything is refused."""
+        return (self._folder / "run/closed").exists() or (self._folder / "nologin").exists()
 
     def begin_job(self, *, past_the_door: bool = False) -> None:
         """A user starts a job; a shut door refuses it, but for a terminal that was open before."""

@@ -699,6 +699,59 @@ def it_refused_once_and_is_idle_again(stage: Stage) -> list[str]:
 
 
 @play
+def a_loop_was_left_in_a_pane(stage: Stage) -> list[str]:
+    """`watch -n 2 nvidia-smi`: every few looks show a process that began a moment ago."""
+    stage.terms(require_acknowledgement=True)
+    (machine,) = stage.start()
+    machine.loop = (2.7, 0.7)
+    stage.forget([machine])
+    mails = len(stage.world.messages)
+    stage.sweep_for(240)
+    return [
+        *expect(machine.state == "terminated", "it never ends"),
+        *expect(len(stage.world.messages) <= mails + 1, "its owner is notified again and again"),
+    ]
+
+
+@play
+def its_mark_is_withdrawn_again_and_again(stage: Stage) -> list[str]:
+    """By a process that no heartbeat tells of, and that is another each time."""
+    stage.terms(require_acknowledgement=True)
+    (machine,) = stage.start()
+    machine.loop = (15.0, 9.0)
+    machine.is_new_each_time = True
+    stage.forget([machine])
+    stage.sweep_for(6 * 60)
+    alerts = [text for _, text in stage.world.messages if "withdrew 3 mark(s)" in text]
+    return [
+        *expect(not stage.ended, "it was terminated, whatever began there"),
+        *expect(stage.told() == 1, f"its owner was notified {stage.told()} times of one idle time"),
+        *expect(len(alerts) == 1, f"operators were alerted {len(alerts)} times"),
+    ]
+
+
+@play
+def a_job_looks_like_one_more_run_of_a_loop(stage: Stage) -> list[str]:
+    """By its beginning; not by how long it lasts."""
+    stage.world.group("pool", min_size=0)
+    stage.terms(require_acknowledgement=True)
+    (machine,) = stage.start(1, "pool")
+    machine.loop = (7.0, 2.0)
+    stage.forget([machine])
+    stage.sweep()
+    stage.world.pass_minutes(25)
+
+    def begin() -> None:
+        machine.is_a_run = True
+        machine.begin_behind_the_door()
+        stage.world.pass_seconds(12)
+
+    stage.world.on_call("DetachInstances", begin, number=1)
+    stage.sweep()
+    return expect(machine.is_a_run, "the play is over before it begins")
+
+
+@play
 def a_silent_agent_is_waited_for(stage: Stage) -> list[str]:
     stage.terms(require_acknowledgement=True)
     (machine,) = stage.marked(due=False)

@@ -1,5 +1,6 @@
 """Nobody loses work between the last look and the termination: agent, sweep and `keep` by their own doors."""
 
+import errno
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.console.cli import main
+from image.reaper.agent import listening
 from image.reaper.agent.answers import Act, Seen, Talk, View, next_act
+from image.reaper.agent.listening import OPEN_AGAIN
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.handshake import CLOSED_LASTS, Exchange, Said, Winner, Word, words
@@ -230,8 +233,41 @@ def test_a_job_from_an_open_terminal_behind_the_shut_door_is_found_and_the_door_
 
     assert killed([instance]) == []
     assert not instance.door_is_shut
+    assert instance.messages[-1] == OPEN_AGAIN
     assert live.said("refused") == [instance.id]
     assert TAG_WITHDRAWN in live.tags(instance.id)
+
+
+def test_an_agent_that_starts_leaves_an_administrator_s_refusal_alone(live, tmp_path):
+    (instance,) = live.start()
+    (tmp_path / instance.id / "nologin").write_text("maintenance until noon\n")
+
+    instance.start_agent(live.now)
+    live.pass_minutes(1)
+
+    assert (tmp_path / instance.id / "nologin").read_text() == "maintenance until noon\n"
+
+
+@pytest.mark.parametrize("file", ["run/closed", "nologin"])
+def test_where_run_is_full_nobody_is_locked_out_and_the_agent_goes_on(live, monkeypatch, file):
+    (instance,) = marked_and_due(live)
+    whole = listening.replace_text
+
+    def write(path, text):
+        if str(path).endswith(file):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(path, text)
+
+    monkeypatch.setattr(listening, "replace_text", write)
+    live.sweep()
+    assert ended([instance]) == []
+    assert not instance.door_is_ajar
+
+    monkeypatch.undo()
+    live.pass_minutes(10)
+    live.sweep()
+
+    assert ended([instance]) == [instance.id]
 
 
 @pytest.mark.parametrize(("seconds", "is_believed"), [(2, True), (40, False)])

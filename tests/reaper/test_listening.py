@@ -1,5 +1,6 @@
 """The thread that listens for the end of the machine, and the metadata that it hears."""
 
+import errno
 import json
 import threading
 from contextlib import suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from image.instance import instance_file
-from image.reaper.agent import notices
+from image.reaper.agent import listening, notices
 from image.reaper.agent.answers import Act, Seen, Talk, View
 from image.reaper.agent.listening import Answers, Door, Going, Senses, Target, answers
 from image.reaper.agent.notices import Notice
@@ -19,6 +20,7 @@ from image.reaper.errors import CloudError
 from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.samples import NOON
 
+NOWHERE = Path("/nowhere/closed")
 MARK = "tags/instance/gpu-fleet:reap-after"
 
 
@@ -35,7 +37,7 @@ class Told:
 class Heard:
     """What the instance did about it."""
 
-    def __init__(self, metadata, door=Door(())):  # noqa: B008 - it holds nothing
+    def __init__(self, metadata, door=Door(NOWHERE, NOWHERE)):  # noqa: B008 - it holds nothing
         self.events = []
         told_by = notices.FromMetadata(metadata, lambda: NOON)
         withdrawn = lambda: self.events.append("withdrawn")  # noqa: E731 - one expression
@@ -126,7 +128,7 @@ def test_a_first_mark_is_shown_and_withdraws_nothing():
 
 
 def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a_mark(tmp_path):
-    door = Door((tmp_path / "closed",))
+    door = Door(tmp_path / "closed", tmp_path / "nologin")
     door.shut("closing")
     going = Heard(Told(), door).going
 
@@ -137,7 +139,7 @@ def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a
 
 
 def test_a_door_that_was_shut_for_another_mark_is_opened(tmp_path):
-    door = Door((tmp_path / "closed",))
+    door = Door(tmp_path / "closed", tmp_path / "nologin")
     heard = Heard(Told(), door)
     door.shut("closing")
     heard.going.talk = Talk(NOON - timedelta(hours=1), closed_at=NOON)
@@ -286,3 +288,62 @@ def test_only_the_group_s_hook_is_asked_for_time(hook, ends_at, waits, tmp_path)
     drain = made.drain(Notice("it goes", ends_at))
 
     assert drain._steps.hook == ("hook of i-1" if waits else None)
+
+
+# the door
+
+
+@pytest.fixture
+def door(tmp_path):
+    (tmp_path / "run").mkdir()
+    return Door(tmp_path / "run/closed", tmp_path / "nologin")
+
+
+def test_a_door_shuts_and_opens_both_files(door, tmp_path):
+    door.shut("not now")
+    assert (tmp_path / "nologin").read_text() == (tmp_path / "run/closed").read_text() == "not now\n"
+
+    door.open()
+
+    assert not door.is_shut
+    assert not (tmp_path / "nologin").exists()
+
+
+@pytest.mark.parametrize("full", ["closed", "nologin"])
+def test_a_door_that_shuts_half_way_is_opened_again(door, tmp_path, monkeypatch, full):
+    def write(path, text):
+        if path.name == full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_text(text)
+
+    monkeypatch.setattr(listening, "replace_text", write)
+
+    with pytest.raises(OSError, match="No space left"):
+        door.shut("not now")
+
+    assert not door.is_shut
+    assert not (tmp_path / "nologin").exists()
+
+
+@pytest.mark.parametrize("is_shut_before", [False, True])
+def test_what_an_administrator_wrote_refuses_nobody_s_jobs_and_stays(door, tmp_path, is_shut_before):
+    (tmp_path / "nologin").write_text("maintenance until noon\n")
+    assert not door.is_shut, "an agent that starts would open it"
+    if is_shut_before:
+        door.shut("not now")
+
+    door.open()
+
+    assert (tmp_path / "nologin").read_text() == "maintenance until noon\n"
+
+
+def test_a_door_shut_again_is_whole_again(door, tmp_path):
+    (tmp_path / "nologin").write_text("maintenance until noon\n")
+    door.shut("not now")
+    (tmp_path / "nologin").unlink()
+
+    door.shut("not now")
+    door.open()
+
+    assert not door.is_shut
+    assert not (tmp_path / "nologin").exists()

@@ -41,6 +41,18 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "a_job_begins_seconds_before_the_sweep",
         BOTH,
     ),
+    "habits": (lambda: gives("Habits._is_known", "False"), "a_loop_was_left_in_a_pane", BOTH),
+    "length of a habit": (
+        lambda: swaps("Habits._is_known", "run.age_s <= TIMES_MORE * age_s + MORE_S", "True"),
+        "a_job_looks_like_one_more_run_of_a_loop",
+        BOTH,
+    ),
+    "one notice a day": (lambda: gives("_knows", "False"), "its_mark_is_withdrawn_again_and_again", BOTH),
+    "alert of what never ends": (
+        lambda: gives("Memory.note_withdrawn", "None"),
+        "its_mark_is_withdrawn_again_and_again",
+        BOTH,
+    ),
     "shut door": (lambda: gives("is_asked", "False"), "a_job_comes_as_the_end_is_called", BOTH),
     "age of an answer": (
         lambda: swaps(

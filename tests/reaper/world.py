@@ -56,6 +56,10 @@ class Machine:
         door: what refuses log-ins and jobs.
         stubborn: the cloud refuses to end it, and nobody knows why.
         clock_ahead: by how much its agent dates its heartbeats into the future.
+        loop: a pane where somebody left one going, as (seconds from one run to the next, seconds of a run).
+        is_new_each_time: each run of it is another command.
+        is_a_run: a job looks like one more run of that loop.
+        senses: what its agent learned of it.
         agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself), ``blind`` (a sensor fails),
             ``sightless`` (its sensors answer, and see nothing) or ``doubtful`` (a GPU looks hung).
     """
@@ -79,7 +83,9 @@ class Machine:
         self.beats_at: list[datetime] = []
         self.beats: list[float] = []
         self.door = Door()
-        self.stubborn = False
+        self.stubborn = self.is_new_each_time = self.is_a_run = False
+        self.loop: tuple[float, float] | None = None
+        self.senses: Any = None
         self.clock_ahead = timedelta(0)
         self.line = Timeline(boots=[clock()])
         self._unseen_use = False
@@ -359,6 +365,7 @@ class World:
     def restart_agent(self, machine: Machine) -> None:
         """A fresh agent knows of nothing before its start."""
         self.agents.pop(machine.id, None)
+        machine.senses = None
         if machine.door.is_shut and self.answering is not None:
             self.agents[machine.id] = self.answering(machine)
         machine.agent = "alive"

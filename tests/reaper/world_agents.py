@@ -5,16 +5,18 @@ sensors' reading, which shows what the timeline says of this moment; the door; t
 """
 
 import contextlib
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 from image.instance.errors import CloudError
 from image.reaper.agent.answers import Seen, seen
+from image.reaper.agent.habits import Accustomed
 from image.reaper.agent.judge import Limits
 from image.reaper.agent.kept_files import Saved
 from image.reaper.agent.listening import Answers, Going
 from image.reaper.agent.notices import FromMetadata
-from image.reaper.agent.sensors.reading import People, Rates, Reading, Session
+from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
 from image.reaper.alicloud.oss import OssStore
 from image.reaper.calls import Calls
 from image.reaper.handshake import Exchange
@@ -89,21 +91,47 @@ class Agent:
             self._machine.tags.pop(TAG_WITHDRAWN, None)
 
     def _look(self, mark: datetime) -> Seen:
+        """What an agent that knows the instance's habits makes of this moment."""
+        self._machine.senses = self._machine.senses or Accustomed(self)
+        return seen(self._machine.senses.look(self._world.now), mark, Limits())
+
+    def look(self, now: datetime) -> Reading:
         """Everything that is on the instance at this moment, as real sensors would show it."""
-        now, line = self._world.now, self._machine.line
+        line = self._machine.line
         sessions = [
             Session("terminal", "ada on pts/0", (now - min(one.end, now)).total_seconds())
             for one in line.typing
         ]
-        jobs = line.jobs.holds_at(now)
-        reading = Reading(
+        jobs = line.jobs.holds_at(now) and not self._machine.is_a_run
+        return Reading(
             at=now,
             rates=Rates(cpu_cores=1.0 if jobs else 0.0),
             gpus=(),
-            people=People(sessions=tuple(sessions), watched=("python (1, ada)",) if jobs else ()),
+            people=People(
+                sessions=tuple(sessions),
+                watched=("python (1, ada)",) if jobs else (),
+                started=tuple(self._runs(now)),
+            ),
             failures=("gpu: lost",) if self._machine.agent == "blind" else (),
         )
-        return seen(reading, mark, Limits())
+
+    def sample(self, now: datetime, *, everything: bool) -> Reading:
+        """As ``look``."""
+        return self.look(now)
+
+    def _runs(self, now: datetime) -> Iterator[Started]:
+        """What a loop in a pane has running, and a job that looks the same."""
+        if self._machine.loop is None:
+            return
+        every_s, lasts_s = self._machine.loop
+        began_s = now.timestamp() // every_s * every_s
+        jobs = self._machine.line.jobs if self._machine.is_a_run else ()
+        ages = [now.timestamp() - began_s] if now.timestamp() - began_s < lasts_s else []
+        ages += [(now - one.begin).total_seconds() for one in jobs if one.holds_at(now)]
+        for age_s in ages:
+            began_s = now.timestamp() - age_s
+            command = f"nvidia-smi --at {began_s}" if self._machine.is_new_each_time else "nvidia-smi"
+            yield Started(9, "nvidia-smi", "ada", age_s, began_s, command)
 
 
 def _never(notice: object) -> Any:

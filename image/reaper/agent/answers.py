@@ -66,14 +66,19 @@ def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = Fals
 
     Args:
         reading: of this moment.
-        mark: the mark's reap-after; what users did since counts, however little it is by now.
+        mark: the mark's reap-after; what users did since counts, however little it is by now, unless it only
+            repeats what came to nothing before (``habits.py``).
         limits: what counts as activity.
         unfit: the gate failed the instance: GPUs that do not answer count as nothing there.
     """
     since_s = (reading.at - mark).total_seconds()
     people = reading.people or People()
     used = (f"session: {one.kind} {one.who}" for one in people.sessions if one.unused_s < since_s)
-    began = (f"process: {one.name} ({one.pid}, {one.user})" for one in people.started if one.age_s < since_s)
+    began = (
+        f"process: {one.name} ({one.pid}, {one.user})"
+        for one in people.started
+        if one.age_s < since_s and not one.repeats
+    )
     failed = (one for one in unknowns([reading], limits) if not (unfit and one.startswith("gpu")))
     return Seen((*activity([reading], limits), *used, *began), tuple(failed))
 

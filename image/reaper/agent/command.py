@@ -17,6 +17,7 @@ from image.instance.metadata import Metadata
 from image.reaper.agent import activity_file, kept_files, publish, stack_policy
 from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
+from image.reaper.agent.habits import Accustomed, Looks
 from image.reaper.agent.judge import Judgement, Limits
 from image.reaper.agent.listening import Going, Senses, Target, answers, long_ago
 from image.reaper.agent.loop import Agent, Clock, stop_on_terminate
@@ -105,7 +106,8 @@ def run(options: Options) -> None:
     users = None
     going, own, policy = None, OwnUse(), policy_of(machine, cloud, clock.real_s)
     limits = (lambda: TREE_LIMITS) if tree else policy.limits
-    sensors = sensors_of(machine, metadata, tree, own, real_s=clock.real_s, policy=policy)
+    looks = sensors_of(machine, metadata, tree, own, real_s=clock.real_s, policy=policy)
+    sensors = Accustomed(looks, limits)
     if metadata:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
@@ -169,7 +171,7 @@ def sensors_of(
     return whole_machine(machine.expected_of(type_name).gpus, own, real_s, policy.asked)
 
 
-def fresh_look(sensors: Sensors, clock: Clock, limits: Callable[[], Limits]) -> Callable[[datetime], Seen]:
+def fresh_look(sensors: Looks, clock: Clock, limits: Callable[[], Limits]) -> Callable[[datetime], Seen]:
     """Looks at all sensors at the moment at which it is called, for a mark that was due then."""
 
     def look(mark: datetime) -> Seen:

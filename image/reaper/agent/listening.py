@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from image.instance import paths
-from image.instance.files import replace_text
+from image.instance.files import read_text, replace_text
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent import kept_files
 from image.reaper.agent.answers import CLOSED_FORGOTTEN, SAVE_AGAIN_AFTER, Act, Seen, Talk, View, next_act
@@ -28,6 +28,7 @@ LOG = logging.getLogger(__name__)
 
 # Behind a shut door a job can begin in a terminal that was open before; it is to be seen within a second.
 CLOSED_FASTER = 5
+OPEN_AGAIN = "This instance is not terminated for now: log-ins and jobs are accepted again."
 CLOSED = "This instance is idle and is being terminated: nothing new can be started here. Start another one."
 
 
@@ -84,27 +85,48 @@ class Senses:
 class Door:
     """Refuses log-ins (``pam_nologin``) and jobs (``gpu-fleet launch`` looks for ``closed``); root may pass.
 
+    Both files hold the same text, and ``closed`` is written first and removed last: a ``nologin`` with
+    another text is an administrator's, or the system's own while it boots. It is neither overwritten nor
+    removed.
+
     Args:
-        files: whose presence refuses; their text is what users read.
+        closed: the agent's own file.
+        nologin: the one that an administrator may write as well.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
+    def __init__(self, closed: Path, nologin: Path) -> None:
+        self._closed, self._nologin = closed, nologin
 
     @property
     def is_shut(self) -> bool:
-        """Whether anything is refused now."""
-        return any(file.exists() for file in self._files)
+        """Whether this refuses anything now."""
+        return self._closed.exists()
 
     def shut(self, message: str) -> None:
-        """Refuse from now on. Raises OSError: then nothing is promised."""
-        for file in self._files:
-            replace_text(file, message + "\n")
+        """Refuse from now on; what is shut already stays as it is.
+
+        Raises:
+            OSError: then nothing is promised, and what was written is removed.
+        """
+        try:
+            for file in (self._closed, self._nologin):
+                if not file.exists():
+                    replace_text(file, message + "\n")
+        except OSError:
+            self.open()
+            raise
 
     def open(self) -> None:
         """Refuse no longer. Raises OSError."""
-        for file in self._files:
-            file.unlink(missing_ok=True)
+        if self._is_ours():
+            self._nologin.unlink(missing_ok=True)
+        self._closed.unlink(missing_ok=True)
+
+    def _is_ours(self) -> bool:
+        try:
+            return read_text(self._nologin) == read_text(self._closed)
+        except (OSError, UnicodeDecodeError):  # absent, or nothing that this wrote
+            return False
 
 
 def long_ago() -> datetime:
@@ -278,6 +300,8 @@ class Going:
         self._change(notified=True)
 
     def _say(self, word: Word, **more: str) -> None:
+        if word is Word.CLOSED:
+            self._answers.door.shut(CLOSED)  # still: an administrator may have removed what he wrote
         self._exchange().say(word, **more)
         self._change(word=word, said_at=self._now())
 
@@ -312,6 +336,7 @@ class Going:
     def _open(self) -> None:
         self._answers.door.open()
         self._change(closed_at=None)
+        self._answers.notify(OPEN_AGAIN)
 
     def _exchange(self) -> Exchange:
         return Exchange(self._answers.store(), self._answers.caller(), self._mark)
@@ -355,7 +380,7 @@ def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> 
         steps = Steps(show_all, senses.trainers, save, hook(notice), lambda: datetime.now(UTC), time.sleep)
         return Drain(notice, steps, paths.stop_file())
 
-    door = Door((paths.closed_file(), paths.nologin_file()))
+    door = Door(paths.closed_file(), paths.nologin_file())
     caller = cache(partial(cloud.caller, instance_id))
     fence = cloud.fence(instance_id)
     return Answers(drain, save, show_all, senses.look, cloud.store, caller, fence, door, withdraw)

@@ -10,7 +10,7 @@ from image.reaper import handshake
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.handshake import Exchange, Winner, Word, Words, said_of
-from image.reaper.marks import Mark
+from image.reaper.marks import Mark, hold_of
 from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Plan, Verdict
 from image.reaper.policy import Policy
 from image.reaper.store import Store
@@ -73,8 +73,8 @@ def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetim
         tools: what it takes.
         plan: of this sweep.
         planned_at: when it was made.
-        told: instance whose mark could not be written -> when somebody was notified; kept up to date, so
-            that nobody is notified of the same idle time again by every sweep.
+        told: instance -> when somebody was last notified; kept up to date, so that nobody is notified twice
+            of the same idle time within a day: where the mark could not be written, or was withdrawn.
         done: filled in.
     """
     late = max(timedelta(0), tools.clock() - planned_at)
@@ -95,8 +95,6 @@ def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetim
     for found, decisions in alike.items():
         for start in range(0, len(decisions), TAG_BATCH):
             _mark_batch(tools, found, decisions[start : start + TAG_BATCH], done)
-    for decision in done.marked:
-        told.pop(_notice_of(decision), None)
 
 
 def _notice_of(decision: Decision) -> str:
@@ -104,9 +102,14 @@ def _notice_of(decision: Decision) -> str:
 
 
 def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
-    """Whether who was notified then knows of this idle time, and has not forgotten it."""
+    """Whether who was notified then knows of this idle time, and has not forgotten it.
+
+    Who kept the instance since was promised another time.
+    """
     since = decision.idle_since
-    return at is not None and since is not None and since <= at and now - at < TELL_AGAIN_AFTER
+    if at is None or since is None or hold_of(decision.instance, at) is not None:
+        return False
+    return since <= at and now - at < TELL_AGAIN_AFTER
 
 
 def _mark_batch(tools: Tools, found: Mark, decisions: Sequence[Decision], done: Done) -> None:

@@ -4,14 +4,14 @@ It also remembers, from sweep to sweep, what people were told already.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from image.reaper.errors import LeaseError
 from image.reaper.model import Decision
 from image.reaper.store import Store
-from image.reaper.sweep.verdict import Usual
+from image.reaper.sweep.verdict import Usual, Withdrawn
 from image.reaper.times import format_time, parse_time
 
 KEY = "lease.json"
@@ -19,6 +19,7 @@ KEY = "lease.json"
 LENGTH = timedelta(minutes=15)
 REMEMBERED = timedelta(days=1)
 USUAL_FOR = timedelta(days=14)
+WITHDRAWN_REMEMBERED = timedelta(days=7)  # longer than a grace, quiet hours and a weekend
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Memory:
         replaced: instance that was to be replaced -> its pool, and when.
         ended: instance that was to be stopped or terminated -> its pool, and when.
         idle: pool -> day -> ids of the instances that were idle then and were seen to be.
+        withdrawn: instance -> its marks of one idle time that its agent withdrew.
     """
 
     told: dict[str, datetime] = field(default_factory=dict)
@@ -38,6 +40,7 @@ class Memory:
     replaced: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     ended: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     idle: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+    withdrawn: dict[str, Withdrawn] = field(default_factory=dict)
 
     def replaced_lately(self, now: datetime) -> dict[str, str]:
         """Instance that was to be replaced within the last day -> its pool."""
@@ -60,8 +63,19 @@ class Memory:
         """These of a pool were idle on a day and were seen to be; however often, each counts once."""
         self.idle.setdefault(pool, {}).setdefault(f"{at:%Y-%m-%d}", set()).update(ids)
 
+    def note_withdrawn(self, decision: Decision, now: datetime) -> None:
+        """An agent withdrew the mark of an instance that is idle by its heartbeats."""
+        known = self.withdrawn.get(decision.instance.id)
+        is_same = known is not None and decision.idle_since is not None and decision.idle_since <= known.last
+        self.withdrawn[decision.instance.id] = (
+            replace(known, last=now, count=known.count + 1) if known and is_same else Withdrawn(now, now, 1)
+        )
+
     def forget(self, now: datetime) -> None:
-        """What is no measure of the usual any more."""
+        """What is no measure of the usual any more, and withdrawals that had no successor for days."""
+        self.withdrawn = {
+            key: one for key, one in self.withdrawn.items() if now - one.last < WITHDRAWN_REMEMBERED
+        }
         first = f"{now - USUAL_FOR:%Y-%m-%d}"
         kept = {
             pool: {day: ids for day, ids in days.items() if ids and day >= first}
@@ -79,6 +93,10 @@ class Memory:
             "idle": {
                 pool: {day: sorted(ids) for day, ids in sorted(days.items())}
                 for pool, days in sorted(self.idle.items())
+            },
+            "withdrawn": {
+                key: [format_time(one.first), format_time(one.last), one.count]
+                for key, one in sorted(self.withdrawn.items())
             },
         }
 
@@ -176,6 +194,7 @@ def _memory(content: dict[str, Any]) -> Memory:
         dict(_replaced(raw.get("replaced"))),
         dict(_replaced(raw.get("ended"))),
         dict(_idle(raw.get("idle"))),
+        dict(_withdrawn(raw.get("withdrawn"))),
     )
 
 
@@ -193,6 +212,13 @@ def _idle(raw: object) -> Iterator[tuple[str, dict[str, set[str]]]]:
             kept = {day: set(ids) for day, ids in days.items() if _are_ids(ids)}
             if kept:
                 yield pool, kept
+
+
+def _withdrawn(raw: object) -> Iterator[tuple[str, Withdrawn]]:
+    for key, value in (raw if isinstance(raw, dict) else {}).items():
+        match value:
+            case [first, last, int(count)] if (began := _time(first)) and (ended := _time(last)):
+                yield key, Withdrawn(began, ended, count)
 
 
 def _are_ids(raw: object) -> bool:

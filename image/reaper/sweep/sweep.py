@@ -116,7 +116,7 @@ def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
 def _remembering(situation: Situation, memory: Memory) -> Situation:
     """The situation with what the sweeps before know."""
     replaced, usual = memory.replaced_lately(situation.now), memory.usual(situation.now)
-    return replace(situation, replaced=replaced, usual=usual)
+    return replace(situation, replaced=replaced, usual=usual, withdrawn=dict(memory.withdrawn))
 
 
 def _must_yet_close(situation: Situation, decision: Decision) -> bool:
@@ -168,11 +168,17 @@ class _Sweep:
                 memory.note_idle(one.instance.pool, now, [one.instance.id])
 
     def _learn(self, memory: Memory, situation: Situation, plan: Plan) -> None:
-        """What is usual in each pool: how many were idle and are used again, or are, as an operator says."""
+        """What is usual in each pool: how many were idle and are used again, or are, as an operator says.
+
+        And whose marks their agents withdrew.
+        """
         for one in plan.with_verdict(Verdict.UNMARK):
             mark = mark_of(one.instance)
             if mark and one.idle_since and not mark.tells_of(one.idle_since):
                 memory.note_idle(one.instance.pool, mark.reap_after, [one.instance.id])
+            # once for each mark: one that could not be taken away is found again
+            if one.withdrawn and one.instance.id in self.done.unmarked:
+                memory.note_withdrawn(one, situation.now)
         for pool in self._policy.pools if self._options.override_breaker else ():
             memory.note_idle(pool, situation.now, idle_within_a_day(situation.usual, plan, pool))
         memory.forget(situation.now)

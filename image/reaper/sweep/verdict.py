@@ -255,7 +255,8 @@ def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
     word = said_of(case.words, case.instance.id, mark.reap_after).word
     fenced = case.instance.tags.get(TAG_WITHDRAWN) == format_time(mark.reap_after)
     if fenced or word is Word.REFUSED:
-        return case.decide(Verdict.UNMARK, f"{why}, but its agent refuses: in use, or kept")
+        refused = case.decide(Verdict.UNMARK, f"{why}, but its agent refuses: in use, or kept")
+        return replace(refused, withdrawn=True)
     if word is None:
         return case.decide(
             Verdict.WAIT,
@@ -432,6 +433,8 @@ BREAKER_LASTS = timedelta(hours=24)
 # Of one pool; the next failed boot check after them waits for a person, or for the next day.
 MOST_REPLACED_IN_A_DAY = 3
 LEAVING = frozenset({Verdict.MARK, Verdict.WAIT, *ENDS})
+# Marks of one idle time that its agent withdrew, after which operators look why.
+OFTEN_WITHDRAWN = 3
 
 
 @dataclass(frozen=True)
@@ -456,6 +459,21 @@ class Usual:
 
 
 @dataclass(frozen=True)
+class Withdrawn:
+    """Marks of one instance that its agent withdrew, while its heartbeats told of no use.
+
+    Attributes:
+        first: when a sweep first found one withdrawn in this idle time.
+        last: when it did last.
+        count: how many.
+    """
+
+    first: datetime
+    last: datetime
+    count: int
+
+
+@dataclass(frozen=True)
 class Situation:
     """All that a decision rests on.
 
@@ -469,6 +487,7 @@ class Situation:
         words: what the instances said for their marks.
         replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
         usual: how many are idle in each pool at other times.
+        withdrawn: instance -> its marks that were withdrawn, as far as the sweeps before know.
     """
 
     now: datetime
@@ -480,6 +499,7 @@ class Situation:
     words: Words = field(default_factory=dict)
     replaced: Mapping[str, str] = field(default_factory=dict)
     usual: Usual = field(default_factory=Usual)
+    withdrawn: Mapping[str, Withdrawn] = field(default_factory=dict)
 
 
 def decide(situation: Situation) -> Plan:
@@ -499,7 +519,7 @@ def decide(situation: Situation) -> Plan:
     held = tuple(
         _held_by_breaker(situation, one) if one.instance.pool in tripped else one for one in plan.decisions
     )
-    bounded = _few_replaced(situation.replaced, held)
+    bounded = _few_replaced(situation.replaced, [_explained(situation, one) for one in held])
     return Plan(_capped(situation, bounded), breaker=bool(tripped))
 
 
@@ -653,6 +673,20 @@ def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
         return decision
     reason = f"{decision.reason}{told}: not before {format_time(until)}"
     return replace(decision, verdict=Verdict.WAIT, reason=reason, alert=True)
+
+
+def _explained(situation: Situation, decision: Decision) -> Decision:
+    """An instance that is idle by its heartbeats and never ends says so, and once a day alerts operators."""
+    found = situation.withdrawn.get(decision.instance.id)
+    # one that was used since has another idle time
+    over = found is None or decision.idle_since is None or decision.idle_since > found.last
+    if found is None or over or decision.verdict not in {Verdict.UNMARK, *LEAVING}:
+        return decision
+    count = found.count + decision.withdrawn
+    reason = f"{decision.reason}; its agent withdrew {count} mark(s) since {format_time(found.first)}"
+    often = decision.withdrawn and count >= OFTEN_WITHDRAWN
+    told = ": something begins there again and again (journalctl -u gpu-reaper names it)" if often else ""
+    return replace(decision, reason=reason + told, alert=decision.alert or often)
 
 
 def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) -> tuple[Decision, ...]:

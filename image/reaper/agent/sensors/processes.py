@@ -8,6 +8,7 @@ JupyterLab, a code tunnel, and of a container, whose terminals are found through
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -203,7 +204,7 @@ class ProcessTable:
         uses = self._uses(table.values(), kernels, keep=keep)
         notebooks, unknown = self._kernels(kernels, table)
         open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
-        started = self._started(table.values())
+        started = self._started(table)
         watched = [one for one in table.values() if is_watched(one.command, self._words())]
         users = [(one.user, Tie.LAUNCHED) for one in watched] + [(one.user, Tie.RUNS) for one in started]
         users += [(one.user, Tie.LOGGED_IN) for one in open_sessions]
@@ -296,16 +297,32 @@ class ProcessTable:
             self._world[key] = max(map(int, sizes), default=1)
         return self._world[key]
 
-    def _started(self, table: Iterable[Process]) -> list[Started]:
+    def _started(self, table: Mapping[int, Process]) -> list[Started]:
         uptime_s = _uptime_s()
-        young = [one for one in table if uptime_s - one.began_s < STARTED_LATELY_S]
+        young = {pid: one for pid, one in table.items() if uptime_s - one.began_s < STARTED_LATELY_S}
         known, self._people = self._people, {}
-        for one in young:
+        for one in young.values():
             key = (one.pid, one.began_s)
             self._people[key] = known[key] if key in known else self._is_of_a_person(one)
+        lines = {pid: list(_upwards(one, young)) for pid, one in young.items()}
+        below: dict[int, list[Process]] = defaultdict(list)
+        for pid, line in lines.items():
+            for above in line:
+                below[above.pid].append(young[pid])
+        gpu_pids = self._gpu_pids()
         return [
-            Started(one.pid, one.name, one.user, uptime_s - one.began_s)
-            for one in young
+            Started(
+                one.pid,
+                one.name,
+                one.user,
+                uptime_s - one.began_s,
+                one.began_s,
+                "\0".join(one.command),
+                _identity(table.get(lines[one.pid][-1].parent)),
+                sum(each.cpu_s for each in below[one.pid]),
+                any(each.pid in gpu_pids for each in below[one.pid]),
+            )
+            for one in young.values()
             if self._people[one.pid, one.began_s]
         ]
 
@@ -317,6 +334,20 @@ class ProcessTable:
         except OSError:  # it ended meanwhile
             return False
         return CONTAINERS.search(group) is not None
+
+
+def _upwards(process: Process, among: Mapping[int, Process]) -> Iterator[Process]:
+    """A process, its parent, and so on, as far as they are among those given."""
+    passed = set[int]()
+    found: Process | None = process
+    while found is not None and found.pid not in passed:
+        passed.add(found.pid)  # ids that were given anew while the table was read may make a circle
+        yield found
+        found = among.get(found.parent)
+
+
+def _identity(process: Process | None) -> tuple[int, float]:
+    return (process.pid, process.began_s) if process is not None else (0, 0.0)
 
 
 def _peers(process: Process) -> int:

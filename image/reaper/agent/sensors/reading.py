@@ -1,6 +1,6 @@
 """What one look at an instance gives: plain values, no judgement."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from image.reaper.model import Tie
@@ -113,12 +113,24 @@ class Started:
         name: the program.
         user: whose it is.
         age_s: real seconds since it began.
+        began_s: when it began, in seconds after the boot.
+        command: all of its arguments, which may hold secrets: never shown.
+        parent: its nearest ancestor that did not begin lately, as (id, seconds after the boot).
+        cpu_s: CPU time, with that of everything below it.
+        on_gpu: it, or something below it, holds a GPU.
+        repeats: it only does again what came to nothing (``habits.py``).
     """
 
     pid: int
     name: str
     user: str
     age_s: float
+    began_s: float = 0.0
+    command: str = field(default="", repr=False)
+    parent: tuple[int, float] = (0, 0.0)
+    cpu_s: float = 0.0
+    on_gpu: bool = False
+    repeats: bool = False
 
 
 @dataclass(frozen=True)
