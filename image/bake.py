@@ -66,9 +66,8 @@ def bake(target: str, files: payload.Files, root: Path, cache: Path, listener: L
 
     Raises:
         BakeError: a part failed; names it, and ends with its last lines.
-        LockError: something is not what the lockfile says, or is unlocked.
+        LockError: something is not what the lockfile says.
     """
-    lock.of_base(lock.load(), BASE)
     (cache / "apt" / "partial").mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
     with _timed(seconds, "wheels", listener):

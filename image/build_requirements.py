@@ -16,11 +16,18 @@ CHECK = ("shellcheck", "systemd")
 LOCK_TIMEOUT_S = 300
 
 
-def hindrance() -> str | None:
-    """Why packages cannot be installed here, in one sentence; None when they can."""
+def no_apt() -> str | None:
+    """Why there is no apt here, in one sentence; None where there is."""
     for program in ("apt-get", "dpkg-query"):
         if shutil.which(program) is None:
             return f"{program} is not on PATH: this needs Debian 12 or Ubuntu"
+    return None
+
+
+def hindrance() -> str | None:
+    """Why packages cannot be installed here, in one sentence; None when they can."""
+    if (reason := no_apt()) is not None:
+        return reason
     if os.geteuid() != 0:
         return f"not root (user id {os.geteuid()}): run it with sudo"
     return None
@@ -86,13 +93,17 @@ def unpack(packages: Sequence[str], folder: Path) -> Path:
     return unfinished.rename(folder)
 
 
+def quiet() -> dict[str, str]:
+    """The environment in which apt asks nothing and speaks English."""
+    return {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+
+
 def _apt(arguments: Sequence[str], folder: Path | None = None) -> None:
     command = ["apt-get", "--quiet", "-o", f"DPkg::Lock::Timeout={LOCK_TIMEOUT_S}", *arguments]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     done = subprocess.run(
         command,
         cwd=folder,
-        env=environment,
+        env=quiet(),
         capture_output=True,
         text=True,
         check=False,

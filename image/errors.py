@@ -10,7 +10,7 @@ class RequirementError(ImageError):
 
 
 class LockError(ImageError):
-    """An outside artefact is not the one that versions.toml names, or nobody has locked it yet."""
+    """An outside artefact is not the one that versions.toml names, or is not to be had."""
 
 
 class PayloadError(ImageError):

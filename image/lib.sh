@@ -1,6 +1,8 @@
 # shellcheck shell=bash
-# What the steps share: the log, the package map, the locked versions.
+# What the steps share: the log, the package map, what is locked and what holds it.
 
+# a function that fails inside $( ) ends the step too
+shopt -s inherit_errexit
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
 # ROOT: a folder instead of this instance's root; BOOTSTRAP: this is the first boot of an image that is not ours
 export ROOT=${ROOT:-} BOOTSTRAP=${BOOTSTRAP:-}
@@ -21,39 +23,106 @@ packages_of() {
     awk -v group="$1" '$1 == group { print $2 }' "$PAYLOAD/packages/$BASE.tsv"
 }
 
-# locked ARTEFACT FIELD: a field of versions.toml; ends the step when there is none or it is "unlocked".
+# locked ARTEFACT FIELD: a field of versions.toml; ends the step when there is none.
 locked() {
     local value
-    value=$(awk -F '\t' -v name="$1" -v field="$2" '$1 == name && $2 == field { print $3 }' "$PAYLOAD/versions/$BASE.tsv")
+    value=$(field "$1" "$2")
     [ -n "$value" ] || fail "versions.toml: $1.$BASE.$2 is missing"
-    [ "$value" != unlocked ] || fail "versions.toml: $1.$BASE.$2 = 'unlocked': lock it before baking $TARGET"
     printf '%s' "$value"
 }
 
-# fetched ARTEFACT: the path of an outside file, its hash checked; ends the step when it is another file.
-fetched() {
-    local name expected found
-    name=$(locked "$1" file) expected=$(locked "$1" sha256)
-    [ -f "$FILES/$name" ] || fail "$FILES/$name is missing: versions.toml names it for $1"
-    found=$(sha256sum "$FILES/$name" | cut -d' ' -f1)
-    [ "$found" = "$expected" ] || fail "$FILES/$name: sha256 is $found, versions.toml has $expected"
-    printf '%s' "$FILES/$name"
+# field ARTEFACT FIELD: as locked, but nothing where there is none.
+field() {
+    awk -F '\t' -v name="$1" -v field="$2" '$1 == name && $2 == field { print $3 }' "$PAYLOAD/versions/$BASE.tsv"
 }
 
-# repository ARTEFACT: the archive of a maker, held by the key that is locked and by no other.
-repository() {
-    local uri fingerprint key found
-    uri=$(locked "$1" uri)
+# outside ARTEFACT: the path of a maker's file, fetched where FILES lacks it; held by its maker's signature, or by the
+# hash that its maker publishes. Ends the step when it is another file.
+outside() {
+    local url file
+    url=$(locked "$1" url)
+    file=$FILES/${url##*/}
+    fetch "$url" "$file"
+    case $(locked "$1" kind) in
+        signed) check_signature "$1" "$url" "$file" ;;
+        *) check_hash "$1" "$file" ;;
+    esac
+    printf '%s' "$file"
+}
+
+fetch() {
+    [ ! -f "$2" ] || return 0
+    mkdir -p "$FILES"
+    curl --fail --silent --show-error --location --retry 3 --output "$2.part" "$1" || fail "$1 cannot be fetched"
+    mv "$2.part" "$2"
+}
+
+check_signature() {
+    local key keyring
+    key=$(locked "$1" key_url)
+    key=$FILES/${key##*/} keyring=$(mktemp)
+    fetch "$2.sig" "$3.sig"
+    fetch "$(locked "$1" key_url)" "$key"
+    check_key "$1" "$key"
+    gpg --quiet --batch --yes --dearmor --output "$keyring" "$key"
+    gpgv --quiet --keyring "$keyring" "$3.sig" "$3" 2>/dev/null ||
+        fail "$3: not signed by $1's key $(locked "$1" key_fingerprint)"
+    rm -f "$keyring"
+}
+
+check_hash() {
+    local expected found
+    expected=$(locked "$1" sha256)
+    found=$(sha256sum "$2" | cut -d' ' -f1)
+    [ "$found" = "$expected" ] || fail "$2: sha256 is $found, versions.toml has $expected"
+}
+
+# check_key ARTEFACT FILE: whether a file has the key that is locked, and none beside it.
+check_key() {
+    local found fingerprint
     fingerprint=$(locked "$1" key_fingerprint)
-    key=$FILES/$(locked "$1" file)
-    [ -f "$key" ] || fail "$key is missing: versions.toml names it as the key of $1"
-    # of every key in the file, since apt would trust each; subkeys hang on theirs
-    found=$(gpg --show-keys --with-colons "$key" 2>/dev/null |
+    # of every key in the file, since each would be trusted; subkeys hang on theirs
+    found=$(gpg --show-keys --with-colons "$2" 2>/dev/null |
         awk -F: '$1 == "pub" { own = 1 } own && $1 == "fpr" { print $10; own = 0 }' | paste -sd' ' || true)
-    [ "$found" = "$fingerprint" ] || fail "$key: fingerprint is ${found:-none}, versions.toml has $fingerprint"
-    command install -D -m 0644 "$key" "/etc/apt/keyrings/$1.asc"
-    printf 'deb [signed-by=/etc/apt/keyrings/%s.asc] %s\n' "$1" "$uri" >"/etc/apt/sources.list.d/$1.list"
-    apt-get update --quiet
+    [ "$found" = "$fingerprint" ] || fail "$2: fingerprint is ${found:-none}, versions.toml has $fingerprint"
+}
+
+# While an image is made apt knows the locked archives and none that its base came with; 90-seal gives those back.
+ARCHIVES=/etc/apt/gpu-fleet
+ARCHIVES_ONLY=/etc/apt/apt.conf.d/60-gpu-fleet-archives
+ARCHIVE_DAY=/usr/share/gpu-fleet/archive-day
+
+# archive ARTEFACT: an archive, held by its key and by no other; its signed lists hold every package.
+archive() {
+    local uri components said
+    uri=$(locked "$1" uri)
+    [[ $uri != *"{day}"* ]] || uri=${uri/"{day}"/"$(archive_day)"}
+    components=$(field "$1" components)
+    check_key "$1" "$PAYLOAD/keys/$1.asc"
+    command install -D -m 0644 "$PAYLOAD/keys/$1.asc" "/etc/apt/keyrings/$1.asc"
+    mkdir -p "$ARCHIVES"
+    printf 'Dir::Etc::SourceList "/dev/null";\nDir::Etc::SourceParts "%s";\n' "$ARCHIVES" >"$ARCHIVES_ONLY"
+    # a day that is over is no attack
+    printf '%s\n' "Types: deb" "URIs: $uri" "Suites: $(locked "$1" suites)" ${components:+"Components: $components"} \
+        "Architectures: amd64" "Check-Valid-Until: no" "Signed-By: /etc/apt/keyrings/$1.asc" >"$ARCHIVES/$1.sources"
+    said=$(apt-get update --quiet -o APT::Update::Error-Mode=any 2>&1) ||
+        fail "archive $1: $(grep -m 1 '^[EW]:' <<<"$said" || echo "$said")"
+}
+
+# archive_day: the day as which the distribution is read: the locked one or, where that is later, the base image's own,
+# since its kernel has no modules in an older archive. The same for every step of a build.
+archive_day() {
+    local day serial now
+    if [ ! -s "$ARCHIVE_DAY" ]; then
+        day=$(locked ubuntu-archive day)
+        serial=$(sed -n 's/^serial: *\([0-9]\{8\}\).*/\1T235959Z/p' /etc/cloud/build.info 2>/dev/null || true)
+        now=$(date --utc +%Y%m%dT%H%M%SZ)
+        [[ ! $serial > $day ]] || day=$serial
+        [[ ! $day > $now ]] || day=$now
+        mkdir -p "${ARCHIVE_DAY%/*}"
+        printf '%s\n' "$day" >"$ARCHIVE_DAY"
+    fi
+    cat "$ARCHIVE_DAY"
 }
 
 # install PACKAGE...: without recommended extras; unsafe-io because an unfinished image is thrown away.
@@ -89,16 +158,27 @@ install_group() {
     install "${names[@]}"
 }
 
-# install_locked GROUP ARTEFACT: the packages of a group at the locked version, and hold them there.
+# version_of ARTEFACT: the newest version in the archive that is as locked; a series, say 580.*, is a pattern.
+version_of() {
+    local name wanted version offered=()
+    name=$(packages_of "$1" | head -n 1)
+    wanted=$(locked "$1" version)
+    mapfile -t offered < <(apt-cache madison "$name" | awk -F ' *[|] *' '{ print $2 }')
+    for version in "${offered[@]}"; do
+        # shellcheck disable=SC2053
+        if [[ $version == $wanted ]]; then
+            printf '%s' "$version"
+            return
+        fi
+    done
+    fail "versions.toml: $1.$BASE.version = '$wanted': the archive has $name ${offered[*]:-in no version}"
+}
+
+# install_locked ARTEFACT: the packages of its group at the locked version, and hold them there.
 install_locked() {
-    local names version offered
+    local names version
     mapfile -t names < <(packages_of "$1")
-    version=$(locked "$2" version)
-    offered=$(apt-cache madison "${names[0]}" | awk -F ' *[|] *' '{ print $2 }' | paste -sd' ')
-    case " $offered " in
-        *" $version "*) ;;
-        *) fail "versions.toml: $2.$BASE.version = '$version': the archive has ${names[0]} ${offered:-in no version}" ;;
-    esac
+    version=$(version_of "$1")
     install "${names[@]/%/=$version}"
     apt-mark hold "${names[@]}" >/dev/null
 }

@@ -1,66 +1,95 @@
-"""The lockfile of outside artefacts, image/versions.toml: read, checked, and held against files.
+"""The lockfile of outside artefacts, image/versions.toml: read, checked, and held against files and keys.
 
-``gpu-fleet image lock`` lists it; with ``--base ubuntu-24.04`` it also fails on what is unlocked.
+``gpu-fleet image lock`` lists it, see ``image.lock_command``.
 """
 
+import base64
 import hashlib
 import re
-import sys
 import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import click
-from rich.console import Console
-from rich.table import Table
-
 from image.errors import LockError
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "versions.toml"
-UNLOCKED = "unlocked"
+SCHEMA = 2
 BASES = ("debian-12", "ubuntu-24.04")
-# What holds an artefact of a kind: apt checks a signature, everything else is held by its content.
-HOLDS = {"apt": ("key_fingerprint",), "file": ("file", "sha256"), "wheels": ("file", "sha256")}
-SHAPES = {"sha256": re.compile(r"[0-9a-f]{64}"), "key_fingerprint": re.compile(r"[0-9A-F]{40}")}
+# What an artefact of a kind must say beside kind, version and source; versions.toml tells what holds each.
+KEY = ("key_fingerprint", "key_sources")
+HOLDS = {
+    "archive": ("uri", "suites", *KEY),
+    "packages": ("version",),
+    "signed": ("version", "url", "key_url", *KEY),
+    "hashed": ("version", "url", "page", "sha256"),
+    "wheels": ("version", "file", "sha256"),
+}
+SHAPES = {
+    "day": re.compile(r"\d{8}T\d{6}Z"),
+    "key_fingerprint": re.compile(r"[0-9A-F]{40}"),
+    "sha256": re.compile(r"[0-9a-f]{64}"),
+}
+# RFC 4880: the packet of a primary key, and what its fingerprint is computed over
+PUBLIC_KEY = 6
+FINGERPRINT_PREFIX = b"\x99"
+# section 4.2.2: from here on a length takes two octets
+TWO_OCTETS = 192
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """One outside thing on one base.
+    """One outside thing on one base; what a kind needs is in ``HOLDS``, the rest is empty.
 
     Attributes:
+        name: as in versions.toml; of an archive also that of its key, ``keys/<name>.asc``.
         base: the distribution, say ``debian-12``.
-        kind: ``apt``, ``file`` or ``wheels``.
-        version: exact; ``unlocked`` where nobody has settled it.
-        file: its name, of kinds ``file`` and ``wheels``; of the key, where ``uri`` is given.
-        uri: of an archive beside the distribution's own, as a line of apt's sources says it after ``deb``.
-        sha256: of that file, 64 hexadecimal digits, or ``unlocked``.
-        key_fingerprint: of the key that signs the archive, 40 hexadecimal digits, or ``unlocked``.
+        kind: a key of ``HOLDS``.
+        source: where it comes from, in words.
+        version: exact, or of packages a series, such as ``580.*``.
+        archive: of packages, the archive that has them; empty for the base's own.
+        uri: of an archive; ``{day}`` stands for its day.
+        suites: of an archive, separated by spaces.
+        components: of an archive, separated by spaces; empty for one without.
+        day: as which an archive is read, ``YYYYMMDDTHHMMSSZ``.
+        url: of a file; ``{version}`` stands for its version.
+        page: where the maker publishes the file's hash.
+        file: of kind ``wheels``, the list.
+        sha256: of the file or list, 64 hexadecimal digits.
+        key_url: where the key of a signed file is fetched.
+        key_fingerprint: 40 hexadecimal digits.
+        key_sources: two public places that say this fingerprint.
     """
 
     name: str
     base: str
     kind: str
-    version: str
     source: str
+    version: str = ""
+    archive: str = ""
+    uri: str = ""
+    suites: str = ""
+    components: str = ""
+    day: str = ""
+    url: str = ""
+    page: str = ""
     file: str = ""
     sha256: str = ""
+    key_url: str = ""
     key_fingerprint: str = ""
-    uri: str = ""
+    key_sources: tuple[str, ...] = ()
 
     @property
-    def unlocked(self) -> tuple[str, ...]:
-        """The fields that nobody has computed."""
-        return tuple(
-            key for key in ("version", "sha256", "key_fingerprint", "uri") if getattr(self, key) == UNLOCKED
-        )
+    def location(self) -> str:
+        """Where it is fetched: the address of an archive on its day, or of a file in its version."""
+        return self.uri.replace("{day}", self.day) or self.url.replace("{version}", self.version)
 
 
 def load(file: Path = FILE) -> tuple[Artefact, ...]:
-    """Read and check the lockfile.
+    """Read the lockfile and check it, the keys beside it too.
 
     Raises:
         LockError: naming every key that is wrong.
@@ -70,7 +99,7 @@ def load(file: Path = FILE) -> tuple[Artefact, ...]:
     except (OSError, ValueError) as error:
         raise LockError(f"{file}: cannot be read: {error}") from error
     tables = {name: value for name, value in content.items() if isinstance(value, dict)}
-    problems = [] if content.get("schema_version") == 1 else ["schema_version: must be 1"]
+    problems = [] if content.get("schema_version") == SCHEMA else [f"schema_version: must be {SCHEMA}"]
     artefacts: list[Artefact] = []
     for name, table in tables.items():
         for base, row in table.items():
@@ -80,8 +109,12 @@ def load(file: Path = FILE) -> tuple[Artefact, ...]:
             problems += wrong
             if not wrong:
                 artefacts.append(Artefact(name=name, base=base, **row))
+    problems += _strangers(artefacts)
     if problems:
         raise LockError(f"{file}: " + "; ".join(problems))
+    for artefact in artefacts:
+        if artefact.kind == "archive":
+            check_key(file.parent / "keys" / f"{artefact.name}.asc", artefact)
     return tuple(artefacts)
 
 
@@ -97,39 +130,118 @@ def _problems(key: str, base: str, row: Any) -> list[str]:
         return [f"{key}.{unknown[0]}: unknown key; {hint}"]
     if row.get("kind") not in HOLDS:
         return [f"{key}.kind = {row.get('kind')!r}: must be one of {', '.join(HOLDS)}"]
-    needed = ("version", "source", *HOLDS[row["kind"]], *(("file",) if "uri" in row else ()))
-    missing = [f"{key}.{name}: required, and missing" for name in needed if not row.get(name)]
-    return missing + [
-        f"{key}.{name} = {row[name]!r}: must be {shape.pattern} or {UNLOCKED!r}"
+    needed = ("source", *HOLDS[row["kind"]], *(("day",) if "{day}" in row.get("uri", "") else ()))
+    wrong = [f"{key}.{name}: required, and missing" for name in needed if not row.get(name)]
+    if "key_sources" in row and len(set(row["key_sources"])) == 1:
+        wrong.append(f"{key}.key_sources = {row['key_sources']!r}: needs two public places")
+    return wrong + [
+        f"{key}.{name} = {row[name]!r}: must be {shape.pattern}"
         for name, shape in SHAPES.items()
-        if name in row and row[name] != UNLOCKED and not shape.fullmatch(row[name])
+        if name in row and not shape.fullmatch(row[name])
     ]
 
 
-def of_base(artefacts: tuple[Artefact, ...], base: str) -> tuple[Artefact, ...]:
-    """The artefacts of one base, every one of them locked.
+def _strangers(artefacts: list[Artefact]) -> list[str]:
+    """Packages of an archive that the lockfile does not have."""
+    known = {(one.name, one.base) for one in artefacts if one.kind == "archive"}
+    return [
+        f"{one.name}.{one.base}.archive = {one.archive!r}: no such archive of this base"
+        for one in artefacts
+        if one.archive and (one.archive, one.base) not in known
+    ]
+
+
+def check_key(file: Path, artefact: Artefact) -> None:
+    """Hold a public key against the fingerprint that is locked.
 
     Raises:
-        LockError: naming each field that is unlocked.
+        LockError: the file cannot be read, is no key, is another one, or has a second one beside it.
     """
-    own = tuple(artefact for artefact in artefacts if artefact.base == base)
-    open_fields = [f"{artefact.name}.{artefact.base}.{key}" for artefact in own for key in artefact.unlocked]
-    if open_fields:
+    try:
+        found = fingerprints(file.read_text(encoding="ascii"))
+    except OSError as error:
+        raise LockError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise LockError(f"{file}: no public key in armour: {error}") from error
+    if found != [artefact.key_fingerprint]:
         raise LockError(
-            f"{FILE.name}: {', '.join(open_fields)} = {UNLOCKED!r}: fetch it, check its signature, lock it "
-            "(image/README.md), and bake again"
+            f"{file}: fingerprint is {' '.join(found) or 'none'}, versions.toml has "
+            f"{artefact.name}.{artefact.base}.key_fingerprint = {artefact.key_fingerprint!r}"
         )
-    return own
+
+
+def fingerprints(armour: str) -> list[str]:
+    """The fingerprints of the primary keys in an armoured file, as RFC 4880 computes them. Pure.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
+    blocks = re.findall(
+        r"-----BEGIN PGP PUBLIC KEY BLOCK-----\s*?\n(?:[^\n]*:[^\n]*\n)*\s*\n(.*?)\n(?:=\S{4}\s*\n)?-----END",
+        armour.replace("\r\n", "\n"),
+        flags=re.DOTALL,
+    )
+    if not blocks:
+        raise ValueError("no such block")
+    return [
+        hashlib.sha1(  # noqa: S324 - what RFC 4880 says a fingerprint is
+            FINGERPRINT_PREFIX + len(body).to_bytes(2, "big") + body
+        )
+        .hexdigest()
+        .upper()
+        for block in blocks
+        for tag, body in _packets(base64.b64decode("".join(block.split()), validate=True))
+        if tag == PUBLIC_KEY
+    ]
+
+
+def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and body of each packet: RFC 4880, section 4.2, but for partial lengths, which no key has."""
+    place = 0
+    while place < len(data):
+        head, first = data[place], data[place + 1 : place + 2]
+        if not head & 0x80 or not first:
+            raise ValueError("no OpenPGP packets")
+        if head & 0x40:
+            tag, octets = head & 0x3F, {255: 5}.get(first[0], 1 if first[0] < TWO_OCTETS else 2)
+            size = data[place + 1 : place + 1 + octets]
+            length = {1: first[0], 2: int.from_bytes(size, "big") - (TWO_OCTETS << 8) + TWO_OCTETS}.get(
+                octets, int.from_bytes(size[1:], "big")
+            )
+        else:
+            tag, octets = head >> 2 & 0xF, 1 << (head & 3)
+            length = int.from_bytes(data[place + 1 : place + 1 + octets], "big")
+        place += 1 + octets
+        if place + length > len(data):
+            raise ValueError("cut off")
+        yield tag, data[place : place + length]
+        place += length
+
+
+def with_values(text: str, artefact: str, base: str, values: Mapping[str, str]) -> str:
+    """The lockfile's text with other values in one table; everything else stays as it is, comments too. Pure.
+
+    Raises:
+        LockError: the lockfile has no such table, or the table no such key.
+    """
+    table = f'[{artefact}."{base}"]'
+    for key, value in values.items():
+        pattern = rf'(?m)(^{re.escape(table)}\n(?:(?!\[).*\n)*?{key} = )"[^"]*"'
+        text, count = re.subn(pattern, rf'\g<1>"{value}"', text, count=1)
+        if count == 0:
+            raise LockError(f"versions.toml: {table} with a {key} is missing")
+    return text
 
 
 def tsv(artefacts: tuple[Artefact, ...], base: str) -> str:
     """``name<tab>field<tab>value`` lines, as the steps read them."""
-    keys = ("version", "file", "sha256", "key_fingerprint", "uri")
+    keys = [field.name for field in fields(Artefact)]
+    told = [key for key in keys if key not in ("name", "base", "source", "archive", "page", "key_sources")]
     rows = [
-        (artefact.name, key, getattr(artefact, key))
+        (artefact.name, key, artefact.location if key == "url" else getattr(artefact, key))
         for artefact in artefacts
         if artefact.base == base
-        for key in keys
+        for key in told
         if getattr(artefact, key)
     ]
     return "".join("\t".join(row) + "\n" for row in rows)
@@ -150,41 +262,3 @@ def verify(file: Path, expected: str) -> None:
         raise LockError(
             f"{file}: sha256 is {digest}, versions.toml has {expected}: another file than was locked"
         )
-
-
-def _verify_lists(artefacts: tuple[Artefact, ...]) -> None:
-    """The lists of wheels that lie beside the lockfile."""
-    for artefact in artefacts:
-        if artefact.kind == "wheels" and artefact.sha256 != UNLOCKED:
-            verify(FOLDER / artefact.file, artefact.sha256)
-
-
-@click.command(epilog="\b\nExample:\n  gpu-fleet image lock --base ubuntu-24.04")
-@click.option("--base", type=click.Choice(BASES), help="Also fail when something of this base is unlocked.")
-def main(base: str | None) -> None:
-    """List what comes from outside and how it is held."""
-    try:
-        artefacts = load()
-        _verify_lists(artefacts)
-        Console().print(_table(artefacts))
-        if base is not None:
-            of_base(artefacts, base)
-    except LockError as error:
-        sys.exit(f"error: {error}")
-
-
-def _table(artefacts: tuple[Artefact, ...]) -> Table:
-    table = Table("artefact", "base", "version", "held by")
-    for artefact in artefacts:
-        holds = {key: getattr(artefact, key) for key in SHAPES if getattr(artefact, key)}
-        table.add_row(
-            artefact.name,
-            artefact.base,
-            artefact.version,
-            " ".join(f"{key}={value[:16]}" for key, value in holds.items()),
-        )
-    return table
-
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,7 @@ from image.errors import PayloadError
 
 PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("provision.sh", "bootstrap.py", "lib.sh", "sbom.py")
-FOLDERS = ("steps", "rootfs", "wheels")
+FOLDERS = ("steps", "rootfs", "wheels", "keys")
 # Modules of the project that run on the instance; the rest of image/ is for the builder.
 PYTHON = ("training/gpu_fleet", "image/console", "image/instance", "image/reaper", "image/readiness")
 MODULES = ("image/__init__.py", "image/trainer_wheels.py", "image/wheel_store.py")
@@ -27,7 +27,7 @@ DIGEST = "payload.sha256"
 # Where no git says what belongs to the project: nothing else of its folders leaves the computer. A test holds
 # every tracked file against them.
 PATTERNS = (
-    *("*.py", "*.sh", "*.toml", "*.txt", "README.md", "steps/ORDER"),
+    *("*.py", "*.sh", "*.toml", "*.txt", "README.md", "steps/ORDER", "keys/*.asc"),
     *("rootfs/etc/*", "rootfs/opt/gpu-fleet/bin/*", "rootfs/usr/libexec/gpu-fleet/*"),
     *("rootfs/usr/local/bin/*", "rootfs/usr/share/*"),
 )

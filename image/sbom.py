@@ -18,6 +18,8 @@ NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "gpu-fleet.image")
 DPKG_FORMAT = (
     "${Package}\t${Version}\t${Architecture}\t${source:Package}\t${source:Version}\t${db:Status-Status}\n"
 )
+# As which day the builder read the distribution; steps on a cloud write it.
+ARCHIVE_DAY = Path("/usr/share/gpu-fleet/archive-day")
 LIST_WHEELS = """
 from importlib.metadata import distributions
 for found in distributions():
@@ -89,7 +91,19 @@ def manifest(
     properties: Mapping[str, str], components: Iterable[Component], kernels: Iterable[str]
 ) -> dict[str, Any]:
     """What an operator or a test asks first: target, base, payload, kernels, and the versions that matter."""
-    telling = ("nvidia", "libcuda", "torch", "transformers", "boto3", "cloud-init")
+    telling = (
+        *(
+            "nvidia",
+            "libcuda",
+            "linux-modules-nvidia",
+            "datacenter-gpu-manager",
+            "nvlsm",
+            "efa",
+            "libfabric",
+            "erdma",
+        ),
+        *("torch", "transformers", "boto3", "cloud-init"),
+    )
     versions = {one["name"]: one["version"] for one in components if one["name"].startswith(telling)}
     return {**properties, "kernels": sorted(kernels), "versions": dict(sorted(versions.items()))}
 
@@ -114,6 +128,8 @@ def main() -> None:
         "base": options.base,
         "payload_sha256": options.payload.read_text().strip(),
     }
+    if ARCHIVE_DAY.is_file():
+        properties["archive_day"] = ARCHIVE_DAY.read_text().strip()
     modules = Path("/lib/modules")
     kernels = [path.name for path in modules.iterdir()] if modules.is_dir() else []
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from image.errors import ImageError, LockError, RequirementError
+from image.lock import with_values
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOCKFILE = PROJECT / "image" / "versions.toml"
@@ -29,6 +30,8 @@ GLIBC = {LOCAL: 36, "ubuntu-24.04": 39}
 OLDEST_GLIBC = 5
 CONSTRAINTS = ("requirements.lock", "torch-pypi.lock")
 CPU_TORCH = "torch-cpu.lock"
+# PyPI has no CPU build of torch for Linux.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REQUIREMENTS = ("training/requirements.txt", "image/reaper/requirements.txt")
 HEADER = (
     "# Every wheel of the image's virtual environment; `python -m image.wheels` writes this from\n"
@@ -87,17 +90,18 @@ def fetch(folder: Path, listing: Path = LIST) -> None:
     """
     _require_python(LOCAL)
     folder.mkdir(parents=True, exist_ok=True)
-    if hashes(listing.read_text(encoding="utf-8")) <= {sha256(wheel) for wheel in folder.glob("*.whl")}:
+    text = listing.read_text(encoding="utf-8")
+    if hashes(text) <= {sha256(wheel) for wheel in folder.glob("*.whl")}:
         return
-    _pip(
-        "--no-deps",
-        "--require-hashes",
-        "--find-links",
-        str(folder),
-        "--requirement",
-        str(listing),
-        into=folder,
-    )
+    torch, rest = re.findall(r"^torch==.*\n", text, re.MULTILINE), re.sub(r"(?m)^torch==.*\n", "", text)
+    _pip(rest, folder)
+    if not torch:
+        return
+    try:
+        # a computer whose own index or folder has it need not reach the PyTorch project's
+        _pip("".join(torch), folder)
+    except LockError:
+        _pip("".join(torch), folder, "--index-url", CPU_INDEX)
 
 
 def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> str:
@@ -119,7 +123,8 @@ def lock(base: str, listing: Path | None = None, lockfile: Path = LOCKFILE) -> s
     listing.parent.mkdir(exist_ok=True)
     listing.write_text(text, encoding="utf-8")
     digest = hashlib.sha256(text.encode()).hexdigest()
-    lockfile.write_text(with_hash(lockfile.read_text(encoding="utf-8"), base, digest), encoding="utf-8")
+    changed = with_values(lockfile.read_text(encoding="utf-8"), "python-wheels", base, {"sha256": digest})
+    lockfile.write_text(changed, encoding="utf-8")
     return digest
 
 
@@ -191,21 +196,6 @@ def _text(name: str) -> str:
     return (PROJECT / name).read_text(encoding="utf-8")
 
 
-def with_hash(lockfile: str, base: str, digest: str) -> str:
-    """The lockfile's text with another hash for a base's list.
-
-    Raises:
-        LockError: the lockfile has no table for it.
-    """
-    table = f'[python-wheels."{base}"]'
-    changed, count = re.subn(
-        rf'(?s)({re.escape(table)}\n.*?\nsha256 = )"[^"]*"', rf'\1"{digest}"', lockfile, count=1
-    )
-    if count == 0:
-        raise LockError(f"versions.toml: {table} with a sha256 is missing")
-    return changed
-
-
 def hashes(text: str) -> set[str]:
     """The hashes of a list of wheels."""
     return set(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
@@ -223,19 +213,21 @@ def _require_python(base: str) -> None:
         raise RequirementError(f"Python {have}: {base} has {wanted}, and wheels are made for one")
 
 
-def _pip(*options: str, into: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--only-binary",
-        ":all:",
-        "--dest",
-        str(into),
-    ]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+def _pip(listing: str, into: Path, *options: str) -> None:
+    """Download the wheels of a list, each held against its hash.
+
+    Raises:
+        LockError: pip's words when one is not to be had.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(listing)
+        file.flush()
+        command = [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+            *("--only-binary", ":all:", "--no-deps", "--require-hashes", "--find-links", str(into)),
+            *("--dest", str(into), "--requirement", file.name, *options),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise LockError(f"pip download failed: {' '.join(lines[-6:])}")

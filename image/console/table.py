@@ -32,11 +32,11 @@ class Rows:
 
 IMAGE = Rows(
     "Bake the image, and its lockfile.",
-    "gpu-fleet image lock --base ubuntu-24.04",
+    "gpu-fleet image lock --update",
     {
         "build": Row("image.build:main", "Bake on this computer: a folder, a disk or a container."),
         "compare": Row("image.file_list:main", "Compare two bakes of the same inputs, file by file."),
-        "lock": Row("image.lock:main", "List what comes from outside, and how it is held."),
+        "lock": Row("image.lock_command:main", "List what comes from outside, and how it is held."),
         "payload": Row("image.build:payload_command", "Write the tarball that a cloud's builder runs."),
         "wheels": Row("stacks.payload.wheels_command:wheels", "Put the trainer's wheels into a bucket."),
     },

@@ -12,7 +12,12 @@ fi
 # nothing upgrades behind our back: a moved NVIDIA library breaks every running job
 command install -d -m 0755 /etc/apt/apt.conf.d /etc/apt/preferences.d
 lay etc/apt etc/dpkg
-apt-get update --quiet
+if [ "$TARGET" = aws ] || [ "$TARGET" = alicloud ]; then
+    rm -f "$ARCHIVE_DAY"
+    archive ubuntu-archive
+else
+    apt-get update --quiet
+fi
 install_group base
 # without it "localhost" is a question to the network
 lay etc/hosts

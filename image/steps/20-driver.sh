@@ -4,7 +4,7 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
-version=$(locked nvidia-driver version)
+version=$(version_of nvidia-driver)
 
 # every NVIDIA package at one version: the archive may offer newer libraries than modules
 printf 'Package: *nvidia* libcuda1\nPin: version %s*\nPin-Priority: 1001\n' "${version%%-*}" \
@@ -13,10 +13,10 @@ lay etc/modprobe.d
 
 if [ "$TARGET" = qemu ]; then
     # the kernel is locked with the driver: a newer one of the same series need not compile its modules
-    install_locked kernel kernel
+    install_locked kernel
     lay etc/dkms
 fi
-install_locked driver nvidia-driver
+install_locked nvidia-driver
 # these may bring a newer kernel, the one that the next boot takes; of which driver they are is looked at below
 if [ "$TARGET" = aws ]; then
     install_group modules-aws

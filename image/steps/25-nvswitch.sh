@@ -5,11 +5,11 @@ set -euo pipefail
 . "$PAYLOAD/lib.sh"
 
 install_group nvswitch
-driver=$(locked nvidia-driver version)
+driver=$(dpkg-query --show --showformat '${Version}' "$(packages_of nvidia-driver | head -n 1)")
 manager=$(dpkg-query --show --showformat '${Version}' "$(packages_of nvswitch | head -n 1)")
 [ "${manager%%-*}" = "${driver%%-*}" ] || fail "fabric manager $manager beside driver $driver: they must be one version"
 # the subnet manager of a B200's switches, which the fabric manager starts itself; Ubuntu has none
-repository dcgm
-install "nvlsm=$(locked nvlsm version)"
+archive nvidia-cuda
+install_locked nvlsm
 lay etc/systemd/system/nvidia-fabricmanager.service.d
 systemctl enable nvidia-fabricmanager.service

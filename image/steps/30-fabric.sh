@@ -5,8 +5,11 @@ set -euo pipefail
 . "$PAYLOAD/lib.sh"
 
 case $TARGET in
-    aws) archive=$(fetched efa-installer) ;;
-    alicloud) archive=$(fetched erdma-installer) ;;
+    aws) archive=$(outside efa-installer) ;;
+    alicloud)
+        install_group erdma-build
+        archive=$(outside erdma-installer)
+        ;;
     *) fail "TARGET = '$TARGET': only aws and alicloud have such cards" ;;
 esac
 work=$(mktemp -d)
@@ -16,5 +19,9 @@ cd "$work"
 case $TARGET in
     # --no-verify: the builder has no such card; the readiness gate counts them on the instance
     aws) ./efa_installer.sh -y --no-verify ;;
-    alicloud) ./install.sh --batch ;;
+    alicloud)
+        ./install.sh --batch
+        # what NCCL asks for, on GPU instances: connections by the kernel's own way too
+        echo 'options erdma compat_mode=Y' >/etc/modprobe.d/erdma.conf
+        ;;
 esac

@@ -4,8 +4,8 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$PAYLOAD/lib.sh"
 
-repository container-toolkit
-install "nvidia-container-toolkit=$(locked container-toolkit version)"
+archive nvidia-container-toolkit
+install_locked container-toolkit
 install_group containers
 lay etc/systemd/system/nvidia-cdi.service
 systemctl enable nvidia-cdi.service

@@ -10,7 +10,7 @@ if [ "$TARGET" = qemu ]; then
     log event=skipped what=dcgm-exporter reason="Debian 12 ships none and a virtual machine has no GPU"
     exit 0
 fi
-version=$(locked dcgm version)
-repository dcgm
-install "datacenter-gpu-manager-4-core=$version" "datacenter-gpu-manager-exporter=$(locked dcgm-exporter version)"
+archive nvidia-cuda
+install_locked dcgm
+install_locked dcgm-exporter
 systemctl enable nvidia-dcgm.service nvidia-dcgm-exporter.service

@@ -7,7 +7,7 @@ set -euo pipefail
 rm -f /etc/ssh/ssh_host_*
 # what signed modules here could sign any module for every instance of this image
 rm -f /var/lib/dkms/mok.*
-rm -rf /root/.ssh /home/*/.ssh /root/.cache /root/.config
+rm -rf /root/.ssh /home/*/.ssh /root/.cache /root/.config /root/.gnupg
 find / -xdev \( -name '.*_history' -o -name '.wget-hsts' -o -name '.lesshst' -o -name .pip \) -prune -exec rm -rf {} +
 if command -v cloud-init >/dev/null; then
     cloud-init clean --logs --seed
@@ -17,6 +17,8 @@ fi
 rm -f /var/lib/dbus/machine-id /var/lib/systemd/random-seed /var/lib/systemd/credential.secret
 # a name by which storage over the network distinguishes instances
 rm -f /etc/nvme/hostid /etc/nvme/hostnqn
+# the archives are the base's own again
+rm -rf "$ARCHIVES" "$ARCHIVES_ONLY"
 rm -f /etc/hostname /etc/.pwd.lock /etc/*- /var/lib/dpkg/*-old /var/cache/debconf/*-old
 find /var/log -type f -delete
 rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/lib/dhcp/* /var/tmp/*

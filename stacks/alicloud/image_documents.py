@@ -7,9 +7,6 @@ from stacks.settings import Stack
 # www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-createimagecomponent
 LARGEST_COMPONENT_BYTES = 16_384
 FILES = "/var/cache/gpu-fleet/files"
-# Locked in image/versions.toml; an operator who has checked it puts it into the records bucket,
-# below image/files/.
-OUTSIDE_FILES = ("erdma_installer-latest.tar.gz", "nvidia-container-toolkit.asc", "nvidia-cuda.asc")
 
 
 def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
@@ -20,12 +17,10 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
     """
     host = f"{bucket_name(stack, 'records')}.oss-{stack.region}-internal.aliyuncs.com"
     folder = "/opt/gpu-fleet-recipe"
-    wanted = {payload.object_key: f"{folder}.tar"}
-    wanted |= {f"{image_files.OUTSIDE_PREFIX}/{name}": f"{FILES}/{name}" for name in OUTSIDE_FILES}
     content = "\n".join(
         (
             f"RUN mkdir -p {folder} {FILES}",
-            *(f"RUN curl -fsS --retry 5 -o {place} https://{host}/{key}" for key, place in wanted.items()),
+            f"RUN curl -fsS --retry 5 -o {folder}.tar https://{host}/{payload.object_key}",
             f"RUN echo '{payload.sha256}  {folder}.tar' | sha256sum -c -",
             f"RUN tar -xf {folder}.tar -C {folder}",
             f"RUN TARGET=alicloud FILES={FILES} {folder}/provision.sh",

@@ -273,8 +273,8 @@ def _leftovers(old_versions_days: int) -> alicloud.oss.BucketLifecycleRuleArgs:
 def bucket_policy(args: StorageArgs, kind: str) -> pulumi.Output[str]:
     """Refuse plain HTTP, whoever asks; the bucket's HTTPS settings refuse old TLS.
 
-    The builder of an image has no identity of its own, so the records bucket hands the recipe and the files
-    that it locks, and nothing else, to whoever asks from inside the stack's network. OSS does not count
+    The builder of an image has no identity of its own, so the records bucket hands the recipe and nothing
+    else to whoever asks from inside the stack's network. OSS does not count
     that as public (www.alibabacloud.com/help/en/oss/user-guide/block-public-access).
     """
     arn = _bucket_arn(args.stack, kind)
@@ -282,7 +282,6 @@ def bucket_policy(args: StorageArgs, kind: str) -> pulumi.Output[str]:
     statements = [policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"])]
     if kind == "records" and args.stack.image.payload is not None:
         recipe = image_files.read("image.payload", args.stack.image.payload).object_key
-        wanted = [f"{arn}/{recipe}", f"{arn}/{image_files.OUTSIDE_PREFIX}/*"]
         inside = {"StringEquals": {"acs:SourceVpc": [args.vpc_id]}}
-        statements.append(policies.allow(["oss:GetObject"], wanted, inside, ["*"]))
+        statements.append(policies.allow(["oss:GetObject"], [f"{arn}/{recipe}"], inside, ["*"]))
     return policies.document(*statements)

@@ -12,9 +12,6 @@ from stacks.settings import Stack
 LARGEST_COMPONENT_CHARACTERS = 16_000
 FOLDER = "/opt/gpu-fleet-recipe"
 FILES = "/var/cache/gpu-fleet/files"
-# Locked in image/versions.toml; an operator who has checked its signature puts it into the records
-# bucket, below image/files/.
-OUTSIDE_FILES = ("aws-efa-installer-1.51.0.tar.gz", "nvidia-container-toolkit.asc", "nvidia-cuda.asc")
 
 
 def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
@@ -23,10 +20,8 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
     Raises:
         ValueError: when it is larger than the cloud takes.
     """
-    bucket = f"s3://{bucket_name(stack, 'records')}"
-    wanted = {payload.object_key: f"{FOLDER}.tar"}
-    wanted |= {f"{image_files.OUTSIDE_PREFIX}/{name}": f"{FILES}/{name}" for name in OUTSIDE_FILES}
-    fetch = [{"source": f"{bucket}/{key}", "destination": place} for key, place in wanted.items()]
+    source = f"s3://{bucket_name(stack, 'records')}/{payload.object_key}"
+    fetch = [{"source": source, "destination": f"{FOLDER}.tar"}]
     steps = [
         _step("Folders", "ExecuteBash", {"commands": [f"mkdir -p {FOLDER} {FILES}"]}),
         {"name": "Fetch", "action": "S3Download", "maxAttempts": 3, "inputs": fetch},

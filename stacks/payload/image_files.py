@@ -7,8 +7,6 @@ from pathlib import Path
 from stacks.errors import StacksError
 
 ROOT = Path(__file__).resolve().parents[2]
-# Where the records bucket holds what image/versions.toml locks by hash and no archive signs.
-OUTSIDE_PREFIX = "image/files"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Steps as the clouds run them, on Ubuntu 24.04 that is up: what they ask apt for, and whom they trust."""
 
-import re
 import shutil
 import subprocess
-import tempfile
 
 import pytest
 
-from image import build_requirements, payload
+from image import build_requirements, lock, payload
+from tests.image import archives
 
 VERSIONS = "versions/ubuntu-24.04.tsv"
 DROP_IN = "nvidia-fabricmanager.service.d/10-nvswitch.conf"
@@ -22,18 +21,17 @@ def cloud_builder(tmp_path):
     if build_requirements.hindrance() is not None or shutil.which("unshare") is None:
         pytest.skip("a step changes the instance: in mounts of its own, which need root and unshare")
     payload.write(payload.assemble(), tmp_path)
-    for folder in ("sources.list.d", "preferences.d"):
+    for folder in ("apt.conf.d", "sources.list.d", "preferences.d"):
         (tmp_path / "etc/apt" / folder).mkdir(parents=True)
     (tmp_path / "etc/os-release").write_text('ID=ubuntu\nVERSION_ID="24.04"\n')
     for name in ("passwd", "group"):
         shutil.copy(f"/etc/{name}", tmp_path / "etc")
     shutil.copytree("/etc/alternatives", tmp_path / "etc/alternatives", symlinks=True)
 
-    def run(step, target, answers=None):
-        programs = dict.fromkeys(
-            ("apt-get", "apt-mark", "systemctl", "systemd-run", "systemd-sysusers"), "true"
-        ) | (answers or {})
-        (tmp_path / "bin").mkdir()
+    def run(step, target, answers=None, real=()):
+        names = ("apt-get", "apt-mark", "systemctl", "systemd-run", "systemd-sysusers")
+        programs = {name: "true" for name in names if name not in real} | (answers or {})
+        (tmp_path / "bin").mkdir(exist_ok=True)
         for name, body in programs.items():
             (tmp_path / "bin" / name).write_text(f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\n{body}\n')
             (tmp_path / "bin" / name).chmod(0o755)
@@ -69,7 +67,7 @@ def test_a_builder_that_upgrades_itself_is_waited_for(cloud_builder):
     done, calls = cloud_builder("10-base", "aws")
 
     assert done.returncode == 0, done.stderr
-    assert calls[:3] == [
+    assert [call.split(" -o ")[0] for call in calls[:3]] == [
         "systemctl stop apt-daily.timer apt-daily-upgrade.timer",
         "systemd-run --quiet --wait --property=After=apt-daily.service apt-daily-upgrade.service true",
         "apt-get update --quiet",
@@ -78,9 +76,10 @@ def test_a_builder_that_upgrades_itself_is_waited_for(cloud_builder):
 
 @pytest.mark.parametrize(("target", "kernel"), [("aws", "aws"), ("alicloud", "generic")])
 def test_the_modules_are_of_the_clouds_own_kernel_and_of_its_version(cloud_builder, tmp_path, target, kernel):
-    (tmp_path / VERSIONS).write_text("nvidia-driver\tversion\t580.95.05-0ubuntu1\n")
+    (tmp_path / VERSIONS).write_text("nvidia-driver\tversion\t580.*\n")
+    versions = ("580.95.05-0ubuntu1", "580.65.06-0ubuntu1", "575.1-1")
     answers = {
-        "apt-cache": "echo 'nvidia-headless-no-dkms-580-server-open | 580.95.05-0ubuntu1 | noble'",
+        "apt-cache": "".join(f"echo 'nvidia-headless | {version} | noble';" for version in versions),
         "modinfo": "echo 580.95.05",
         "dpkg-query": "true",
         "find": 'case "$*" in *nvidia.ko*) echo nvidia.ko ;; /lib/modules*) echo 6.14.0-1018-aws ;; '
@@ -97,58 +96,116 @@ def test_the_modules_are_of_the_clouds_own_kernel_and_of_its_version(cloud_build
     assert f"apt-mark hold {name}" in calls
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def keys():
-    """Two keys as an archive's maker publishes them: fingerprint -> the key in armour."""
-    if shutil.which("gpg") is None:
-        pytest.skip("no gpg on this computer")
-    return dict(new_key(person) for person in ("maker", "stranger"))
+    """The maker's key and a stranger's."""
+    made = [archives.new_key(person) for person in ("maker", "stranger")]
+    yield made
+    for key in made:
+        archives.forget(key)
 
 
-def new_key(person):
-    # its own folder: the agent's socket must have a short path
-    with tempfile.TemporaryDirectory() as home:
-        gpg = ["gpg", "--homedir", home, "--batch", "--passphrase", ""]
+@pytest.fixture
+def maker(cloud_builder, tmp_path, keys):
+    """Real apt with a maker's archive: publishes it, and runs a step that installs from it.
 
-        def said(*arguments):
-            return subprocess.run([*gpg, *arguments], check=True, capture_output=True, text=True).stdout
+    apt's own folders are made up like /etc; what would be installed is told and left.
+    """
+    folder = tmp_path / "archive"
+    # apt's own account may not look into a test's folder
+    (tmp_path / "etc/apt/apt.conf.d/00test").write_text(
+        f'APT::Sandbox::User "root"; Dir::State "{tmp_path}/state"; Dir::Cache "{tmp_path}/cache";\n'
+        f'Dir::State::status "{tmp_path}/status"; APT::Get::Simulate "true";\n'
+    )
+    for place in ("state/lists/partial", "cache/archives/partial"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "status").touch()
+    (tmp_path / "steps/45-exporters.sh").write_text(
+        'set -euo pipefail\n. "$PAYLOAD/lib.sh"\narchive nvidia-cuda\ninstall_locked dcgm\n'
+    )
 
-        said("--quick-generate-key", person, "default", "default")
-        listed, armour = said("--list-keys", "--with-colons"), said("--armor", "--export")
-        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=True)
-    return re.search(r"^fpr:+(\w+):", listed, flags=re.MULTILINE).group(1), armour
+    def run(signer, committed, version="4.*"):
+        archives.publish(folder, {"datacenter-gpu-manager-4-core": ["4.1-1", "4.10-1", "5.0-1"]}, signer)
+        (tmp_path / "keys/nvidia-cuda.asc").write_text(committed)
+        fields = {"uri": f"file:{folder}", "suites": "/", "key_fingerprint": keys[0].fingerprint}
+        (tmp_path / VERSIONS).write_text(
+            "".join(f"nvidia-cuda\t{field}\t{value}\n" for field, value in fields.items())
+            + f"dcgm\tversion\t{version}\n"
+        )
+        return cloud_builder("45-exporters", "aws", real=("apt-get",))[0]
 
-
-def archive(fingerprint):
-    rows = {"uri": "https://archive.example ./", "file": "keys.asc", "key_fingerprint": fingerprint}
-    return "".join(f"dcgm\t{field}\t{value}\n" for field, value in rows.items())
-
-
-@pytest.mark.parametrize("stranger", [False, True], ids=["the maker's key", "and a stranger's"])
-def test_apt_trusts_the_locked_key_and_none_beside_it(cloud_builder, tmp_path, keys, stranger):
-    (locked, of_maker), (other, of_stranger) = keys.items()
-    (tmp_path / "keys.asc").write_text(of_maker + (of_stranger if stranger else ""))
-    (tmp_path / VERSIONS).write_text(archive(locked))
-    (tmp_path / "steps/45-exporters.sh").write_text('set -e\n. "$PAYLOAD/lib.sh"\nrepository dcgm\n')
-
-    done, _ = cloud_builder("45-exporters", "aws")
-
-    assert done.returncode == int(stranger), done.stderr
-    assert (tmp_path / "etc/apt/sources.list.d/dcgm.list").exists() is not stranger
-    if stranger:
-        assert f"fingerprint is {locked} {other}, versions.toml has {locked}" in done.stderr
+    return run
 
 
-def test_the_switches_of_a_b200_get_their_subnet_manager(cloud_builder, tmp_path, keys):
-    fingerprint, key = next(iter(keys.items()))
-    (tmp_path / "keys.asc").write_text(key)
-    locked = "nvidia-driver\tversion\t580.95.05-0ubuntu1\nnvlsm\tversion\t2025.06.5-1\n"
-    (tmp_path / VERSIONS).write_text(archive(fingerprint) + locked)
-
-    done, calls = cloud_builder("25-nvswitch", "aws", {"dpkg-query": "echo 580.95.05-1"})
+def test_the_newest_of_a_locked_series_is_installed_from_an_archive_that_its_maker_signed(maker, keys):
+    done = maker(keys[0], keys[0].armour)
 
     assert done.returncode == 0, done.stderr
-    assert any(call.endswith(" nvlsm=2025.06.5-1") for call in calls)
+    assert "Inst datacenter-gpu-manager-4-core (4.10-1 " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        ((None, (0,), "4.*"), "error: archive nvidia-cuda: E: The repository"),
+        ((1, (0,), "4.*"), "NO_PUBKEY"),
+        ((1, (1,), "4.*"), "nvidia-cuda.asc: fingerprint is"),
+        ((0, (0, 1), "4.*"), "nvidia-cuda.asc: fingerprint is"),
+        ((0, (0,), "3.2-1"), "dcgm.ubuntu-24.04.version = '3.2-1': the archive has"),
+    ],
+    ids=["unsigned", "a stranger's", "a stranger's key", "and a stranger's key", "version gone"],
+)
+def test_an_archive_that_is_not_as_locked_is_one_message(maker, keys, archive, message):
+    signer, committed, version = archive
+    key = None if signer is None else keys[signer]
+
+    done = maker(key, "".join(keys[one].armour for one in committed), version)
+
+    assert done.returncode == 1
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert message in error
+    assert "Inst " not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("serial", "day"),
+    [
+        (None, "20261121T000000Z"),
+        ("20260115", "20261121T000000Z"),
+        ("20261122.1", "20261122T235959Z"),
+        ("29990101", "now"),
+    ],
+    ids=["no serial", "an older base", "a newer base", "a base of tomorrow"],
+)
+def test_the_distribution_is_of_the_locked_day_or_of_a_newer_base(cloud_builder, tmp_path, serial, day):
+    (tmp_path / VERSIONS).write_text("ubuntu-archive\tday\t20261121T000000Z\n")
+    (tmp_path / "steps/10-base.sh").write_text(
+        f'set -euo pipefail\n. "$PAYLOAD/lib.sh"\nARCHIVE_DAY={tmp_path}/share/day\n'
+        'mkdir -p /etc/cloud\n[ ! -f "$PAYLOAD/build.info" ] || cp "$PAYLOAD/build.info" /etc/cloud/\n'
+        "log day=$(archive_day)\n"
+    )
+    if serial is not None:
+        (tmp_path / "build.info").write_text(f"build_name: server\nserial: {serial}\n")
+
+    done, _ = cloud_builder("10-base", "aws", {"date": "echo 20300101T000000Z"})
+
+    said = "20300101T000000Z" if day == "now" else day
+    assert done.stdout.splitlines() == [f"day={said}"], done.stderr
+    assert (tmp_path / "share/day").read_text() == f"{said}\n"
+
+
+def test_the_switches_of_a_b200_get_their_subnet_manager(cloud_builder, tmp_path):
+    (version,) = [one.version for one in lock.load() if one.name == "nvlsm"]
+    answers = {
+        "dpkg-query": "echo 580.95.05-1",
+        "apt-cache": f"echo 'nvlsm | {version} | NVIDIA'",
+        "apt-get": "true",
+    }
+
+    done, calls = cloud_builder("25-nvswitch", "aws", answers)
+
+    assert done.returncode == 0, done.stderr
+    assert any(call.endswith(f" nvlsm={version}") for call in calls)
     conditions = (tmp_path / "etc/systemd/system" / DROP_IN).read_text()
     # either is enough: "|"
     assert "ConditionDirectoryNotEmpty=|/proc/driver/nvidia-nvswitch/devices\n" in conditions

@@ -1,7 +1,15 @@
 """What a bake is packed into: disk, container, list of wheels, bill of materials."""
 
+import hashlib
+import io
 import json
+import os
 import shutil
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -58,28 +66,75 @@ def test_wheels_that_are_all_there_are_not_asked_for(tmp_path, monkeypatch):
     digest = wheels.sha256(tmp_path / "a-1-py3-none-any.whl")
     listing.write_text(f"a==1 --hash=sha256:{digest}\n")
     monkeypatch.setattr(wheels, "_require_python", lambda base: None)
-    monkeypatch.setattr(wheels, "_pip", lambda *options, into: pytest.fail("asked pip"))
+    monkeypatch.setattr(wheels, "_pip", lambda *_: pytest.fail("asked pip"))
 
     wheels.fetch(tmp_path, listing)
 
 
-def test_a_wheel_with_another_content_is_asked_for_again(tmp_path, monkeypatch):
-    (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"tampered")
-    listing = tmp_path / "list.txt"
-    listing.write_text(f"a==1 --hash=sha256:{'0' * 64}\n")
-    asked = []
+@pytest.fixture
+def indexes(tmp_path, monkeypatch):
+    """Two indexes: one like PyPI, without a CPU build of torch, and one like the PyTorch project's."""
+    made = {
+        "pypi": {"a": wheel("a", "1"), "torch": wheel("torch", "2")},
+        "cpu": {"torch": wheel("torch", "2+cpu")},
+    }
+    for index, packages in made.items():
+        for name, (file, content) in packages.items():
+            folder = tmp_path / index / name
+            folder.mkdir(parents=True)
+            (folder / file).write_bytes(content)
+            (folder / "index.html").write_text(f'<a href="{quote(file)}">{file}</a>')
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/pypi")
+    monkeypatch.setattr(wheels, "CPU_INDEX", f"http://127.0.0.1:{server.server_port}/cpu")
     monkeypatch.setattr(wheels, "_require_python", lambda base: None)
-    monkeypatch.setattr(wheels, "_pip", lambda *options, into: asked.append(options))
+    yield {f"{index}:{name}": file for index, packages in made.items() for name, file in packages.items()}
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
-    wheels.fetch(tmp_path, listing)
 
-    assert "--require-hashes" in asked[0]
+def wheel(name, version):
+    """File name and content of a wheel with nothing in it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        info = f"{name}-{version}.dist-info"
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return f"{name}-{version}-py3-none-any.whl", buffer.getvalue()
 
 
-def test_the_hash_of_a_list_goes_into_its_own_table():
-    text = '[a."debian-12"]\nsha256 = "1"\n[python-wheels."debian-12"]\nkind = "wheels"\nsha256 = "2"\n'
+def listed(*chosen):
+    return "".join(
+        f"{file.split('-')[0]}=={file.split('-')[1]} --hash=sha256:{hashlib.sha256(content).hexdigest()}\n"
+        for file, content in chosen
+    )
 
-    assert wheels.with_hash(text, "debian-12", "3") == text.replace('"2"', '"3"')
+
+def test_plain_pypi_and_the_pytorch_projects_index_have_every_wheel_of_a_local_bake(tmp_path, indexes):
+    listing, folder = tmp_path / "list.txt", tmp_path / "wheels"
+    listing.write_text(listed(indexes["pypi:a"], indexes["cpu:torch"]))
+
+    wheels.fetch(folder, listing)
+
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        file for file, _ in (indexes["pypi:a"], indexes["cpu:torch"])
+    )
+
+
+def test_a_wheel_with_another_content_is_refused(tmp_path, indexes):
+    listing = tmp_path / "list.txt"
+    listing.write_text(listed(indexes["pypi:a"]).replace("sha256:", "sha256:0")[:-2] + "\n")
+
+    with pytest.raises(LockError, match="DO NOT MATCH THE HASHES"):
+        wheels.fetch(tmp_path / "wheels", listing)
 
 
 @pytest.mark.parametrize(("base", "tag"), [("debian-12", "cp311"), ("ubuntu-24.04", "cp312")])

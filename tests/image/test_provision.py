@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from image import bake, build_requirements, payload
+from tests.image import archives
 
 PROVISION = Path(bake.__file__).with_name("provision.sh")
 
@@ -71,60 +72,80 @@ def test_the_steps_of_a_target_run_in_their_order(recipe):
     assert begun == ["10-base", "15-agent", "70-trainer", "90-seal", "95-manifest"]
 
 
-def test_a_step_that_needs_what_is_unlocked_fails_closed(recipe):
-    (recipe / "versions" / f"{this_base()}.tsv").write_text(
-        "efa-installer\tfile\tefa.tar\nefa-installer\tsha256\tunlocked\n"
-    )
-    (recipe / "steps" / "30-fabric.sh").write_text(
-        'set -e\n. "$PAYLOAD/lib.sh"\narchive=$(fetched efa-installer)\n'
-    )
-
-    said = provision(recipe / "provision.sh", {"TARGET": "aws"}, "30-fabric")
-
-    assert said.returncode == 1
-    assert "efa-installer" in said.stderr
-    assert "= 'unlocked': lock it before baking aws" in said.stderr
+def rows(name, **fields):
+    """Lines of a base's versions, as the payload has them."""
+    return "".join(f"{name}\t{field}\t{value}\n" for field, value in fields.items())
 
 
-def test_a_file_with_the_wrong_hash_fails_closed(recipe):
-    (recipe / "efa.tar").write_text("tampered")
-    (recipe / "versions" / f"{this_base()}.tsv").write_text(
-        f"efa-installer\tfile\tefa.tar\nefa-installer\tsha256\t{'0' * 64}\n"
-    )
-    (recipe / "steps" / "30-fabric.sh").write_text(
-        'set -e\n. "$PAYLOAD/lib.sh"\narchive=$(fetched efa-installer)\n'
-    )
+def one_line(recipe, step, line, versions):
+    """A step that does one thing, with what is locked for it."""
+    (recipe / "versions" / f"{this_base()}.tsv").write_text(versions)
+    (recipe / "steps" / f"{step}.sh").write_text(f'set -euo pipefail\n. "$PAYLOAD/lib.sh"\n{line}\n')
 
-    said = provision(recipe / "provision.sh", {"TARGET": "aws", "FILES": str(recipe)}, "30-fabric")
+
+def test_a_file_with_another_hash_than_its_maker_publishes_fails_closed(recipe):
+    (recipe / "erdma.tar").write_text("tampered")
+    versions = rows("erdma-installer", kind="hashed", url="http://127.0.0.1:9/erdma.tar", sha256="0" * 64)
+    one_line(recipe, "30-fabric", "archive=$(outside erdma-installer)", versions)
+
+    said = provision(recipe / "provision.sh", {"TARGET": "alicloud", "FILES": str(recipe)}, "30-fabric")
 
     assert said.returncode == 1
-    assert "efa.tar: sha256 is" in said.stderr
+    assert "erdma.tar: sha256 is" in said.stderr
+
+
+def test_a_file_that_cannot_be_fetched_is_named(recipe):
+    versions = rows("efa-installer", kind="signed", url="http://127.0.0.1:9/efa.tar", key_url="x/key")
+    one_line(recipe, "30-fabric", "archive=$(outside efa-installer)", versions)
+
+    said = provision(recipe / "provision.sh", {"TARGET": "aws", "FILES": str(recipe / "files")}, "30-fabric")
+
+    assert said.returncode == 1
+    assert "error: http://127.0.0.1:9/efa.tar cannot be fetched" in said.stderr
+
+
+@pytest.fixture(scope="module")
+def keys():
+    made = [archives.new_key(person) for person in ("maker", "stranger")]
+    yield made
+    for key in made:
+        archives.forget(key)
 
 
 @pytest.mark.parametrize(
-    ("key", "message"), [(None, "keys.asc is missing"), ("no key", "fingerprint is none")]
+    ("signer", "key", "message"),
+    [
+        (0, 0, None),
+        (1, 0, "efa.tar: not signed by efa-installer's key"),
+        (1, 1, "aws.key: fingerprint is"),
+    ],
+    ids=["by its maker", "by a stranger", "by a stranger whose key is there"],
 )
-def test_an_archive_with_another_key_fails_closed(recipe, key, message):
-    rows = {"uri": "file:/nowhere ./", "file": "keys.asc", "key_fingerprint": "0" * 40}
-    (recipe / "versions" / f"{this_base()}.tsv").write_text(
-        "".join(f"dcgm\t{field}\t{value}\n" for field, value in rows.items())
+def test_a_file_is_taken_when_its_maker_signed_it(recipe, keys, signer, key, message):
+    (recipe / "efa.tar").write_text("installer")
+    keys[signer].sign("--detach-sign", "--output", recipe / "efa.tar.sig", recipe / "efa.tar")
+    (recipe / "aws.key").write_text(keys[key].armour)
+    versions = rows(
+        "efa-installer",
+        kind="signed",
+        url="http://127.0.0.1:9/efa.tar",
+        key_url="http://127.0.0.1:9/aws.key",
+        key_fingerprint=keys[0].fingerprint,
     )
-    (recipe / "steps" / "45-exporters.sh").write_text('set -e\n. "$PAYLOAD/lib.sh"\nrepository dcgm\n')
-    if key is not None:
-        (recipe / "keys.asc").write_text(key)
+    one_line(recipe, "30-fabric", 'archive=$(outside efa-installer)\nlog "took=$archive"', versions)
 
-    said = provision(recipe / "provision.sh", {"TARGET": "aws", "FILES": str(recipe)}, "45-exporters")
+    said = provision(recipe / "provision.sh", {"TARGET": "aws", "FILES": str(recipe)}, "30-fabric")
 
-    assert said.returncode == 1
-    assert message in said.stderr
-    assert not Path("/etc/apt/sources.list.d/dcgm.list").exists()
+    assert said.returncode == (0 if message is None else 1), said.stderr
+    assert (f"took={recipe}/efa.tar" in said.stdout) is (message is None)
+    assert message is None or message in said.stderr
 
 
 def test_a_driver_version_the_archive_does_not_have_is_named(recipe):
     (recipe / "versions" / f"{this_base()}.tsv").write_text("nvidia-driver\tversion\t999.0-1\n")
-    (recipe / "packages" / f"{this_base()}.tsv").write_text("driver\tbash\n")
+    (recipe / "packages" / f"{this_base()}.tsv").write_text("nvidia-driver\tbash\n")
     (recipe / "steps" / "20-driver.sh").write_text(
-        'set -e\n. "$PAYLOAD/lib.sh"\ninstall_locked driver nvidia-driver\n'
+        'set -e\n. "$PAYLOAD/lib.sh"\ninstall_locked nvidia-driver\n'
     )
 
     said = provision(recipe / "provision.sh", {"TARGET": "qemu"}, "20-driver")

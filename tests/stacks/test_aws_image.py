@@ -10,9 +10,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image import lock
-from stacks.alicloud import image_documents as alicloud_documents
-from stacks.aws import image_documents as aws_documents
 from stacks.aws.image_documents import component_content
 from stacks.aws.launch import image_id
 from stacks.aws.stack import build
@@ -236,17 +233,6 @@ def test_a_version_follows_from_the_content_and_fits_image_builder(parts):
 
 def test_where_a_text_ends_counts():
     assert image_files.digest("ab", "c") != image_files.digest("a", "bc")
-
-
-@pytest.mark.parametrize(
-    ("documents", "others"), [(aws_documents, "erdma-installer"), (alicloud_documents, "efa-installer")]
-)
-def test_a_build_fetches_every_outside_file_that_the_lockfile_names(documents, others):
-    locked = [one for one in lock.load() if one.base == "ubuntu-24.04" and one.name != others]
-
-    named = [one.file for one in locked if one.kind == "file" or one.uri]
-
-    assert sorted(documents.OUTSIDE_FILES) == sorted(named)
 
 
 def test_a_component_is_small_enough_for_the_cloud():
