@@ -1,4 +1,4 @@
-"""Bake locally: ``gpu-fleet image build rootfs|qemu|oci``. A result is kept under the hash of its inputs."""
+"""Bake locally: ``gpu-fleet image bake rootfs|qemu|oci``. A result is kept under the hash of its inputs."""
 
 import hashlib
 import json
@@ -169,7 +169,7 @@ def table(report: BakeReport) -> Table:
     return made
 
 
-@click.group(epilog="\b\nExample:\n  gpu-fleet image build qemu")
+@click.group(epilog="\b\nExample:\n  gpu-fleet image bake qemu")
 def main() -> None:
     """Bake the image on this computer: Debian 12, root, about four minutes."""
 
@@ -180,14 +180,14 @@ def _output_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-@main.command("rootfs", epilog="\b\nExample:\n  gpu-fleet image build rootfs")
+@main.command("rootfs", epilog="\b\nExample:\n  gpu-fleet image bake rootfs")
 @_output_option
 def rootfs_command(output: Path) -> None:
     """The root file system as a folder."""
     _show(lambda listener: rootfs(inputs(), output, listener))
 
 
-@main.command("qemu", epilog="\b\nExample:\n  gpu-fleet image build qemu --format raw")
+@main.command("qemu", epilog="\b\nExample:\n  gpu-fleet image bake qemu --format raw")
 @_output_option
 @click.option("--format", "disk_format", type=click.Choice(disk.FORMATS), default="raw", show_default=True)
 def qemu_command(output: Path, disk_format: str) -> None:
@@ -195,7 +195,7 @@ def qemu_command(output: Path, disk_format: str) -> None:
     _show(lambda listener: qemu(inputs(), output, listener, disk_format))
 
 
-@main.command("oci", epilog="\b\nExample:\n  gpu-fleet image build oci")
+@main.command("oci", epilog="\b\nExample:\n  gpu-fleet image bake oci")
 @_output_option
 def oci_command(output: Path) -> None:
     """The trainer's container as an OCI archive."""

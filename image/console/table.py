@@ -32,9 +32,11 @@ class Rows:
 
 IMAGE = Rows(
     "Bake the image, and its lockfile.",
-    "gpu-fleet image lock --update",
+    "gpu-fleet image build aws-prod",
     {
-        "build": Row("image.build:main", "Bake on this computer: a folder, a disk or a container."),
+        "build": Row("stacks.images.command:build", "Build a stack's image on its cloud, and promote it."),
+        "rollback": Row("stacks.images.command:rollback", "Boot the image before the promoted one."),
+        "bake": Row("image.build:main", "Bake on this computer: a folder, a disk or a container."),
         "compare": Row("image.file_list:main", "Compare two bakes of the same inputs, file by file."),
         "lock": Row("image.lock_command:main", "List what comes from outside, and how it is held."),
         "payload": Row("image.build:payload_command", "Write the tarball that a cloud's builder runs."),

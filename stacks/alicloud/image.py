@@ -47,8 +47,8 @@ class Image(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         image, nothing = args.stack.image, pulumi.Output.from_input("")
         self.pipeline_id = self.imported_id = nothing
-        if image.base_id is not None and image.payload is not None:
-            self.pipeline_id = self._pipeline(image.base_id, image_files.read("image.payload", image.payload))
+        if image.base_id is not None:
+            self.pipeline_id = self._pipeline(image.base_id, image_files.recipe(args.stack))
         if image.disk is not None:
             self.imported_id = self._imported(image_files.read("image.disk", image.disk))
         self.register_outputs({"pipeline_id": self.pipeline_id, "imported_id": self.imported_id})

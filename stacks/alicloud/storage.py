@@ -280,8 +280,8 @@ def bucket_policy(args: StorageArgs, kind: str) -> pulumi.Output[str]:
     arn = _bucket_arn(args.stack, kind)
     insecure = {"Bool": {"acs:SecureTransport": ["false"]}}
     statements = [policies.deny(["oss:*"], [arn, f"{arn}/*"], insecure, ["*"])]
-    if kind == "records" and args.stack.image.payload is not None:
-        recipe = image_files.read("image.payload", args.stack.image.payload).object_key
+    if kind == "records" and args.stack.image.built:
+        recipe = image_files.recipe(args.stack).object_key
         inside = {"StringEquals": {"acs:SourceVpc": [args.vpc_id]}}
         statements.append(policies.allow(["oss:GetObject"], [f"{arn}/{recipe}"], inside, ["*"]))
     return policies.document(*statements)

@@ -43,7 +43,7 @@ class ImageArgs:
 
 
 class Image(pulumi.ComponentResource):
-    """A weekly build where the settings name a base and a payload.
+    """A weekly build where the settings name a base.
 
     Attributes:
         pipeline_id: to start a build; empty where nothing is built.
@@ -60,8 +60,8 @@ class Image(pulumi.ComponentResource):
         self._tags = naming.tags(args.stack.name, args.stack.owner)
         image = args.stack.image
         self.pipeline_id, self.parameter = pulumi.Output.from_input(""), ""
-        if image.base_id is not None and image.payload is not None:
-            payload = image_files.read("image.payload", image.payload)
+        if image.base_id is not None:
+            payload = image_files.recipe(args.stack)
             self.parameter = image.built_parameter(args.stack.name)
             self.pipeline_id = self._pipeline(image.base_id, payload)
         self.register_outputs({"pipeline_id": self.pipeline_id})

@@ -63,15 +63,17 @@ class Aws:
             raise CannotCheckError(" ".join(str(error).split())) from error
         return answer
 
-    def pages(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
-        """Everything under ``key`` of every page; errors as ``ask``."""
-        token: dict[str, str] = {}
+    def pages(
+        self, service: str, operation: str, key: str, mark: str = "NextToken", **arguments: Any
+    ) -> Iterator[Any]:
+        """Everything under ``key`` of every page, the next of which ``mark`` names; errors as ``ask``."""
+        place: dict[str, str] = {}
         while True:
-            page = self.ask(service, operation, **arguments, **token)
+            page = self.ask(service, operation, **arguments, **place)
             yield from page.get(key, [])
-            if not page.get("NextToken"):
+            if not page.get(mark):
                 return
-            token = {"NextToken": page["NextToken"]}
+            place = {mark: page[mark]}
 
     def _client(self, service: str) -> Any:
         if service not in self._known:

@@ -1,10 +1,14 @@
 """Files on this computer that a cloud makes an image of: the recipe's payload, or a baked disk."""
 
+import gzip
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from stacks.errors import StacksError
+from stacks.files import replace
+from stacks.payload import built
+from stacks.settings import Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +46,21 @@ def read(key: str, name: str) -> ImageFile:
             return ImageFile(path, hashlib.file_digest(file, "sha256").hexdigest())
     except OSError as error:
         raise StacksError(f"{key} = {name!r}: {path} cannot be read: {error.strerror}") from error
+
+
+def recipe(stack: Stack) -> ImageFile:
+    """What a build of a stack's image runs: the file that the settings name, else the checkout's own payload.
+
+    Raises:
+        StacksError: the file cannot be read, or the payload cannot be made.
+    """
+    if stack.image.payload is not None:
+        return read("image.payload", stack.image.payload)
+    packed = built.built(stack.cloud)
+    path = packed.path.with_suffix("")
+    if not path.is_file():
+        replace(path, gzip.decompress(packed.path.read_bytes()))
+    return ImageFile(path, packed.sha256)
 
 
 def digest(*parts: str) -> str:

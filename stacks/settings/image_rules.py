@@ -63,9 +63,8 @@ def _tokens(stack: Stack) -> Iterator[Problem]:
 
 def _build(stack: Stack) -> Iterator[Problem]:
     image = stack.image
-    if (image.base_id is None) != (image.payload is None):
-        given = {"base_id": image.base_id, "payload": image.payload}
-        yield Problem("image", given, "a build needs both base_id and payload")
+    if image.base_id is None and image.payload is not None:
+        yield Problem("image.payload", image.payload, "is what a build runs: needs image.base_id")
 
 
 def _disk(stack: Stack) -> Iterator[Problem]:

@@ -577,8 +577,8 @@ class ImageSettings:
         size_gib: its root disk; no pool's volume may be smaller.
         base_id: the Ubuntu 24.04 that a build starts from: an image id, on AWS also ``ssm:/parameter``; null
             for no build pipeline.
-        payload: the recipe that it runs, by its path from the top of the checkout: the tarball that
-            ``gpu-fleet image payload`` writes.
+        payload: the recipe that it runs, by its path from the top of the checkout: a tarball that
+            ``gpu-fleet image payload`` wrote; null for the checkout's own.
         disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
     """
 
@@ -599,7 +599,7 @@ class ImageSettings:
     @property
     def built(self) -> bool:
         """Whether the stack has a pipeline that builds images."""
-        return self.base_id is not None and self.payload is not None
+        return self.base_id is not None
 
     @staticmethod
     def built_parameter(stack: str) -> str:

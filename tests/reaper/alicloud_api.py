@@ -27,11 +27,11 @@ PACKAGES = {
     "alibabacloud_dm20151123": "QueryMailAddressByParam SingleSendMail",
     "alibabacloud_ecs20140526": (
         "DeleteDisk DeleteInstances DescribeAccountAttributes DescribeAvailableResource "
-        "DescribeCloudAssistantStatus DescribeDisks DescribeElasticityAssurances DescribeImages "
-        "DescribePrice "
+        "DescribeCloudAssistantStatus DescribeDisks DescribeElasticityAssurances "
+        "DescribeImagePipelineExecutions DescribeImagePipelines DescribeImages DescribePrice "
         "DescribeInstances DescribeInvocationResults DescribeSnapshots DescribeSpotAdvice "
         "DescribeSpotPriceHistory ModifyInstanceMetadataOptions RunCommand "
-        "StopInstances TagResources UntagResources"
+        "StartImagePipelineExecution StopInstances TagResources UntagResources"
     ),
     "alibabacloud_ess20220222": (
         "AttachInstances CompleteLifecycleAction DescribeAlarms DescribeLifecycleActions "

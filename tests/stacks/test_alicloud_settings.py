@@ -79,9 +79,9 @@ BAD_INPUTS = {
         {"image": {"parameter": "/aws/x"}},
         "image.parameter = '/aws/x': is of AWS; on Alibaba Cloud use image.id",
     ),
-    "a build without a recipe": (
-        {"image": {"id": "m-1", "base_id": "m-2"}},
-        "image = {'base_id': 'm-2', 'payload': None}: a build needs both base_id and payload",
+    "a recipe that nothing runs": (
+        {"image": {"id": "m-1", "payload": "p.tar"}},
+        "image.payload = 'p.tar': is what a build runs: needs image.base_id",
     ),
     "an emulator": (
         {"endpoint_url": "http://127.0.0.1:5000"},

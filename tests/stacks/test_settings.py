@@ -274,9 +274,9 @@ BAD_INPUTS = {
         {"image": {"id": "ami-1", "parameter": "/x"}},
         "needs exactly one of id and parameter",
     ),
-    "a base without a payload": (
-        {"image": {"id": "ami-1", "base_id": "ami-0123456789abcdef0"}},
-        "'payload': None}: a build needs both base_id and payload",
+    "a recipe that nothing runs": (
+        {"image": {"id": "ami-1", "payload": "p.tar"}},
+        "image.payload = 'p.tar': is what a build runs: needs image.base_id",
     ),
     "a base that is no image": (
         {"image": {"id": "ami-1", "base_id": "ubuntu", "payload": "p.tar"}},

@@ -1,0 +1,1 @@
+"""Builds of a stack's image on its cloud: started, followed, promoted, taken back."""

@@ -1,0 +1,90 @@
+"""Builds by ECS image pipelines: the one that ``stacks.alicloud.image`` declares, by its name there."""
+
+from typing import Any
+
+from stacks import naming
+from stacks.calls.alicloud import Alicloud, listed
+from stacks.errors import StacksError
+from stacks.images.builds import Build, State, still_to_do
+from stacks.payload import image_files
+from stacks.settings import ImageMode, Stack
+
+# www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeimagepipelineexecutions
+ENDED = {
+    "SUCCESS": State.DONE,
+    **dict.fromkeys(("FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"), State.FAILED),
+}
+
+
+class AlicloudBuilds:
+    """A stack's pipeline; see ``stacks.images.builds.Builds``.
+
+    Args:
+        stack: the settings.
+        alicloud: asks the account.
+    """
+
+    def __init__(self, stack: Stack, alicloud: Alicloud | None = None) -> None:
+        self._stack = stack
+        self._alicloud = Alicloud(stack.region) if alicloud is None else alicloud
+
+    def check(self) -> None:
+        """Its name holds the hash of the payload that it runs."""
+        self._pipeline()
+
+    def history(self) -> list[Build]:
+        """Of the pipeline of this payload; another payload's is another pipeline."""
+        answer = self._ask("DescribeImagePipelineExecutions", ImagePipelineId=self._pipeline())
+        found = [_build(one) for one in listed(answer, "ImagePipelineExecution", "ImagePipelineExecutionSet")]
+        return sorted(found, key=lambda build: build.created, reverse=True)
+
+    def start(self) -> Build:
+        """One more."""
+        answer = self._ask("StartImagePipelineExecution", ImagePipelineId=self._pipeline())
+        return Build(answer["ExecutionId"], State.RUNNING, "preparing")
+
+    def look(self, build: Build) -> Build:
+        """By its own id."""
+        answer = self._ask("DescribeImagePipelineExecutions", ExecutionId=build.id)
+        found = listed(answer, "ImagePipelineExecution", "ImagePipelineExecutionSet")
+        if not found:
+            raise StacksError(f"build {build.id} is gone: its pipeline was deleted")
+        return _build(found[0])
+
+    def promoted(self) -> str:
+        """What the stack file names: launch templates hold an id."""
+        return str(self._stack.image.id)
+
+    def promote(self, image_id: str) -> str:
+        """A stack file and an ``up`` do it: launch templates hold an id."""
+        image = self._stack.image
+        if image_id == image.id and image.mode is ImageMode.BAKED:
+            return ""
+        return still_to_do(self._stack.name, f"id: {image_id}")
+
+    def _pipeline(self) -> str:
+        payload = image_files.recipe(self._stack).sha256
+        name = naming.prefixed(self._stack.name, payload[:12])
+        found = listed(self._ask("DescribeImagePipelines", Name=name), "ImagePipeline", "ImagePipelineSet")
+        ids = [one["ImagePipelineId"] for one in found if one.get("Name") == name]
+        if not ids:
+            raise StacksError(
+                f"no pipeline {name}, which would build this checkout's recipe: "
+                f"`gpu-fleet up {self._stack.name}` first"
+            )
+        return str(ids[0])
+
+    def _ask(self, action: str, **parameters: str) -> dict[str, Any]:
+        return self._alicloud.ask("ecs", action, RegionId=self._stack.region, **parameters)
+
+
+def _build(execution: dict[str, Any]) -> Build:
+    status = execution["Status"]
+    return Build(
+        execution["ExecutionId"],
+        ENDED.get(status, State.RUNNING),
+        status.lower(),
+        execution.get("ImageId", ""),
+        execution.get("CreationTime", ""),
+        execution.get("Message", "") if status != "SUCCESS" else "",
+    )

@@ -1,0 +1,140 @@
+"""Builds by EC2 Image Builder: the pipeline that ``stacks.aws.image`` declares, by its name there."""
+
+import uuid
+from functools import cached_property
+from typing import Any
+
+from stacks import naming
+from stacks.calls.aws import Aws, clients_in
+from stacks.errors import StacksError
+from stacks.images.builds import Build, State, still_to_do
+from stacks.payload import image_files
+from stacks.settings import ImageMode, Stack
+
+SERVICE = "imagebuilder"
+# docs.aws.amazon.com/imagebuilder/latest/APIReference/API_ImageState.html
+ENDED = {
+    "AVAILABLE": State.DONE,
+    **dict.fromkeys(("CANCELLED", "FAILED", "DEPRECATED", "DELETED", "DISABLED"), State.FAILED),
+}
+
+
+class AwsBuilds:
+    """A stack's pipeline; see ``stacks.images.builds.Builds``.
+
+    Args:
+        stack: the settings.
+        aws: asks the account.
+    """
+
+    def __init__(self, stack: Stack, aws: Aws | None = None) -> None:
+        self._stack = stack
+        self._aws = Aws(clients_in(stack.region)) if aws is None else aws
+        self._parameter = stack.image.built_parameter(stack.name)
+
+    @cached_property
+    def _pipeline(self) -> dict[str, Any]:
+        name = naming.prefixed(self._stack.name)
+        named = [{"name": "name", "values": [name]}]
+        pipelines = self._aws.pages(
+            *(SERVICE, "list_image_pipelines", "imagePipelineList"), mark="nextToken", filters=named
+        )
+        own = next((one for one in pipelines if one["name"] == name), None)
+        if own is None:
+            raise StacksError(
+                f"no pipeline {name} in {self._stack.region}: `gpu-fleet up {self._stack.name}` first"
+            )
+        return dict(own)
+
+    def check(self) -> None:
+        """The recipe's description names the payload that it runs."""
+        pipeline = self._pipeline
+        recipe = self._ask("get_image_recipe", imageRecipeArn=pipeline["imageRecipeArn"])["imageRecipe"]
+        wanted = image_files.recipe(self._stack).sha256
+        if wanted not in recipe.get("description", ""):
+            raise StacksError(
+                f"the pipeline builds another recipe than this checkout's (sha256 {wanted[:12]}...): "
+                f"`gpu-fleet up {self._stack.name}` first"
+            )
+
+    def history(self) -> list[Build]:
+        """By the day that the service writes on each."""
+        summaries = self._aws.pages(
+            *(SERVICE, "list_image_pipeline_images", "imageSummaryList"),
+            mark="nextToken",
+            imagePipelineArn=self._pipeline["arn"],
+        )
+        return sorted(map(self._build, summaries), key=lambda build: build.created, reverse=True)
+
+    def start(self) -> Build:
+        """A token makes a repeated call the same build."""
+        answer = self._ask(
+            "start_image_pipeline_execution",
+            imagePipelineArn=self._pipeline["arn"],
+            clientToken=str(uuid.uuid4()),
+        )
+        return Build(answer["imageBuildVersionArn"], State.RUNNING, "pending")
+
+    def look(self, build: Build) -> Build:
+        """A failed one with the step that failed."""
+        image = self._ask("get_image", imageBuildVersionArn=build.id)["image"]
+        now = self._build(image)
+        if now.state is not State.FAILED:
+            return now
+        said = [now.reason, *self._failed_steps(build.id)]
+        return Build(now.id, now.state, now.phase, now.image_id, now.created, "; ".join(filter(None, said)))
+
+    def promoted(self) -> str:
+        """What the parameter names; the pipeline writes it once an image has passed its tests."""
+        answer = self._ask_ssm("get_parameters", Names=[self._parameter])
+        return str(next((one["Value"] for one in answer["Parameters"]), ""))
+
+    def promote(self, image_id: str) -> str:
+        """Write the parameter; instances read it at each launch."""
+        if image_id != self.promoted():
+            self._ask_ssm(
+                "put_parameter",
+                Name=self._parameter,
+                Value=image_id,
+                Type="String",
+                DataType="aws:ec2:image",
+                Overwrite=True,
+            )
+        image = self._stack.image
+        if image.parameter == self._parameter and image.mode is ImageMode.BAKED:
+            return ""
+        return still_to_do(self._stack.name, f"parameter: {self._parameter}")
+
+    def _build(self, image: dict[str, Any]) -> Build:
+        status = image["state"]["status"]
+        amis = image.get("outputResources", {}).get("amis", [])
+        own = [one["image"] for one in amis if one.get("region") == self._stack.region and one.get("image")]
+        return Build(
+            image["arn"],
+            ENDED.get(status, State.RUNNING),
+            status.lower(),
+            own[0] if own else "",
+            image.get("dateCreated", ""),
+            image["state"].get("reason", ""),
+        )
+
+    def _failed_steps(self, build_id: str) -> list[str]:
+        """``phase: step: message`` of each step that failed, and where its log lies."""
+        runs = self._ask("list_workflow_executions", imageBuildVersionArn=build_id)["workflowExecutions"]
+        failed = [
+            f"{run['type'].lower()}: {step['name']}: {step.get('message', step['status'])}"
+            for run in runs
+            if run["status"] == "FAILED"
+            for step in self._ask(
+                "list_workflow_step_executions", workflowExecutionId=run["workflowExecutionId"]
+            )["steps"]
+            if step["status"] == "FAILED"
+        ]
+        log = naming.prefixed(self._stack.name, "records", self._stack.account_id)
+        return [*failed, f"its log: s3://{log}/image-logs/"]
+
+    def _ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        return self._aws.ask(SERVICE, operation, **arguments)
+
+    def _ask_ssm(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        return self._aws.ask("ssm", operation, **arguments)

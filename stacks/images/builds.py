@@ -1,0 +1,119 @@
+"""What a build of an image is, and how one is followed to its end; the clouds' modules ask for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from stacks.errors import StacksError
+
+POLL_S = 20
+
+
+class State(StrEnum):
+    """How far a build is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Build:
+    """One run of a stack's pipeline.
+
+    Attributes:
+        id: the cloud's, to ask for it again.
+        state: how far it is.
+        phase: what it does at the moment, in the cloud's word, say ``testing``.
+        image_id: what it made; empty until then.
+        created: when it began, as the cloud writes it.
+        reason: why it failed; empty otherwise.
+    """
+
+    id: str
+    state: State
+    phase: str
+    image_id: str = ""
+    created: str = ""
+    reason: str = ""
+
+
+class Builds(Protocol):
+    """A stack's pipeline on its cloud; ``CannotCheckError`` wherever the cloud gives no answer."""
+
+    def check(self) -> None:
+        """Raise ``StacksError`` where the pipeline would build another recipe than the checkout's."""
+
+    def history(self) -> list[Build]:
+        """Its builds, the newest first."""
+
+    def start(self) -> Build:
+        """Begin one."""
+
+    def look(self, build: Build) -> Build:
+        """The same build, as it is now."""
+
+    def promoted(self) -> str:
+        """The image that instances boot from now on; empty before there is one."""
+
+    def promote(self, image_id: str) -> str:
+        """Let instances boot an image from now on; gives what is left to do, a sentence, or nothing."""
+
+
+def follow(
+    builds: Builds,
+    build: Build,
+    tell: Callable[[str], None],
+    now: Callable[[], datetime],
+    sleep: Callable[[float], None],
+) -> Build:
+    """Wait until a build has ended; each phase is told with the time as it begins.
+
+    Raises:
+        StacksError: it failed, with its reason.
+    """
+    told = ""
+    while build.state is State.RUNNING:
+        if build.phase != told:
+            told = build.phase
+            tell(f"{now():%H:%M} {told}")
+        sleep(POLL_S)
+        build = builds.look(build)
+    if build.state is State.FAILED:
+        raise StacksError(f"build {build.id} failed: {build.reason or build.phase}")
+    return build
+
+
+def still_to_do(stack: str, source: str) -> str:
+    """What lets instances boot a built image where their stack names another. Pure.
+
+    Args:
+        stack: its name.
+        source: the setting that names the image, as YAML.
+    """
+    setting = f"image: {{{source}, mode: baked, bundled: true}}"
+    return f"instances boot it once the stack file says {setting} and `gpu-fleet up {stack}` has run"
+
+
+def before(history: Sequence[Build], image_id: str) -> Build:
+    """The build whose image instances booted before the one that is promoted. Pure.
+
+    Args:
+        history: the newest first.
+        image_id: the image that is promoted.
+
+    Raises:
+        StacksError: no build made that image, or there is none before it.
+    """
+    done = [build for build in history if build.state is State.DONE and build.image_id]
+    images = [build.image_id for build in done]
+    if image_id not in images:
+        raise StacksError(
+            f"{image_id or 'no image'} is promoted, which is none of the pipeline's builds: {images}"
+        )
+    older = done[images.index(image_id) + 1 :]
+    if not older:
+        raise StacksError(f"{image_id} is promoted, and the pipeline has no build before it")
+    return older[0]

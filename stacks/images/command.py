@@ -1,0 +1,73 @@
+"""``gpu-fleet image build|rollback STACK``: an image that the stack's cloud makes, tests and promotes."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from stacks.catalog import Cloud
+from stacks.errors import StacksError
+from stacks.images.builds import Builds, State, before, follow
+from stacks.settings import Stack, stack_files
+from stacks.settings.stack_files import StackName
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet image build aws-prod")
+@click.argument("name", metavar="STACK", type=StackName())
+def build(name: str) -> None:
+    """Build a stack's image on its cloud, and let instances boot it once it has passed its tests.
+
+    Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C leaves the build
+    alone; the same command follows it again.
+    """
+    stack = stack_files.settings_of(name)
+    builds = builds_of(stack)
+    builds.check()
+    running = [one for one in builds.history() if one.state is State.RUNNING]
+    begun = running[0] if running else builds.start()
+    click.echo(f"{name}: {'follows' if running else 'started'} build {begun.id}")
+    done = follow(builds, begun, click.echo, _now, time.sleep)
+    left = builds.promote(done.image_id)
+    click.echo(f"{name}: {done.image_id} is built and tested{f'; {left}' if left else ', and promoted'}")
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet image rollback aws-prod")
+@click.argument("name", metavar="STACK", type=StackName())
+def rollback(name: str) -> None:
+    """Let instances boot the image of the build before the promoted one.
+
+    Instances that run keep theirs until they are replaced. The next build promotes its own image again.
+    """
+    stack = stack_files.settings_of(name)
+    builds = builds_of(stack)
+    promoted = builds.promoted()
+    older = before(builds.history(), promoted)
+    left = builds.promote(older.image_id)
+    taken = f"{name}: {promoted} is replaced by {older.image_id} of {older.created}"
+    click.echo(f"{taken}; {left}" if left else taken)
+
+
+def builds_of(stack: Stack, **asks: Any) -> Builds:
+    """The builds of a stack on its cloud.
+
+    Raises:
+        StacksError: the stack has no pipeline.
+    """
+    if not stack.image.built:
+        raise StacksError(
+            f"{stack.name}: image.base_id = None: names the Ubuntu 24.04 that a build starts from; then "
+            f"`gpu-fleet up {stack.name}` declares the pipeline"
+        )
+    if stack.cloud is Cloud.ALICLOUD:
+        # an SDK takes a second to load: only that of the cloud that is asked
+        from stacks.images.alicloud import AlicloudBuilds  # noqa: PLC0415
+
+        return AlicloudBuilds(stack, **asks)
+    from stacks.images.aws import AwsBuilds  # noqa: PLC0415 - as above
+
+    return AwsBuilds(stack, **asks)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

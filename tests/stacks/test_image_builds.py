@@ -1,0 +1,376 @@
+"""``gpu-fleet image build`` and ``rollback``: started once, followed, promoted when tested, taken back."""
+
+import hashlib
+from datetime import UTC, datetime
+
+import pytest
+from click.testing import CliRunner
+
+from stacks.calls.aws import Aws
+from stacks.errors import CannotCheckError, StacksError
+from stacks.images import command
+from stacks.images.alicloud import AlicloudBuilds
+from stacks.images.aws import AwsBuilds
+from stacks.images.builds import POLL_S, Build, State, before, follow
+from stacks.payload import image_files
+from stacks.settings import stack_files
+from tests.stacks import alicloud_account, alicloud_examples, aws_account
+from tests.stacks.examples import BUILDING, stack
+
+PIPELINE = "arn:aws:imagebuilder:us-east-1:123456789012:image-pipeline/gpu-fleet-test"
+RECIPE = "arn:aws:imagebuilder:us-east-1:123456789012:image-recipe/gpu-fleet-test-0/1.0.0"
+BUILD_ARN = "arn:aws:imagebuilder:us-east-1:123456789012:image/gpu-fleet-test-0/1.0.0/{}"
+PARAMETER = "/imagebuilder/gpu-fleet-test/ami"
+AMI = "ami-{:017x}"
+EXECUTION = "wf-00000000-0000-0000-0000-000000000000"
+
+
+def summary(number, status="AVAILABLE", **more):
+    made = {"amis": [{"region": "us-east-1", "image": AMI.format(number)}]} if status == "AVAILABLE" else {}
+    return {
+        "arn": BUILD_ARN.format(number),
+        "state": {"status": status, **more},
+        "dateCreated": f"2026-11-{number:02}T03:00:00Z",
+        "outputResources": made,
+    }
+
+
+class Cloud:
+    """An account with a pipeline; its parameter is written as the cloud and the command write it."""
+
+    def __init__(self, images=(), statuses=(), promoted=None, sha256=None):
+        self.images, self.statuses, self.parameter = list(images), list(statuses), promoted
+        sha256 = sha256 or image_files.recipe(BUILDING).sha256
+        pipeline = {"arn": PIPELINE, "name": "gpu-fleet-test", "imageRecipeArn": RECIPE}
+        recipe = {"arn": RECIPE, "description": f"The recipe of gpu-fleet, sha256 {sha256}"}
+        self.account = aws_account.Account(
+            {
+                "imagebuilder:ListImagePipelines": {"imagePipelineList": [pipeline]},
+                "imagebuilder:GetImageRecipe": {"imageRecipe": recipe},
+                "imagebuilder:ListImagePipelineImages": self.page,
+                "imagebuilder:StartImagePipelineExecution": {"imageBuildVersionArn": BUILD_ARN.format(9)},
+                "imagebuilder:GetImage": self.image,
+                "ssm:GetParameters": self.read,
+                "ssm:PutParameter": self.write,
+            }
+        )
+        self.builds = AwsBuilds(BUILDING, Aws(self.account.client))
+
+    def page(self, params):
+        """One build a page."""
+        place = int(params.get("nextToken", 0))
+        more = {"nextToken": str(place + 1)} if place + 1 < len(self.images) else {}
+        return {"imageSummaryList": self.images[place : place + 1], **more}
+
+    def image(self, _params):
+        status = self.statuses.pop(0)
+        if status == "AVAILABLE":
+            self.parameter = AMI.format(9)  # the pipeline's own distribution writes it
+        return {"image": summary(9, status)}
+
+    def read(self, _params):
+        known = [{"Name": PARAMETER, "Value": self.parameter}] if self.parameter else []
+        return {"Parameters": known}
+
+    def write(self, params):
+        self.parameter = params["Value"]
+        return {"Version": 2}
+
+    def asked(self, operation):
+        return [params for name, params in self.account.asked if name.endswith(f":{operation}")]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """The command against a cloud of the test; no wait takes time."""
+    waited = []
+    monkeypatch.setattr(command.time, "sleep", waited.append)
+    monkeypatch.setattr(command, "_now", lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC))
+
+    def invoke(one, builds, settings=BUILDING):
+        monkeypatch.setattr(stack_files, "settings_of", lambda _name: settings)
+        monkeypatch.setattr(command, "builds_of", lambda _stack: builds)
+        return CliRunner().invoke(one, ["aws-prod"]), waited
+
+    return invoke
+
+
+def test_one_command_starts_follows_and_promotes(run):
+    cloud = Cloud(statuses=["BUILDING", "BUILDING", "TESTING", "DISTRIBUTING", "AVAILABLE"])
+
+    said, waited = run(command.build, cloud.builds)
+
+    assert said.exit_code == 0, said.output
+    assert said.output.splitlines() == [
+        f"aws-prod: started build {BUILD_ARN.format(9)}",
+        *("03:00 pending", "03:00 building", "03:00 testing", "03:00 distributing"),
+        f"aws-prod: {AMI.format(9)} is built and tested; instances boot it once the stack file says image: "
+        f"{{parameter: {PARAMETER}, mode: baked, bundled: true}} and `gpu-fleet up test` has run",
+    ]
+    assert waited == [POLL_S] * 5
+    (started,) = cloud.asked("StartImagePipelineExecution")
+    assert started["imagePipelineArn"] == PIPELINE
+    assert cloud.asked("PutParameter") == []  # the pipeline itself wrote it, after its tests
+
+
+def test_a_stack_that_boots_the_parameter_has_nothing_left_to_do(run):
+    image = {"parameter": PARAMETER, "base_id": BUILDING.image.base_id, "mode": "baked", "bundled": True}
+    cloud = Cloud(statuses=["AVAILABLE"], sha256=image_files.recipe(stack(image=image)).sha256)
+    cloud.builds = AwsBuilds(stack(image=image), Aws(cloud.account.client))
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert said.output.splitlines()[-1] == f"aws-prod: {AMI.format(9)} is built and tested, and promoted"
+
+
+def test_a_build_that_runs_is_followed_and_no_second_is_started(run):
+    cloud = Cloud([summary(8), summary(9, "TESTING")], ["TESTING", "AVAILABLE"])
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert said.output.splitlines()[0] == f"aws-prod: follows build {BUILD_ARN.format(9)}"
+    assert cloud.asked("StartImagePipelineExecution") == []
+
+
+def test_a_failed_build_promotes_nothing_and_names_step_and_log(run):
+    cloud = Cloud(statuses=["FAILED"], promoted=AMI.format(8))
+    steps = [
+        {"name": "LaunchTestInstance", "status": "COMPLETED"},
+        {"name": "ExecuteComponents", "status": "FAILED", "message": "check-image exited with 1"},
+    ]
+    runs = [
+        {"type": "BUILD", "status": "COMPLETED", "workflowExecutionId": EXECUTION},
+        {"type": "TEST", "status": "FAILED", "workflowExecutionId": EXECUTION},
+    ]
+    cloud.account.answers |= {
+        "imagebuilder:ListWorkflowExecutions": {"workflowExecutions": runs},
+        "imagebuilder:ListWorkflowStepExecutions": {"steps": steps},
+    }
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert said.exit_code == 1
+    assert isinstance(said.exception, StacksError)
+    assert str(said.exception) == (
+        f"build {BUILD_ARN.format(9)} failed: test: ExecuteComponents: check-image exited with 1; "
+        "its log: s3://gpu-fleet-test-records-123456789012/image-logs/"
+    )
+    assert cloud.parameter == AMI.format(8)
+
+
+def test_a_pipeline_of_another_recipe_than_the_checkouts_builds_nothing(run):
+    cloud = Cloud(sha256="f" * 64)
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert "builds another recipe than this checkout's" in str(said.exception)
+    assert "`gpu-fleet up test` first" in str(said.exception)
+    assert cloud.asked("StartImagePipelineExecution") == []
+
+
+def test_a_stack_that_is_not_up_is_one_message(run):
+    cloud = Cloud()
+    cloud.account.answers["imagebuilder:ListImagePipelines"] = {"imagePipelineList": []}
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert str(said.exception) == "no pipeline gpu-fleet-test in us-east-1: `gpu-fleet up test` first"
+
+
+def test_a_denied_call_names_the_permission(run):
+    cloud = Cloud()
+    cloud.account.answers["imagebuilder:StartImagePipelineExecution"] = aws_account.Refusal()
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert isinstance(said.exception, CannotCheckError)
+    assert str(said.exception) == "denied imagebuilder:StartImagePipelineExecution"
+
+
+def test_a_stack_without_a_base_is_told_the_key():
+    with pytest.raises(StacksError, match=r"test: image\.base_id = None: names the Ubuntu 24\.04"):
+        command.builds_of(stack())
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        (BUILDING, AwsBuilds),
+        (alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2"}), AlicloudBuilds),
+    ],
+)
+def test_each_cloud_has_its_own_builds(settings, kind):
+    assert isinstance(command.builds_of(settings), kind)
+
+
+def test_rollback_promotes_the_build_before_and_says_since_when(run):
+    history = [summary(9, "FAILED"), summary(6), summary(7), summary(8), summary(5)]
+    cloud = Cloud(history, promoted=AMI.format(8))
+
+    said, _ = run(command.rollback, cloud.builds)
+
+    assert said.exit_code == 0, said.output
+    assert cloud.asked("PutParameter") == [
+        {
+            "Name": PARAMETER,
+            "Value": AMI.format(7),
+            "Type": "String",
+            "DataType": "aws:ec2:image",
+            "Overwrite": True,
+        }
+    ]
+    assert f"{AMI.format(8)} is replaced by {AMI.format(7)} of 2026-11-07T03:00:00Z" in said.output
+
+
+def test_a_second_rollback_goes_one_further(run):
+    cloud = Cloud([summary(6), summary(7), summary(8)], promoted=AMI.format(8))
+
+    run(command.rollback, cloud.builds)
+    run(command.rollback, cloud.builds)
+
+    assert cloud.parameter == AMI.format(6)
+
+
+@pytest.mark.parametrize(
+    ("promoted", "message"),
+    [
+        (AMI.format(6), "the pipeline has no build before it"),
+        ("ami-0123456789abcdef0", "which is none of the pipeline's builds"),
+        (None, "no image is promoted"),
+    ],
+)
+def test_without_a_build_before_nothing_is_changed(run, promoted, message):
+    cloud = Cloud([summary(6), summary(7, "FAILED")], promoted=promoted)
+
+    said, _ = run(command.rollback, cloud.builds)
+
+    assert said.exit_code == 1
+    assert message in str(said.exception)
+    assert cloud.asked("PutParameter") == []
+
+
+def test_a_build_whose_image_was_deleted_is_not_gone_back_to():
+    history = [
+        Build(str(number), state, "", f"ami-{number}") for number, state in enumerate([State.DONE] * 3)
+    ]
+    history[1] = Build("1", State.FAILED, "deleted", "ami-1")
+
+    assert before(history, "ami-0").image_id == "ami-2"
+
+
+def test_following_ends_with_the_build(run):
+    asked = iter(["building", "building", "testing"])
+
+    class Slow:
+        def look(self, build):
+            phase = next(asked, "")
+            return Build(build.id, State.RUNNING if phase else State.DONE, phase, "" if phase else "m-1")
+
+    told, slept = [], []
+    done = follow(
+        Slow(),
+        Build("1", State.RUNNING, "preparing"),
+        told.append,
+        lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC),
+        slept.append,
+    )
+
+    assert done.image_id == "m-1"
+    assert told == ["03:00 preparing", "03:00 building", "03:00 testing"]
+    assert slept == [POLL_S] * 4
+
+
+ALICLOUD = alicloud_examples.stack(image={"id": "m-1", "base_id": "m-2", "payload": "image/packages.toml"})
+ECS_NAME = f"gpu-fleet-test-{image_files.recipe(ALICLOUD).sha256[:12]}"
+
+
+def executions(*rows):
+    names = ("ExecutionId", "Status", "ImageId", "CreationTime", "Message")
+    listed = [dict(zip(names, row, strict=False)) for row in rows]
+    return {"ImagePipelineExecution": {"ImagePipelineExecutionSet": listed}}
+
+
+@pytest.fixture
+def ecs():
+    """An account of Alibaba Cloud with the stack's pipeline, and its builds."""
+    named = [
+        {"ImagePipelineId": "ip-of-another", "Name": "gpu-fleet-test-0"},
+        {"ImagePipelineId": "ip-1", "Name": ECS_NAME},
+    ]
+    account = alicloud_account.Account(
+        {
+            "DescribeImagePipelines": {"ImagePipeline": {"ImagePipelineSet": named}},
+            "DescribeImagePipelineExecutions": executions(),
+            "StartImagePipelineExecution": {"ExecutionId": "exec-1"},
+        }
+    )
+    with alicloud_account.serving(account) as alicloud:
+        yield account, AlicloudBuilds(ALICLOUD, alicloud)
+
+
+def test_on_alibaba_cloud_the_image_is_built_and_the_stack_file_promotes_it(ecs, run):
+    account, builds = ecs
+    statuses = iter(["BUILDING", "TESTING", "SUCCESS"])
+
+    def answer(parameters):
+        if "ExecutionId" not in parameters:
+            return executions()
+        status = next(statuses)
+        return executions(("exec-1", status, "m-new" if status == "SUCCESS" else ""))
+
+    account.answers["DescribeImagePipelineExecutions"] = answer
+
+    said, _ = run(command.build, builds, ALICLOUD)
+
+    assert said.exit_code == 0, said.output
+    assert said.output.splitlines()[1:4] == ["03:00 preparing", "03:00 building", "03:00 testing"]
+    assert "once the stack file says image: {id: m-new, mode: baked, bundled: true}" in said.output
+    (started,) = [parameters for name, parameters in account.asked if name.startswith("Start")]
+    assert started["ImagePipelineId"] == "ip-1"
+
+
+@pytest.mark.parametrize("status", ["FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"])
+def test_on_alibaba_cloud_a_build_that_did_not_pass_is_none(ecs, run, status):
+    account, builds = ecs
+    account.answers["DescribeImagePipelineExecutions"] = lambda parameters: (
+        executions(("exec-1", status, "m-new", "2026-11-22", "check-image exited with 1"))
+        if "ExecutionId" in parameters
+        else executions()
+    )
+
+    said, _ = run(command.build, builds, ALICLOUD)
+
+    assert said.exit_code == 1
+    assert str(said.exception) == "build exec-1 failed: check-image exited with 1"
+
+
+def test_on_alibaba_cloud_a_pipeline_of_another_payload_builds_nothing(ecs, run):
+    account, builds = ecs
+    account.answers["DescribeImagePipelines"] = {"ImagePipeline": {"ImagePipelineSet": []}}
+
+    said, _ = run(command.build, builds, ALICLOUD)
+
+    assert f"no pipeline {ECS_NAME}" in str(said.exception)
+
+
+def test_on_alibaba_cloud_rollback_names_the_image_before(ecs, run):
+    account, builds = ecs
+    account.answers["DescribeImagePipelineExecutions"] = executions(
+        ("exec-0", "SUCCESS", "m-0", "2026-11-08"), ("exec-1", "SUCCESS", "m-1", "2026-11-15")
+    )
+
+    said, _ = run(command.rollback, builds, ALICLOUD)
+
+    assert said.exit_code == 0, said.output
+    assert "m-1 is replaced by m-0 of 2026-11-08" in said.output
+    assert "image: {id: m-0, mode: baked, bundled: true}" in said.output
+
+
+def test_without_a_file_the_checkouts_own_payload_is_built():
+    named = stack(image={"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa"})
+
+    recipe = image_files.recipe(named)
+
+    assert recipe == image_files.recipe(named)
+    assert hashlib.sha256(recipe.path.read_bytes()).hexdigest() == recipe.sha256
+    assert recipe.object_key == f"image/{recipe.sha256}.tar"
