@@ -4,12 +4,15 @@ from typing import Any
 
 import yaml
 
+from stacks import catalog
 from stacks.aws.storage import bucket_name
 from stacks.payload import image_files
 from stacks.settings import Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateComponent.html: data
 LARGEST_COMPONENT_CHARACTERS = 16_000
+# docs.aws.amazon.com/imagebuilder/latest/userguide/wfdoc-step-actions.html: an hour by default
+LAUNCH_TIMEOUT_S = 6 * 3600
 FOLDER = "/opt/gpu-fleet-recipe"
 FILES = "/var/cache/gpu-fleet/files"
 
@@ -38,6 +41,41 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
 def tests_content() -> str:
     """The tests of the finished image, on an instance of its own that booted it."""
     return _document("What an image of gpu-fleet must show", {"test": [_look(" booted")]})
+
+
+def canary_types(stack: Stack) -> list[str]:
+    """The GPU types that a built image is tried on, the cheapest first; the first to be had is taken.
+
+    Empty where the stack has none that runs it, or wants none.
+    """
+    known = {name: catalog.load().get(name) for pool in stack.pools for name in pool.types}
+    fitting = [kind for kind in known.values() if kind.gpu_count and kind.runs_bundled_image and kind.price]
+    by_price = sorted(fitting, key=lambda kind: (kind.price.amount_per_hour if kind.price else 0, kind.name))
+    return [kind.name for kind in by_price] if stack.image.canary else []
+
+
+def canary_content(types: list[str]) -> str:
+    """The test workflow: launch the image on a GPU type, run the test component there, terminate."""
+    instance = {"instanceId.$": "$.stepOutputs.LaunchCanary.instanceId"}
+    launch = {"waitFor": "ssmAgent", "instanceTypesOverride": types}
+    steps = [
+        {
+            "name": "LaunchCanary",
+            "action": "LaunchInstance",
+            "onFailure": "Abort",
+            "timeoutSeconds": LAUNCH_TIMEOUT_S,
+            "inputs": launch,
+        },
+        {"name": "Test", "action": "ExecuteComponents", "onFailure": "Abort", "inputs": instance},
+        {
+            "name": "TerminateCanary",
+            "action": "TerminateInstance",
+            "onFailure": "Continue",
+            "inputs": instance,
+        },
+    ]
+    head = {"name": "canary", "description": "A built image on a GPU", "schemaVersion": 1.0}
+    return str(yaml.safe_dump({**head, "steps": steps}, sort_keys=False, width=1000))
 
 
 def _look(when: str = "") -> dict[str, Any]:

@@ -30,6 +30,12 @@ COMMAND_ACTIONS = (
 MADE_HERE = {"StringEquals": {"aws:ResourceTag/CreatedBy": "EC2 Image Builder"}}
 
 
+def execution_role(stack: Stack) -> str:
+    """What runs a pipeline's workflows: Image Builder's own role, which the account's first use makes."""
+    path = "role/aws-service-role/imagebuilder.amazonaws.com/AWSServiceRoleForImageBuilder"
+    return f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:{path}"
+
+
 def builder_profile(
     name: str,
     stack: Stack,

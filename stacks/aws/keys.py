@@ -6,7 +6,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies
+from stacks.aws import image_roles, policies
 from stacks.settings import Stack
 
 DELETION_WINDOW_DAYS_PROTECTED = 30
@@ -122,11 +122,9 @@ def _builds(stack: Stack) -> policies.Statement:
     By condition, since a policy that names a role which is not there yet is refused, and the account's first
     build makes this one (docs.aws.amazon.com/imagebuilder/latest/userguide/integ-sns.html).
     """
-    path = "role/aws-service-role/imagebuilder.amazonaws.com/AWSServiceRoleForImageBuilder"
-    role = f"arn:{policies.partition(stack.region)}:iam::{stack.account_id}:{path}"
     only = {
         "kms:CallerAccount": stack.account_id,
         "kms:ViaService": f"sns.{stack.region}.amazonaws.com",
-        "aws:PrincipalArn": role,
+        "aws:PrincipalArn": image_roles.execution_role(stack),
     }
     return policies.allow("BuildsToTopic", MESSAGE_ACTIONS, "*", {"StringEquals": only}, {"AWS": "*"})

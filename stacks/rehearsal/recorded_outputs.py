@@ -19,6 +19,7 @@ LACKING = {
     "aws:imagebuilder/imageRecipe:ImageRecipe": "moto has no Image Builder",
     "aws:imagebuilder/infrastructureConfiguration:InfrastructureConfiguration": "moto has no Image Builder",
     "aws:imagebuilder/lifecyclePolicy:LifecyclePolicy": "moto has no Image Builder",
+    "aws:imagebuilder/workflow:Workflow": "moto has no Image Builder",
 }
 # Type -> the input or ``name`` that the provider takes as the id.
 _IDENTIFIED_BY = {
@@ -31,6 +32,7 @@ _NUMBERED = frozenset({"alicloud:cms/monitorGroup:MonitorGroup"})
 _VERSIONED = {
     "aws:imagebuilder/component:Component": "/{}/1",
     "aws:imagebuilder/imageRecipe:ImageRecipe": "/{}",
+    "aws:imagebuilder/workflow:Workflow": "/{}/1",
 }
 # The first version of anything that counts its versions.
 _FIRST = 1

@@ -579,6 +579,8 @@ class ImageSettings:
             for no build pipeline.
         payload: the recipe that it runs, by its path from the top of the checkout: a tarball that
             ``gpu-fleet image payload`` wrote; null for the checkout's own.
+        canary: whether a build is tried on a GPU of the stack before it is promoted (AWS): the gate, and an
+            all-reduce over all GPUs.
         disk: a disk baked here (qcow2), by its path, that is imported as an image (Alibaba Cloud).
     """
 
@@ -589,6 +591,7 @@ class ImageSettings:
     size_gib: Positive = 100
     base_id: str | None = None
     payload: str | None = None
+    canary: bool = True
     disk: str | None = None
 
     @property

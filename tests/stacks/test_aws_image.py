@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stacks.aws.image_documents import component_content
+from stacks.aws.image_documents import canary_types, component_content
 from stacks.aws.launch import image_id
 from stacks.aws.stack import build
 from stacks.crossguard.model import Profile, Resource
@@ -21,7 +21,7 @@ from stacks.payload.image_files import ROOT
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
 from stacks.rehearsal.registrations import RegistrationOutcome
-from tests.stacks.examples import BUILDING, stack
+from tests.stacks.examples import BUILDING, pool, stack
 
 BUILDER = "aws:imagebuilder/{}:{}"
 PAYLOAD_SHA256 = hashlib.sha256((ROOT / "image/packages.toml").read_bytes()).hexdigest()
@@ -97,6 +97,43 @@ def test_the_image_looks_at_itself_before_and_after_it_is_made(built):
     assert phases(inputs(built, "Component", "-tests"))["test"][0]["inputs"]["commands"] == [f"{look} booted"]
     assert inputs(built, "ImagePipeline")["imageTestsConfiguration"]["imageTestsEnabled"] is True
     assert (ROOT / "image/rootfs" / look.removeprefix("/")).is_file()
+
+
+def test_a_build_is_tried_on_the_cheapest_gpu_of_the_stack_before_it_is_distributed(built):
+    workflow = inputs(built, "Workflow", "-canary")
+    launch, run, terminate = yaml.safe_load(workflow["data"])["steps"]
+    building, testing = inputs(built, "ImagePipeline")["workflows"]
+    (made,) = built.of_type(BUILDER.format("workflow", "Workflow"))
+
+    assert workflow["type"] == "TEST"
+    assert workflow["kmsKeyId"] == key_of(built)
+    assert launch["inputs"] == {"waitFor": "ssmAgent", "instanceTypesOverride": ["g5.xlarge"]}
+    assert launch["timeoutSeconds"] == 6 * 3600
+    instance = {"instanceId.$": f"$.stepOutputs.{launch['name']}.instanceId"}
+    assert (run["action"], run["inputs"], run["onFailure"]) == ("ExecuteComponents", instance, "Abort")
+    assert (terminate["action"], terminate["inputs"]) == ("TerminateInstance", instance)
+    assert building["workflowArn"].endswith(":aws:workflow/build/build-image/x.x.x")
+    assert testing == {"workflowArn": made.outputs["arn"], "onFailure": "ABORT"}
+    role = inputs(built, "ImagePipeline")["executionRole"]
+    assert role.endswith(":role/aws-service-role/imagebuilder.amazonaws.com/AWSServiceRoleForImageBuilder")
+    tests = inputs(built, "ImagePipeline")["imageTestsConfiguration"]
+    assert tests["timeoutMinutes"] * 60 > launch["timeoutSeconds"]
+
+
+def test_a_canary_is_of_the_types_that_run_the_image_the_cheapest_first():
+    pools = [pool(types=["p4d.24xlarge", "g6.xlarge"]), pool(name="old", types=["p3.2xlarge", "g5.xlarge"])]
+
+    assert canary_types(stack(pools=pools)) == ["g6.xlarge", "g5.xlarge", "p4d.24xlarge"]
+    assert canary_types(stack(pools=pools, image={"id": "ami-0123456789abcdef0", "canary": False})) == []
+
+
+def test_without_a_canary_image_builders_own_test_runs(register):
+    image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "canary": False}
+    declared = register(stack(image=image | {"payload": "image/packages.toml"}))
+
+    assert declared.of_type(BUILDER.format("workflow", "Workflow")) == []
+    arns = [one["workflowArn"] for one in inputs(declared, "ImagePipeline")["workflows"]]
+    assert arns[1].endswith(":aws:workflow/test/test-image/x.x.x")
 
 
 def test_the_recipe_builds_both_components_on_the_named_base(built):

@@ -163,7 +163,7 @@ def leaf_keys():
 NOT_EDITED = {
     *("name", "cloud", "region", "endpoint_url"),
     *("budget.assume", "budget.currency", "budget.allow_overcommit"),
-    *("image.bundled", "image.base_id", "image.payload", "image.disk"),
+    *("image.bundled", "image.base_id", "image.payload", "image.canary", "image.disk"),
 }
 
 

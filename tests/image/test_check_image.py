@@ -1,0 +1,101 @@
+"""What a built image must show on an instance with GPUs: the driver has each, and all of them add up."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from image import build_requirements, payload
+
+CHECK = payload.PROJECT / "image/rootfs/usr/libexec/gpu-fleet/check-image"
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Runs check-image where the bus and the driver are made up; gives what it says of the GPUs."""
+    if build_requirements.hindrance() is not None or shutil.which("unshare") is None:
+        pytest.skip("made-up devices are mounts, which need root and unshare")
+    if not Path("/sys/bus/pci/devices").is_dir():
+        pytest.skip("no PCI bus on this computer")
+
+    def run(bus, driven, when, status=0):
+        for number, (vendor, kind) in enumerate(bus):
+            device = tmp_path / f"bus/0000:00:{number:02}.0"
+            device.mkdir(parents=True)
+            (device / "vendor").write_text(f"{vendor}\n")
+            (device / "class").write_text(f"{kind}\n")
+        (tmp_path / "bus").mkdir(exist_ok=True)
+        for number in range(driven):
+            (tmp_path / f"driver/nvidia/gpus/{number}").mkdir(parents=True)
+        (tmp_path / "driver").mkdir(exist_ok=True)
+        opt = tmp_path / "opt/gpu-fleet/venv/bin"
+        opt.mkdir(parents=True)
+        (opt / "python").write_text(f'#!/bin/bash\necho "$*" >>"{tmp_path}/calls"\nexit {status}\n')
+        (opt / "python").chmod(0o755)
+        mounts = {"bus": "/sys/bus/pci/devices", "driver": "/proc/driver", "opt": "/opt"}
+        lines = [f"mount --bind {tmp_path}/{name} {place}" for name, place in mounts.items()]
+        script = "\n".join([*lines, f"exec bash {CHECK} {when}"])
+        done = subprocess.run(
+            ["unshare", "--mount", "bash", "-e", "-c", script], capture_output=True, text=True, check=False
+        )
+        calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+        said = [line for line in done.stdout.splitlines() if "name=gpus " in line]
+        return said, [line for line in calls.splitlines() if "torch.distributed.run" in line]
+
+    return run
+
+
+GPU, SWITCH, CARD = ("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x1d0f", "0x020000")
+
+
+def test_an_instance_without_a_gpu_is_asked_for_none(check):
+    assert check([CARD], 0, "booted") == ([], [])
+
+
+def test_nccl_has_a_rank_for_each_gpu_and_none_for_a_switch(check):
+    said, calls = check([GPU, GPU, SWITCH, CARD], 2, "booted")
+
+    assert said == ["event=check name=gpus ok=true"]
+    (call,) = calls
+    assert call.endswith("--standalone --nproc-per-node 2 -m image.readiness.all_reduce nccl")
+
+
+def test_a_gpu_alone_is_tried_by_two_ranks_of_gloo(check):
+    _, (call,) = check([GPU], 1, "booted")
+
+    assert call.endswith("--nproc-per-node 2 -m image.readiness.all_reduce gloo")
+
+
+def test_a_gpu_that_the_driver_lacks_fails_the_build(check):
+    said, calls = check([GPU, GPU], 1, "booted")
+
+    assert said == ["event=check name=gpus ok=false detail='2 GPUs on the bus, 1 in the driver'"]
+    assert calls == []
+
+
+def test_a_failed_all_reduce_fails_the_build(check):
+    (said,), _ = check([GPU, GPU], 2, "booted", status=1)
+
+    assert "name=gpus ok=false" in said
+
+
+def test_the_builder_itself_is_not_asked(check):
+    assert check([GPU], 1, "built") == ([], [])
+
+
+def test_ranks_add_up_by_gloo():
+    launched = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *("-m", "image.readiness.all_reduce", "gloo"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=payload.PROJECT,
+        timeout=120,
+    )
+
+    assert launched.returncode == 0, launched.stderr
