@@ -19,7 +19,7 @@ KMS_PRICE = (
     "USD a day and 0.03 USD a day and key version (price list of 2025-01-10)"
 )
 MAIL_CONSOLE = "https://dm.console.aliyun.com"
-BUILD = "start a build: see the output image_pipeline_id"
+BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
 
 
 def account(stack: Stack, cloud: Alicloud) -> Finding:

@@ -12,7 +12,7 @@ from stacks.settings import Stack
 
 AMAZON = "amazon"
 SECRETS_KEY = "alias/aws/secretsmanager"  # Amazon's own, of a secret that names none
-BUILD = "bake one: see image/README.md"
+BUILD = "build one: `gpu-fleet image build STACK`, see image/README.md"
 
 
 def account(stack: Stack, aws: Aws) -> Finding:
