@@ -131,7 +131,7 @@ def test_without_a_canary_image_builders_own_test_runs(register):
     image = {"id": "ami-0123456789abcdef0", "base_id": "ami-0aaaaaaaaaaaaaaaa", "canary": False}
     declared = register(stack(image=image | {"payload": "image/packages.toml"}))
 
-    assert declared.of_type(BUILDER.format("workflow", "Workflow")) == []
+    assert declared.of_type(BUILDER.format("workflow", "Workflow")) == ()
     arns = [one["workflowArn"] for one in inputs(declared, "ImagePipeline")["workflows"]]
     assert arns[1].endswith(":aws:workflow/test/test-image/x.x.x")
 
