@@ -21,7 +21,14 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = ("provision.sh", "bootstrap.py", "lib.sh", "sbom.py")
 FOLDERS = ("steps", "rootfs", "wheels", "keys")
 # Modules of the project that run on the instance; the rest of image/ is for the builder.
-PYTHON = ("training/gpu_fleet", "image/console", "image/instance", "image/reaper", "image/readiness")
+PYTHON = (
+    "training/gpu_fleet",
+    "image/capacity",
+    "image/console",
+    "image/instance",
+    "image/reaper",
+    "image/readiness",
+)
 MODULES = ("image/__init__.py", "image/trainer_wheels.py", "image/wheel_store.py")
 DIGEST = "payload.sha256"
 # Where no git says what belongs to the project: nothing else of its folders leaves the computer. A test holds

@@ -57,6 +57,8 @@ CATALOG = Rows(
 # Who uses it -> its commands, in the order of the help.
 SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
     "Users of instances": {
+        "take": Row("image.capacity.command:take", "Take instances: they start where there is room."),
+        "give-back": Row("image.capacity.command:give_back", "Return an instance that you took."),
         "status": Row("image.reaper.people.status:status", "Every instance: owner, idle time, cost."),
         "explain": Row("image.reaper.people.explain:explain", "Why an instance is terminated or kept."),
         "keep": Row("image.reaper.people.keep:keep", "Keep an instance for hours or days, used or not."),

@@ -19,6 +19,8 @@ METRIC_ACTIVE_FRACTION = "ActiveFraction"
 # Seconds since the last activity, by a monotonic clock, watched without a gap: after a restart of agent or
 # machine it counts from the first complete sample, unless the agent knows of nothing missed. Or a code.
 METRIC_SECONDS_SINCE_ACTIVITY = "SecondsSinceActivity"
+# 1 once the boot check passed, 0 where it failed; nothing while it runs. For who waits for the instance.
+METRIC_GATE_PASSED = "GatePassed"
 # Memory in use of the fullest GPU, 0 to 100.
 METRIC_GPU_MEMORY = "GpuMemoryUsedPercent"
 

@@ -15,6 +15,8 @@ TAG_IDLE_SINCE = "gpu-fleet:idle-since"
 TAG_REAP_AFTER = "gpu-fleet:reap-after"
 TAG_PROTECTED = "gpu-fleet:protected"  # any value: an administrator's never
 TAG_WITHDRAWN = "gpu-fleet:withdrawn"  # an instance's own, for a mark: on AWS it denies its stop
+# set by whoever took the instance: the sweep terminates it as soon as nothing runs there
+TAG_GIVE_BACK = "gpu-fleet:give-back"
 TAG_KEEP_UNTIL = "gpu-fleet:keep-until"
 TAG_KEEP_REASON = "gpu-fleet:keep-reason"
 TAG_USERS = "gpu-fleet:users"  # who was seen on the instance, newest first; set by its agent
@@ -126,6 +128,7 @@ class Group:
         max_size: the group never has more machines.
         pool: whose machines it starts, or an empty text.
         closed: it starts no machine, whatever it wants (its ``Launch`` process is suspended).
+        title: what its stack calls it: its name on AWS, where Alibaba Cloud goes by ids.
     """
 
     name: str
@@ -135,6 +138,7 @@ class Group:
     max_size: int = 0
     pool: str = ""
     closed: bool = False
+    title: str = ""
 
     @property
     def size(self) -> int:

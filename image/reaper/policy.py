@@ -47,6 +47,25 @@ class Sensors:
 
 
 @dataclass(frozen=True)
+class Capacity:
+    """How a pool grows (``image/capacity``).
+
+    Attributes:
+        groups: what the stack calls its scaling groups, in order of preference.
+        max_size: instances of the whole pool, at most.
+        spare: instances that are kept for whoever takes one next.
+        together: the instances of one request start in the same group: they stand close together.
+        scale_out_alarms: alarms whose ALARM state asks for an instance more.
+    """
+
+    groups: tuple[str, ...]
+    max_size: int
+    spare: int = 0
+    together: bool = False
+    scale_out_alarms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PoolPolicy:
     """When a machine of one pool counts as forgotten, and what happens then.
 
@@ -69,6 +88,7 @@ class PoolPolicy:
             than that is it false.
         hourly_price: instance type -> on-demand price of an hour; None where it is unknown.
         sensors: what counts as activity.
+        capacity: how the pool grows; None in policies of before, which leave that to the groups.
     """
 
     market: str
@@ -87,6 +107,7 @@ class PoolPolicy:
     require_acknowledgement: bool
     hourly_price: dict[str, Decimal | None]
     sensors: Sensors = field(default_factory=Sensors)
+    capacity: Capacity | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +142,7 @@ class Policy:
         watch_days: days from the first sweep in which nothing is marked, stopped or terminated.
         notify_users: the records say who is reached where (``roster.json``).
         budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
+        take_max_per_person: instances that one person may have taken at once, in all pools.
     """
 
     cloud: str
@@ -137,6 +159,7 @@ class Policy:
     budget: budgets.Budget | None = None
     watch_days: int = 0
     notify_users: bool = False
+    take_max_per_person: int = 0
 
 
 def load(path: Path) -> Policy:
@@ -192,6 +215,7 @@ def _policy(fields: Fields) -> Policy:
         budget=budgets.read(found) if (found := fields.optional_table("budget")) else None,
         watch_days=fields.optional_integer("watch_days", 0, 90) or 0,
         notify_users=fields.flag("notify_users", default=False),
+        take_max_per_person=fields.optional_integer("take_max_per_person", 0, 100_000) or 0,
     )
     fields.refuse_unknown()
     return policy
@@ -215,10 +239,23 @@ def _pool(fields: Fields) -> PoolPolicy:
         require_acknowledgement=fields.flag("require_acknowledgement", default=True),
         hourly_price=fields.prices("hourly_price"),
         sensors=sensors(found) if (found := fields.optional_table("sensors")) else Sensors(),
+        capacity=_capacity(found) if (found := fields.optional_table("capacity")) else None,
     )
     fields.refuse_unknown()
     _refuse_unsafe_stop(fields, pool)
     return pool
+
+
+def _capacity(fields: Fields) -> Capacity:
+    capacity = Capacity(
+        groups=fields.words("groups"),
+        max_size=fields.integer("max_size", 1, 100_000),
+        spare=fields.integer("spare", 0, 100_000),
+        together=fields.flag("together", default=False),
+        scale_out_alarms=fields.words("scale_out_alarms"),
+    )
+    fields.refuse_unknown()
+    return capacity
 
 
 def sensors(fields: Fields) -> Sensors:

@@ -71,11 +71,21 @@ class Reaper(pulumi.ComponentResource):
 
 def bundle(stack: Stack) -> dict[str, bytes]:
     """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
-    modules = sweep_archive.modules(ENTRY, cloud="alicloud")
+    return archive(stack, ENTRY)
+
+
+def archive(stack: Stack, entry: str) -> dict[str, bytes]:
+    """The code of a function: what a module needs, packages too, and the stack's policy.
+
+    Args:
+        stack: the settings.
+        entry: the module with the handler.
+    """
+    modules = sweep_archive.modules(entry, cloud="alicloud")
     files = {path: (sweep_archive.ROOT / path).read_bytes() for path in modules}
     return {
         **sweep_archive.packages(),
         **files,
-        ENTRY_FILE: f"from {ENTRY} import handle as handler\n".encode(),
+        ENTRY_FILE: f"from {entry} import handle as handler\n".encode(),
         sweep_archive.POLICY_FILE: sweep_archive.policy_text(stack).encode(),
     }

@@ -1,8 +1,8 @@
-"""Scale out under load; ask, never force, the way in.
+"""Ask for an instance more under load, for one less without.
 
-Every alarm of Auto Scaling must act. The one for low load acts by a rule that changes nothing: ending a
-healthy instance is the sweep's alone. The sweep reads the alarm's state as a request and takes instances that
-are idle by its own evidence.
+Every alarm of Auto Scaling must act, so these act by a rule that changes nothing. The mover reads those for
+high load, and decides where an instance starts; the sweep reads those for low load, and terminates instances
+that are idle by its own evidence.
 """
 
 import os
@@ -14,7 +14,6 @@ from stacks.alicloud.first_pass import DeclaredStage, stage_of
 from stacks.settings import Pool, Stack
 from stacks.settings.pools import (
     COOLDOWN_IN_S,
-    COOLDOWN_OUT_S,
     GPU_MEMORY_METRIC,
     PERIOD_S,
     GroupPlan,
@@ -33,14 +32,23 @@ def scale_by_load(
     monitor_group: pulumi.Output[str],
     opts: pulumi.ResourceOptions,
 ) -> None:
-    """Declare the scale-out rule and the alarms of one group.
+    """Declare the alarms of one group, and the rule that they act by.
 
     Args:
         name: prefix of the resources' logical names.
         monitor_group: the application group of the metrics that agents publish.
     """
-    more = _rule(f"{name}-out", group, 1, COOLDOWN_OUT_S, opts)
-    ask = _rule(f"{name}-ask", group, 0, COOLDOWN_IN_S, opts)
+    ask = alicloud.ess.ScalingRule(
+        f"{name}-ask",
+        scaling_group_id=group.id,
+        scaling_rule_name=f"{name}-ask",
+        scaling_rule_type="SimpleScalingRule",
+        # Only some references of CreateScalingRule allow a change by 0 instances; all allow one by 0 percent.
+        adjustment_type="PercentChangeInCapacity",
+        adjustment_value=0,
+        cooldown=COOLDOWN_IN_S,
+        opts=opts,
+    )
     for alarm in load_alarms(plan):
         if stage_of(f"{name}-{alarm.label}", os.environ) is DeclaredStage.WITHHELD:
             continue
@@ -60,26 +68,6 @@ def scale_by_load(
             threshold=str(alarm.percent),
             period=PERIOD_S,
             evaluation_count=alarm.for_s // PERIOD_S,
-            alarm_actions=[(more if alarm.high else ask).ari],
+            alarm_actions=[ask.ari],
             opts=opts,
         )
-
-
-def _rule(
-    name: str,
-    group: alicloud.ess.ScalingGroup,
-    change: int,
-    cooldown_s: int,
-    opts: pulumi.ResourceOptions,
-) -> alicloud.ess.ScalingRule:
-    return alicloud.ess.ScalingRule(
-        name,
-        scaling_group_id=group.id,
-        scaling_rule_name=name,
-        scaling_rule_type="SimpleScalingRule",
-        # Only some references of CreateScalingRule allow a change by 0 instances; all allow one by 0 percent.
-        adjustment_type="QuantityChangeInCapacity" if change else "PercentChangeInCapacity",
-        adjustment_value=change,
-        cooldown=cooldown_s,
-        opts=opts,
-    )

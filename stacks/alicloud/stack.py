@@ -7,6 +7,7 @@ import pulumi_alicloud as alicloud
 
 from stacks import naming
 from stacks.alicloud.budget import Budget, BudgetArgs
+from stacks.alicloud.capacity import Capacity, CapacityArgs, people_policy
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
 from stacks.alicloud.firewall import ENDPOINTS, Firewall, FirewallArgs
 from stacks.alicloud.fleet import Fleet, FleetArgs
@@ -71,6 +72,8 @@ def build(stack: Stack) -> dict[str, Any]:
     fleets = {pool.name: fleet(pool) for pool in stack.pools}
     records = storage.bucket_arns["records"]
     reaper = Reaper(name, ReaperArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group), own)
+    moving = CapacityArgs(stack, keys.key_id, keys.key_arn, records)
+    capacity = Capacity(name, moving, own)
     return {
         "region": stack.region,
         "key_arn": keys.key_arn,
@@ -88,6 +91,8 @@ def build(stack: Stack) -> dict[str, Any]:
         "image_pipeline_id": image.pipeline_id,
         "imported_image_id": image.imported_id,
         "reaper_function_name": reaper.function_name,
+        "capacity_function_name": capacity.function_name,
+        "people_policy": people_policy(moving),
         "policy": policy,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),

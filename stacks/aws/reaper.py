@@ -173,8 +173,19 @@ class Reaper(pulumi.ComponentResource):
 
 def bundle(stack: Stack) -> pulumi.AssetArchive:
     """The function's code: equal settings and equal modules give an equal hash."""
+    return archive(stack, sweep_archive.ENTRY)
+
+
+def archive(stack: Stack, entry: str) -> pulumi.AssetArchive:
+    """The code of a function: what a module needs, and the stack's policy.
+
+    Args:
+        stack: the settings.
+        entry: the module with the handler.
+    """
     files: dict[str, pulumi.Asset | pulumi.Archive] = {
-        path: pulumi.FileAsset(str(sweep_archive.ROOT / path)) for path in sweep_archive.modules(cloud="aws")
+        path: pulumi.FileAsset(str(sweep_archive.ROOT / path))
+        for path in sweep_archive.modules(entry, cloud="aws")
     }
     policy = pulumi.StringAsset(sweep_archive.policy_text(stack))
     return pulumi.AssetArchive(files | {sweep_archive.POLICY_FILE: policy})

@@ -1,7 +1,7 @@
-"""Scale out under load; ask, never force, the way in.
+"""Ask for an instance more under load, for one less without.
 
-A low-load alarm has no action of its own: ending a healthy instance is the sweep's alone. The sweep reads the
-alarm's state as a request and takes instances that are idle by its own evidence.
+No alarm has an action of its own. The mover reads those for high load, and decides where an instance starts;
+the sweep reads those for low load, and terminates instances that are idle by its own evidence.
 """
 
 from typing import Any
@@ -12,7 +12,6 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.settings import Pool, Stack
 from stacks.settings.pools import (
-    COOLDOWN_OUT_S,
     GPU_MEMORY_METRIC,
     PERIOD_S,
     GroupPlan,
@@ -31,20 +30,11 @@ def scale_by_load(
     group: aws.autoscaling.Group,
     opts: pulumi.ResourceOptions,
 ) -> None:
-    """Declare the scale-out policy and the alarms of one group.
+    """Declare the alarms of one group.
 
     Args:
         name: prefix of the resources' logical names.
     """
-    more = aws.autoscaling.Policy(
-        f"{name}-out",
-        autoscaling_group_name=group.name,
-        policy_type="SimpleScaling",
-        adjustment_type="ChangeInCapacity",
-        scaling_adjustment=1,
-        cooldown=COOLDOWN_OUT_S,
-        opts=opts,
-    )
     for alarm in load_alarms(plan):
         metric = _metric(stack, pool, group, alarm)
         aws.cloudwatch.MetricAlarm(
@@ -57,7 +47,6 @@ def scale_by_load(
             period=PERIOD_S,
             evaluation_periods=alarm.for_s // PERIOD_S,
             treat_missing_data="notBreaching",
-            alarm_actions=[more.arn] if alarm.high else [],
             tags=naming.tags(stack.name, stack.owner, pool=pool.name),
             opts=opts,
             **metric,

@@ -7,6 +7,7 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws.budget import Budget, BudgetArgs
+from stacks.aws.capacity import Capacity, CapacityArgs, people_policy
 from stacks.aws.dashboard import Dashboard, DashboardArgs
 from stacks.aws.endpoints import Endpoints, EndpointsArgs
 from stacks.aws.firewall import ENDPOINTS, IMAGE_BUILDER, Firewall, FirewallArgs
@@ -109,6 +110,8 @@ def build(stack: Stack) -> dict[str, Any]:
     reaper = Reaper(
         name, ReaperArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn), own
     )
+    moving = CapacityArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn)
+    capacity = Capacity(name, moving, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}
     dashboard = Dashboard(name, DashboardArgs(stack, groups), own)
     return {
@@ -126,6 +129,8 @@ def build(stack: Stack) -> dict[str, Any]:
         "image_pipeline_id": image.pipeline_id,
         "image_parameter": image.parameter,
         "reaper_function_name": reaper.function_name,
+        "capacity_function_name": capacity.function_name,
+        "people_policy": people_policy(moving),
         "policy": policy,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),

@@ -1,4 +1,4 @@
-"""What a scheduled sweep runs: modules out of ``image/``, a policy made of the settings, and packages.
+"""What a stack's functions run, sweep and mover: modules of ``image/``, a policy of the settings, packages.
 
 Nothing here imports the modules: they are data to a stack. The packages come out of the environment that runs
 Pulumi, in the versions that ``requirements.txt`` pins: Function Compute has no boto3 and no SDK.
@@ -16,12 +16,13 @@ from stacks import catalog, naming
 from stacks.cost import meter_prices
 from stacks.errors import StacksError
 from stacks.settings import Market, Pool, Stack
-from stacks.settings.pools import low_load_alarm
+from stacks.settings.pools import group_plans, high_load_alarms, low_load_alarm
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "image"
 ENTRY = "image.reaper.sweep.handler"
 HANDLER = f"{ENTRY}.handle"
+MOVER = "image.capacity"  # a module for each cloud, with its handler
 POLICY_FILE = "policy.json"
 # Of the records bucket: where users' commands find it.
 POLICY_KEY = "reaper/policy.json"
@@ -108,6 +109,7 @@ def policy_document(stack: Stack) -> dict[str, Any]:
         "pools": {pool.name: _pool(stack, pool) for pool in stack.pools},
         "watch_days": reaper.watch_days,
         "notify_users": stack.notify.anybody,
+        "take_max_per_person": stack.take.max_per_person,
         "leftovers": {
             "older_than_days": reaper.leftovers.older_than_days,
             "remove": reaper.leftovers.remove,
@@ -155,6 +157,18 @@ def _pool(stack: Stack, pool: Pool) -> dict[str, Any]:
             "network_kib_per_s": idle.limits.network_kib_per_s,
         },
         "hourly_price": {name: _price(stack, pool, name) for name in pool.types},
+        "capacity": _capacity(stack, pool) if stack.image.managed else None,
+    }
+
+
+def _capacity(stack: Stack, pool: Pool) -> dict[str, Any]:
+    """How the mover grows a pool. Without an agent nobody would see whether an instance came up."""
+    return {
+        "groups": [plan.label for plan in group_plans(stack, pool)],
+        "max_size": pool.size.max,
+        "spare": pool.spare,
+        "together": pool.efa or pool.erdma,
+        "scale_out_alarms": list(high_load_alarms(stack, pool)),
     }
 
 

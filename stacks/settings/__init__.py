@@ -23,6 +23,7 @@ from stacks.settings.schema import (
     Size,
     Stack,
     StorageSettings,
+    TakeSettings,
     Threshold,
     ThresholdKind,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "Size",
     "Stack",
     "StorageSettings",
+    "TakeSettings",
     "Threshold",
     "ThresholdKind",
 ]

@@ -47,6 +47,14 @@ def _size(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
         yield Problem(f"{key}.size", sizes, "must hold min <= desired <= max")
 
 
+def _spare(key: str, pool: Pool, stack: Stack) -> Iterator[Problem]:
+    if pool.size.min + pool.spare > pool.size.max:
+        sizes = f"size.min {pool.size.min}, size.max {pool.size.max}"
+        yield Problem(f"{key}.spare", pool.spare, f"must leave room between {sizes}")
+    if pool.spare and not stack.image.managed:
+        yield Problem(f"{key}.spare", pool.spare, "0 where image.mode is none: nothing of ours runs there")
+
+
 def _reservation(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
     where = f"{key}.reservation_id"
     if pool.market in RESERVED_MARKETS and pool.reservation_id is None:
@@ -173,7 +181,7 @@ def _command(key: str, pool: Pool, _: Stack) -> Iterator[Problem]:
 
 
 RULES: tuple[Callable[[str, Pool, Stack], Iterator[Problem]], ...] = (
-    *(_each_type_once, _known, _of_cloud, _size, _reservation, _reserved_type),
+    *(_each_type_once, _known, _of_cloud, _size, _spare, _reservation, _reserved_type),
     *(_base_of_spot, _base_within_size, _adapters_of_cloud, _efa, _erdma, _type_of_efa, _zone_of_efa),
     *(_mig, _zones, _zone_of_block, _volume, _too_old, _stop_of_market, _stop_with_disks, _command),
 )

@@ -98,6 +98,18 @@ def low_load_alarm(stack: Stack, pool: Pool) -> str | None:
     return alarm_name(stack, group_plans(stack, pool)[0], _CPU_LOW) if pool.scales else None
 
 
+def high_load_alarms(stack: Stack, pool: Pool) -> tuple[str, ...]:
+    """The alarms that ask the mover for one instance more; none for a pool that does not scale."""
+    if not pool.scales:
+        return ()
+    return tuple(
+        alarm_name(stack, plan, alarm)
+        for plan in group_plans(stack, pool)
+        for alarm in load_alarms(plan)
+        if alarm.high
+    )
+
+
 def instance_tags(stack: Stack, pool: Pool) -> dict[str, str]:
     """The tags of an instance and its parts; ``managed`` is the reaper's licence to terminate it.
 

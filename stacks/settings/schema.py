@@ -292,11 +292,12 @@ class StorageSettings:
 class Size:
     """Instances of a pool: never fewer than ``min``, at first ``desired``, never more than ``max``.
 
-    A pool with a group for each zone may reach ``max`` in each of them; its worst month is counted so.
+    A pool with a group for each zone has ``max`` as the limit of each; the mover never passes it in all of
+    them together. The worst month counts it in each: an operator can still raise a group by hand.
 
     Attributes:
         min: the group's lower limit.
-        desired: how many start with the pool; later the sweep and load decide.
+        desired: how many start with the pool; later it rises by the mover and falls by the sweep alone.
         max: the upper limit, of each group.
     """
 
@@ -394,6 +395,7 @@ class Pool:
             0 for none.
         containers: allow containers to reach the metadata service (one network hop more).
         scaling: scale out under load, ask the sweep to scale in; by default off for training.
+        spare: instances kept running for whoever takes one next (``gpu-fleet take``).
         idle: when an instance counts as forgotten.
         max_lifetime_hours: age at which the sweep is asked to replace an instance; at least 24.
         owner: who answers for the pool; the stack's owner when empty.
@@ -417,6 +419,7 @@ class Pool:
     scratch_gib: Count = 0
     containers: bool = False
     scaling: bool | None = None
+    spare: Count = 0
     idle: Idle = Idle()
     max_lifetime_hours: Annotated[int, Field(ge=24, le=LARGEST)] = 168
     owner: Owner = ""
@@ -530,6 +533,17 @@ class ReaperSettings:
 
 
 @dataclass(frozen=True, config=EXACT)
+class TakeSettings:
+    """Who may ask for instances by ``gpu-fleet take``, and for how many.
+
+    Attributes:
+        max_per_person: instances that one user may have taken at once, in all pools; 0 for none.
+    """
+
+    max_per_person: Count = 4
+
+
+@dataclass(frozen=True, config=EXACT)
 class Webhook:
     """A team's room that hears of every instance about to be terminated.
 
@@ -638,6 +652,7 @@ class Stack:
     budget: BudgetSettings = BudgetSettings()
     reaper: ReaperSettings = ReaperSettings()
     notify: NotifySettings = NotifySettings()
+    take: TakeSettings = TakeSettings()
     image: ImageSettings = ImageSettings()
 
     @property

@@ -7,6 +7,18 @@ import pytest
 from tests.stacks import alicloud_programs as programs
 from tests.stacks.alicloud_programs import STACKS, inputs, shipped, statements
 
+# What the mover may ask beside: it raises groups and tags instances.
+MOVES = {
+    "ecs:DescribeInstances",
+    "ecs:DescribeSpotPriceHistory",
+    "ecs:TagResources",
+    "ecs:UntagResources",
+    "ess:DescribeAlarms",
+    "ess:DescribeScalingActivities",
+    "ess:DescribeScalingGroups",
+    "ess:ModifyScalingGroup",
+    "ess:ScaleWithAdjustment",
+}
 GROUP = "alicloud:ess/scalingGroup:ScalingGroup"
 RULE = "alicloud:ess/scalingRule:ScalingRule"
 ALARM = "alicloud:ess/alarm:Alarm"
@@ -82,8 +94,10 @@ def test_no_role_but_the_sweeps_may_end_instances(found):
         if action.startswith(("ecs:", "ess:", "*"))
     }
 
-    others = {action for name, action in allowed if not name.endswith("-reaper")}
+    others = {action for name, action in allowed if not name.endswith(("-reaper", "-capacity"))}
     assert others <= HARMLESS
+    # what the mover may lower is what never started: its groups launch under protection, or count members
+    assert {action for name, action in allowed if name.endswith("-capacity")} <= MOVES
 
 
 def test_the_only_hooks_hold_instances_that_are_being_terminated(found):
@@ -98,10 +112,10 @@ def test_a_later_update_leaves_the_size_to_the_sweep(found):
     assert all("desiredCapacity" in one.ignored_changes for one in found.of_type(GROUP))
 
 
-def test_no_policy_takes_instances_away(found):
+def test_no_rule_changes_a_groups_size(found):
     for rule in inputs(found, RULE):
         assert rule["adjustmentType"] != "TotalCapacity"
-        assert rule["adjustmentValue"] >= 0
+        assert rule["adjustmentValue"] == 0
 
 
 def test_a_rule_that_changes_nothing_does_so_in_percent_since_not_every_release_takes_zero_instances(
@@ -118,7 +132,24 @@ def test_an_alarm_for_little_load_asks_and_does_not_act(found):
     low = [alarm for alarm in inputs(found, ALARM) if alarm["comparisonOperator"].startswith("<")]
 
     assert len(low) == len(asking)
-    assert {action for alarm in low for action in alarm["alarmActions"]} == asking
+
+
+def test_no_alarm_raises_a_group(found):
+    """Those on load act by a rule that changes nothing; the mover and the sweep read them."""
+    asking = {rule.outputs["ari"] for rule in found.of_type(RULE) if rule.inputs["adjustmentValue"] == 0}
+
+    assert {action for alarm in inputs(found, ALARM) for action in alarm["alarmActions"]} <= asking
+
+
+def test_no_role_but_the_movers_raises_a_group(found):
+    raising = {
+        policy.name.rpartition("-")[2]
+        for policy in found.of_type("alicloud:ram/policy:Policy")
+        for one in statements(policy.inputs["policyDocument"])
+        if one["Effect"] == "Allow" and "ess:ScaleWithAdjustment" in one["Action"]
+    }
+
+    assert raising == {"capacity"}
 
 
 def test_no_schedule_changes_a_groups_size(found):

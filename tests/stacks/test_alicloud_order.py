@@ -120,11 +120,12 @@ def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_de
     assert {one.protected for token in tokens for one in found.of_type(token)} == {key.protected}
 
 
-def test_the_sweep_is_gone_before_the_bucket_that_it_writes_to_is_deleted(found):
+def test_sweep_and_mover_are_gone_before_the_bucket_that_they_write_to_is_deleted(found):
     (records,) = [one for one in found.of_type(BUCKET) if one.name.endswith("-records")]
-    (sweep,) = found.of_type("alicloud:fc/v3Function:V3Function")
+    functions = found.of_type("alicloud:fc/v3Function:V3Function")
 
-    assert records.urn in reached(found.registrations)[sweep.urn]
+    assert {one.name.rpartition("-")[2] for one in functions} == {"reaper", "capacity"}
+    assert all(records.urn in reached(found.registrations)[one.urn] for one in functions)
 
 
 @given(content=stack_files_of_any_shape())

@@ -18,6 +18,16 @@ HARMLESS = {
     "ec2:DescribeInstances",
     "ec2:DescribeTags",
 }
+# What the mover may ask beside: it raises groups and tags instances.
+MOVES = {
+    "autoscaling:DescribeAutoScalingGroups",
+    "autoscaling:DescribeScalingActivities",
+    "autoscaling:SetDesiredCapacity",
+    "ec2:CreateTags",
+    "ec2:DeleteTags",
+    "ec2:DescribeInstances",
+    "ec2:DescribeSpotPriceHistory",
+}
 GROUP = "aws:autoscaling/group:Group"
 
 
@@ -83,11 +93,20 @@ def test_groups_judge_instances_by_their_own_health_alone(shipped):
     assert {group["HealthCheckType"] for group in groups(shipped)} == {"EC2"}
 
 
-def test_no_policy_takes_instances_away(shipped):
-    policies = shipped.of_type("aws:autoscaling/policy:Policy")
+def test_no_rule_changes_a_groups_size(shipped):
+    assert shipped.of_type("aws:autoscaling/policy:Policy") == ()
 
-    assert {policy.inputs["policyType"] for policy in policies} <= {"SimpleScaling"}
-    assert all(policy.inputs["scalingAdjustment"] > 0 for policy in policies)
+
+def test_no_role_but_the_movers_raises_a_group(shipped):
+    """SetDesiredCapacity alone raises: UpdateAutoScalingGroup is the sweep's for a limit, in a freeze."""
+    raising = {
+        one.name.rpartition("-")[2]
+        for one in shipped.of_type("aws:iam/rolePolicy:RolePolicy")
+        for part in json.loads(one.inputs["policy"])["Statement"]
+        if part["Effect"] == "Allow" and "autoscaling:SetDesiredCapacity" in part["Action"]
+    }
+
+    assert raising == {"capacity"}
 
 
 def test_no_schedule_changes_a_groups_size(shipped):
@@ -105,6 +124,14 @@ def test_an_alarm_for_little_load_asks_and_does_not_act(shipped):
     assert all(alarm.inputs.get("alarmActions", []) == [] for alarm in low)
 
 
+def test_no_alarm_raises_a_group(shipped):
+    """Those on load are read by the mover and the sweep; all others notify operators."""
+    alarms = shipped.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")
+    actions = {action for alarm in alarms for action in alarm.inputs.get("alarmActions", [])}
+
+    assert actions == {shipped.rehearsed.outputs["topic_arn"]}
+
+
 def test_no_role_but_the_sweeps_may_end_instances(shipped):
     """By what the roles may do at all, so that an action of tomorrow is refused too."""
     allowed = {
@@ -116,8 +143,10 @@ def test_no_role_but_the_sweeps_may_end_instances(shipped):
         if action.startswith(("ec2:", "autoscaling:", "*"))
     }
 
-    others = {action for name, action in allowed if not name.endswith("-reaper")}
+    others = {action for name, action in allowed if not name.endswith(("-reaper", "-capacity"))}
     assert others <= HARMLESS
+    # what the mover may lower is what never started: its groups launch under protection, or count members
+    assert {action for name, action in allowed if name.endswith("-capacity")} <= MOVES
 
 
 def test_the_only_hooks_hold_instances_that_are_being_terminated(shipped):

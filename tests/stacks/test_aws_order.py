@@ -129,11 +129,12 @@ def test_what_is_protected_keeps_its_settings_and_its_alias_through_a_partial_de
     assert found == {declared.settings.protected}
 
 
-def test_the_sweep_is_gone_before_the_bucket_that_it_writes_to_is_deleted(declared):
+def test_sweep_and_mover_are_gone_before_the_bucket_that_they_write_to_is_deleted(declared):
     (records,) = [one for one in declared.of_type(BUCKET) if one.name.endswith("-records")]
-    (sweep,) = declared.of_type("aws:lambda/function:Function")
+    functions = declared.of_type("aws:lambda/function:Function")
 
-    assert records.urn in reached(declared.rehearsed.registrations)[sweep.urn]
+    assert {one.name.rpartition("-")[2] for one in functions} == {"reaper", "capacity"}
+    assert all(records.urn in reached(declared.rehearsed.registrations)[one.urn] for one in functions)
 
 
 @given(content=stack_files())

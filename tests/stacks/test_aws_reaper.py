@@ -94,8 +94,10 @@ def test_the_sweep_may_remove_leftovers_only_where_the_settings_say_so(shipped):
 
 
 def test_one_sweep_at_a_time_without_retries(shipped):
-    (function,) = shipped.of_type("aws:lambda/function:Function")
-    (invocation,) = shipped.of_type("aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig")
+    functions = shipped.of_type("aws:lambda/function:Function")
+    invocations = shipped.of_type("aws:lambda/functionEventInvokeConfig:FunctionEventInvokeConfig")
+    (function,) = [one for one in functions if one.name.endswith("-reaper")]
+    (invocation,) = [one for one in invocations if one.name.endswith("-reaper")]
 
     assert function.inputs["reservedConcurrentExecutions"] == 1
     assert function.inputs["architectures"] == ["arm64"]

@@ -249,8 +249,9 @@ def reporter(
             activity_file.write(paths.activity_file(), judgement, instance_id, watch)
         except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
             LOG.warning("event=activity-file-failed reason=%r", str(error))
-        unfit = publish.is_unfit(judgement, publish.passed(paths.ready_file()))
-        data = heartbeat(judgement, instance_id, machine.pool, unfit=unfit)
+        gate = publish.passed(paths.ready_file())
+        unfit = publish.is_unfit(judgement, gate)
+        data = heartbeat(judgement, instance_id, machine.pool, unfit=unfit, gate_passed=gate)
         publisher.add(data, judgement.at)
         if users is not None:
             users.saw(judgement.users)

@@ -50,6 +50,7 @@ def heartbeat(
     pool: str,
     *,
     unfit: bool = False,
+    gate_passed: bool | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The metric data of one minute, without a time of their own.
 
@@ -58,6 +59,7 @@ def heartbeat(
         instance_id: the machine.
         pool: its pool.
         unfit: the gate failed the instance, and nothing works on it.
+        gate_passed: what the gate said, for who waits for the instance; None while it has not.
     """
     seconds = CODES.get(judgement.state, judgement.seconds_since_activity)
     seconds = metrics.CODE_UNFIT if unfit else seconds
@@ -66,6 +68,9 @@ def heartbeat(
     )
     fraction = judgement.active_fraction
     yield _datum(metrics.METRIC_ACTIVE_FRACTION, fraction, "None", metrics.DIMENSION_INSTANCE, instance_id)
+    if gate_passed is not None:
+        word = float(gate_passed)
+        yield _datum(metrics.METRIC_GATE_PASSED, word, "None", metrics.DIMENSION_INSTANCE, instance_id)
     if judgement.gpu_memory_used_percent is not None:
         used = judgement.gpu_memory_used_percent
         yield _datum(metrics.METRIC_GPU_MEMORY, used, "Percent", metrics.DIMENSION_INSTANCE, instance_id)

@@ -145,6 +145,14 @@ def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable
     return account
 
 
+def caller(region: str, calls: Calls) -> tuple[str, str]:
+    """As on AWS: a RAM user's name, else what the session of a role is called. Raises CloudError."""
+    own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))
+    told = calls.look(own.sts.action("GetCallerIdentity"))
+    kind, _, rest = str(told["Arn"]).rpartition(":")[2].partition("/")
+    return ("users", rest) if kind == "user" else ("sessions", rest.replace("/", ":"))
+
+
 def account_id(region: str, calls: Calls) -> str:
     """The account of the credentials. Raises CloudError."""
     own = clients(region, credentials(os.environ), os.environ.get(ENDPOINT, ""))

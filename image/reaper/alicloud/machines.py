@@ -75,6 +75,7 @@ def group_of(raw: Mapping[str, Any], members: Mapping[str, str]) -> Group:
         max_size=raw["MaxSize"],
         pool=tags.get(TAG_POOL, ""),
         closed=LAUNCH in (raw.get("SuspendedProcesses") or []),
+        title=raw.get("ScalingGroupName", ""),
     )
 
 

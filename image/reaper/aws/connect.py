@@ -108,6 +108,17 @@ def bucket_client(region: str) -> Any:
     return clients(region).s3
 
 
+def caller(region: str, calls: Calls) -> tuple[str, str]:
+    """(``users`` or ``sessions``, what AWS calls the credentials in a policy). Raises CloudError.
+
+    A user is ``${aws:username}``, any role's session ``${aws:userid}``
+    (docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html).
+    """
+    told = calls.look(session.client("sts", region).get_caller_identity)
+    kind, _, rest = str(told["Arn"]).split(":", 5)[5].partition("/")
+    return ("users", rest.rpartition("/")[2]) if kind == "user" else ("sessions", str(told["UserId"]))
+
+
 def account_id(region: str, calls: Calls) -> str:
     """The account of the credentials. Raises CloudError."""
     return str(calls.look(session.client("sts", region).get_caller_identity)["Account"])

@@ -235,4 +235,5 @@ def _group(raw: Mapping[str, Any]) -> Group:
         max_size=raw["MaxSize"],
         pool=next((tag["Value"] for tag in raw.get("Tags", []) if tag["Key"] == TAG_POOL), ""),
         closed=any(one["ProcessName"] == LAUNCH for one in raw.get("SuspendedProcesses", [])),
+        title=raw["AutoScalingGroupName"],
     )

@@ -1,0 +1,1 @@
+"""Where a pool's next instance starts, and who asked for it. See README.md."""

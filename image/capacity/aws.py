@@ -1,0 +1,97 @@
+"""The mover on AWS: what it does to Auto Scaling groups, and its Lambda function."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from image.capacity.model import Trouble
+from image.capacity.mover import log, move
+from image.reaper import policy as policies
+from image.reaper.aws.session import clients
+from image.reaper.calls import Calls
+from image.reaper.sweep.cloud import connect, policy_file
+
+# Left at the end, to write down what was begun.
+RESERVE = timedelta(seconds=15)
+NEWEST = 20  # activities of one DescribeScalingActivities, the newest first
+# How the description of a launch begins (Auto Scaling user guide, "Verify a scaling activity").
+LAUNCHING = "Launching"
+FAILED, SUCCESSFUL = frozenset({"Failed", "Cancelled"}), "Successful"
+
+
+class Groups:
+    """Raises Auto Scaling groups; see ``mover.Groups``.
+
+    Args:
+        autoscaling: the client.
+        calls: makes the calls.
+    """
+
+    def __init__(self, autoscaling: Any, calls: Calls) -> None:
+        self._autoscaling, self._calls = autoscaling, calls
+
+    def start(self, group: str, number: int) -> None:
+        """As the protocol: counted from what the group wants at this moment, for a sweep may just detach."""
+        self._set(group, self._now(group)["DesiredCapacity"] + number)
+
+    def withdraw(self, group: str, number: int) -> None:
+        """As the protocol. Members launch protected from scale-in: one that comes at this moment stays."""
+        now = self._now(group)
+        staying = sum(not one["LifecycleState"].startswith("Terminat") for one in now["Instances"])
+        least = max(staying, now["MinSize"], now["DesiredCapacity"] - number)
+        if least < now["DesiredCapacity"]:
+            self._set(group, least)
+
+    def failure(self, group: str) -> Trouble | None:
+        """As the protocol."""
+        found = self._calls.look(
+            self._autoscaling.describe_scaling_activities, AutoScalingGroupName=group, MaxRecords=NEWEST
+        )
+        for one in found["Activities"]:
+            if not one.get("Description", "").startswith(LAUNCHING):
+                continue
+            if one["StatusCode"] == SUCCESSFUL:
+                return None
+            if one["StatusCode"] in FAILED:
+                return Trouble(
+                    one.get("EndTime") or one["StartTime"], one.get("StatusMessage", "no reason given")
+                )
+        return None
+
+    def _now(self, group: str) -> dict[str, Any]:
+        answer = self._calls.look(
+            self._autoscaling.describe_auto_scaling_groups, AutoScalingGroupNames=[group]
+        )
+        return dict(answer["AutoScalingGroups"][0])
+
+    def _set(self, group: str, desired: int) -> None:
+        self._calls.change(
+            self._autoscaling.set_desired_capacity,
+            AutoScalingGroupName=group,
+            DesiredCapacity=desired,
+            HonorCooldown=False,
+        )
+
+
+def handle(event: object, context: Any) -> Mapping[str, Any]:  # noqa: ARG001 - whatever wakes it, it looks itself
+    """Run one pass as a Lambda function: each minute, and when a launch failed.
+
+    Raises:
+        ReaperError: nothing could be done at all; Lambda counts it as an error, which is an alarm.
+    """
+    remaining = timedelta(milliseconds=context.get_remaining_time_in_millis())
+    return run(datetime.now(UTC) + remaining)
+
+
+def run(ends_at: datetime, as_of: datetime | None = None) -> Mapping[str, Any]:
+    """Run one pass.
+
+    Args:
+        ends_at: when the function is cut off.
+        as_of: the time of a rehearsal. No event leads here.
+    """
+    policy = policies.load(policy_file())
+    clock = lambda: as_of or datetime.now(UTC)  # noqa: E731 - a clock
+    cloud = connect(policy, clock, deadline=ends_at - RESERVE)
+    groups = Groups(clients(policy.region).autoscaling, cloud.calls)
+    return log(move(cloud, groups, policy, clock))

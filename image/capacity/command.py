@@ -1,0 +1,245 @@
+"""``gpu-fleet take`` and ``gpu-fleet give-back``: ask for instances, and return them."""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import click
+
+from image.capacity import mover
+from image.capacity.model import (
+    LONGEST_HOURS,
+    REQUEST_KEY,
+    REQUESTS,
+    STATE,
+    TAG_TAKEN,
+    Fate,
+    Request,
+    owner_of,
+    state_of,
+)
+from image.capacity.placement import WAIT
+from image.reaper.calls import Calls
+from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.metrics import METRIC_GATE_PASSED
+from image.reaper.model import TAG_GIVE_BACK, TAG_KEEP_REASON, TAG_KEEP_UNTIL
+from image.reaper.money.budget_check import look
+from image.reaper.money.spending import Spending
+from image.reaper.options import POOL_NAME, stack_options
+from image.reaper.people.connect import RUNNING, chosen, described
+from image.reaper.place import Asked, Place, subject
+from image.reaper.policy import Capacity, Policy
+from image.reaper.sweep import cloud as clouds
+from image.reaper.sweep.cloud import Cloud, Query, Span
+from image.reaper.times import format_time
+
+LOOK_EVERY_S = 5.0
+# After the last place was tried: an instance boots and passes its gate; longest without a baked image.
+BOOT = timedelta(minutes=45)
+HEARTBEATS = timedelta(minutes=10)
+EXIT_FAILED = 1
+HELP = {
+    "quota": "gpu-fleet preflight names the quota, and the command that asks for more",
+    "limit": "gpu-fleet preflight names the quota, and the command that asks for more",
+    "": "another pool, zone or type (network.zones, pool.types), a capacity block, or a later hour",
+}
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where somebody asks, and sees what comes of it.
+
+    Attributes:
+        cloud: of the stack.
+        policy: of the stack.
+        place: where the stack is.
+        now: the time now.
+        wait: waits so many seconds.
+    """
+
+    cloud: Cloud
+    policy: Policy
+    place: Place
+    now: Callable[[], datetime]
+    wait: Callable[[float], None]
+
+    def ask(self, pool: str, count: int, hours: float | None, caller: str) -> str:
+        """Write a request down; gives its key. Raises CloudError."""
+        now = self.now()
+        key = f"{now:%Y-%m-%d}/{caller}/{now:%H%M%SZ}-{secrets.token_hex(4)}"
+        if REQUEST_KEY.fullmatch(key) is None:
+            raise ConfigurationError(
+                f"the cloud calls these credentials {caller!r}; no request can be made so"
+            )
+        content = {"schema_version": 1, "pool": pool, "count": count, "hours": hours, "at": format_time(now)}
+        if self.cloud.store is None:
+            raise ConfigurationError("no ledger is known for this stack")
+        self.cloud.store.put(f"{REQUESTS}/{key}.json", content)
+        return key
+
+    def fate(self, key: str) -> Request | None:
+        """What became of it; None while the mover has not seen it. Raises CloudError."""
+        found = self.cloud.store.get(STATE) if self.cloud.store else None
+        return state_of(found.content).requests.get(key) if found else None
+
+    def ready(self, ids: Iterable[str]) -> dict[str, str]:
+        """Instance -> ``ready``, ``unfit``, or an empty text while nobody knows what the gate said."""
+        now = self.now()
+        queries = [Query(one, METRIC_GATE_PASSED, 60) for one in ids]
+        answers, _ = self.cloud.heartbeats.read(queries, Span(now - HEARTBEATS, now))
+        said = {}
+        for query, answer in answers.items():
+            newest = max(answer.points, default=None)
+            said[query.instance_id] = "" if newest is None else "ready" if newest[1] else "unfit"
+        return said
+
+
+def offer(policy: Policy, spending: Spending | None, pool: str, count: int, hours: float | None) -> str:
+    """What is asked for, what it costs, and what is left of the budget. Pure."""
+    price = mover.prices(policy).get(pool)
+    for_time = f" for {hours:g} h" if hours else ""
+    what = f"{count} of {pool}{for_time}"
+    cost = "price unknown"
+    if price is not None:
+        whole = f", {price * count * Decimal(str(hours)):,.2f} in all" if hours else ""
+        cost = f"at most {price * count:,.2f} {policy.currency} an hour{whole}"
+    if spending is None:
+        return f"{what}: {cost}; nobody knows yet what is spent this month"
+    left = spending.budget.monthly - spending.reading.month_cost
+    return f"{what}: {cost}; {left:,.2f} of {spending.budget.monthly:,} {policy.currency} are left this month"
+
+
+def refusal(policy: Policy, pool: str, count: int) -> str:
+    """What is wrong with the question itself, before anybody is asked; empty for nothing. Pure."""
+    pools: Mapping[str, Capacity] = {
+        name: one.capacity for name, one in policy.pools.items() if one.capacity is not None
+    }
+    if pool not in pools:
+        return (
+            f"POOL {pool!r}: no such pool; stack {policy.stack} has {', '.join(pools)}{nearest(pool, pools)}"
+        )
+    if count > pools[pool].max_size:
+        return f"--count {count}; allowed: up to {pools[pool].max_size}, size.max of {pool}"
+    if count > policy.take_max_per_person:
+        return f"--count {count}; allowed: up to {policy.take_max_per_person} each user (take.max_per_person)"
+    return ""
+
+
+@click.command(epilog="\b\nExample:\n  gpu-fleet take dev --count 1 --hours 8 --stack aws-dev")
+@click.argument("pool", type=POOL_NAME)
+@click.option(
+    "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="How many instances."
+)
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, LONGEST_HOURS, min_open=True),
+    help="Keep them so long, used or not; by default the idle rules alone apply.",
+)
+@click.option("--yes", is_flag=True, help="Ask no question.")
+@stack_options
+def take(pool: str, count: int, hours: float | None, asked: Asked, *, yes: bool) -> None:
+    """Take instances of POOL: they start where there is room, and carry your name as their owner.
+
+    Shows price and budget, asks, waits until each instance has passed its boot check, and says how to
+    connect. Exit code 1 where none could be had.
+    """
+    desk = _desk(asked)
+    if problem := refusal(desk.policy, pool, count):
+        raise ConfigurationError(problem)
+    caller = caller_of(desk.place)
+    now = desk.now()
+    spending = look(desk.cloud, desk.policy, desk.cloud.machines.fleet(), now)
+    click.echo(offer(desk.policy, spending, pool, count, hours))
+    if not yes and not click.confirm("Take them?", default=True):
+        raise click.Abort
+    key = desk.ask(pool, count, hours, caller)
+    click.echo(f"asked as {owner_of(key)}; the mover answers within a minute")
+    if not follow(desk, key):
+        sys.exit(EXIT_FAILED)
+
+
+def follow(desk: Desk, key: str) -> bool:
+    """Show what becomes of a request until all of it is ready; whether it is. Raises CloudError."""
+    shown = set[str]()
+
+    def once(text: str) -> None:
+        if text not in shown:
+            shown.add(text)
+            click.echo(text)
+
+    until = desk.now() + WAIT + BOOT
+    while desk.now() < until:
+        request = desk.fate(key)
+        if request is not None:
+            for tried in request.tried:
+                once(f"no room in {tried}")
+            if request.fate in (Fate.REFUSED, Fate.FAILED):
+                once(f"{request.fate}: {request.reason}")
+                if request.fate is Fate.FAILED:
+                    once(f"what may help: {_help(request.reason)}")
+                return False
+            said = desk.ready(request.instances) if request.instances else {}
+            for one in request.instances:
+                once(_progress(one, said.get(one, ""), desk))
+            if request.fate is Fate.FILLED and all(said.get(one) == "ready" for one in request.instances):
+                return True
+        desk.wait(LOOK_EVERY_S)
+    click.echo(
+        "not ready within an hour: gpu-fleet status says what is there; gpu-fleet give-back returns it"
+    )
+    return False
+
+
+def _progress(instance: str, word: str, desk: Desk) -> str:
+    stack = desk.policy.stack
+    return {
+        "": f"{instance} starts; waiting for its boot check",
+        "ready": f"{instance} is ready: gpu-fleet connect {instance} --stack {stack}",
+        "unfit": f"{instance} failed its boot check: the sweep replaces it; gpu-fleet status --stack {stack}",
+    }[word]
+
+
+def _help(reason: str) -> str:
+    return next(text for word, text in HELP.items() if word in reason.lower())
+
+
+def caller_of(place: Place) -> str:
+    """``users/NAME`` or ``sessions/ID:NAME``, as the cloud calls the credentials. Raises CloudError."""
+    calls = Calls(lambda: datetime.now(UTC), read_only=True)
+    kind, name = clouds.module(place.cloud).caller(place.region, calls)
+    return f"{kind}/{name}"
+
+
+def _desk(asked: Asked) -> Desk:
+    meant = subject(asked)
+    now = lambda: datetime.now(UTC)  # noqa: E731 - a clock
+    cloud = clouds.connect(meant.policy, now, environ=meant.environ)
+    place = Place(meant.policy.stack, meant.policy.cloud, meant.policy.region)
+    return Desk(cloud, meant.policy, place, now, time.sleep)
+
+
+@click.command("give-back", epilog="\b\nExample:\n  gpu-fleet give-back i-0123456789abcdef0 --stack aws-dev")
+@click.argument("instance_id", metavar="[INSTANCE]", required=False)
+@stack_options
+def give_back(instance_id: str | None, asked: Asked) -> None:
+    """Return an instance: the sweep terminates it once nothing runs there and /scratch/keep is saved.
+
+    Its hold ends at once. Without INSTANCE the one that you took, where it is the only one.
+    """
+    desk = _desk(asked)
+    mine = owner_of(f"2000-01-01/{caller_of(desk.place)}/0-0")
+    running = [one for one in desk.cloud.machines.fleet().instances if one.state == RUNNING]
+    taken = [one for one in running if REQUEST_KEY.fullmatch(one.tags.get(TAG_TAKEN, ""))]
+    found = chosen(taken, instance_id, None, mine if instance_id is None else None)
+    give_back_instance(desk, found.id)
+    click.echo(f"{described(found)} is given back; the next sweeps terminate it unless something runs there")
+
+
+def give_back_instance(desk: Desk, instance_id: str) -> None:
+    """Take the hold off, and ask the sweep. Raises CloudError."""
+    desk.cloud.machines.tag([instance_id], {TAG_GIVE_BACK: format_time(desk.now())})
+    desk.cloud.machines.untag([instance_id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])

@@ -1,0 +1,237 @@
+"""What is asked for, what is on its way, and what the mover remembers from pass to pass.
+
+All of it lies below ``capacity/`` of the stack's records:
+
+- ``requests/DAY/KIND/CALLER/NAME.json``: one request, written by the person who asks. KIND is ``users`` or
+  ``sessions``, CALLER what the cloud calls the credentials: below it nobody else can write on AWS.
+- ``state.json``: what became of each; the mover alone writes it, and whoever asked reads it.
+- ``ledger/YYYY/MM/DD/...json``: every decision, written before it is carried out, never overwritten.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from image.reaper.errors import CloudError
+from image.reaper.times import format_time, parse_time
+
+PREFIX = "capacity"
+REQUESTS = f"{PREFIX}/requests"
+STATE = f"{PREFIX}/state.json"
+LEDGER = f"{PREFIX}/ledger"
+SCHEMA = 1
+# On an instance: the key of the request that it came for, or one of the two words.
+TAG_TAKEN = "gpu-fleet:taken"
+SPARE, SHARED = "spare", "shared"
+LONGEST_HOURS = 14 * 24
+REQUEST_KEY = re.compile(r"\d{4}-\d\d-\d\d/(users|sessions)/([^/]{1,64})/([0-9TZ]{1,20}-[0-9a-f]{1,16})")
+POOL_NAME = re.compile(r"[a-z0-9-]{1,64}")
+REMEMBERED = timedelta(days=2)
+
+
+class Fate(StrEnum):
+    """What became of a request."""
+
+    OPEN = "open"
+    FILLED = "filled"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asks for, and what became of it.
+
+    Attributes:
+        key: ``DAY/KIND/CALLER/NAME``.
+        pool: of which pool.
+        count: how many instances.
+        hours: how long they are kept, used or not; None to leave them to the idle rules alone.
+        at: when the mover first saw it.
+        fate: what became of it.
+        reason: why, for whoever asked.
+        instances: that came, in order.
+        tried: where there was no room, and what the cloud said.
+    """
+
+    key: str
+    pool: str
+    count: int
+    hours: float | None
+    at: datetime
+    fate: Fate = Fate.OPEN
+    reason: str = ""
+    instances: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """Who asks, by the name that the cloud vouches for: a user's, or that of a role's session."""
+        return owner_of(self.key)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the state holds it."""
+        return {
+            "pool": self.pool,
+            "count": self.count,
+            "hours": self.hours,
+            "at": format_time(self.at),
+            "state": self.fate,
+            "reason": self.reason,
+            "owner": self.owner,
+            "instances": list(self.instances),
+            "tried": list(self.tried),
+        }
+
+
+def owner_of(key: str) -> str:
+    """The name in a request's key."""
+    found = REQUEST_KEY.fullmatch(key)
+    if found is None:
+        raise ValueError(f"{key}: no key of a request")
+    return found[2].rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class Coming:
+    """An instance that is on its way, or waits for a place to start.
+
+    Attributes:
+        id: of this one, unique.
+        pool: its pool.
+        purpose: the key of a request, ``spare`` or ``shared``.
+        asked_at: since when it is wanted.
+        group: where it is being started; empty while it waits.
+        since: since when there.
+        goal: desired capacity of that group once it was raised for this one.
+        started: the group was raised.
+    """
+
+    id: str
+    pool: str
+    purpose: str
+    asked_at: datetime
+    group: str = ""
+    since: datetime | None = None
+    goal: int = 0
+    started: bool = False
+
+    def back(self) -> "Coming":
+        """The same without a place."""
+        return replace(self, group="", since=None, goal=0, started=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the state holds it."""
+        return {
+            "id": self.id,
+            "pool": self.pool,
+            "purpose": self.purpose,
+            "asked_at": format_time(self.asked_at),
+            "group": self.group,
+            "since": format_time(self.since) if self.since else None,
+            "goal": self.goal,
+            "started": self.started,
+        }
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A group could start nothing: when, and what the cloud said."""
+
+    at: datetime
+    why: str
+
+
+@dataclass(frozen=True)
+class State:
+    """What one pass tells the next.
+
+    Attributes:
+        requests: key -> request, open ones and those of the last two days.
+        coming: what is on its way, oldest first.
+        trouble: group -> its last failure.
+        raised_for_load: pool -> when its load last brought it an instance.
+        held: pool -> why it gets neither spares nor instances for its load.
+    """
+
+    requests: Mapping[str, Request] = field(default_factory=dict)
+    coming: tuple[Coming, ...] = ()
+    trouble: Mapping[str, Trouble] = field(default_factory=dict)
+    raised_for_load: Mapping[str, datetime] = field(default_factory=dict)
+    held: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the bucket holds it."""
+        return {
+            "schema_version": SCHEMA,
+            "requests": {key: one.to_json() for key, one in sorted(self.requests.items())},
+            "coming": [one.to_json() for one in self.coming],
+            "trouble": {key: [format_time(one.at), one.why] for key, one in sorted(self.trouble.items())},
+            "raised_for_load": {key: format_time(at) for key, at in sorted(self.raised_for_load.items())},
+            "held": dict(sorted(self.held.items())),
+        }
+
+
+def state_of(raw: Mapping[str, Any]) -> State:
+    """What ``State.to_json`` wrote.
+
+    Raises:
+        CloudError: it is damaged; nothing is started then.
+    """
+    try:
+        return State(
+            {key: _request(key, one) for key, one in raw["requests"].items()},
+            tuple(_coming(one) for one in raw["coming"]),
+            {key: Trouble(parse_time(at), str(why)) for key, (at, why) in raw["trouble"].items()},
+            {key: parse_time(at) for key, at in raw["raised_for_load"].items()},
+            {key: str(why) for key, why in raw["held"].items()},
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CloudError(f"{STATE}: {error!r}", "Malformed") from error
+
+
+def _request(key: str, raw: Mapping[str, Any]) -> Request:
+    return Request(
+        key,
+        str(raw["pool"]),
+        int(raw["count"]),
+        None if raw["hours"] is None else float(raw["hours"]),
+        parse_time(raw["at"]),
+        Fate(raw["state"]),
+        str(raw["reason"]),
+        tuple(raw["instances"]),
+        tuple(raw["tried"]),
+    )
+
+
+def _coming(raw: Mapping[str, Any]) -> Coming:
+    return Coming(
+        str(raw["id"]),
+        str(raw["pool"]),
+        str(raw["purpose"]),
+        parse_time(raw["asked_at"]),
+        str(raw["group"]),
+        parse_time(raw["since"]) if raw["since"] else None,
+        int(raw["goal"]),
+        bool(raw["started"]),
+    )
+
+
+def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
+    """A request as somebody wrote it; what is wrong with it refuses it, in words for whoever asked."""
+    pool, count, hours = raw.get("pool"), raw.get("count"), raw.get("hours")
+    problems = []
+    if not isinstance(pool, str) or POOL_NAME.fullmatch(pool) is None:
+        problems.append(f"pool = {str(pool)[:64]!r}; allowed: the name of a pool")
+        pool = "unknown"
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        problems.append(f"count = {count!r}; allowed: a whole number of at least 1")
+    in_range = isinstance(hours, int | float) and not isinstance(hours, bool) and 0 < hours <= LONGEST_HOURS
+    if hours is not None and not in_range:
+        problems.append(f"hours = {hours!r}; allowed: up to {LONGEST_HOURS}")
+    if problems:
+        return Request(key, pool, 0, None, now, Fate.REFUSED, "; ".join(problems))
+    return Request(key, pool, int(count or 0), hours, now)

@@ -1,0 +1,303 @@
+"""One pass of the mover: look, decide, write down, carry out.
+
+What is decided is on record before it is done: first the state, under the condition that no other pass wrote
+it meanwhile, then a line in the ledger for each decision. A pass that is cut off in between is finished by
+the next one.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Protocol
+
+from image.capacity.model import (
+    LEDGER,
+    REQUEST_KEY,
+    REQUESTS,
+    STATE,
+    Request,
+    State,
+    Trouble,
+    asked,
+    state_of,
+)
+from image.capacity.placement import Action, Decision, Money, Site, View, decide, wants_money
+from image.reaper.calls import Failure
+from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
+from image.reaper.model import Fleet
+from image.reaper.money.budget_check import look
+from image.reaper.money.freeze_rules import FreezeStage
+from image.reaper.policy import Policy
+from image.reaper.store import Store
+from image.reaper.sweep.cloud import Cloud
+from image.reaper.times import format_time
+
+# Older requests are of nobody who still waits.
+STALE = timedelta(hours=1)
+NO_METER = (
+    "nobody knows yet what is spent: the first sweep, within 10 minutes of the stack's first `up`, tells"
+)
+
+
+class Groups(Protocol):
+    """What the mover does to scaling groups, on either cloud; each raises CloudError."""
+
+    def start(self, group: str, number: int) -> None:
+        """Want so many instances more."""
+
+    def withdraw(self, group: str, number: int) -> None:
+        """Want so many fewer, never fewer than there are: no instance is terminated."""
+
+    def failure(self, group: str) -> Trouble | None:
+        """The newest launch that failed, where none succeeded since."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one pass did.
+
+    Attributes:
+        decisions: what was decided, in order.
+        failures: what could not be done.
+    """
+
+    decisions: tuple[Decision, ...]
+    failures: tuple[Failure, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the log, and for whoever started the pass."""
+        return {
+            "decisions": [f"{one.action} {one.pool}: {one.reason}" for one in self.decisions],
+            "failed": [f"{one.instance_id}: {one.step}: {one.error}" for one in self.failures],
+        }
+
+
+def move(cloud: Cloud, groups: Groups, policy: Policy, clock: Callable[[], datetime]) -> Result:
+    """Run one pass.
+
+    Args:
+        cloud: of the stack.
+        groups: of the same cloud.
+        policy: of the stack.
+        clock: the time now.
+
+    Raises:
+        CloudError: what is there could not be read, or not written down; no group was raised.
+        ConfigurationError: no ledger is named.
+    """
+    if cloud.store is None:
+        raise ConfigurationError("the mover needs GPU_FLEET_LEDGER_URI")
+    return _Mover(cloud, cloud.store, groups, policy, clock).once()
+
+
+class _Mover:
+    """One pass on its way."""
+
+    def __init__(
+        self, cloud: Cloud, store: Store, groups: Groups, policy: Policy, clock: Callable[[], datetime]
+    ) -> None:
+        self._cloud, self._store, self._groups, self._policy = cloud, store, groups, policy
+        self._clock = clock
+        self._failures: list[Failure] = []
+
+    def once(self) -> Result:
+        """Look, decide, write down, carry out."""
+        now = self._clock()
+        found = self._store.get(STATE)
+        before = state_of(found.content) if found else State()
+        requests = [one for one in self._requests(now) if one.key not in before.requests]
+        fleet = self._cloud.machines.fleet()
+        view = View(
+            now,
+            self._policy,
+            self._sites(fleet, before),
+            fleet.instances,
+            Money(None, {}, why=NO_METER),
+            requests,
+            self._firing(),
+        )
+        if wants_money(view, before):
+            view = replace(view, money=self._money(fleet, now))
+        after, decisions = decide(view, before)
+        if after == before and not decisions:
+            return Result((), tuple(self._failures))
+        version = self._store.move_on(STATE, after.to_json(), found.version if found else None)
+        if version is None:
+            raise CloudError("another pass of the mover was quicker; this one did nothing")
+        for number, decision in enumerate(decisions):
+            self._record(number, decision, now)
+        done = self._carry_out(after, decisions)
+        if done != after and self._store.replace(STATE, done.to_json(), version) is None:
+            self._failures.append(Failure("*", "write the state", "another pass was quicker"))
+        return Result(tuple(decisions), tuple(self._failures))
+
+    def _requests(self, now: datetime) -> list[Request]:
+        """What people wrote down of late, whole or not."""
+        made = []
+        days = sorted({f"{moment:%Y-%m-%d}" for moment in (now - STALE, now, now + STALE)})
+        for day in days:
+            for one in self._store.listed(f"{REQUESTS}/{day}/"):
+                key = one.key.removeprefix(f"{REQUESTS}/").removesuffix(".json")
+                if one.age > STALE or REQUEST_KEY.fullmatch(key) is None:
+                    continue
+                made.append(self._request(key, one.key, now))
+        return sorted(made, key=lambda one: one.key)
+
+    def _request(self, key: str, where: str, now: datetime) -> Request:
+        try:
+            found = self._store.newest(where)
+            return asked(key, found.content if found else {}, now)
+        except CloudError as error:
+            if error.code != "Malformed":
+                raise
+            return asked(key, {}, now)
+
+    def _sites(self, fleet: Fleet, before: State) -> dict[str, tuple[Site, ...]]:
+        """Pool -> its groups in order; whether one failed is asked only where something is on its way."""
+        busy = {one.group for one in before.coming if one.group}
+        sites = {}
+        for pool, settings in self._policy.pools.items():
+            found = []
+            for label in settings.capacity.groups if settings.capacity else ():
+                title = f"gpu-fleet-{self._policy.stack}-{label}"
+                for group in fleet.groups:
+                    if group.pool == pool and (group.title == title or group.title.startswith(f"{title}-")):
+                        failed = self._groups.failure(group.name) if group.name in busy else None
+                        found.append(Site(group, label, failed))
+            sites[pool] = tuple(found)
+        return sites
+
+    def _firing(self) -> frozenset[str]:
+        alarms = {
+            alarm: name
+            for name, pool in self._policy.pools.items()
+            for alarm in (pool.capacity.scale_out_alarms if pool.capacity else ())
+        }
+        if not alarms:
+            return frozenset()
+        try:
+            firing = self._cloud.machines.alarms_firing(sorted(alarms))
+        except CloudError as error:
+            self._failures.append(Failure("*", "read alarms", str(error)))
+            return frozenset()
+        return frozenset(alarms[name] for name in firing if name in alarms)
+
+    def _money(self, fleet: Fleet, now: datetime) -> Money:
+        """What may be spent; where that cannot be read nothing is."""
+        try:
+            spending = look(self._cloud, self._policy, fleet, now)
+        except (CloudError, DeadlineError) as error:
+            self._failures.append(Failure("*", "read the meter", str(error)))
+            return Money(None, {}, why=f"nobody knows what is spent: {error}")
+        if spending is None:
+            return Money(None, {}, why=NO_METER)
+        budget = spending.budget
+        frozen = spending.freeze is not None and spending.freeze.stage is not FreezeStage.OPEN
+        return Money(
+            budget.monthly - spending.reading.month_cost,
+            prices(self._policy),
+            frozenset(name for name, pool in budget.pools.items() if frozen and pool.freezes),
+            currency=spending.currency,
+        )
+
+    def _record(self, number: int, decision: Decision, now: datetime) -> None:
+        name = f"{now:%Y%m%dT%H%M%SZ}-{number:03d}-{decision.action}-{decision.pool}"
+        self._store.create(f"{LEDGER}/{now:%Y/%m/%d}/{name}.json", record_of(decision, self._policy, now))
+
+    def _carry_out(self, state: State, decisions: Iterable[Decision]) -> State:
+        """Do it; the state with what was started, and without a place where nothing could be."""
+        for decision in decisions:
+            try:
+                self._do(decision)
+            except (CloudError, DeadlineError) as error:
+                self._failures.append(
+                    Failure(decision.instance or decision.group, decision.action, str(error))
+                )
+                state = _failed(state, decision, self._clock(), str(error))
+            else:
+                state = _done(state, decision)
+        return state
+
+    def _do(self, decision: Decision) -> None:
+        if decision.action is Action.START:
+            self._groups.start(decision.group, len(decision.coming))
+        elif decision.action is Action.WITHDRAW:
+            self._groups.withdraw(decision.group, len(decision.coming))
+        if decision.untag:
+            self._cloud.machines.untag([decision.instance], decision.untag)
+        if decision.tags:
+            self._cloud.machines.tag([decision.instance], decision.tags)
+
+
+def prices(policy: Policy) -> dict[str, Decimal | None]:
+    """Pool -> what an hour of an instance with its disks costs at most; None where nobody knows. Pure."""
+    if policy.budget is None:
+        return {}
+    found: dict[str, Decimal | None] = {}
+    for name, pool in policy.budget.pools.items():
+        settings = policy.pools.get(name)
+        spot = settings is not None and settings.market == "spot"
+        types = pool.spot if spot else pool.on_demand
+        known = [policy.budget.price_of(name, kind, spot=spot) for kind in types]
+        hours = [price for price in known if price is not None]
+        found[name] = max(hours) + pool.disk_per_hour if hours and len(hours) == len(known) else None
+    return found
+
+
+def record_of(decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
+    """A line of the ledger, in the shape of the reaper's."""
+    price = prices(policy).get(decision.pool)
+    return {
+        "schema_version": 1,
+        "at": format_time(now),
+        "stack": policy.stack,
+        "region": policy.region,
+        "action": decision.action,
+        "instance_id": decision.instance or None,
+        "pool": decision.pool,
+        "owner": decision.owner,
+        "group": decision.group or None,
+        "reason": decision.reason,
+        "coming": list(decision.coming),
+        "desired_before": decision.desired,
+        "desired": _after(decision),
+        "currency": policy.currency,
+        "price_per_hour": None if price is None else str(price),
+    }
+
+
+def _after(decision: Decision) -> int | None:
+    change = {Action.START: 1, Action.WITHDRAW: -1}.get(decision.action, 0)
+    return None if decision.desired is None else decision.desired + change * len(decision.coming)
+
+
+def _done(state: State, decision: Decision) -> State:
+    if decision.action is not Action.START:
+        return state
+    started = tuple(replace(one, started=True) if one.id in decision.coming else one for one in state.coming)
+    return replace(state, coming=started)
+
+
+def _failed(state: State, decision: Decision, now: datetime, error: str) -> State:
+    """A group that refuses to be raised is passed over for a while."""
+    if decision.action is not Action.START:
+        return state
+    coming = tuple(one.back() if one.id in decision.coming else one for one in state.coming)
+    trouble = {**state.trouble, decision.group: Trouble(now, error)}
+    return replace(state, coming=coming, trouble=trouble)
+
+
+def log(result: Result) -> Mapping[str, Any]:
+    """One JSON object a line, as the sweep's log; gives the whole."""
+    content = result.to_json()
+    lines: Sequence[tuple[str, Sequence[str]]] = (
+        ("decision", content["decisions"]),
+        ("failure", content["failed"]),
+    )
+    for event, texts in lines:
+        for text in texts:
+            sys.stdout.write(json.dumps({"event": event, "text": text}) + "\n")
+    return content

@@ -1,0 +1,617 @@
+"""Where the next instance of each pool starts. Pure.
+
+In: a ``View`` (groups, instances, money, what people ask for) and the ``State`` that the pass before left.
+Out: the state after, and ``Decision``s in the order in which they are carried out.
+
+A pool's groups are in its order of preference, zone after zone; the order of types is a group's own. An
+instance starts in the first group that is open, has room below its limit, and could start something lately.
+Where the cloud says that there is no room, or nothing comes for some minutes, the group gives the instance up
+and the next one is tried, until whoever asked would not wait any longer.
+
+Desired capacity rises by ``Action.START`` alone. It never passes the pool's ``size.max``, nor rises while the
+pool is frozen or the money does not last. ``Action.WITHDRAW`` takes back what never started.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from itertools import count
+
+from image.capacity.model import (
+    REMEMBERED,
+    SHARED,
+    SPARE,
+    TAG_TAKEN,
+    Coming,
+    Fate,
+    Request,
+    State,
+    Trouble,
+)
+from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, Group, Instance
+from image.reaper.policy import Capacity, Policy
+from image.reaper.times import format_time, parse_time
+
+# How long a request without room is tried in every group again.
+WAIT = timedelta(minutes=15)
+# An Auto Scaling group says within a minute that there is no room; one that says nothing has some minutes.
+SILENT = timedelta(minutes=5)
+# A group without room is not tried again sooner, while another may have some.
+COOL_OFF = timedelta(minutes=5)
+LOAD_COOLDOWN = timedelta(minutes=5)
+# Clocks differ, and Alibaba Cloud tells whole minutes.
+CLOCK = timedelta(minutes=1)
+SPARE_HELD, SPARE_RENEWED = timedelta(days=7), timedelta(days=1)
+SPARE_REASON = "hot spare"
+LIVING = frozenset({"pending", "running"})
+
+
+class Action(StrEnum):
+    """What a decision does."""
+
+    START = "start"
+    WITHDRAW = "withdraw"
+    GIVE = "give"
+    RELEASE = "release"
+    KEEP = "keep"
+    ACCEPT = "accept"
+    REFUSE = "refuse"
+    FAIL = "fail"
+    HOLD = "hold"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One line of the ledger, and what carries it out.
+
+    Attributes:
+        action: what is done.
+        pool: to which pool.
+        reason: why, for a person.
+        group: the scaling group, if one is changed.
+        coming: ids of the instances on their way that it is about.
+        desired: desired capacity of the group before; None where none is changed.
+        instance: that gets tags, if one does.
+        tags: what it gets.
+        untag: what it loses.
+        owner: who asked; empty for the pool itself.
+    """
+
+    action: Action
+    pool: str
+    reason: str
+    group: str = ""
+    coming: tuple[str, ...] = ()
+    desired: int | None = None
+    instance: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    untag: tuple[str, ...] = ()
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A scaling group where a pool may start instances.
+
+    Attributes:
+        group: as it is now.
+        label: what its stack calls it: the pool, with the zone where there is a group for each.
+        failed: its newest failed launch and what the cloud said; None without any of late.
+    """
+
+    group: Group
+    label: str
+    failed: Trouble | None = None
+
+
+@dataclass(frozen=True)
+class Money:
+    """What may still be spent this month.
+
+    Attributes:
+        left: budget less what is spent; None where nobody knows.
+        why: why nobody knows, or why the pool may not grow at all.
+        prices: pool -> what an hour of an instance costs at most; None where nobody knows.
+        frozen: pools that take no instances now.
+        currency: of all.
+    """
+
+    left: Decimal | None
+    prices: Mapping[str, Decimal | None]
+    frozen: frozenset[str] = frozenset()
+    why: str = ""
+    currency: str = "USD"
+
+
+@dataclass(frozen=True)
+class View:
+    """All that a decision rests on, beside the state.
+
+    Attributes:
+        now: aware UTC.
+        policy: of the stack.
+        sites: pool -> its groups in order of preference.
+        instances: those of the stack that are not gone.
+        money: what may be spent.
+        requests: that no pass has seen yet.
+        firing: pools whose load asks for an instance more.
+    """
+
+    now: datetime
+    policy: Policy
+    sites: Mapping[str, tuple[Site, ...]]
+    instances: Sequence[Instance]
+    money: Money
+    requests: Sequence[Request] = ()
+    firing: frozenset[str] = frozenset()
+
+
+def decide(view: View, before: State) -> tuple[State, list[Decision]]:
+    """The state after, and what is done on the way there."""
+    made = _Pass(view, before)
+    made.arrive()
+    made.withdraw()
+    made.accept()
+    made.spares()
+    made.load()
+    made.expire()
+    made.place()
+    return made.state(), made.decisions
+
+
+def wants_money(view: View, before: State) -> bool:
+    """Whether a pass may start anything, so that it must know what is spent."""
+    waiting = any(not one.group for one in before.coming)
+    spares = any(pool.capacity and pool.capacity.spare for pool in view.policy.pools.values())
+    troubled = any(one.group for one in before.coming)
+    return bool(waiting or troubled or spares or view.requests or view.firing)
+
+
+class _Pass:
+    """One pass on its way: the state as it changes, and the decisions so far."""
+
+    def __init__(self, view: View, before: State) -> None:
+        self._view, self._now = view, view.now
+        self._requests = dict(before.requests)
+        self._coming = list(before.coming)
+        self._trouble = {key: one for key, one in before.trouble.items() if view.now - one.at < COOL_OFF}
+        for site in self._all_sites():
+            if site.failed is not None and view.now - site.failed.at < COOL_OFF:
+                self._trouble[site.group.name] = site.failed
+        self._loads = dict(before.raised_for_load)
+        self._held = dict(before.held)
+        self._given = dict[str, str]()  # instance -> what it was given for in this pass
+        self._rises = Counter[str]()  # group -> instances that this pass starts there
+        self._falls = Counter[str]()
+        self._numbers = count(1)
+        self.decisions: list[Decision] = []
+        for coming in before.coming:
+            there = self._site(coming.group)
+            if there is not None and not coming.started and there.group.desired >= coming.goal:
+                # raised by a pass that was cut off before it could say so
+                self._replace(coming, replace(coming, started=True))
+
+    def state(self) -> State:
+        """What the next pass is told."""
+        kept = {
+            key: one
+            for key, one in self._requests.items()
+            if one.fate is Fate.OPEN or self._now - one.at < REMEMBERED
+        }
+        return State(kept, tuple(self._coming), self._trouble, self._loads, self._held)
+
+    def arrive(self) -> None:
+        """Give each new instance to the one that waits longest for it in its group."""
+        for coming in sorted((one for one in self._coming if one.started), key=lambda one: one.asked_at):
+            new = next(self._new_in(coming), None)
+            if new is not None:
+                self._coming.remove(coming)
+                self._give(new, coming.purpose, coming.pool, "came", coming.group)
+        self._give_again()
+
+    def _give_again(self) -> None:
+        """Write once more what a pass before decided and could not write."""
+        for request in self._requests.values():
+            for one in self._view.instances:
+                mine = one.id in request.instances and one.id not in self._given
+                if mine and one.tags.get(TAG_TAKEN) != request.key:
+                    self._note_gift(one, request, "is")
+
+    def _new_in(self, coming: Coming) -> Iterator[Instance]:
+        """Instances that the group started for nobody yet, oldest first."""
+        group = next((one.group for one in self._all_sites() if one.group.name == coming.group), None)
+        if group is None or coming.since is None:
+            return
+        for one in sorted(self._view.instances, key=lambda one: (one.launched_at, one.id)):
+            fresh = one.launched_at >= coming.since - CLOCK and one.state in LIVING
+            if one.id in group.members and fresh and not self._purpose_of(one):
+                yield one
+
+    def _purpose_of(self, instance: Instance) -> str:
+        return self._given.get(instance.id) or instance.tags.get(TAG_TAKEN, "")
+
+    def _give(self, instance: Instance, purpose: str, pool: str, why: str, group: str = "") -> None:
+        self._given[instance.id] = purpose
+        if purpose in self._requests:
+            request = self._requests[purpose]
+            came = (*request.instances, instance.id)
+            fate = Fate.FILLED if len(came) >= request.count else request.fate
+            self._requests[purpose] = replace(request, instances=came, fate=fate)
+            self._note_gift(instance, request, why, group)
+            return
+        tags = {TAG_TAKEN: purpose} | (self._spare_hold() if purpose == SPARE else {})
+        said = f"{instance.id} {why} for {_who('', purpose)}"
+        self._note(Action.GIVE, pool, said, group=group, instance=instance.id, tags=tags)
+
+    def _note_gift(self, instance: Instance, request: Request, why: str, group: str = "") -> None:
+        owner = request.owner
+        tags = {TAG_TAKEN: request.key, TAG_OWNER: owner} | self._hold(request)
+        held = request.hours is None and TAG_KEEP_UNTIL in instance.tags
+        untag = (TAG_KEEP_UNTIL, TAG_KEEP_REASON) if held else ()
+        said = f"{instance.id} {why} for {owner}"
+        pool = request.pool
+        self._note(
+            Action.GIVE, pool, said, group=group, instance=instance.id, tags=tags, untag=untag, owner=owner
+        )
+
+    def _hold(self, request: Request) -> dict[str, str]:
+        if request.hours is None:
+            return {}
+        until = self._now + min(timedelta(hours=request.hours), timedelta(days=14) - CLOCK)
+        return {TAG_KEEP_UNTIL: format_time(until), TAG_KEEP_REASON: f"taken by {request.owner}"}
+
+    def _spare_hold(self) -> dict[str, str]:
+        return {TAG_KEEP_UNTIL: format_time(self._now + SPARE_HELD), TAG_KEEP_REASON: SPARE_REASON}
+
+    def withdraw(self) -> None:
+        """Take back from groups what they cannot start, so that it may start elsewhere."""
+        for coming in [one for one in self._coming if one.started and one.since is not None]:
+            why = self._failure_of(coming)
+            if why:
+                self._trouble[coming.group] = Trouble(self._now, why)
+                self._take_back(coming, f"{self._label(coming.group)}: {why}")
+
+    def _failure_of(self, coming: Coming) -> str:
+        site = self._site(coming.group)
+        since = coming.since or self._now
+        if site is None:
+            return "the group is gone"
+        if site.failed is not None and site.failed.at >= since - timedelta(seconds=5):
+            return site.failed.why
+        return f"nothing started within {SILENT.seconds // 60} minutes" if self._now - since >= SILENT else ""
+
+    def _take_back(self, coming: Coming, why: str) -> None:
+        desired = self._desired(coming.group)
+        self._replace(coming, coming.back())
+        if coming.purpose in self._requests:
+            request = self._requests[coming.purpose]
+            tried = tuple(dict.fromkeys((*request.tried, why)))
+            self._requests[coming.purpose] = replace(request, tried=tried)
+        if self._site(coming.group) is not None:
+            self._falls[coming.group] += 1
+            self._note(
+                Action.WITHDRAW,
+                coming.pool,
+                f"no room in {why}",
+                group=coming.group,
+                coming=(coming.id,),
+                desired=desired,
+            )
+
+    def accept(self) -> None:
+        """Take requests on, or refuse them; spares go to them at once."""
+        for request in self._view.requests:
+            if request.key in self._requests:
+                continue
+            refusal = request.reason or self._refusal(request)
+            fate = Fate.REFUSED if refusal else Fate.OPEN
+            self._requests[request.key] = replace(request, fate=fate, reason=refusal)
+            said = refusal or f"{request.count} of {request.pool} for {request.owner}"
+            action = Action.REFUSE if refusal else Action.ACCEPT
+            self._note(action, request.pool, said, owner=request.owner)
+            if not refusal:
+                self._fill(request)
+
+    def _refusal(self, request: Request) -> str:
+        """Why a request is not taken on; empty where it is."""
+        capacity = self._capacity(request.pool)
+        if capacity is None:
+            pools = ", ".join(name for name, one in self._view.policy.pools.items() if one.capacity)
+            return f"no such pool: {request.pool}; this stack has {pools}"
+        if request.count > capacity.max_size:
+            return f"{request.count} are more than size.max of {request.pool}, which is {capacity.max_size}"
+        cap, has = self._view.policy.take_max_per_person, self._held_by(request.owner)
+        if has + request.count > cap:
+            return (
+                f"{request.owner} has {has} and asks for {request.count}; take.max_per_person is {cap}: "
+                "gpu-fleet give-back returns one"
+            )
+        short = request.count - len(self._spares(request.pool))
+        return self._may_not_grow(request.pool, short, request.hours) if short > 0 else ""
+
+    def _held_by(self, owner: str) -> int:
+        """Instances that a person took, here or on their way."""
+        mine = {key for key, one in self._requests.items() if one.owner == owner}
+        here = sum(
+            self._purpose_of(one) not in ("", SPARE, SHARED) and self._owner(one) == owner
+            for one in self._view.instances
+        )
+        return here + sum(one.purpose in mine for one in self._coming)
+
+    def _owner(self, instance: Instance) -> str:
+        given = self._requests.get(self._given.get(instance.id, ""))
+        return given.owner if given else instance.owner
+
+    def _fill(self, request: Request) -> None:
+        spares = self._spares(request.pool)[: request.count]
+        for one in spares:
+            self._give(one, request.key, request.pool, "was spare, now")
+        self._want(request.pool, request.key, request.count - len(spares))
+
+    def _want(self, pool: str, purpose: str, number: int) -> None:
+        for _ in range(number):
+            name = f"{self._now:%Y%m%dT%H%M%SZ}-{pool}-{next(self._numbers)}"
+            self._coming.append(Coming(name, pool, purpose, self._now))
+
+    def _spares(self, pool: str) -> list[Instance]:
+        """Those that nobody took yet, the oldest first."""
+        own = [one for one in self._view.instances if one.pool == pool and one.state == "running"]
+        spare = [one for one in own if self._purpose_of(one) == SPARE]
+        return sorted(spare, key=lambda one: (one.launched_at, one.id))
+
+    def spares(self) -> None:
+        """Keep as many hot spares as each pool wants."""
+        for pool, capacity in self._pools():
+            on_way = [one for one in self._coming if one.pool == pool and one.purpose == SPARE]
+            here = [
+                one
+                for one in self._view.instances
+                if one.pool == pool and one.state in LIVING and self._purpose_of(one) == SPARE
+            ]
+            surplus = len(here) + len(on_way) - capacity.spare
+            for coming in [one for one in on_way if not one.group][: max(0, surplus)]:
+                self._coming.remove(coming)
+                surplus -= 1
+            for one in here[: max(0, surplus)]:
+                self._given[one.id] = SHARED
+                self._note(
+                    Action.RELEASE,
+                    pool,
+                    f"{one.id} is no spare any more: pool.spare is {capacity.spare}",
+                    instance=one.id,
+                    tags={TAG_TAKEN: SHARED},
+                    untag=(TAG_KEEP_UNTIL, TAG_KEEP_REASON),
+                )
+            self._renew([one for one in here if self._purpose_of(one) == SPARE and one.id not in self._given])
+            self._want_if_allowed(pool, SPARE, -surplus)
+
+    def _renew(self, spares: Iterable[Instance]) -> None:
+        for one in spares:
+            if not _held_beyond(one, self._now + SPARE_RENEWED):
+                self._note(
+                    Action.KEEP, one.pool, f"{one.id} stays a spare", instance=one.id, tags=self._spare_hold()
+                )
+
+    def load(self) -> None:
+        """One instance more where the load of a pool asks for it, and none within the cooldown."""
+        for pool in sorted(self._view.firing):
+            last = self._loads.get(pool)
+            on_way = any(one.pool == pool and one.purpose == SHARED for one in self._coming)
+            if on_way or (last is not None and self._now - last < LOAD_COOLDOWN):
+                continue
+            if self._want_if_allowed(pool, SHARED, 1):
+                self._loads[pool] = self._now
+
+    def _want_if_allowed(self, pool: str, purpose: str, number: int) -> bool:
+        """Want instances for the pool itself; what keeps it from them is noted once."""
+        if number <= 0:
+            return False
+        why = self._may_not_grow(pool, number, None)
+        if why:
+            if pool not in self._held:
+                self._held[pool] = why
+                self._note(Action.HOLD, pool, f"{number} more ({purpose}): {why}")
+            return False
+        self._held.pop(pool, None)
+        self._want(pool, purpose, number)
+        return True
+
+    def _may_not_grow(self, pool: str, number: int, hours: float | None) -> str:
+        """Why a pool gets no more instances, whatever room the cloud has; empty where it may."""
+        capacity, money = self._capacity(pool), self._view.money
+        if capacity is None:
+            return f"no such pool: {pool}"
+        if pool in money.frozen:
+            return f"{pool} is frozen, since the budget is spent: gpu-fleet unfreeze lifts it"
+        total = self._total(pool)
+        if total + number > capacity.max_size:
+            return f"{pool} has {total} of size.max {capacity.max_size}, and {number} more are wanted"
+        return self._too_dear(pool, number, hours)
+
+    def _too_dear(self, pool: str, number: int, hours: float | None) -> str:
+        money = self._view.money
+        price = money.prices.get(pool)
+        if money.left is None:
+            return money.why
+        if price is None:
+            return f"nobody knows what {pool} costs: budget.assume in the stack file says it"
+        needed = price * number * Decimal(str(hours or 1))
+        left = money.left - self._promised()
+        if needed > left:
+            return (
+                f"{needed:.2f} {money.currency} are needed, and {max(left, Decimal(0)):.2f} of the month's "
+                "budget are left"
+            )
+        return ""
+
+    def _promised(self) -> Decimal:
+        """What requests under way will cost from now on, as far as they said for how long; else an hour."""
+        whole = Decimal(0)
+        for one in self._requests.values():
+            price = self._view.money.prices.get(one.pool)
+            if one.fate in (Fate.OPEN, Fate.FILLED) and price is not None:
+                ends = one.at + timedelta(hours=one.hours or 1)
+                left_s = max(0, (ends - self._now).total_seconds())
+                whole += price * one.count * Decimal(str(left_s)) / 3600
+        return whole
+
+    def _total(self, pool: str) -> int:
+        """Instances that a pool has or is about to have."""
+        groups = sum(self._desired(site.group.name) for site in self._view.sites.get(pool, ()))
+        return groups + sum(one.pool == pool and not one.started for one in self._coming)
+
+    def _desired(self, name: str) -> int:
+        site = self._site(name)
+        if site is None:
+            return 0
+        # Alibaba Cloud counts what is being started only once it is there
+        on_way = sum(one.started and one.group == name for one in self._coming)
+        group = site.group
+        return max(group.desired - self._falls[name], group.size + on_way) + self._rises[name]
+
+    def expire(self) -> None:
+        """Give up requests for which nothing could be found in time."""
+        for request in [one for one in self._requests.values() if one.fate is Fate.OPEN]:
+            missing = [one for one in self._coming if one.purpose == request.key]
+            if self._now - request.at < WAIT:
+                continue
+            for one in missing:
+                if one.started:
+                    self._take_back(one, f"{self._label(one.group)}: not within {WAIT.seconds // 60} minutes")
+                self._coming = [other for other in self._coming if other.id != one.id]
+            tried = "; ".join(self._requests[request.key].tried) or self._blocked(request.pool)
+            came = f" ({len(request.instances)} of {request.count} came)" if request.instances else ""
+            reason = f"no capacity anywhere{came}: {tried}"
+            self._requests[request.key] = replace(
+                self._requests[request.key], fate=Fate.FAILED, reason=reason
+            )
+            self._note(Action.FAIL, request.pool, reason, owner=request.owner)
+
+    def _blocked(self, pool: str) -> str:
+        return self._may_not_grow(pool, 0, None) or f"every group of {pool} is full or closed"
+
+    def place(self) -> None:
+        """Find each that waits the first place with room, and what was decided before but not done again."""
+        waiting = [one for one in self._coming if not one.started]
+        together = dict[tuple[str, str], str]()
+        for coming in sorted(waiting, key=lambda one: one.asked_at):
+            capacity = self._capacity(coming.pool)
+            if capacity is None:
+                self._coming.remove(coming)
+                continue
+            cluster = (coming.pool, coming.purpose) if capacity.together else None
+            site = self._place_for(coming, together.get(cluster, "") if cluster else "")
+            if site is None:
+                if coming.group:
+                    self._replace(coming, coming.back())
+                continue
+            if cluster:
+                together[cluster] = site.group.name
+            self._start(coming, site)
+
+    def _place_for(self, coming: Coming, only: str) -> Site | None:
+        if self._limits(coming):
+            return None
+        companion = self._companions_group(coming)
+        for site in self._view.sites.get(coming.pool, ()):
+            name = site.group.name
+            if companion not in ("", name) or only not in ("", name):
+                continue
+            full = self._desired(name) + 1 > site.group.max_size
+            if not (site.group.closed or full or name in self._trouble):
+                return site
+        return None
+
+    def _limits(self, coming: Coming) -> str:
+        """Limits that may have changed since it was wanted; those waiting count in the total already."""
+        if coming.pool in self._view.money.frozen:
+            return "frozen"
+        capacity = self._capacity(coming.pool)
+        standing = sum(self._desired(site.group.name) for site in self._view.sites.get(coming.pool, ()))
+        if capacity is None or standing + 1 > capacity.max_size:
+            return "full"
+        # money that a request was promised is its own; a pool's wants need new money
+        if coming.purpose in self._requests:
+            left = self._view.money.left
+            return "" if left is not None and left > 0 else "spent"
+        return self._too_dear(coming.pool, 1, None)
+
+    def _companions_group(self, coming: Coming) -> str:
+        """Where others of the same request stand, for a pool whose instances must stand close together."""
+        capacity, request = self._capacity(coming.pool), self._requests.get(coming.purpose)
+        if capacity is None or not capacity.together or request is None:
+            return ""
+        for one in self._coming:
+            if one.purpose == coming.purpose and one.started:
+                return one.group
+        here = {name for name, purpose in self._given.items() if purpose == coming.purpose}
+        came = here | set(request.instances)
+        sites = self._view.sites.get(coming.pool, ())
+        return next((site.group.name for site in sites if came & site.group.members.keys()), "")
+
+    def _start(self, coming: Coming, site: Site) -> None:
+        name = site.group.name
+        desired = self._desired(name)
+        self._rises[name] += 1
+        placed = replace(coming, group=name, since=self._now, goal=desired + 1)
+        self._replace(coming, placed)
+        owner = self._requests[coming.purpose].owner if coming.purpose in self._requests else ""
+        said = f"one more in {site.label} for {_who(owner, coming.purpose)}"
+        self._note(
+            Action.START, coming.pool, said, group=name, coming=(coming.id,), desired=desired, owner=owner
+        )
+
+    def _replace(self, old: Coming, new: Coming) -> None:
+        self._coming = [new if one.id == old.id else one for one in self._coming]
+
+    def _pools(self) -> Iterator[tuple[str, Capacity]]:
+        for name, pool in self._view.policy.pools.items():
+            if pool.capacity is not None:
+                yield name, pool.capacity
+
+    def _capacity(self, pool: str) -> Capacity | None:
+        known = self._view.policy.pools.get(pool)
+        return known.capacity if known else None
+
+    def _all_sites(self) -> Iterator[Site]:
+        for sites in self._view.sites.values():
+            yield from sites
+
+    def _site(self, group: str) -> Site | None:
+        return next((one for one in self._all_sites() if one.group.name == group), None)
+
+    def _label(self, group: str) -> str:
+        site = self._site(group)
+        return site.label if site else group
+
+    def _note(
+        self,
+        action: Action,
+        pool: str,
+        reason: str,
+        *,
+        group: str = "",
+        coming: tuple[str, ...] = (),
+        desired: int | None = None,
+        instance: str = "",
+        tags: Mapping[str, str] | None = None,
+        untag: tuple[str, ...] = (),
+        owner: str = "",
+    ) -> None:
+        self.decisions.append(
+            Decision(action, pool, reason, group, coming, desired, instance, tags or {}, untag, owner)
+        )
+
+
+def _who(owner: str, purpose: str) -> str:
+    return owner or {SPARE: "a hot spare", SHARED: "the pool's load"}.get(purpose, purpose)
+
+
+def _held_beyond(instance: Instance, moment: datetime) -> bool:
+    try:
+        return parse_time(instance.tags.get(TAG_KEEP_UNTIL, "")) > moment
+    except ValueError:
+        return False

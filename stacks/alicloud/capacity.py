@@ -1,0 +1,162 @@
+"""The mover: a function that decides where a pool's next instance starts, and what people need to ask it.
+
+It runs each minute: a group that could start nothing is passed over within one. Its role raises groups and
+tags instances, and can end none.
+"""
+
+from dataclasses import dataclass
+
+import pulumi
+
+from stacks.alicloud import policies
+from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
+from stacks.alicloud.reaper import HANDLER, archive
+from stacks.alicloud.reaper_role import MANAGED, STACK
+from stacks.alicloud.storage import bucket_name
+from stacks.payload import sweep_archive
+from stacks.settings import Stack
+
+TIMEOUT_S = 120
+EVERY_MINUTES = 1
+# ModifyScalingGroup takes back what could not start, of a group that expects a number. RAM knows no parts of
+# it to leave out.
+RAISE_ACTIONS = ("ess:ScaleWithAdjustment", "ess:ModifyScalingGroup")
+TAG_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")
+# None of these knows a resource or a condition narrower than the account.
+LOOK_ACTIONS = (
+    "ecs:DescribeInstances",
+    "ecs:DescribeSpotPriceHistory",
+    "ess:DescribeAlarms",
+    "ess:DescribeScalingActivities",
+    "ess:DescribeScalingGroups",
+)
+NEVER_ACTIONS = (
+    "ecs:DeleteInstance",
+    "ecs:DeleteInstances",
+    "ecs:StopInstance",
+    "ecs:StopInstances",
+    "ess:DetachInstances",
+    "ess:RemoveInstances",
+    "ess:SetInstanceHealth",
+)
+PEOPLE_LOOK_ACTIONS = (
+    "cms:DescribeMetricLast",
+    "cms:DescribeMetricList",
+    "cms:QueryMetricLast",
+    "cms:QueryMetricList",
+    "ecs:DescribeInstances",
+    "ecs:DescribeSpotPriceHistory",
+    "ess:DescribeScalingGroups",
+)
+
+
+@dataclass(frozen=True)
+class CapacityArgs:
+    """What the mover depends on.
+
+    Attributes:
+        stack: the settings.
+        key_id: encrypts log and ledger.
+        key_arn: the same, for policies.
+        records_arn: the bucket of requests and ledger.
+    """
+
+    stack: Stack
+    key_id: pulumi.Output[str]
+    key_arn: pulumi.Output[str]
+    records_arn: pulumi.Output[str]
+
+
+class Capacity(pulumi.ComponentResource):
+    """The mover of one stack.
+
+    Attributes:
+        function_name: to run it by hand.
+    """
+
+    function_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:alicloud:Capacity", name, None, opts)
+        stack = args.stack
+        mover = ScheduledFunction(
+            f"{name}-capacity",
+            ScheduledFunctionArgs(
+                stack=stack,
+                label="capacity",
+                purpose=f"Decides where instances of gpu-fleet stack {stack.name} start",
+                handler=HANDLER,
+                files=bundle(stack),
+                every_minutes=EVERY_MINUTES,
+                timeout_s=TIMEOUT_S,
+                environment={
+                    "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper",
+                    "GPU_FLEET_ACCOUNT_ID": stack.account_id,
+                    # functions share the region's inner network; the public name refuses newer accounts
+                    "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": f"https://s3.oss-{stack.region}-internal.aliyuncs.com",
+                },
+                statements=role_policy(args),
+                key_id=args.key_id,
+                key_arn=args.key_arn,
+            ),
+            pulumi.ResourceOptions(parent=self),
+        )
+        self.function_name = mover.function_name
+        self.register_outputs({"function_name": mover.function_name})
+
+
+def bundle(stack: Stack) -> dict[str, bytes]:
+    """The function's code with the packages it needs: equal settings and equal modules give equal bytes."""
+    return archive(stack, f"{sweep_archive.MOVER}.alicloud")
+
+
+def role_policy(args: CapacityArgs) -> list[policies.Statement]:
+    """Every statement of the role's only policy, but for its log."""
+    own = f"{args.stack.region}:{args.stack.account_id}"
+    of_stack = {f"acs:ResourceTag/{STACK}": [args.stack.name]}
+    managed = of_stack | {f"acs:ResourceTag/{MANAGED}": ["true"]}
+    return [
+        policies.allow(LOOK_ACTIONS, "*"),
+        policies.allow(RAISE_ACTIONS, f"acs:ess:{own}:scalinggroup/*", {"StringEquals": of_stack}),
+        policies.allow(TAG_ACTIONS, f"acs:ecs:{own}:instance/*", {"StringEquals": managed}),
+        policies.deny(NEVER_ACTIONS, "*"),
+        policies.allow(
+            ["oss:GetObject", "oss:GetObjectVersion", "oss:PutObject"],
+            pulumi.Output.concat(args.records_arn, "/reaper/capacity/*"),
+        ),
+        policies.allow(["oss:GetObject", "oss:GetObjectVersion"], _money(args)),
+        policies.allow(["oss:ListObjects", "oss:ListObjectVersions"], args.records_arn),
+        policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
+    ]
+
+
+def _money(args: CapacityArgs) -> list[pulumi.Output[str]]:
+    """The meter and the freeze, whose states are numbered: see ``image/reaper/alicloud/oss.py``."""
+    return [pulumi.Output.concat(args.records_arn, f"/reaper/{name}.json*") for name in ("meter", "freeze")]
+
+
+def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
+    """What a person needs to take, keep, reach and give back instances: to attach to users or a role.
+
+    RAM knows no variable for the caller, so that one person of the group can ask in another's name; the
+    bucket's access log says who wrote.
+    """
+    own = f"{args.stack.region}:{args.stack.account_id}"
+    of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [args.stack.name]}}
+    instances = f"acs:ecs:{own}:instance/*"
+    read = [
+        pulumi.Output.concat(args.records_arn, "/reaper/capacity/state.json*"),
+        pulumi.Output.concat(args.records_arn, f"/{sweep_archive.POLICY_KEY}"),
+        *_money(args),
+    ]
+    return policies.document(
+        policies.allow(PEOPLE_LOOK_ACTIONS, "*"),
+        policies.allow(
+            ["oss:PutObject"], pulumi.Output.concat(args.records_arn, "/reaper/capacity/requests/*")
+        ),
+        policies.allow(["oss:GetObject", "oss:GetObjectVersion"], read),
+        policies.allow(["oss:ListObjects", "oss:ListObjectVersions"], args.records_arn),
+        policies.allow(["kms:Decrypt", "kms:GenerateDataKey"], args.key_arn),
+        policies.allow(TAG_ACTIONS, instances, of_stack),
+        policies.allow(["ecs:StartTerminalSession"], instances, of_stack),
+    )

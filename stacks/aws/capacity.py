@@ -1,0 +1,327 @@
+"""The mover: a function that decides where a pool's next instance starts, and what people need to ask it.
+
+It runs each minute, and at once when an Auto Scaling group could not launch. Its role raises groups and tags
+instances, and can end none; the sweep's role ends instances, and can raise no group.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks import naming
+from stacks.aws import policies
+from stacks.aws.reaper import archive
+from stacks.aws.reaper_role import MANAGED, STACK, use_key
+from stacks.aws.storage import bucket_name
+from stacks.payload import sweep_archive
+from stacks.settings import Stack
+
+Conditions = dict[str, Mapping[str, Any]]
+HANDLER = f"{sweep_archive.MOVER}.aws.handle"
+TIMEOUT_S = 120
+MEMORY_MIB = 512
+LOG_DAYS = 90
+LATEST_START_S = 60
+# Failed passes within 5 minutes, of five at least, that call an operator: one alone is made good by the next.
+PERIOD_S, FAILED_PASSES = 300, 3
+TAKEN = f"{naming.PROJECT}:taken"
+# What it writes on an instance: who took it, and how long it is kept.
+TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("owner", "taken", "keep-until", "keep-reason"))
+# What a person writes on an instance that is theirs: kept, and given back.
+PERSONAL_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "give-back"))
+# None of these knows a resource or a condition narrower than the account.
+LOOK_ACTIONS = (
+    "autoscaling:DescribeAutoScalingGroups",
+    "autoscaling:DescribeScalingActivities",
+    "cloudwatch:DescribeAlarms",
+    "ec2:DescribeInstances",
+    "ec2:DescribeSpotPriceHistory",
+)
+NEVER_ACTIONS = (
+    "autoscaling:DetachInstances",
+    "autoscaling:SetInstanceHealth",
+    "autoscaling:SetInstanceProtection",
+    "autoscaling:TerminateInstanceInAutoScalingGroup",
+    "autoscaling:UpdateAutoScalingGroup",
+    "ec2:StopInstances",
+    "ec2:TerminateInstances",
+)
+PEOPLE_LOOK_ACTIONS = (
+    "autoscaling:DescribeAutoScalingGroups",
+    "cloudwatch:DescribeAlarms",
+    "cloudwatch:GetMetricData",
+    "ec2:DescribeInstances",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeTags",
+)
+
+
+@dataclass(frozen=True)
+class CapacityArgs:
+    """What the mover depends on.
+
+    Attributes:
+        stack: the settings.
+        key_arn: encrypts log and ledger.
+        records_arn: the bucket of requests and ledger.
+        topic_arn: who is notified when it fails.
+    """
+
+    stack: Stack
+    key_arn: pulumi.Output[str]
+    records_arn: pulumi.Output[str]
+    topic_arn: pulumi.Output[str]
+
+
+class Capacity(pulumi.ComponentResource):
+    """The mover of one stack.
+
+    Attributes:
+        function_name: to run it by hand.
+    """
+
+    function_name: pulumi.Output[str]
+
+    def __init__(self, name: str, args: CapacityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("gpu-fleet:aws:Capacity", name, None, opts)
+        self._name, self._args = f"{name}-capacity", args
+        self._child = pulumi.ResourceOptions(parent=self)
+        self._tags = naming.tags(args.stack.name, args.stack.owner)
+        function = self._function()
+        self._each_minute(function)
+        self._on_failed_launches(function)
+        aws.cloudwatch.MetricAlarm(
+            f"{self._name}-errors",
+            name=f"{self._name}-errors",
+            alarm_description="The mover fails again and again: nobody gets an instance",
+            namespace="AWS/Lambda",
+            metric_name="Errors",
+            dimensions={"FunctionName": function.name},
+            statistic="Sum",
+            comparison_operator="GreaterThanOrEqualToThreshold",
+            threshold=FAILED_PASSES,
+            period=PERIOD_S,
+            evaluation_periods=1,
+            treat_missing_data="notBreaching",
+            alarm_actions=[args.topic_arn],
+            tags=self._tags,
+            opts=self._child,
+        )
+        self.function_name = function.name
+        self.register_outputs({"function_name": function.name})
+
+    def _function(self) -> aws.lambda_.Function:
+        args, stack = self._args, self._args.stack
+        log = aws.cloudwatch.LogGroup(
+            self._name,
+            name=f"/aws/lambda/{self._name}",
+            kms_key_id=args.key_arn,
+            retention_in_days=LOG_DAYS,
+            tags=self._tags,
+            opts=self._child,
+        )
+        role = aws.iam.Role(
+            self._name,
+            # Lambda names no source account when it takes an execution role.
+            assume_role_policy=policies.trust("lambda.amazonaws.com", stack.account_id, check_source=False),
+            description=f"The mover of gpu-fleet stack {stack.name}",
+            tags=self._tags,
+            opts=self._child,
+        )
+        policy = aws.iam.RolePolicy(
+            self._name, role=role.id, policy=role_policy(args, log.arn), opts=self._child
+        )
+        function = aws.lambda_.Function(
+            self._name,
+            name=self._name,
+            description=f"Decides where instances of gpu-fleet stack {stack.name} start",
+            runtime="python3.12",
+            architectures=["arm64"],
+            handler=HANDLER,
+            code=bundle(stack),
+            role=role.arn,
+            timeout=TIMEOUT_S,
+            memory_size=MEMORY_MIB,
+            reserved_concurrent_executions=1,
+            environment={
+                "variables": {"GPU_FLEET_LEDGER_URI": f"s3://{bucket_name(stack, 'records')}/reaper"}
+            },
+            tags=self._tags,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[log, policy]),
+        )
+        # The next minute is the retry.
+        aws.lambda_.FunctionEventInvokeConfig(
+            self._name,
+            function_name=function.name,
+            maximum_retry_attempts=0,
+            maximum_event_age_in_seconds=LATEST_START_S,
+            opts=self._child,
+        )
+        return function
+
+    def _each_minute(self, function: aws.lambda_.Function) -> None:
+        stack = self._args.stack
+        role = aws.iam.Role(
+            f"{self._name}-schedule",
+            assume_role_policy=policies.trust("scheduler.amazonaws.com", stack.account_id),
+            description=f"Starts the mover of gpu-fleet stack {stack.name}",
+            tags=self._tags,
+            opts=self._child,
+        )
+        policy = aws.iam.RolePolicy(
+            f"{self._name}-schedule",
+            role=role.id,
+            policy=policies.document(
+                policies.allow("Start", ["lambda:InvokeFunction"], function.arn),
+            ),
+            opts=self._child,
+        )
+        aws.scheduler.Schedule(
+            self._name,
+            name=self._name,
+            description=f"The mover of gpu-fleet stack {stack.name}",
+            schedule_expression="rate(1 minute)",  # of one: EventBridge refuses the plural
+            flexible_time_window={"mode": "OFF"},
+            target={
+                "arn": function.arn,
+                "role_arn": role.arn,
+                "input": "{}",
+                "retry_policy": {
+                    "maximum_event_age_in_seconds": LATEST_START_S,
+                    "maximum_retry_attempts": 0,
+                },
+            },
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
+        )
+
+    def _on_failed_launches(self, function: aws.lambda_.Function) -> None:
+        """EventBridge hears of each launch that failed: the next group is tried at once."""
+        prefix = f"{naming.prefixed(self._args.stack.name)}-"
+        rule = aws.cloudwatch.EventRule(
+            f"{self._name}-failed",
+            name=f"{self._name}-failed",
+            description="An Auto Scaling group of the stack could not launch an instance",
+            event_pattern=json.dumps(
+                {
+                    "source": ["aws.autoscaling"],
+                    "detail-type": ["EC2 Instance Launch Unsuccessful"],
+                    "detail": {"AutoScalingGroupName": [{"prefix": prefix}]},
+                }
+            ),
+            tags=self._tags,
+            opts=self._child,
+        )
+        aws.cloudwatch.EventTarget(
+            f"{self._name}-failed", rule=rule.name, arn=function.arn, input="{}", opts=self._child
+        )
+        aws.lambda_.Permission(
+            f"{self._name}-failed",
+            action="lambda:InvokeFunction",
+            function=function.name,
+            principal="events.amazonaws.com",
+            source_arn=rule.arn,
+            opts=self._child,
+        )
+
+
+def bundle(stack: Stack) -> pulumi.AssetArchive:
+    """The function's code: equal settings and equal modules give an equal hash."""
+    return archive(stack, f"{sweep_archive.MOVER}.aws")
+
+
+def role_policy(args: CapacityArgs, log_group_arn: pulumi.Input[str]) -> pulumi.Output[str]:
+    """The role's only policy: raise the stack's groups, tag its instances, and end none."""
+    stack = args.stack
+    arn = f"arn:{policies.partition(stack.region)}"
+    own = f"{stack.region}:{stack.account_id}"
+    group = f"autoScalingGroup:*:autoScalingGroupName/{naming.prefixed(stack.name)}-*"
+    of_stack = {f"aws:ResourceTag/{STACK}": stack.name}
+    keys = _only_keys(TAGS)
+    return policies.document(
+        policies.allow("Look", LOOK_ACTIONS, "*"),
+        policies.allow(
+            "Raise",
+            ["autoscaling:SetDesiredCapacity"],
+            f"{arn}:autoscaling:{own}:{group}",
+            {"StringEquals": of_stack},
+        ),
+        policies.allow(
+            "Give",
+            ["ec2:CreateTags", "ec2:DeleteTags"],
+            f"{arn}:ec2:{own}:instance/*",
+            {"StringEquals": of_stack | {f"aws:ResourceTag/{MANAGED}": "true"}, **keys},
+        ),
+        policies.deny("NeverEnds", NEVER_ACTIONS, "*"),
+        policies.allow(
+            "Ledger",
+            ["s3:GetObject", "s3:PutObject"],
+            pulumi.Output.concat(args.records_arn, "/reaper/capacity/*"),
+        ),
+        policies.allow("Money", ["s3:GetObject"], _money(args)),
+        # Without it S3 answers "denied" instead of "no such key" (API GetObject, Permissions).
+        policies.allow("Requests", ["s3:ListBucket"], args.records_arn),
+        use_key(stack, args.key_arn, "s3"),
+        policies.allow(
+            "Log",
+            ["logs:CreateLogStream", "logs:PutLogEvents"],
+            pulumi.Output.concat(log_group_arn, ":*"),
+        ),
+    )
+
+
+def _money(args: CapacityArgs) -> list[pulumi.Output[str]]:
+    return [pulumi.Output.concat(args.records_arn, f"/reaper/{name}.json") for name in ("meter", "freeze")]
+
+
+def _only_keys(keys: Sequence[str]) -> Conditions:
+    """Of tags these keys only; an empty set of keys would satisfy ForAllValues."""
+    return {"ForAllValues:StringEquals": {"aws:TagKeys": list(keys)}, "Null": {"aws:TagKeys": "false"}}
+
+
+def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
+    """What a person needs to take, keep, reach and give back instances: to attach to users or a role.
+
+    A request lies below the name that AWS gives its writer, a user's or a session's: nobody asks for another.
+    Sessions open on instances that came for such a request, which is on them as a tag that the mover alone
+    writes.
+    """
+    stack = args.stack
+    arn = f"arn:{policies.partition(stack.region)}"
+    instances = f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/*"
+    whose = ("users/${aws:username}/*", "sessions/${aws:userid}/*")
+    theirs: Conditions = {
+        "StringEquals": {f"aws:ResourceTag/{STACK}": stack.name},
+        "StringLike": {f"aws:ResourceTag/{TAKEN}": [f"*/{one}" for one in whose]},
+    }
+    requests = [pulumi.Output.concat(args.records_arn, f"/reaper/capacity/requests/*/{one}") for one in whose]
+    state = pulumi.Output.concat(args.records_arn, "/reaper/capacity/state.json")
+    policy = pulumi.Output.concat(args.records_arn, f"/{sweep_archive.POLICY_KEY}")
+    keys = _only_keys(PERSONAL_TAGS)
+    return policies.document(
+        policies.allow("Look", PEOPLE_LOOK_ACTIONS, "*"),
+        policies.allow("Ask", ["s3:PutObject"], requests),
+        policies.allow("Read", ["s3:GetObject"], [state, policy, *_money(args)]),
+        policies.allow("Absence", ["s3:ListBucket"], args.records_arn),
+        use_key(stack, args.key_arn, "s3"),
+        policies.allow(
+            "KeepAndGiveBack",
+            ["ec2:CreateTags", "ec2:DeleteTags"],
+            instances,
+            {**theirs, **keys},
+        ),
+        policies.allow("Connect", ["ssm:StartSession"], instances, theirs),
+        policies.allow(
+            "Session",
+            ["ssm:StartSession"],
+            f"{arn}:ssm:{stack.region}::document/AWS-StartPortForwardingSession",
+        ),
+        policies.allow(
+            "OwnSessions",
+            ["ssm:TerminateSession", "ssm:ResumeSession"],
+            f"{arn}:ssm:*:*:session/${{aws:userid}}-*",
+        ),
+    )

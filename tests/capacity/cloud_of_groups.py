@@ -1,0 +1,138 @@
+"""A cloud that is nothing but scaling groups with or without room, for the mover's decisions alone."""
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import count
+
+from image.capacity.model import Coming, Request, State, Trouble
+from image.capacity.placement import Action, Decision, Money, Site, View, decide
+from image.reaper import policy as policies
+from image.reaper.model import TAG_POOL, Group, Instance
+from image.reaper.policy import Policy
+from tests.reaper.moto_fleet import policy_json, pool_policy
+
+START = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+NO_ROOM = "We currently do not have sufficient p4d.24xlarge capacity"
+LABELS = ("train-us-east-1a", "train-us-east-1b")
+
+
+def policy(**capacity: object) -> Policy:
+    """One pool, ``train``, with a group in each of two zones."""
+    own = {"groups": list(LABELS), "max_size": 4, "spare": 0, "together": False, "scale_out_alarms": []}
+    pools = {"train": pool_policy(capacity=own | capacity)}
+    return policies.parse(json.dumps(policy_json(pools=pools, take_max_per_person=4)))
+
+
+def request(count: int = 1, hours: float | None = None, who: str = "ada", number: int = 1) -> Request:
+    """What somebody asks for."""
+    return Request(f"2026-11-22/users/{who}/100000Z-{number:08x}", "train", count, hours, START)
+
+
+@dataclass
+class Cloud:
+    """Groups, instances, money and time; ``move`` is one pass of the mover.
+
+    Attributes:
+        policy: of the stack.
+        room: label -> whether the zone has room.
+        state: what the mover remembers.
+        left: of the budget; None where nobody knows.
+        frozen: pools that take nothing.
+        ledger: every decision so far.
+        rises: (group, by how many) of every rise of a desired capacity.
+    """
+
+    policy: Policy = field(default_factory=policy)
+    room: dict[str, bool] = field(default_factory=lambda: dict.fromkeys(LABELS, True))
+    state: State = field(default_factory=State)
+    now: datetime = START
+    left: Decimal | None = Decimal(1000)
+    frozen: frozenset[str] = frozenset()
+    firing: frozenset[str] = frozenset()
+    instances: dict[str, Instance] = field(default_factory=dict)
+    ledger: list[Decision] = field(default_factory=list)
+    rises: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.groups = {
+            label: Group(label, 0, 0, {}, 4, "train", title=f"gpu-fleet-test-{label}") for label in LABELS
+        }
+        self.failed: dict[str, Trouble] = {}
+        self.names = count()
+
+    @property
+    def desired(self) -> dict[str, int]:
+        """What each group wants."""
+        return {label: one.desired for label, one in self.groups.items()}
+
+    def later(self, seconds: float = 60) -> None:
+        """Time passes; groups start what they want, where there is room."""
+        self.now += timedelta(seconds=seconds)
+        for label, group in self.groups.items():
+            for _ in range(group.desired - len(group.members)):
+                if self.room[label]:
+                    self._launch(label)
+                else:
+                    self.failed[label] = Trouble(self.now, NO_ROOM)
+
+    def _launch(self, label: str) -> None:
+        name = f"i-{next(self.names):04}"
+        tags = {TAG_POOL: "train"}
+        self.instances[name] = Instance(name, "p4d.24xlarge", "running", self.now, tags)
+        group = self.groups[label]
+        self.groups[label] = replace(group, members={**group.members, name: "InService"})
+
+    def move(self, *requests: Request, until: int | None = None) -> list[Decision]:
+        """One pass; one that is cut off carries out some of its decisions, and says of none that it did."""
+        view = View(
+            self.now,
+            self.policy,
+            {"train": tuple(Site(one, one.name, self.failed.get(one.name)) for one in self.groups.values())},
+            tuple(self.instances.values()),
+            Money(self.left, {"train": Decimal(10)}, self.frozen, why="nobody knows what is spent"),
+            [one for one in requests if one.key not in self.state.requests],
+            self.firing,
+        )
+        self.state, decisions = decide(view, self.state)
+        self.ledger += decisions
+        for decision in decisions[:until]:
+            self._carry_out(decision)
+        if until is None:
+            coming = tuple(replace(one, started=one.started or bool(one.group)) for one in self.state.coming)
+            self.state = replace(self.state, coming=coming)
+        return decisions
+
+    def _carry_out(self, decision: Decision) -> None:
+        if decision.action is Action.START:
+            self._want(decision.group, self.groups[decision.group].desired + len(decision.coming))
+        if decision.action is Action.WITHDRAW:
+            group = self.groups[decision.group]
+            self._want(decision.group, max(len(group.members), group.desired - len(decision.coming)))
+        if decision.instance:
+            one = self.instances[decision.instance]
+            tags = {key: value for key, value in one.tags.items() if key not in decision.untag}
+            self.instances[one.id] = replace(one, tags=tags | dict(decision.tags))
+
+    def _want(self, label: str, desired: int) -> None:
+        before = self.groups[label].desired
+        if desired > before:
+            self.rises.append((label, desired - before))
+        self.groups[label] = replace(self.groups[label], desired=desired)
+
+    def end(self, name: str) -> None:
+        """The sweep detaches with decrement, and terminates."""
+        del self.instances[name]
+        for label, group in self.groups.items():
+            if name in group.members:
+                members = {key: state for key, state in group.members.items() if key != name}
+                self.groups[label] = replace(group, members=members, desired=group.desired - 1)
+
+    def owned(self, who: str) -> list[str]:
+        """Instances that carry somebody as their owner."""
+        return [one.id for one in self.instances.values() if one.owner == who]
+
+    def waiting(self) -> tuple[Coming, ...]:
+        """What is on its way."""
+        return self.state.coming

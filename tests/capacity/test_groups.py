@@ -1,0 +1,161 @@
+"""What the mover does to scaling groups, in each cloud's own calls."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from image.capacity import alicloud, aws
+from image.reaper.calls import Calls
+from tests.reaper.alicloud_server import clients, serving
+from tests.stacks.aws_account import Account
+
+AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+NO_ROOM = "no room in this zone"
+
+
+def calls():
+    return Calls(lambda: AT)
+
+
+def on_aws(desired=1, members=0, activities=()):
+    """(the mover's groups, the account) of one Auto Scaling group."""
+    instances = [
+        {
+            "InstanceId": f"i-{number}",
+            "AvailabilityZone": "us-east-1a",
+            "LifecycleState": "InService",
+            "HealthStatus": "Healthy",
+            "ProtectedFromScaleIn": True,
+        }
+        for number in range(members)
+    ]
+    group = {
+        "AutoScalingGroupName": "g",
+        "MinSize": 0,
+        "MaxSize": 4,
+        "DesiredCapacity": desired,
+        "DefaultCooldown": 300,
+        "AvailabilityZones": ["us-east-1a"],
+        "HealthCheckType": "EC2",
+        "CreatedTime": AT,
+        "Instances": instances,
+    }
+    account = Account(
+        {
+            "autoscaling:DescribeAutoScalingGroups": {"AutoScalingGroups": [group]},
+            "autoscaling:DescribeScalingActivities": {"Activities": list(activities)},
+            "autoscaling:SetDesiredCapacity": {},
+        }
+    )
+    return aws.Groups(account.client("autoscaling"), calls()), account
+
+
+def wanted(account):
+    return [asked["DesiredCapacity"] for name, asked in account.asked if name.endswith("SetDesiredCapacity")]
+
+
+def activity(status, description="Launching a new EC2 instance: i-1"):
+    return {
+        "ActivityId": "a",
+        "AutoScalingGroupName": "g",
+        "Cause": "a user request",
+        "StartTime": AT,
+        "Description": description,
+        "StatusCode": status,
+        "StatusMessage": NO_ROOM,
+    }
+
+
+def test_a_start_counts_from_what_the_group_wants_at_that_moment():
+    groups, account = on_aws(desired=2)
+
+    groups.start("g", 2)
+
+    assert wanted(account) == [4]
+
+
+@pytest.mark.parametrize(("desired", "members", "after"), [(2, 0, [1]), (2, 1, [1]), (2, 2, []), (1, 1, [])])
+def test_what_is_taken_back_ends_no_member(desired, members, after):
+    groups, account = on_aws(desired, members)
+
+    groups.withdraw("g", 1)
+
+    assert wanted(account) == after
+
+
+@pytest.mark.parametrize(
+    ("activities", "why"),
+    [
+        ([activity("Failed")], NO_ROOM),
+        ([activity("Successful"), activity("Failed")], None),
+        ([activity("InProgress"), activity("Failed")], NO_ROOM),
+        ([activity("Failed", "Terminating EC2 instance: i-1")], None),
+        ([], None),
+    ],
+)
+def test_a_launch_that_failed_counts_until_another_succeeds(activities, why):
+    groups, _ = on_aws(activities=activities)
+
+    found = groups.failure("g")
+
+    assert (found.why if found else None) == why
+
+
+class Ess:
+    """One scaling group of Alibaba Cloud; every call that changes it is kept."""
+
+    def __init__(self, **group):
+        self.group = {"ScalingGroupId": "asg-1", "MinSize": 0, "TotalCapacity": 0} | group
+        self.activities = []
+        self.changes = []
+
+    def describe_scaling_groups(self, _):
+        return {"ScalingGroups": [self.group], "TotalCount": 1}
+
+    def describe_scaling_activities(self, _):
+        return {"ScalingActivities": self.activities, "TotalCount": len(self.activities)}
+
+    def scale_with_adjustment(self, ask):
+        self.changes.append((ask["AdjustmentType"], ask["AdjustmentValue"]))
+        return {"ScalingActivityId": "asa-1"}
+
+    def modify_scaling_group(self, ask):
+        self.changes.append(("DesiredCapacity", ask["DesiredCapacity"]))
+        return {}
+
+
+def test_alibaba_cloud_is_asked_for_more_by_an_adjustment():
+    ess = Ess()
+    with serving(ess) as server:
+        alicloud.Groups(clients(server).ess, calls()).start("asg-1", 2)
+
+    assert ess.changes == [("QuantityChangeInCapacity", "2")]
+
+
+@pytest.mark.parametrize(
+    ("group", "changes"),
+    [
+        ({"DesiredCapacity": 2, "TotalCapacity": 1}, [("DesiredCapacity", "1")]),
+        ({"DesiredCapacity": 2, "TotalCapacity": 2}, []),
+        ({"EnableDesiredCapacity": False, "DesiredCapacity": 0}, []),
+    ],
+)
+def test_alibaba_cloud_takes_back_only_what_never_started(group, changes):
+    ess = Ess(**group)
+    with serving(ess) as server:
+        alicloud.Groups(clients(server).ess, calls()).withdraw("asg-1", 1)
+
+    assert ess.changes == changes
+
+
+@pytest.mark.parametrize("status", ["Failed", "Warning", "Rejected"])
+def test_an_activity_of_alibaba_cloud_that_failed_says_why(status):
+    ess = Ess()
+    ess.activities = [
+        {"StatusCode": status, "StartTime": "2026-11-22T10:00Z", "ErrorMessage": NO_ROOM, "Cause": "asked"}
+    ]
+    with serving(ess) as server:
+        found = alicloud.Groups(clients(server).ess, calls()).failure("asg-1")
+
+    assert found is not None
+    assert (found.at, found.why) == (AT, NO_ROOM)

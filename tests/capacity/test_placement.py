@@ -1,0 +1,271 @@
+"""Where the next instance starts: in order, within every limit, and elsewhere when there is no room."""
+
+import json
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from image.capacity.model import SPARE, TAG_TAKEN, Fate, state_of
+from image.capacity.placement import SILENT, WAIT, Action
+from image.reaper.model import TAG_KEEP_UNTIL
+from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, Cloud, policy, request
+
+A, B = LABELS
+
+
+def fate(cloud, asked):
+    return cloud.state.requests[asked.key].fate
+
+
+def reason(cloud, asked):
+    return cloud.state.requests[asked.key].reason
+
+
+def test_an_instance_starts_in_the_first_zone_and_belongs_to_who_asked():
+    cloud, asked = Cloud(), request()
+
+    cloud.move(asked)
+    cloud.later()
+    cloud.move()
+
+    assert cloud.desired == {A: 1, B: 0}
+    assert fate(cloud, asked) is Fate.FILLED
+    assert cloud.owned("ada") == list(cloud.state.requests[asked.key].instances)
+
+
+def test_without_room_in_the_first_zone_the_next_pass_tries_the_second():
+    cloud, asked = Cloud(room={A: False, B: True}), request()
+
+    cloud.move(asked)
+    cloud.later(seconds=20)
+    cloud.move()
+
+    assert cloud.desired == {A: 0, B: 1}
+    assert cloud.state.requests[asked.key].tried == (f"{A}: {NO_ROOM}",)
+
+
+def test_a_group_that_says_nothing_is_given_up_after_some_minutes():
+    cloud = Cloud()
+    cloud.move(request())
+    cloud.now += SILENT
+
+    cloud.move()
+
+    assert cloud.desired == {A: 0, B: 1}
+
+
+def test_without_room_anywhere_the_answer_says_what_was_tried():
+    cloud, asked = Cloud(room=dict.fromkeys(LABELS, False)), request(2)
+    cloud.move(asked)
+
+    for _ in range(WAIT // timedelta(minutes=1)):
+        cloud.later()
+        cloud.move()
+
+    assert fate(cloud, asked) is Fate.FAILED
+    assert all(f"{label}: {NO_ROOM}" in reason(cloud, asked) for label in LABELS)
+    assert cloud.desired == {A: 0, B: 0}
+    assert cloud.waiting() == ()
+
+
+def test_a_zone_without_room_is_tried_again_later():
+    cloud = Cloud(room=dict.fromkeys(LABELS, False))
+    cloud.move(request())
+    for _ in range(4):
+        cloud.later()
+        cloud.move()
+    cloud.room[A] = True
+
+    for _ in range(6):
+        cloud.later()
+        cloud.move()
+
+    assert cloud.owned("ada")
+
+
+def test_the_instances_of_one_request_stand_together_where_the_pool_says_so():
+    cloud = Cloud(policy=policy(together=True), room={A: False, B: True})
+
+    cloud.move(request(3))
+    cloud.later(20)
+    cloud.move()
+    cloud.later(20)
+    cloud.move()
+
+    assert cloud.desired == {A: 0, B: 3}
+    assert len(cloud.owned("ada")) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "says"),
+    [
+        ({}, request(5), "size.max of train, which is 4"),
+        ({"left": Decimal(5)}, request(1), "10.00 USD are needed, and 5.00 of the month's budget are left"),
+        ({}, request(2, hours=60), "1200.00 USD are needed"),
+        ({"left": None}, request(1), "nobody knows what is spent"),
+        ({"frozen": frozenset({"train"})}, request(1), "frozen"),
+    ],
+)
+def test_a_request_past_a_limit_is_refused_and_says_which(changes, asked, says):
+    cloud = Cloud(**changes)
+
+    cloud.move(asked)
+
+    assert fate(cloud, asked) is Fate.REFUSED
+    assert says in reason(cloud, asked)
+    assert cloud.rises == []
+
+
+def test_nobody_takes_more_than_the_cap_of_a_person():
+    cloud, second = Cloud(policy=policy(max_size=9)), request(2, number=2)
+    cloud.move(request(3))
+
+    cloud.move(second)
+
+    assert "take.max_per_person is 4" in reason(cloud, second)
+
+
+def test_two_requests_cannot_promise_the_same_money_away():
+    cloud, second = Cloud(left=Decimal(100)), request(1, hours=8, who="bob", number=2)
+    cloud.move(request(1, hours=8))
+
+    cloud.move(second)
+
+    assert fate(cloud, second) is Fate.REFUSED
+
+
+def test_hours_hold_an_instance_and_without_them_the_idle_rules_alone_apply():
+    cloud = Cloud()
+    cloud.move(request(1, hours=8), request(1, who="bob", number=2))
+    cloud.later()
+    cloud.move()
+
+    held = {one.owner: TAG_KEEP_UNTIL in one.tags for one in cloud.instances.values()}
+    assert held == {"ada": True, "bob": False}
+
+
+def test_a_spare_is_taken_at_once_and_another_one_started():
+    cloud, asked = Cloud(policy=policy(spare=1)), request()
+    cloud.move()
+    cloud.later()
+    cloud.move()
+    (spare,) = cloud.instances
+
+    cloud.move(asked)
+    cloud.later()
+    cloud.move()
+
+    assert cloud.owned("ada") == [spare]
+    assert [one.tags[TAG_TAKEN] for one in cloud.instances.values()] == [asked.key, SPARE]
+
+
+def test_a_spare_is_held_for_as_long_as_it_is_one():
+    cloud = Cloud(policy=policy(spare=1))
+    for _ in range(20):
+        cloud.move()
+        cloud.later(seconds=86_400)
+
+    assert len(cloud.instances) == 1
+
+
+def test_load_brings_one_instance_and_no_second_within_the_cooldown():
+    cloud = Cloud(firing=frozenset({"train"}))
+    for _ in range(4):
+        cloud.move()
+        cloud.later()
+
+    assert sum(cloud.desired.values()) == 1
+
+
+def test_a_pass_that_was_cut_off_before_it_said_so_raises_nothing_twice():
+    cloud = Cloud()
+    cloud.move(request(), until=2)
+    assert [one.started for one in cloud.waiting()] == [False]
+
+    cloud.move()
+
+    assert cloud.desired == {A: 1, B: 0}
+
+
+def test_nothing_changes_where_nothing_is_to_do():
+    cloud = Cloud()
+    cloud.move(request())
+    cloud.later()
+    cloud.move()
+
+    assert cloud.move() == []
+
+
+ACTS = st.one_of(
+    st.tuples(st.just("ask"), st.integers(1, 5), st.sampled_from(["ada", "bob", "eve"])),
+    st.tuples(st.just("room"), st.sampled_from(LABELS), st.booleans()),
+    st.tuples(st.just("freeze"), st.booleans(), st.none()),
+    st.tuples(st.just("money"), st.sampled_from([None, 0, 15, 200]), st.none()),
+    st.tuples(st.just("load"), st.booleans(), st.none()),
+    st.tuples(st.just("end"), st.integers(0, 9), st.none()),
+    st.tuples(st.just("cut"), st.integers(0, 3), st.none()),
+    st.tuples(st.just("pass"), st.integers(1, 400), st.none()),
+)
+
+
+def act(cloud, number, what, value, who):
+    """One thing happens; gives what is asked for, and where the next pass is cut off."""
+    if what == "ask":
+        return (request(value, None, who, number),), None
+    if what == "room":
+        cloud.room[value] = who
+    elif what == "freeze":
+        cloud.frozen = frozenset({"train"} if value else ())
+    elif what == "money":
+        cloud.left = None if value is None else Decimal(value)
+    elif what == "load":
+        cloud.firing = frozenset({"train"} if value else ())
+    elif what == "end" and cloud.instances:
+        cloud.end(sorted(cloud.instances)[value % len(cloud.instances)])
+    elif what == "pass":
+        cloud.later(value)
+    return (), value if what == "cut" else None
+
+
+@settings(max_examples=150, deadline=None)
+@given(acts=st.lists(ACTS, max_size=30), spare=st.integers(0, 2), together=st.booleans())
+def test_whatever_happens_no_limit_is_passed_and_every_rise_has_its_line(acts, spare, together):
+    cloud = Cloud(policy=policy(spare=spare, together=together))
+    for number, (what, value, who) in enumerate(acts):
+        rises, lines = len(cloud.rises), len(cloud.ledger)
+        asked, until = act(cloud, number, what, value, who)
+        cloud.move(*asked, until=until)
+
+        new = cloud.ledger[lines:]
+        rising = [one.group for one in new if one.action is Action.START]
+        risen = [group for group, by in cloud.rises[rises:] for _ in range(by)]
+        assert risen == rising[: len(risen)]
+        assert not (rising and (cloud.frozen or cloud.left is None or cloud.left <= 0))
+        assert sum(cloud.desired.values()) <= 4
+        for person in ("ada", "bob", "eve"):
+            assert len(cloud.owned(person)) <= 4
+        assert state_of(json.loads(json.dumps(cloud.state.to_json()))) == cloud.state
+
+
+@settings(max_examples=100, deadline=None)
+@given(acts=st.lists(ACTS, max_size=20))
+def test_once_there_is_room_and_money_again_nothing_waits_for_ever(acts):
+    cloud = Cloud()
+    for number, (what, value, who) in enumerate(acts):
+        asked, until = act(cloud, number, what, value, who)
+        cloud.move(*asked, until=until)
+    cloud.room, cloud.left, cloud.frozen = dict.fromkeys(LABELS, True), Decimal(1000), frozenset()
+    cloud.firing = frozenset()
+
+    for _ in range(30):
+        cloud.move()
+        cloud.later()
+
+    assert all(one.fate is not Fate.OPEN for one in cloud.state.requests.values())
+    assert cloud.waiting() == ()
+    assert sum(cloud.desired.values()) == len(cloud.instances)
+    for one in cloud.state.requests.values():
+        assert all(name in cloud.owned(one.owner) for name in one.instances if name in cloud.instances)

@@ -1,0 +1,298 @@
+"""From 0 instances to an owned one in moto: the function's own archive, the console's own command."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from click.testing import CliRunner
+from moto.autoscaling.models import FakeAutoScalingGroup
+from moto.autoscaling.responses import AutoScalingResponse
+from moto.core.responses import ActionResult
+
+from image.capacity.command import LOOK_EVERY_S
+from image.console.cli import main
+from image.reaper.metrics import METRIC_GATE_PASSED, namespace
+from stacks.aws.stack import build
+from stacks.rehearsal import lambda_runtime, sweeps
+from stacks.rehearsal.archives import zip_bytes
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed, run_program
+from tests.stacks import examples
+
+REGION = "us-east-1"
+SCRIPT = """
+import importlib, json, sys
+from datetime import datetime, timedelta
+sys.path[:] = [sys.argv[1], *sys.path, sys.argv[2]]
+module, _, function = sys.argv[3].rpartition(".")
+mover = importlib.import_module(module)
+assert callable(getattr(mover, function)) and mover.__file__.startswith(sys.argv[1])
+now = datetime.fromisoformat(sys.argv[4])
+print(json.dumps(mover.run(now + timedelta(minutes=2), now)))
+"""
+NO_ROOM = "InsufficientInstanceCapacity: we currently do not have sufficient g5.xlarge capacity"
+BUCKET = "gpu-fleet-test-records-123456789012"
+WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", "123456789012")
+FULL_ZONES: set[str] = set()
+FAILED_AT: dict[str, datetime] = {}
+
+
+def _in_a_full_zone(group: FakeAutoScalingGroup) -> bool:
+    return bool(FULL_ZONES & set(group.availability_zones))
+
+
+@pytest.fixture(autouse=True)
+def zones(monkeypatch):
+    """moto always has room: a group in a full zone wants instances, and its launches fail."""
+    FULL_ZONES.clear()
+    FAILED_AT.clear()
+    launch = FakeAutoScalingGroup.set_desired_capacity
+
+    def set_desired(group: FakeAutoScalingGroup, wanted: int | None) -> None:
+        if not _in_a_full_zone(group) or (wanted or 0) <= len(group.active_instances()):
+            return launch(group, wanted)
+        group.desired_capacity = wanted
+        FAILED_AT[group.name] = datetime.now(UTC)
+        return None
+
+    def activities(response: AutoScalingResponse) -> ActionResult:
+        name = response._get_param("AutoScalingGroupName")
+        rows = [_failure(name, FAILED_AT[name])] if name in FAILED_AT else []
+        return ActionResult({"Activities": rows})
+
+    monkeypatch.setattr(FakeAutoScalingGroup, "set_desired_capacity", set_desired)
+    monkeypatch.setattr(AutoScalingResponse, "describe_scaling_activities", activities)
+
+
+def _failure(group: str, at: datetime) -> dict[str, Any]:
+    return {
+        "ActivityId": "a-1",
+        "AutoScalingGroupName": group,
+        "Description": "Launching a new EC2 instance.  Status Reason: no room",
+        "Cause": "the desired capacity was raised",
+        "StartTime": at,
+        "EndTime": at,
+        "StatusCode": "Failed",
+        "StatusMessage": NO_ROOM,
+    }
+
+
+@dataclass(frozen=True)
+class Door:
+    """A stack in moto, and the mover's function as Lambda would run it.
+
+    Attributes:
+        rehearsed: what the program registered.
+        code: the function's archive, unzipped.
+        runtime: the packages that Lambda brings.
+    """
+
+    rehearsed: Rehearsed
+    code: Path
+    runtime: Path
+
+    @property
+    def function(self):
+        found = self.rehearsed.of_type("aws:lambda/function:Function")
+        return next(one for one in found if one.name.endswith("-capacity"))
+
+    def move(self) -> dict[str, Any]:
+        """One pass of the mover, by the function's archive alone."""
+        environ = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+        environ |= self.function.inputs["environment"]["variables"]
+        asked = [
+            str(self.code),
+            str(self.runtime),
+            self.function.inputs["handler"],
+            datetime.now(UTC).isoformat(),
+        ]
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", SCRIPT, *asked],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """Zone -> the pool's group there."""
+        found = boto3.client("autoscaling", REGION).describe_auto_scaling_groups()["AutoScalingGroups"]
+        return {one["AvailabilityZones"][0]: one for one in found}
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """Every line, in order."""
+        s3 = boto3.client("s3", REGION)
+        listed = s3.list_objects_v2(Bucket=BUCKET, Prefix="reaper/capacity/ledger/").get("Contents", [])
+        return [json.loads(s3.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read()) for one in listed]
+
+    def taken(self) -> list[dict[str, str]]:
+        """Tags of every running instance."""
+        pages = boto3.client("ec2", REGION).describe_instances()["Reservations"]
+        found = [one for page in pages for one in page["Instances"] if one["State"]["Name"] == "running"]
+        return [
+            {tag["Key"]: tag["Value"] for tag in one["Tags"]} | {"id": one["InstanceId"]} for one in found
+        ]
+
+    def pass_the_gate(self) -> None:
+        """What the agents of instances that somebody took publish once their gate let them through."""
+        for tags in self.taken():
+            if "gpu-fleet:taken" in tags:
+                datum = {
+                    "MetricName": METRIC_GATE_PASSED,
+                    "Value": 1.0,
+                    "Dimensions": [{"Name": "InstanceId", "Value": tags["id"]}],
+                }
+                boto3.client("cloudwatch", REGION).put_metric_data(
+                    Namespace=namespace("test"), MetricData=[datum]
+                )
+
+
+@pytest.fixture
+def door(tmp_path):
+    pool = examples.pool(
+        name="train",
+        types=["g5.xlarge"],
+        size={"min": 0, "desired": 0, "max": 2},
+        groups="per_zone",
+        purpose="training",
+    )
+    settings = examples.stack(pools=[pool])
+    with moto_server(REGION):
+        rehearsed = run_program(settings.name, program=lambda: build(settings), config={})
+        s3 = boto3.client("s3", REGION)
+        # moto holds denials of a bucket policy without their conditions, so that nobody could write at all
+        s3.delete_bucket_policy(Bucket=BUCKET)
+        made = Door(rehearsed, tmp_path / "code", lambda_runtime.laid_out(tmp_path / "runtime"))
+        with zipfile.ZipFile(BytesIO(zip_bytes(made.function.inputs["code"]))) as archive:
+            archive.extractall(made.code)
+        sweeps.by_function(sweeps.unpacked(rehearsed, tmp_path / "sweep"))  # it begins to meter
+        yield made
+
+
+def put(door, key: str, content: dict[str, Any]) -> None:
+    boto3.client("s3", REGION).put_object(
+        Bucket=BUCKET, Key=f"reaper/{key}", Body=json.dumps(content).encode()
+    )
+
+
+def get(key: str) -> dict[str, Any]:
+    return dict(
+        json.loads(boto3.client("s3", REGION).get_object(Bucket=BUCKET, Key=f"reaper/{key}")["Body"].read())
+    )
+
+
+@pytest.fixture
+def say(door, monkeypatch):
+    """The console's command; while it waits, the mover's minute comes and agents report."""
+    sleep, minutes = time.sleep, iter(range(5))
+
+    def minute(seconds: float) -> None:
+        if seconds != LOOK_EVERY_S:
+            return sleep(seconds)
+        assert next(minutes, None) is not None, "too many minutes passed"
+        done = door.move()
+        assert done["failed"] == []
+        door.pass_the_gate()
+        return None
+
+    monkeypatch.setattr(time, "sleep", minute)
+    return lambda *words: CliRunner().invoke(main, [*words, *WHERE])
+
+
+def test_from_no_instance_to_an_owned_one_in_the_zone_that_has_room(door, say):
+    FULL_ZONES.add("us-east-1a")
+
+    said = say("take", "train", "--hours", "8", "--yes")
+
+    (tags,) = door.taken()
+    assert said.exit_code == 0, said.output
+    assert f"no room in train-us-east-1a: {NO_ROOM}" in said.output
+    assert f"{tags['id']} is ready: gpu-fleet connect {tags['id']} --stack test" in said.output
+    assert "of 5,000 USD are left this month" in said.output
+    assert (tags["gpu-fleet:owner"], tags["gpu-fleet:keep-reason"]) == ("moto", "taken by moto")
+    wanted = {zone: group["DesiredCapacity"] for zone, group in door.groups().items()}
+    assert wanted == {"us-east-1a": 0, "us-east-1b": 1}
+    lines = [(one["action"], one["desired_before"], one["desired"]) for one in door.ledger()]
+    assert lines == [
+        ("accept", None, None),
+        ("start", 0, 1),
+        ("withdraw", 1, 0),
+        ("start", 0, 1),
+        ("give", None, None),
+    ]
+
+
+def test_an_instance_that_is_given_back_loses_its_hold_and_asks_the_sweep(door, say):
+    say("take", "train", "--hours", "8", "--yes")
+
+    said = say("give-back")
+
+    (tags,) = door.taken()
+    assert said.exit_code == 0, said.output
+    assert "gpu-fleet:give-back" in tags
+    assert not {"gpu-fleet:keep-until", "gpu-fleet:keep-reason"} & tags.keys()
+
+
+def test_a_question_that_makes_no_sense_is_answered_before_anybody_is_asked(door, say):
+    answers = {
+        ("nowhere",): "POOL 'nowhere': no such pool; stack test has train",
+        ("train", "--count", "3"): "--count 3; allowed: up to 2, size.max of train",
+        ("train", "--hours", "0"): "0<x<=336",
+        ("train", "--hours", "400"): "0<x<=336",
+    }
+
+    said = {words: say("take", *words, "--yes") for words in answers}
+
+    assert [words for words, one in said.items() if answers[words] not in one.output] == []
+    assert all(one.exit_code != 0 and "Traceback" not in one.output for one in said.values())
+    assert door.ledger() == []
+
+
+def test_past_the_budget_nothing_is_taken_and_the_answer_says_what_is_left(door, say):
+    found = get("meter.json")
+    put(door, "meter.json", found | {"month": {"train": "4990", "_shared": "9.9"}})
+
+    said = say("take", "train", "--yes")
+
+    assert said.exit_code == 1
+    assert "of the month's budget are left" in said.output
+    assert [one["action"] for one in door.ledger()] == ["refuse"]
+
+
+def test_a_request_under_a_made_up_name_is_passed_over(door):
+    """Whoever may write below ``sessions/eve/`` writes no request of another by a longer key."""
+    day = f"{datetime.now(UTC):%Y-%m-%d}"
+    asked = {"pool": "train", "count": 1, "hours": None}
+    put(door, f"capacity/requests/{day}/sessions/eve/users/ada/100000Z-0a.json", asked)
+    put(door, f"capacity/requests/{day}/users/eve/100000Z-0b.json", asked | {"owner": "ada"})
+
+    door.move()
+    door.move()
+
+    assert [tags["gpu-fleet:owner"] for tags in door.taken()] == ["eve"]
+
+
+def test_a_request_that_is_no_request_is_refused_and_harms_no_other(door):
+    day = f"{datetime.now(UTC):%Y-%m-%d}"
+    put(door, f"capacity/requests/{day}/users/eve/100000Z-0a.json", {"pool": 7, "count": -1})
+    boto3.client("s3", REGION).put_object(
+        Bucket=BUCKET, Key=f"reaper/capacity/requests/{day}/users/eve/100000Z-0b.json", Body=b"no json"
+    )
+    put(door, f"capacity/requests/{day}/users/ada/100000Z-0c.json", {"pool": "train", "count": 1})
+
+    done = door.move()
+
+    assert done["failed"] == []
+    assert [one["action"] for one in door.ledger()] == ["accept", "refuse", "refuse", "start"]

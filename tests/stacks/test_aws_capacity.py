@@ -1,0 +1,144 @@
+"""What the mover and the people who ask it may do on AWS, judged by the evaluator of policies."""
+
+import json
+
+import pytest
+
+from tests.stacks.iam import Request, Verdict, decide
+
+ACCOUNT = "123456789012"
+GROUP = "arn:aws:autoscaling:{region}:{account}:autoScalingGroup:1:autoScalingGroupName/gpu-fleet-{stack}-x"
+INSTANCE = "arn:aws:ec2:{region}:{account}:instance/i-0123456789abcdef0"
+KEY = "2026-11-22/users/ada/100000Z-0a"
+
+
+def texts(declared) -> dict[str, str]:
+    """Role -> its policy, of mover and sweep."""
+    found = declared.of_type("aws:iam/rolePolicy:RolePolicy")
+    named = {one.name.rpartition("-")[2]: one.inputs["policy"] for one in found}
+    return {name: named[name] for name in ("capacity", "reaper")}
+
+
+def arn(declared, pattern: str) -> str:
+    settings = declared.settings
+    return pattern.format(region=settings.region, account=settings.account_id, stack=settings.name)
+
+
+def own(declared, **more: str) -> dict[str, str]:
+    tags = {"stack": declared.settings.name, "managed": "true"} | more
+    return {f"aws:ResourceTag/gpu-fleet:{key}": value for key, value in tags.items()}
+
+
+def test_the_mover_alone_raises_groups_and_those_of_its_stack_alone(declared):
+    raising = "autoscaling:SetDesiredCapacity"
+    group, context = arn(declared, GROUP), own(declared)
+    foreign = context | {"aws:ResourceTag/gpu-fleet:stack": "another"}
+
+    def judged(role, tags):
+        return decide(Request(raising, group, context=tags), identity=[texts(declared)[role]])
+
+    assert judged("capacity", context) is Verdict.ALLOWED
+    assert judged("capacity", foreign) is Verdict.NOT_ALLOWED
+    assert judged("reaper", context) is Verdict.NOT_ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("action", "pattern"),
+    [
+        ("ec2:TerminateInstances", INSTANCE),
+        ("ec2:StopInstances", INSTANCE),
+        ("autoscaling:DetachInstances", GROUP),
+        ("autoscaling:UpdateAutoScalingGroup", GROUP),
+        ("autoscaling:TerminateInstanceInAutoScalingGroup", GROUP),
+    ],
+)
+def test_the_mover_ends_nothing_even_if_another_policy_let_it(declared, action, pattern):
+    everything = json.dumps(
+        {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+    )
+    asked = Request(action, arn(declared, pattern), context=own(declared))
+
+    assert decide(asked, identity=[texts(declared)["capacity"], everything]) is Verdict.DENIED
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict"),
+    [
+        (["gpu-fleet:owner", "gpu-fleet:taken"], Verdict.ALLOWED),
+        (["gpu-fleet:managed"], Verdict.NOT_ALLOWED),
+        (["gpu-fleet:owner", "gpu-fleet:reap-after"], Verdict.NOT_ALLOWED),
+    ],
+)
+def test_the_mover_writes_who_took_an_instance_and_no_other_tag(declared, keys, verdict):
+    context = own(declared) | {"aws:TagKeys": keys}
+    asked = Request("ec2:CreateTags", arn(declared, INSTANCE), context=context)
+
+    assert decide(asked, identity=[texts(declared)["capacity"]]) is verdict
+
+
+def person(declared, action: str, resource: str, **context) -> Verdict:
+    """What ada, a user, may do by the policy that the stack exports for people."""
+    me = {"aws:username": "ada", "aws:userid": "AIDA1"} | context
+    return decide(
+        Request(action, resource, context=me), identity=[declared.rehearsed.outputs["people_policy"]]
+    )
+
+
+def requests(declared, whose: str) -> str:
+    bucket = next(
+        one.outputs["arn"]
+        for one in declared.of_type("aws:s3/bucket:Bucket")
+        if one.name.endswith("-records")
+    )
+    return f"{bucket}/reaper/capacity/requests/2026-11-22/{whose}/100000Z-0a.json"
+
+
+def test_a_person_asks_under_their_own_name_alone(declared):
+    assert person(declared, "s3:PutObject", requests(declared, "users/ada")) is Verdict.ALLOWED
+    assert person(declared, "s3:PutObject", requests(declared, "users/bob")) is Verdict.NOT_ALLOWED
+    assert person(declared, "s3:PutObject", requests(declared, "sessions/ada")) is Verdict.NOT_ALLOWED
+
+
+@pytest.mark.parametrize("name", ["ledger/2026/11/22/x.json", "state.json"])
+def test_a_person_writes_neither_ledger_nor_state(declared, name):
+    place = requests(declared, "x").partition("/requests/")[0] + f"/{name}"
+
+    assert person(declared, "s3:PutObject", place) is Verdict.NOT_ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("taken", "verdict"), [(KEY, Verdict.ALLOWED), (KEY.replace("ada", "bob"), Verdict.NOT_ALLOWED)]
+)
+def test_a_person_reaches_and_gives_back_what_they_took_alone(declared, taken, verdict):
+    instance, context = arn(declared, INSTANCE), own(declared, taken=taken)
+
+    assert person(declared, "ssm:StartSession", instance, **context) is verdict
+    context |= {"aws:TagKeys": ["gpu-fleet:give-back"]}
+    assert person(declared, "ec2:CreateTags", instance, **context) is verdict
+
+
+def test_a_person_ends_and_raises_nothing_and_makes_nothing_theirs(declared):
+    mine = own(declared, taken=KEY)
+    taking = mine | {"aws:TagKeys": ["gpu-fleet:taken"]}
+
+    assert person(declared, "ec2:TerminateInstances", arn(declared, INSTANCE), **mine) is Verdict.NOT_ALLOWED
+    assert (
+        person(declared, "autoscaling:SetDesiredCapacity", arn(declared, GROUP), **mine)
+        is Verdict.NOT_ALLOWED
+    )
+    assert person(declared, "ec2:CreateTags", arn(declared, INSTANCE), **taking) is Verdict.NOT_ALLOWED
+
+
+def test_the_mover_is_woken_each_minute_and_at_each_failed_launch(declared):
+    rules = declared.of_type("aws:cloudwatch/eventRule:EventRule")
+    (rule,) = [one for one in rules if one.name.endswith("-capacity-failed")]
+    schedules = declared.of_type("aws:scheduler/schedule:Schedule")
+    (schedule,) = [one for one in schedules if one.name.endswith("-capacity")]
+    (permission,) = declared.of_type("aws:lambda/permission:Permission")
+
+    pattern = json.loads(rule.inputs["eventPattern"])
+    assert pattern["detail-type"] == ["EC2 Instance Launch Unsuccessful"]
+    prefix = pattern["detail"]["AutoScalingGroupName"][0]["prefix"]
+    assert prefix == f"gpu-fleet-{declared.settings.name}-"
+    assert permission.inputs["sourceArn"] == rule.outputs["arn"]
+    assert schedule.inputs["scheduleExpression"] == "rate(1 minute)"
