@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Said, Word, mark_name, said_of, words
-from image.reaper.model import TAG_WITHDRAWN, Fleet, Group, Verdict
+from image.reaper.model import TAG_GIVE_BACK, TAG_WITHDRAWN, Fleet, Group, Verdict
 from image.reaper.store import Listed
-from image.reaper.sweep.verdict import decide
+from image.reaper.sweep.evidence import window_of
+from image.reaper.sweep.verdict import decide, shortest_idle_time
 from image.reaper.times import is_quiet
 from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, machine
 from tests.reaper.sweeping import policy
@@ -339,3 +340,48 @@ def test_the_time_left_is_told():
 
 def test_the_policy_of_these_tests_is_the_one_they_name():
     assert timedelta(hours=POLICY.pools["dev"].idle_after_hours) == IDLE_AFTER
+
+
+# given back by who took it
+
+GIVEN_BACK = {TAG_GIVE_BACK: NOW.isoformat()}
+
+
+def given_back(idle_minutes, *, up_minutes=1440, **changes):
+    """The verdict on an instance that was given back, with no mark unless it is said."""
+    tags = GIVEN_BACK | changes.pop("tags", {})
+    launched_at = NOW - timedelta(minutes=up_minutes)
+    found = machine(marked_minutes_ago=None, launched_at=launched_at, tags=tags, **changes)
+    window = window_of(found, POLICY)
+    activity = idle_history(idle_minutes, min(up_minutes, 240)).activity(window)
+    return decision(alone(found, activity))
+
+
+@pytest.mark.parametrize("up_minutes", [1440, 20])
+def test_what_was_given_back_is_marked_as_soon_as_nothing_runs_there_however_young(up_minutes):
+    found = given_back(10, up_minutes=up_minutes)
+
+    assert found.verdict is Verdict.MARK
+    assert found.reap_after == NOW
+
+
+def test_what_was_given_back_stays_while_it_is_used():
+    assert given_back(2).verdict is Verdict.KEEP_BUSY
+
+
+def test_what_was_given_back_and_is_held_again_stays():
+    held = {"gpu-fleet:keep-until": (NOW + timedelta(days=1)).isoformat()}
+
+    assert given_back(10, tags=held).verdict is Verdict.KEEP_HELD
+
+
+def test_a_young_instance_that_nobody_gave_back_is_left_alone():
+    young = machine(marked_minutes_ago=None, launched_at=NOW - timedelta(minutes=20))
+
+    assert decision(alone(young, idle_history(10, 20).activity())).verdict is Verdict.KEEP_YOUNG
+
+
+def test_only_what_was_given_back_is_looked_at_for_so_short_a_time():
+    assert window_of(machine(), POLICY) == IDLE_AFTER
+    assert window_of(machine(tags=GIVEN_BACK), POLICY) == timedelta(minutes=5)
+    assert shortest_idle_time(machine(tags=GIVEN_BACK), POLICY.pools["dev"], NOW, ()) == timedelta(minutes=5)

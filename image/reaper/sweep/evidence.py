@@ -16,10 +16,10 @@ from datetime import UTC, datetime, timedelta
 from image.reaper.calls import Failure, batches
 from image.reaper.marks import is_marked
 from image.reaper.metrics import HEARTBEAT, METRIC_SECONDS_SINCE_ACTIVITY
-from image.reaper.model import Activity, Coverage, Instance
+from image.reaper.model import TAG_GIVE_BACK, Activity, Coverage, Instance
 from image.reaper.policy import Policy
 from image.reaper.sweep.cloud import Heartbeats, Query, Span
-from image.reaper.sweep.verdict import shortest_idle_time
+from image.reaper.sweep.verdict import given_back_terms, shortest_idle_time, usual_terms
 
 COARSE_PERIOD_S = 900
 FINE_PERIOD_S = 60
@@ -48,6 +48,13 @@ def window_start(now: datetime, window: timedelta, period_s: int) -> datetime:
 def periods_of(window: timedelta, period_s: int) -> int:
     """Whole periods that cover a window."""
     return math.ceil(window.total_seconds() / period_s)
+
+
+def window_of(instance: Instance, policy: Policy) -> timedelta:
+    """How far back heartbeats must cover an instance: its pool's idle time, less once it was given back."""
+    pool = policy.pools[instance.pool]
+    given_back = TAG_GIVE_BACK in instance.tags
+    return (given_back_terms(pool) if given_back else usual_terms(pool)).idle_after
 
 
 def coarse_period_s(window: timedelta) -> int:
@@ -201,7 +208,7 @@ def look_closely(
     answers, failures = heartbeats.read(list(idle.values()), span)
     found = {}
     for one in instances:
-        window = min(FINE_WINDOW, timedelta(hours=policy.pools[one.pool].idle_after_hours))
+        window = min(FINE_WINDOW, window_of(one, policy))
         answer = answers[idle[one.id]]
         fine = summarise(answer.points, now, window, FINE_PERIOD_S, complete=answer.complete)
         found[one.id] = combine(coarse[one.id], fine)
@@ -217,7 +224,7 @@ def _coarse(
     *,
     scale_in: Collection[str],
 ) -> tuple[dict[str, Activity], list[Failure]]:
-    windows = {one.id: timedelta(hours=policy.pools[one.pool].idle_after_hours) for one in instances}
+    windows = {one.id: window_of(one, policy) for one in instances}
     span = Span(window_start(now, max(windows.values()), period_s), now + LOOK_AHEAD)
     queries = {
         one.id: Query(

@@ -20,6 +20,7 @@ from image.reaper.marks import Mark, hold_of, is_marked, mark_of
 from image.reaper.metrics import CODE_HUNG, CODE_UNFIT, HEARTBEAT
 from image.reaper.model import (
     ENDS,
+    TAG_GIVE_BACK,
     TAG_MANAGED,
     TAG_PROTECTED,
     TAG_STACK,
@@ -38,6 +39,8 @@ from image.reaper.times import format_span, format_time, is_quiet
 # A machine that was asked for goes when it is idle this long, and never two within the cooldown.
 IDLE_ON_REQUEST = timedelta(minutes=30)
 COOLDOWN = timedelta(minutes=10)
+# One that was given back goes when it is idle this long: the metric's periods of a heartbeat or two.
+IDLE_GIVEN_BACK = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ def requested_terms(pool: PoolPolicy) -> Terms:
     return Terms(min(usual.idle_after, IDLE_ON_REQUEST), max(usual.grace, COOLDOWN))
 
 
+def given_back_terms(pool: PoolPolicy) -> Terms:
+    """The terms of a machine whose owner gave it back: once nothing runs there, nobody is waited for."""
+    return Terms(min(usual_terms(pool).idle_after, IDLE_GIVEN_BACK), timedelta(0))
+
+
 def past_lifetime(instance: Instance, pool: PoolPolicy, now: datetime) -> bool:
     """Whether a running machine is older than its pool allows; a stop and start makes it young again."""
     if pool.max_lifetime_hours is None or instance.state != "running":
@@ -75,6 +83,8 @@ def shortest_idle_time(
     instance: Instance, pool: PoolPolicy, now: datetime, scale_in: Collection[str]
 ) -> timedelta:
     """The idle time from which the machine's heartbeats deserve a close look."""
+    if TAG_GIVE_BACK in instance.tags:
+        return given_back_terms(pool).idle_after
     asked = instance.pool in scale_in or past_lifetime(instance, pool, now)
     return (requested_terms(pool) if asked else usual_terms(pool)).idle_after
 
@@ -323,7 +333,7 @@ def _hold(case: Case) -> Decision | None:
 def _young(case: Case) -> Decision | None:
     uptime = case.now - case.instance.launched_at
     needed = timedelta(minutes=case.pool.min_uptime_minutes)
-    if uptime < needed:
+    if uptime < needed and TAG_GIVE_BACK not in case.instance.tags:
         up, least = format_span(uptime), format_span(needed)
         return case.decide(Verdict.KEEP_YOUNG, f"up {up}, left alone for its first {least}")
     return None
@@ -531,6 +541,8 @@ def _alone(situation: Situation, instance: Instance, *, requested: bool = False)
         return Decision(instance, Verdict.KEEP_PROTECTED, reason, alert=True)
     old = past_lifetime(instance, pool, situation.now)
     terms = requested_terms(pool) if requested or old else usual_terms(pool)
+    if TAG_GIVE_BACK in instance.tags:
+        terms = given_back_terms(pool)
     decision = assess(
         Case(
             now=situation.now,
