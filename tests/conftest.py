@@ -16,6 +16,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parents[1] / "training"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+# pytest runs a process on each core: more threads would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Tests in a shell's background ignore Ctrl-C, and so does every program they start, but some of them send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

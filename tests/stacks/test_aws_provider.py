@@ -23,46 +23,49 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def schema(tmp_path_factory):
-    return provider_schema(tmp_path_factory.mktemp("schema"))
+def folder(tmp_path_factory) -> Path:
+    """Where Terraform knows the provider; each test writes a configuration of its own there."""
+    return tmp_path_factory.mktemp("terraform")
+
+
+@pytest.fixture(scope="module")
+def schema(folder):
+    return provider_schema(folder)
 
 
 @pytest.mark.parametrize("name", AWS_STACKS)
-def test_the_real_provider_plans_every_resource(name, schema, tmp_path: Path):
+def test_the_real_provider_plans_every_resource(name, schema, folder: Path):
     with moto_server(stack_files.settings_of(name).region):
         rehearsed = run_program(name)
-    (tmp_path / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, tmp_path), indent=1))
+    (folder / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, folder), indent=1))
 
-    terraform(tmp_path, "init", "-no-color")
-    planned = terraform(tmp_path, "plan", "-no-color", "-refresh=false", "-input=false")
+    planned = terraform(folder, "plan", "-no-color", "-refresh=false", "-input=false")
 
     assert planned.returncode == 0, planned.stderr
     assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
 
 
-def test_the_real_provider_plans_the_build_of_an_image(schema, tmp_path: Path):
+def test_the_real_provider_plans_the_build_of_an_image(schema, folder: Path):
     with moto_server("us-east-1"):
         rehearsed = run_program("test", program=lambda: build(BUILDING), config={})
-    (tmp_path / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, tmp_path), indent=1))
+    (folder / "main.tf.json").write_text(json.dumps(configuration(rehearsed, schema, folder), indent=1))
 
-    terraform(tmp_path, "init", "-no-color")
-    planned = terraform(tmp_path, "plan", "-no-color", "-refresh=false", "-input=false")
+    planned = terraform(folder, "plan", "-no-color", "-refresh=false", "-input=false")
 
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.count("# aws_imagebuilder_") == 7
     assert f"Plan: {len(rehearsed.resources)} to add, 0 to change, 0 to destroy" in planned.stdout
 
 
-def test_the_real_provider_refuses_what_it_does_not_know(schema, tmp_path: Path):
+def test_the_real_provider_refuses_what_it_does_not_know(schema, folder: Path):
     with moto_server("us-east-1"):
         rehearsed = run_program("aws-dev")
-    content = configuration(rehearsed, schema, tmp_path)
+    content = configuration(rehearsed, schema, folder)
     (group,) = list(content["resource"]["aws_autoscaling_lifecycle_hook"].values())[:1]
     group["lifecycle_transition"] = "whenever"
-    (tmp_path / "main.tf.json").write_text(json.dumps(content))
+    (folder / "main.tf.json").write_text(json.dumps(content))
 
-    terraform(tmp_path, "init", "-no-color")
-    checked = terraform(tmp_path, "validate", "-no-color")
+    checked = terraform(folder, "validate", "-no-color")
 
     assert checked.returncode == 1
     assert "lifecycle_transition" in checked.stderr

@@ -9,6 +9,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
 import torch
 from torch.distributed import TCPStore
 
@@ -19,13 +20,13 @@ PRELOADED = [
     "transformers.models.llama.modeling_llama",
     "boto3",
     "PIL.PngImagePlugin",
-    "gpu_fleet.train",
+    "gpu_fleet.rank",
     "gpu_fleet.checkpoint.sharded",
 ]
 DEADLINE_S = 120.0  # of a test: a hang must end as a failure
 # To load PRELOADED, once in a session: 7 s on a free core, 68 s were seen on one that six others wanted.
 LOADING_S = 600.0
-# Once one has failed, the others only write what is left to write; one that is stopped never does.
+# Once one has failed, the others only write what is left to write.
 AFTER_ANOTHER_S = 15.0
 
 context = multiprocessing.get_context("forkserver")
@@ -70,8 +71,10 @@ def run_ranks(
         processes.append(process)
     try:
         answers: list[tuple[Any, str]] = []
-        for pipe in pipes:
+        for pipe, process in zip(pipes, processes, strict=True):
             failed = any(error for _, error in answers)
+            if failed and _is_stopped(process.pid):
+                process.kill()
             answers.append(_receive(pipe, min(deadline_s, AFTER_ANOTHER_S) if failed else deadline_s))
     finally:
         for process in processes:
@@ -81,6 +84,14 @@ def run_ranks(
         if error:
             raise AssertionError(f"rank {rank} of {size}:\n{error}")
     return [result for result, _ in answers]
+
+
+def _is_stopped(process_id: int) -> bool:
+    """Whether the process got SIGSTOP; one that has ended is not stopped."""
+    try:
+        return bool(psutil.Process(process_id).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _receive(pipe: Connection, deadline_s: float) -> tuple[Any, str]:

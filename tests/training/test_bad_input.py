@@ -4,6 +4,8 @@ import errno
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpu_fleet import config, train
+from gpu_fleet import config, rank
 from gpu_fleet.data.dataset import CorruptSampleError
 from gpu_fleet.data.images import decode
 from tests.training.commands import command, tried_alone
@@ -98,7 +100,7 @@ def test_a_full_disk_is_one_message_and_may_be_tried_again(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/big")
 
-    monkeypatch.setattr("gpu_fleet.train.train_model", full)
+    monkeypatch.setattr("gpu_fleet.rank.train_model", full)
 
     status, said = tried_alone(resnet_table(pictures, tmp_path / "run"), tmp_path)
 
@@ -206,7 +208,7 @@ def test_a_picture_too_large_to_be_one_is_a_corrupt_sample() -> None:
 def test_a_full_device_is_told_with_the_knobs_that_help() -> None:
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
 
-    error = train.explained(
+    error = rank.explained(
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), settings
     )
 
@@ -218,4 +220,18 @@ def test_another_fault_of_torch_is_not_disguised() -> None:
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
     fault = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    assert train.explained(fault, settings) is fault
+    assert rank.explained(fault, settings) is fault
+
+
+def test_help_and_what_is_wrong_before_a_run_wait_for_no_torch() -> None:
+    """Importing torch takes seconds, on each rank and for each slip of a flag."""
+    program = (
+        "import sys; from click.testing import CliRunner; from gpu_fleet.cli import main\n"
+        "for words in [['--help'], ['train', '--help'], ['bench', '--help'], ['run', '--help'],\n"
+        "              ['train', 'no-such.toml'], ['launch', 'no-such.toml', '--dry-run']]:\n"
+        "    print(CliRunner().invoke(main, words).exit_code, 'torch' in sys.modules)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == ["0 False"] * 4 + ["65 False"] * 2

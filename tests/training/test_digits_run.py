@@ -1,5 +1,6 @@
 """The example run of the README, as a person runs it, with what clouds do to it."""
 
+import itertools
 import json
 import os
 import signal
@@ -9,9 +10,12 @@ from typing import Any
 import boto3
 import pytest
 
+from gpu_fleet import loop
+from gpu_fleet.loop import take_step
 from gpu_fleet.metrics.records import read_json_lines
-from stacks.rehearsal.metadata import metadata_service
+from tests.training.commands import command
 from tests.training.programs import DIGITS, torchrun
+from tests.training.ranks import run_ranks
 
 
 def result_of(directory: Path) -> dict[str, Any]:
@@ -22,8 +26,9 @@ def result_of(directory: Path) -> dict[str, Any]:
 def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the example run, undisturbed, on two ranks."""
     directory = tmp_path_factory.mktemp("straight")
-    with torchrun(DIGITS, "--data.path", digits, "--run.directory", directory) as program:
-        assert program.finish() == 0, program.said
+    words = ["train", str(DIGITS), "--data.path", str(digits), "--run.directory", str(directory)]
+    ended = run_ranks(command, 2, words)
+    assert [status for status, _ in ended] == [0, 0], ended
     return directory
 
 
@@ -43,26 +48,30 @@ def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight: Path) -
     assert losses[-1] < losses[0] / 4
 
 
-def test_neither_a_spot_notice_nor_a_killed_rank_costs_a_bit(
+def terminated_rank(words: list[str], steps: int) -> tuple[int, str]:
+    """`command` on this rank; that with number 1 gets SIGTERM after so many steps."""
+    taken = itertools.count(1)
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        done = take_step(*arguments, **options)
+        if os.environ["RANK"] == "1" and next(taken) == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return done
+
+    loop.take_step = noted
+    return command(words)
+
+
+def test_neither_a_sigterm_to_one_rank_nor_a_kill_of_it_costs_a_bit(
     straight: Path, digits: Path, bucket: str, tmp_path: Path
 ) -> None:
+    """A SIGTERM to torchrun: test_launch.py. A spot notice to an instance: acceptance/test_on_moto.py."""
     arguments = (DIGITS, "--data.path", digits, "--checkpoint.uri", f"s3://{bucket}/runs/digits")
-    often = ("--interrupt.poll_s", 0.05, "--checkpoint.every_steps", 20)
+    arguments = (*arguments, "--checkpoint.every_steps", 20, "--run.directory")
+    words = ["train", *map(str, (*arguments, tmp_path / "interrupted"))]
 
-    with (
-        metadata_service() as metadata,
-        torchrun(
-            *arguments,
-            *often,
-            "--run.directory",
-            tmp_path / "interrupted",
-            environment={"AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint},
-        ) as program,
-    ):
-        program.wait_for("event=upload step=20")
-        metadata.send_spot_notice()
-        assert program.finish() == 0, program.said
-    with torchrun(*arguments, *often, "--run.directory", tmp_path / "elsewhere", max_restarts=1) as program:
+    ended = run_ranks(terminated_rank, 2, words, 25)
+    with torchrun(*arguments, tmp_path / "elsewhere", max_restarts=1) as program:
         program.wait_for("event=resumed")
         program.wait_for("event=checkpoint step=")
         os.kill(program.worker(rank=1), signal.SIGKILL)
@@ -70,24 +79,12 @@ def test_neither_a_spot_notice_nor_a_killed_rank_costs_a_bit(
         assert program.finish() == 0, program.said
 
     stopped, resumed = result_of(tmp_path / "interrupted"), result_of(tmp_path / "elsewhere")
-    assert (stopped["outcome"], stopped["reason"]) == ("stopped", "spot-notice")
-    assert "spot terminate at" in stopped["detail"]
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert (stopped["outcome"], stopped["reason"]) == ("stopped", "sigterm")
+    assert stopped["detail"] == "rank 1: signal SIGTERM"
+    assert (tmp_path / f"interrupted/checkpoints/step-{stopped['step']}/manifest.json").exists()
     assert f"step={resumed['resumed_from_step']} " in restarted
     assert stopped["step"] < resumed["resumed_from_step"] < resumed["step"]
     assert resumed["parameters_sha256"] == result_of(straight)["parameters_sha256"]
     keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket=bucket)["Contents"]]
     assert f"runs/digits/step-{resumed['step']}/manifest.json" in keys
-
-
-def test_sigterm_to_one_other_rank_stops_all_at_one_step(digits: Path, tmp_path: Path) -> None:
-    arguments = (DIGITS, "--data.path", digits, "--run.directory", tmp_path, "--run.epochs", 1000)
-
-    with torchrun(*arguments, "--checkpoint.every_steps", 10) as program:
-        program.wait_for("event=checkpoint step=10")
-        os.kill(program.worker(rank=1), signal.SIGTERM)
-        assert program.finish() == 0, program.said
-
-    result = result_of(tmp_path)
-    assert (result["outcome"], result["reason"]) == ("stopped", "sigterm")
-    assert result["detail"] == "rank 1: signal SIGTERM"
-    assert (tmp_path / f"checkpoints/step-{result['step']}/manifest.json").exists()

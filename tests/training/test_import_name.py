@@ -38,8 +38,8 @@ def run(repository: Path, *command: str | Path, **environment: str) -> subproces
     )
 
 
-def test_two_ranks_train_from_such_a_repository(repository: Path, digits: Path) -> None:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+def test_torchrun_trains_from_such_a_repository(repository: Path, digits: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
     own = ("--data.path", digits, "--run.directory", repository / "runs/first", *SHORT)
 
     done = run(repository, *torchrun, "-m", "gpu_fleet", "train", DIGITS, *map(str, own), OMP_NUM_THREADS="1")
@@ -96,7 +96,7 @@ def test_pip_installs_it_under_that_name(repository: Path, tmp_path: Path) -> No
         copy(ROOT / name, source / name)
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target")
     installed = run(tmp_path, *pip, target, source)
-    program = "import gpu_fleet.train, training; print(gpu_fleet.__file__, training.OWNER)"
+    program = "import gpu_fleet.rank, training; print(gpu_fleet.__file__, training.OWNER)"
 
     done = run(repository, sys.executable, "-c", program, PYTHONPATH=str(target))
 

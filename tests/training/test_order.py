@@ -103,7 +103,7 @@ def test_an_order_found_in_blocks_is_the_order(
     order, share = SampleOrder(size, seed=5), RankShare(world - 1, world, 240, accumulation)
     width = share.micro_batch
 
-    found = list(islice(training_slices(order, share, position), 40 * accumulation))
+    found = list(islice(training_slices(order, share, position), 20 * accumulation))
 
     for number, part in enumerate(found):
         step, micro = divmod(number, accumulation)

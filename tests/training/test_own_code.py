@@ -5,6 +5,8 @@ import os
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -65,20 +67,27 @@ def test_an_example_is_short(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= LONGEST
 
 
+@pytest.fixture(scope="module")
+def straight(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """The outcome of an example on two ranks that nobody disturbs; each is trained once."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return cache(lambda name: train_on(2, example(name, folder / name, digits)))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", OWN)
 def test_an_example_that_is_interrupted_on_two_ranks_ends_with_the_same_bits(
-    name: str, workers: int, digits: Path, tmp_path: Path
+    name: str, workers: int, straight: Callable[[str], dict[str, Any]], digits: Path, tmp_path: Path
 ) -> None:
-    straight = train_on(2, example(name, tmp_path / "straight", digits))
+    undisturbed = straight(name)
     table = changed(example(name, tmp_path / "stopped", digits), data={"workers": workers})
 
     stopped = train_on(2, table, stop_at=3)
     resumed = train_on(2, table)
 
     assert (stopped["outcome"], stopped["step"], resumed["resumed_from_step"]) == ("stopped", 3, 3)
-    assert resumed["parameters_sha256"] == straight["parameters_sha256"] != stopped["parameters_sha256"]
-    assert resumed["metric"] == straight["metric"]
+    assert resumed["parameters_sha256"] == undisturbed["parameters_sha256"] != stopped["parameters_sha256"]
+    assert resumed["metric"] == undisturbed["metric"]
 
 
 def test_own_metrics_are_written_and_the_first_is_the_score(digits: Path, tmp_path: Path) -> None:

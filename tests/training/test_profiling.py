@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.metrics.profiling import StepTrace, marked, parse_steps
+from gpu_fleet.metrics.profiling import StepTrace, marked
+from gpu_fleet.train import parse_steps
 
 
 def run_steps(trace: StepTrace, steps: range) -> None:

@@ -6,17 +6,16 @@ from typing import Any
 
 import boto3
 import pytest
-import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_fleet import config, run_identity
+from gpu_fleet import config, instance_file, run_identity
 from gpu_fleet.checkpoint import local, manager
 from gpu_fleet.data.dataset import describe, open_split
 from gpu_fleet.errors import CheckpointError, IdentityError
+from tests.training import ranks
 from tests.training.commands import tried_alone
-from tests.training.examples import changed, gpt_table, train_on, train_rank, write_tokens
-from tests.training.programs import started
+from tests.training.examples import await_checkpoint, changed, gpt_table, train_on, train_rank, write_tokens
 
 DATA = Path("data")
 
@@ -205,7 +204,7 @@ def test_two_owners_share_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_two_runs_of_one_owner_share_no_place(directory: str, expected: str) -> None:
-    assert manager.run_id(Path(directory)) == expected
+    assert instance_file.run_id(Path(directory)) == expected
 
 
 def test_a_run_beside_one_with_the_same_last_part_has_checkpoints_of_its_own(
@@ -253,15 +252,19 @@ def test_a_resumed_checkpoint_reaches_a_bucket_that_never_had_it(table: dict[str
 
 def test_a_second_process_in_the_same_directory_is_refused(table: dict[str, Any], tmp_path: Path) -> None:
     endless = changed(table, run={"steps": 1_000_000}, checkpoint={"every_steps": 5})
-    file = tmp_path / "config.toml"
-    file.write_text(tomli_w.dumps(endless))
-
-    with started("gpu_fleet", "train", file) as first:
-        first.wait_for("event=checkpoint ")
-        status, said = tried_alone(endless, tmp_path)
+    first = ranks.context.Process(target=train_rank, args=(endless,))
+    ranks.server_loaded()
+    first.start()
+    try:
+        await_checkpoint(tmp_path / "run")
+        assert first.is_alive()
+        status, said = tried_alone(table, tmp_path)
+    finally:
+        first.kill()
+        first.join()
 
     assert status != 0
-    assert f"in use by process {first.process.pid}" in said
+    assert f"in use by process {first.pid}" in said
 
 
 def test_a_manifest_with_a_flipped_letter_vouches_for_nothing(table: dict[str, Any], tmp_path: Path) -> None:

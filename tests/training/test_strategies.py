@@ -1,5 +1,7 @@
 """Every way to spread a model learns what one process learns, and reads what another one saved."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,36 @@ DDP = {"strategy": "ddp"}
 FSDP = {"strategy": "fsdp"}
 TENSOR = {"strategy": "tensor", "tensor": 2}
 PIPELINE = {"strategy": "pipeline", "pipeline": 2}
+Straight = tuple[dict[str, Any], list[float]]  # outcome, and the loss of each step
 
 
 @pytest.fixture(scope="module")
-def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float]]:
+def alone(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Straight:
     """The outcome and the losses of one process."""
     directory = tmp_path_factory.mktemp("alone")
     return train_on(1, gpt_table(tokens, directory)), losses(directory)
+
+
+@pytest.fixture(scope="module")
+def straight(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Straight]:
+    """The outcome and the losses of so many ranks that nobody disturbs; each is trained once."""
+    found: dict[str, Straight] = {}
+
+    def trained(size: int, parallel: dict[str, Any]) -> Straight:
+        if (key := f"{size} {parallel}") not in found:
+            directory = tmp_path_factory.mktemp("straight")
+            outcome = train_on(size, changed(gpt_table(tokens, directory), parallel=parallel))
+            found[key] = outcome, losses(directory)
+        return found[key]
+
+    return trained
+
+
+@pytest.fixture(scope="module")
+def stopped_fsdp(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The outcome and the folder of two ranks of FSDP that were stopped after three steps."""
+    directory = tmp_path_factory.mktemp("stopped")
+    return train_on(2, changed(gpt_table(tokens, directory), parallel=FSDP), stop_at=3), directory
 
 
 def by_strategy(value: Any) -> str:
@@ -31,10 +56,10 @@ def by_strategy(value: Any) -> str:
     [(2, DDP), (2, FSDP), (2, TENSOR), (2, PIPELINE), (4, TENSOR), (4, PIPELINE)],
     ids=by_strategy,
 )
-def test_several_ranks_learn_what_one_learns(*, size, parallel, alone, tokens: Path, tmp_path: Path) -> None:
-    outcome = train_on(size, changed(gpt_table(tokens, tmp_path), parallel=parallel))
+def test_several_ranks_learn_what_one_learns(*, size, parallel, alone, straight) -> None:
+    outcome, learned = straight(size, parallel)
 
-    assert losses(tmp_path) == pytest.approx(alone[1], rel=TOLERANCE)
+    assert learned == pytest.approx(alone[1], rel=TOLERANCE)
     assert outcome["metric"] == pytest.approx(alone[0]["metric"], rel=TOLERANCE)
     assert alone[1][-1] < alone[1][0]
 
@@ -64,16 +89,16 @@ def test_other_ranks_go_on_with_what_compression_left_over(tokens: Path, tmp_pat
     [(2, FSDP), (2, TENSOR), (2, PIPELINE), (4, TENSOR)],
     ids=by_strategy,
 )
-def test_a_sharded_run_resumes_bit_by_bit(size, parallel, tokens: Path, tmp_path: Path) -> None:
-    straight = train_on(size, changed(gpt_table(tokens, tmp_path / "straight"), parallel=parallel))
-    interrupted = changed(gpt_table(tokens, tmp_path / "interrupted"), parallel=parallel)
+def test_a_sharded_run_resumes_bit_by_bit(size, parallel, straight, tokens: Path, tmp_path: Path) -> None:
+    undisturbed, _ = straight(size, parallel)
+    interrupted = changed(gpt_table(tokens, tmp_path), parallel=parallel)
 
     stopped = train_on(size, interrupted, stop_at=3)
     resumed = train_on(size, interrupted)
 
     assert stopped["outcome"] == "stopped"
-    assert resumed["resumed_from_step"] == stopped["step"] < straight["step"]
-    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+    assert resumed["resumed_from_step"] == stopped["step"] < undisturbed["step"]
+    assert resumed["parameters_sha256"] == undisturbed["parameters_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -82,12 +107,12 @@ def test_a_sharded_run_resumes_bit_by_bit(size, parallel, tokens: Path, tmp_path
     ids=by_strategy,
 )
 def test_what_two_fsdp_ranks_saved_goes_on_elsewhere(
-    size, parallel, alone, tokens: Path, tmp_path: Path
+    *, size, parallel, alone, stopped_fsdp, tokens: Path, tmp_path: Path
 ) -> None:
-    table = gpt_table(tokens, tmp_path)
-    stopped = train_on(2, changed(table, parallel=FSDP), stop_at=3)
+    stopped, folder = stopped_fsdp
+    shutil.copytree(folder, tmp_path / "run")
 
-    resumed = train_on(size, changed(table, parallel=parallel))
+    resumed = train_on(size, changed(gpt_table(tokens, tmp_path / "run"), parallel=parallel))
 
     assert resumed["resumed_from_step"] == stopped["step"]
-    assert losses(tmp_path) == pytest.approx(alone[1], rel=TOLERANCE)
+    assert losses(tmp_path / "run") == pytest.approx(alone[1], rel=TOLERANCE)

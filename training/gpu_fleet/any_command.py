@@ -13,9 +13,9 @@ import click
 
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.checkpoint.manager import place_of_checkpoints
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, CommandError
+from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}

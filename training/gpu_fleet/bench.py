@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import click
 import torch
 import torch.distributed as dist
 from rich.console import Console
@@ -32,7 +31,6 @@ from gpu_fleet.parallel.world import World, world
 from gpu_fleet.prepared_run import PreparedRun, build_model, fresh_state, opened, ready, rehearse
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption
-from gpu_fleet.train import shown_errors
 
 MIB = 2**20
 SIZES_MIB = (1, 16, 64)  # of a gradient bucket (25 MiB by default), and to both sides of it
@@ -59,23 +57,13 @@ class StepTimes:
         return statistics.median(self.ratios)
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True},
-    epilog="\b\nExample:\n  gpu-fleet train bench training/examples/digits.toml --turns 2",
-)
-@click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
-@click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of each turn.")
-def bench(*, config_file: Path, overrides: tuple[str, ...], turns: int, steps: int) -> None:
-    """Measure the run of CONFIG against a bare loop of the same model; torchrun starts it on all ranks."""
-    with shown_errors():
-        settings = config.load(config_file, overrides)
-        with world(settings.parallel) as where:
-            times = measure_steps(settings, where, turns, steps)
-            bandwidths = measure_reductions(where, SIZES_MIB)
-            if where.leads:
-                show(times, bandwidths, where)
+def measure(settings: config.Config, turns: int, steps: int) -> None:
+    """Joins the other ranks and measures; rank 0 prints. Raises TrainingError."""
+    with world(settings.parallel) as where:
+        times = measure_steps(settings, where, turns, steps)
+        bandwidths = measure_reductions(where, SIZES_MIB)
+        if where.leads:
+            show(times, bandwidths, where)
 
 
 def measure_steps(settings: config.Config, where: World, turns: int, steps: int) -> StepTimes:

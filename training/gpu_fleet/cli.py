@@ -7,7 +7,7 @@ main = LazyGroup(
     help="Train models that lose no step: prepare data, train, look at what happened.",
     epilog="\b\nExample:\n  gpu-fleet train train training/examples/digits.toml",
     table={
-        "bench": "gpu_fleet.bench:bench",
+        "bench": "gpu_fleet.train:bench",
         "launch": "gpu_fleet.launch:launch",
         "prepare": "gpu_fleet.data.preparation.prepare:prepare",
         "report": "gpu_fleet.metrics.report:report",

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -43,6 +44,14 @@ def configured(file: Path, overrides: Sequence[str], allow: Sequence[str], branc
     return config.branched(settings, branch) if branch else settings
 
 
+def imported(module: str) -> ModuleType:
+    """A module of ours, when it is needed; raises MissingPackageError where a package of its is not here."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(f"needs the Python package {error.name}, which is not here") from error
+
+
 class LazyGroup(click.Group):
     """A click group over a table of name -> "module:attribute"; shows TrainingErrors as one message."""
 
@@ -57,10 +66,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._table:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = self._table[cmd_name].partition(":")
-        try:
-            command = getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            raise MissingPackageError(f"needs the Python package {error.name}, which is not here") from error
+        command = getattr(imported(module), attribute)
         assert isinstance(command, click.Command)
         return command
 

@@ -32,13 +32,14 @@ from torch.utils.data import default_collate
 from gpu_fleet import config, exit_codes, outcome, own_code, run_identity
 from gpu_fleet.checkpoint import local, restore
 from gpu_fleet.checkpoint.lease import Holder, RunLease
-from gpu_fleet.checkpoint.manager import FOLDER, place_of_checkpoints
+from gpu_fleet.checkpoint.manager import FOLDER
 from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.data.loader import RankShare, batches, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnReader, Stream, adapted
 from gpu_fleet.errors import CheckpointError, ConfigError, TrainingError
+from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.parallel.world import World
 from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
 from gpu_fleet.stopping.agreement import Stop

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.checkpoint.manager import place_of_checkpoints
 from gpu_fleet.checkpoint.store import CheckpointStore
+from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 
 POLL_S = 1.0

@@ -1,7 +1,6 @@
 """The checkpoints of one run: where they are, when one is due, saving one, going back to one."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,24 +28,9 @@ def location(settings: config.Config) -> str:
 
     checkpoint.uri as it stands, or the checkpoint_uri of the instance with owner and name of the run below.
     """
-    return place_of_checkpoints(settings.checkpoint.uri, settings.run.owner, Path(settings.run.directory))
-
-
-def place_of_checkpoints(uri: str, owner: str, directory: Path) -> str:
-    """`location` of a run in `directory`; `uri` and `owner` may be empty."""
-    if uri:
-        return "" if uri == config.LOCAL_ONLY else uri
-    shared = str(instance_file.table().get("checkpoint_uri", "")).rstrip("/")
-    return f"{shared}/{owner or instance_file.account()}/{run_id(directory)}" if shared else ""
-
-
-def run_id(directory: Path) -> str:
-    """Which of its owner's runs one is: its directory as it is written, so that a/run is not b/run.
-
-    Of an absolute path the last part: on another instance the same run may lie on another disk.
-    """
-    written = Path(os.path.normpath(directory))
-    return directory.resolve().name if written.is_absolute() or ".." in written.parts else str(written)
+    return instance_file.place_of_checkpoints(
+        settings.checkpoint.uri, settings.run.owner, Path(settings.run.directory)
+    )
 
 
 def former_location(settings: config.Config) -> str:

@@ -25,18 +25,6 @@ def marked(name: str) -> AbstractContextManager[None]:
     )
 
 
-def parse_steps(text: str) -> tuple[int, int]:
-    """Reads "A..B", or "A" for one step; raises ConfigError naming --profile."""
-    first, dots, last = text.partition("..")
-    try:
-        steps = int(first), int(last if dots else first)
-    except ValueError:
-        steps = 0, 0
-    if not 1 <= steps[0] <= steps[1]:
-        raise ConfigError(f"--profile = {text!r}: write the first and the last step, A..B, with 1 <= A <= B")
-    return steps
-
-
 class StepTrace:
     """Traces from the start of step A to the end of step B. Use it as a context around the run."""
 

@@ -1,0 +1,78 @@
+"""One rank of a run: joins the others and trains; says what a user can do about an error."""
+
+import errno
+
+import torch
+import torch.distributed as dist
+
+from gpu_fleet import config
+from gpu_fleet.errors import CheckpointError, OutOfMemoryError, OwnCodeError, PeerError, TrainingError
+from gpu_fleet.loop import train as train_model
+from gpu_fleet.own_code import description, place_of
+from gpu_fleet.parallel.world import world
+from gpu_fleet.stopping.interrupt import Interruption, sources
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
+INDEX_ON_GPU = "device-side assert triggered"
+PEER_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Gloo connectFullMesh failed",
+)
+
+
+def run_rank(settings: config.Config) -> None:
+    """Joins the others and trains; raises TrainingError."""
+    try:
+        with (
+            Interruption(
+                sources(rebalance=settings.interrupt.rebalance), settings.interrupt.poll_s
+            ) as interruption,
+            world(settings.parallel) as where,
+        ):
+            train_model(settings, where, interruption)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        place = error.filename or settings.run.directory
+        raise CheckpointError(
+            f"{place}: {error.strerror}; free some space, or another run.directory"
+        ) from error
+    except TrainingError:
+        raise
+    except Exception as error:  # torch raises nothing finer for most, users' code whatever it likes
+        raise explained(error, settings) from error
+
+
+def explained(error: Exception, settings: config.Config) -> Exception:
+    """What a user can do about an error of torch or of their own code; the error itself where none knows."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or NO_ROOM in text:
+        return no_room(error, settings)
+    if isinstance(error, dist.DistError) or any(sign in text for sign in PEER_GONE):
+        lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
+        lost.shared = True  # whichever rank failed speaks for itself; of the others rank 0
+        return lost
+    if INDEX_ON_GPU in text:
+        return OwnCodeError(
+            "an index on the GPU is beyond its table: a token id of the vocabulary, or a class of the model; "
+            f" CUDA_LAUNCH_BLOCKING=1 shows where: {text.splitlines()[0]}"
+        )
+    if place_of(error):
+        return OwnCodeError(description(error))
+    return error
+
+
+def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:
+    """The message of a device that is full, with what to do about it."""
+    run, chosen = settings.run, settings.precision
+    return OutOfMemoryError(
+        f"the device has no room for a step: {str(error).splitlines()[0]}\n"
+        f"  smaller micro-batches, same result: --run.accumulation {run.accumulation * 2}\n"
+        f"  half the activations: --precision.dtype bf16 (now {chosen.dtype}), and "
+        f"--precision.activation_checkpointing true (now {str(chosen.activation_checkpointing).lower()})\n"
+        f"  weights and optimizer over all ranks: --parallel.strategy fsdp (now {settings.parallel.strategy})"
+    )
