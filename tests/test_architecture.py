@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import sys
 from pathlib import Path
 
@@ -178,3 +179,39 @@ def test_a_module_of_stacks_stands_in_its_room():
     assert {path.name for path in (ROOT / "stacks").glob("*.py")} == {
         *("__init__.py", "__main__.py", "errors.py", "files.py", "listing.py", "naming.py"),
     }
+
+
+# A class name with two homes that is one thing, and why it has them.
+ONE_THING = {
+    "AgentCloud": "what the agent needs of a cloud, and the clouds that have it",
+    "Engine": "what a teardown needs of the engine, and the engine",
+    "Expected": "a table of instance.toml, read by two rooms that may not import each other",
+    "FleetCallback": "what users import for their library: Hugging Face's Trainer, Lightning",
+    "Groups": "what the mover needs of a cloud, and the clouds that have it",
+    "Heartbeats": "what a sweep needs of a cloud, and the clouds that have it",
+    "Instances": "what a sweep needs of a cloud, and the clouds that have it",
+    "Leftovers": "what a sweep needs of a cloud, and the clouds that have it",
+    "Notices": "what the agent needs of a cloud, and the clouds that have it",
+    "PlanStep": "what a cloud's room reads of a step of Pulumi's plan, and the step",
+    "QuietHours": "a part of the stack file, and of the policy that is written from it",
+    "StackFiles": "what the commands of an instance need of the stack files, and the stack files",
+    "Webhook": "a part of the stack file, and of the policy that is written from it",
+}
+
+
+def homes() -> dict[str, set[str]]:
+    """Class name -> where it is defined; the two clouds of one room count as one place."""
+    found: dict[str, set[str]] = {}
+    for path in sources("stacks", "image", "training/gpu_fleet"):
+        where = path.relative_to(ROOT)
+        cloud = re.search(r"(.*)\b(?:aws|alicloud)\b", str(where.parent))
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, set()).add(f"{cloud[1]}CLOUD" if cloud else str(where))
+    return found
+
+
+def test_a_class_name_means_one_thing():
+    shared = {name for name, places in homes().items() if len(places) > 1}
+
+    assert shared == ONE_THING.keys()

@@ -19,14 +19,14 @@ TRIP = re.compile(r"^```text\ntrip: (?P<title>[^\n]+)\n(?P<stops>.*?)^```$", re.
 TRIPS = {
     "stacks/README.md": (6, "stacks/Pulumi.aws-prod.yaml", "stacks/aws/firewall.py"),
     "training/README.md": (9, "training/gpu_fleet/data/shards.py", "training/gpu_fleet/evaluation.py"),
-    "image/reaper/README.md": (15, "image/reaper/agent/sensors/gpu.py", "image/reaper/aws/machines.py"),
+    "image/reaper/README.md": (15, "image/reaper/agent/sensors/gpu.py", "image/reaper/aws/instances.py"),
 }
 # What hands a trip on where no import does: the text that both files hold.
 HANDED_ON = {
     ("stacks/Pulumi.aws-prod.yaml", "stacks/settings/schema.py"): "network",
     ("image/reaper/agent/sensors/look.py", "image/reaper/agent/loop.py"): "sample(",
     ("image/reaper/agent/publish.py", "image/reaper/sweep/evidence.py"): "METRIC_SECONDS_SINCE_ACTIVITY",
-    ("image/reaper/sweep/carry_out.py", "image/reaper/aws/machines.py"): "terminate",
+    ("image/reaper/sweep/carry_out.py", "image/reaper/aws/instances.py"): "terminate",
 }
 
 

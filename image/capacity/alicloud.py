@@ -22,12 +22,7 @@ FAILED, SUCCESSFUL = frozenset({"Failed", "Warning", "Rejected"}), "Successful"
 
 
 class Groups:
-    """Raises scaling groups; see ``mover.Groups``. A group's name is its id here.
-
-    Args:
-        ess: the client.
-        calls: makes the calls.
-    """
+    """Raises scaling groups; see ``mover.Groups``. A group's name is its id here."""
 
     def __init__(self, ess: Product, calls: Calls) -> None:
         self._ess, self._calls = ess, calls

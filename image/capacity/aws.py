@@ -20,12 +20,7 @@ FAILED, SUCCESSFUL = frozenset({"Failed", "Cancelled"}), "Successful"
 
 
 class Groups:
-    """Raises Auto Scaling groups; see ``mover.Groups``.
-
-    Args:
-        autoscaling: the client.
-        calls: makes the calls.
-    """
+    """Raises Auto Scaling groups; see ``mover.Groups``."""
 
     def __init__(self, autoscaling: Any, calls: Calls) -> None:
         self._autoscaling, self._calls = autoscaling, calls

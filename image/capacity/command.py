@@ -32,9 +32,9 @@ from image.reaper.money.spending import Spending
 from image.reaper.options import POOL_NAME, stack_options
 from image.reaper.people.connect import RUNNING, chosen, described
 from image.reaper.place import Asked, Place, subject
-from image.reaper.policy import Capacity, Policy
+from image.reaper.policy import CapacityPolicy, Policy
 from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.cloud import Cloud, Query, Span
+from image.reaper.sweep.cloud import Query, Span, SweepCloud
 from image.reaper.times import format_time
 
 LOOK_EVERY_S = 5.0
@@ -51,17 +51,13 @@ HELP = {
 
 @dataclass(frozen=True)
 class Desk:
-    """Where somebody asks, and sees what comes of it.
+    """Where a user asks, and sees what comes of it.
 
     Attributes:
-        cloud: of the stack.
-        policy: of the stack.
-        place: where the stack is.
-        now: the time now.
         wait: waits so many seconds.
     """
 
-    cloud: Cloud
+    cloud: SweepCloud
     policy: Policy
     place: Place
     now: Callable[[], datetime]
@@ -115,7 +111,7 @@ def offer(policy: Policy, spending: Spending | None, pool: str, count: int, hour
 
 def refusal(policy: Policy, pool: str, count: int) -> str:
     """What is wrong with the question itself, before anybody is asked; empty for nothing. Pure."""
-    pools: Mapping[str, Capacity] = {
+    pools: Mapping[str, CapacityPolicy] = {
         name: one.capacity for name, one in policy.pools.items() if one.capacity is not None
     }
     if pool not in pools:
@@ -152,7 +148,7 @@ def take(pool: str, count: int, hours: float | None, asked: Asked, *, yes: bool)
         raise ConfigurationError(problem)
     caller = caller_of(desk.place)
     now = desk.now()
-    spending = look(desk.cloud, desk.policy, desk.cloud.machines.fleet(), now)
+    spending = look(desk.cloud, desk.policy, desk.cloud.instances.fleet(), now)
     click.echo(offer(desk.policy, spending, pool, count, hours))
     if not yes and not click.confirm("Take them?", default=True):
         raise click.Abort
@@ -232,7 +228,7 @@ def give_back(instance_id: str | None, asked: Asked) -> None:
     """
     desk = _desk(asked)
     mine = owner_of(f"2000-01-01/{caller_of(desk.place)}/0-0")
-    running = [one for one in desk.cloud.machines.fleet().instances if one.state == RUNNING]
+    running = [one for one in desk.cloud.instances.fleet().instances if one.state == RUNNING]
     taken = [one for one in running if REQUEST_KEY.fullmatch(one.tags.get(TAG_TAKEN, ""))]
     found = chosen(taken, instance_id, None, mine if instance_id is None else None)
     give_back_instance(desk, found.id)
@@ -241,5 +237,5 @@ def give_back(instance_id: str | None, asked: Asked) -> None:
 
 def give_back_instance(desk: Desk, instance_id: str) -> None:
     """Take the hold off, and ask the sweep. Raises CloudError."""
-    desk.cloud.machines.tag([instance_id], {TAG_GIVE_BACK: format_time(desk.now())})
-    desk.cloud.machines.untag([instance_id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
+    desk.cloud.instances.tag([instance_id], {TAG_GIVE_BACK: format_time(desk.now())})
+    desk.cloud.instances.untag([instance_id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])

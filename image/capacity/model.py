@@ -43,15 +43,13 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asks for, and what became of it.
+    """What a user asks for, and what became of it.
 
     Attributes:
         key: ``DAY/KIND/CALLER/NAME``.
-        pool: of which pool.
         count: how many instances.
         hours: how long they are kept, used or not; None to leave them to the idle rules alone.
         at: when the mover first saw it.
-        fate: what became of it.
         reason: why, for whoever asked.
         instances: that came, in order.
         tried: where there was no room, and what the cloud said.
@@ -100,8 +98,6 @@ class Coming:
     """An instance that is on its way, or waits for a place to start.
 
     Attributes:
-        id: of this one, unique.
-        pool: its pool.
         purpose: the key of a request, ``spare`` or ``shared``.
         asked_at: since when it is wanted.
         group: where it is being started; empty while it waits.
@@ -146,7 +142,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class State:
+class MoverState:
     """What one pass tells the next.
 
     Attributes:
@@ -175,14 +171,14 @@ class State:
         }
 
 
-def state_of(raw: Mapping[str, Any]) -> State:
-    """What ``State.to_json`` wrote.
+def state_of(raw: Mapping[str, Any]) -> MoverState:
+    """What ``MoverState.to_json`` wrote.
 
     Raises:
         CloudError: it is damaged; nothing is started then.
     """
     try:
-        return State(
+        return MoverState(
             {key: _request(key, one) for key, one in raw["requests"].items()},
             tuple(_coming(one) for one in raw["coming"]),
             {key: Trouble(parse_time(at), str(why)) for key, (at, why) in raw["trouble"].items()},
@@ -221,7 +217,7 @@ def _coming(raw: Mapping[str, Any]) -> Coming:
 
 
 def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
-    """A request as somebody wrote it; what is wrong with it refuses it, in words for whoever asked."""
+    """A request as a user wrote it; what is wrong with it refuses it, in words for whoever asked."""
     pool, count, hours = raw.get("pool"), raw.get("count"), raw.get("hours")
     problems = []
     if not isinstance(pool, str) or POOL_NAME.fullmatch(pool) is None:

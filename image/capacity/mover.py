@@ -18,21 +18,21 @@ from image.capacity.model import (
     REQUEST_KEY,
     REQUESTS,
     STATE,
+    MoverState,
     Request,
-    State,
     Trouble,
     asked,
     state_of,
 )
-from image.capacity.placement import Action, Decision, Money, Site, View, decide, wants_money
+from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide, wants_money
 from image.reaper.calls import Failure
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
-from image.reaper.model import Fleet
+from image.reaper.model import Inventory
 from image.reaper.money.budget_check import look
 from image.reaper.money.freeze_rules import FreezeStage
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import Cloud
+from image.reaper.sweep.cloud import SweepCloud
 from image.reaper.times import format_time
 
 # Older requests are of nobody who still waits.
@@ -56,7 +56,7 @@ class Groups(Protocol):
 
 
 @dataclass(frozen=True)
-class Result:
+class MoveResult:
     """What one pass did.
 
     Attributes:
@@ -64,7 +64,7 @@ class Result:
         failures: what could not be done.
     """
 
-    decisions: tuple[Decision, ...]
+    decisions: tuple[PlacementDecision, ...]
     failures: tuple[Failure, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -75,13 +75,11 @@ class Result:
         }
 
 
-def move(cloud: Cloud, groups: Groups, policy: Policy, clock: Callable[[], datetime]) -> Result:
+def move(cloud: SweepCloud, groups: Groups, policy: Policy, clock: Callable[[], datetime]) -> MoveResult:
     """Run one pass.
 
     Args:
-        cloud: of the stack.
         groups: of the same cloud.
-        policy: of the stack.
         clock: the time now.
 
     Raises:
@@ -97,25 +95,25 @@ class _Mover:
     """One pass on its way."""
 
     def __init__(
-        self, cloud: Cloud, store: Store, groups: Groups, policy: Policy, clock: Callable[[], datetime]
+        self, cloud: SweepCloud, store: Store, groups: Groups, policy: Policy, clock: Callable[[], datetime]
     ) -> None:
         self._cloud, self._store, self._groups, self._policy = cloud, store, groups, policy
         self._clock = clock
         self._failures: list[Failure] = []
 
-    def once(self) -> Result:
+    def once(self) -> MoveResult:
         """Look, decide, write down, carry out."""
         now = self._clock()
         found = self._store.get(STATE)
-        before = state_of(found.content) if found else State()
+        before = state_of(found.content) if found else MoverState()
         requests = [one for one in self._requests(now) if one.key not in before.requests]
-        fleet = self._cloud.machines.fleet()
-        view = View(
+        fleet = self._cloud.instances.fleet()
+        view = PoolView(
             now,
             self._policy,
             self._sites(fleet, before),
             fleet.instances,
-            Money(None, {}, why=NO_METER),
+            MoneyLeft(None, {}, why=NO_METER),
             requests,
             self._firing(),
         )
@@ -123,7 +121,7 @@ class _Mover:
             view = replace(view, money=self._money(fleet, now))
         after, decisions = decide(view, before)
         if after == before and not decisions:
-            return Result((), tuple(self._failures))
+            return MoveResult((), tuple(self._failures))
         version = self._store.move_on(STATE, after.to_json(), found.version if found else None)
         if version is None:
             raise CloudError("another pass of the mover was quicker; this one did nothing")
@@ -132,10 +130,10 @@ class _Mover:
         done = self._carry_out(after, decisions)
         if done != after and self._store.replace(STATE, done.to_json(), version) is None:
             self._failures.append(Failure("*", "write the state", "another pass was quicker"))
-        return Result(tuple(decisions), tuple(self._failures))
+        return MoveResult(tuple(decisions), tuple(self._failures))
 
     def _requests(self, now: datetime) -> list[Request]:
-        """What people wrote down of late, whole or not."""
+        """What users wrote down of late, whole or not."""
         made = []
         days = sorted({f"{moment:%Y-%m-%d}" for moment in (now - STALE, now, now + STALE)})
         for day in days:
@@ -155,7 +153,7 @@ class _Mover:
                 raise
             return asked(key, {}, now)
 
-    def _sites(self, fleet: Fleet, before: State) -> dict[str, tuple[Site, ...]]:
+    def _sites(self, fleet: Inventory, before: MoverState) -> dict[str, tuple[Site, ...]]:
         """Pool -> its groups in order; whether one failed is asked only where something is on its way."""
         busy = {one.group for one in before.coming if one.group}
         sites = {}
@@ -179,35 +177,35 @@ class _Mover:
         if not alarms:
             return frozenset()
         try:
-            firing = self._cloud.machines.alarms_firing(sorted(alarms))
+            firing = self._cloud.instances.alarms_firing(sorted(alarms))
         except CloudError as error:
             self._failures.append(Failure("*", "read alarms", str(error)))
             return frozenset()
         return frozenset(alarms[name] for name in firing if name in alarms)
 
-    def _money(self, fleet: Fleet, now: datetime) -> Money:
+    def _money(self, fleet: Inventory, now: datetime) -> MoneyLeft:
         """What may be spent; where that cannot be read nothing is."""
         try:
             spending = look(self._cloud, self._policy, fleet, now)
         except (CloudError, DeadlineError) as error:
             self._failures.append(Failure("*", "read the meter", str(error)))
-            return Money(None, {}, why=f"nobody knows what is spent: {error}")
+            return MoneyLeft(None, {}, why=f"nobody knows what is spent: {error}")
         if spending is None:
-            return Money(None, {}, why=NO_METER)
+            return MoneyLeft(None, {}, why=NO_METER)
         budget = spending.budget
         frozen = spending.freeze is not None and spending.freeze.stage is not FreezeStage.OPEN
-        return Money(
+        return MoneyLeft(
             budget.monthly - spending.reading.month_cost,
             prices(self._policy),
             frozenset(name for name, pool in budget.pools.items() if frozen and pool.freezes),
             currency=spending.currency,
         )
 
-    def _record(self, number: int, decision: Decision, now: datetime) -> None:
+    def _record(self, number: int, decision: PlacementDecision, now: datetime) -> None:
         name = f"{now:%Y%m%dT%H%M%SZ}-{number:03d}-{decision.action}-{decision.pool}"
         self._store.create(f"{LEDGER}/{now:%Y/%m/%d}/{name}.json", record_of(decision, self._policy, now))
 
-    def _carry_out(self, state: State, decisions: Iterable[Decision]) -> State:
+    def _carry_out(self, state: MoverState, decisions: Iterable[PlacementDecision]) -> MoverState:
         """Do it; the state with what was started, and without a place where nothing could be."""
         for decision in decisions:
             try:
@@ -221,15 +219,15 @@ class _Mover:
                 state = _done(state, decision)
         return state
 
-    def _do(self, decision: Decision) -> None:
+    def _do(self, decision: PlacementDecision) -> None:
         if decision.action is Action.START:
             self._groups.start(decision.group, len(decision.coming))
         elif decision.action is Action.WITHDRAW:
             self._groups.withdraw(decision.group, len(decision.coming))
         if decision.untag:
-            self._cloud.machines.untag([decision.instance], decision.untag)
+            self._cloud.instances.untag([decision.instance], decision.untag)
         if decision.tags:
-            self._cloud.machines.tag([decision.instance], decision.tags)
+            self._cloud.instances.tag([decision.instance], decision.tags)
 
 
 def prices(policy: Policy) -> dict[str, Decimal | None]:
@@ -247,7 +245,7 @@ def prices(policy: Policy) -> dict[str, Decimal | None]:
     return found
 
 
-def record_of(decision: Decision, policy: Policy, now: datetime) -> dict[str, Any]:
+def record_of(decision: PlacementDecision, policy: Policy, now: datetime) -> dict[str, Any]:
     """A line of the ledger, in the shape of the reaper's."""
     price = prices(policy).get(decision.pool)
     return {
@@ -269,19 +267,19 @@ def record_of(decision: Decision, policy: Policy, now: datetime) -> dict[str, An
     }
 
 
-def _after(decision: Decision) -> int | None:
+def _after(decision: PlacementDecision) -> int | None:
     change = {Action.START: 1, Action.WITHDRAW: -1}.get(decision.action, 0)
     return None if decision.desired is None else decision.desired + change * len(decision.coming)
 
 
-def _done(state: State, decision: Decision) -> State:
+def _done(state: MoverState, decision: PlacementDecision) -> MoverState:
     if decision.action is not Action.START:
         return state
     started = tuple(replace(one, started=True) if one.id in decision.coming else one for one in state.coming)
     return replace(state, coming=started)
 
 
-def _failed(state: State, decision: Decision, now: datetime, error: str) -> State:
+def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error: str) -> MoverState:
     """A group that refuses to be raised is passed over for a while."""
     if decision.action is not Action.START:
         return state
@@ -290,7 +288,7 @@ def _failed(state: State, decision: Decision, now: datetime, error: str) -> Stat
     return replace(state, coming=coming, trouble=trouble)
 
 
-def log(result: Result) -> Mapping[str, Any]:
+def log(result: MoveResult) -> Mapping[str, Any]:
     """One JSON object a line, as the sweep's log; gives the whole."""
     content = result.to_json()
     lines: Sequence[tuple[str, Sequence[str]]] = (

@@ -1,7 +1,7 @@
 """Where the next instance of each pool starts. Pure.
 
-In: a ``View`` (groups, instances, money, what people ask for) and the ``State`` that the pass before left.
-Out: the state after, and ``Decision``s in the order in which they are carried out.
+In: a ``PoolView`` (groups, instances, money, what users ask for) and the ``MoverState`` that the pass before
+left. Out: the state after, and ``PlacementDecision``s in the order in which they are carried out.
 
 A pool's groups are in its order of preference, zone after zone; the order of types is a group's own. An
 instance starts in the first group that is open, has room below its limit, and could start something lately.
@@ -27,12 +27,12 @@ from image.capacity.model import (
     TAG_TAKEN,
     Coming,
     Fate,
+    MoverState,
     Request,
-    State,
     Trouble,
 )
 from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, Group, Instance
-from image.reaper.policy import Capacity, Policy
+from image.reaper.policy import CapacityPolicy, Policy
 from image.reaper.times import format_time, parse_time
 
 # How long a request without room is tried in every group again.
@@ -64,19 +64,15 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class PlacementDecision:
     """One line of the ledger, and what carries it out.
 
     Attributes:
-        action: what is done.
-        pool: to which pool.
-        reason: why, for a person.
+        reason: why, for a user.
         group: the scaling group, if one is changed.
         coming: ids of the instances on their way that it is about.
         desired: desired capacity of the group before; None where none is changed.
         instance: that gets tags, if one does.
-        tags: what it gets.
-        untag: what it loses.
         owner: who asked; empty for the pool itself.
     """
 
@@ -97,7 +93,6 @@ class Site:
     """A scaling group where a pool may start instances.
 
     Attributes:
-        group: as it is now.
         label: what its stack calls it: the pool, with the zone where there is a group for each.
         failed: its newest failed launch and what the cloud said; None without any of late.
     """
@@ -108,7 +103,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Money:
+class MoneyLeft:
     """What may still be spent this month.
 
     Attributes:
@@ -116,7 +111,6 @@ class Money:
         why: why nobody knows, or why the pool may not grow at all.
         prices: pool -> what an hour of an instance costs at most; None where nobody knows.
         frozen: pools that take no instances now.
-        currency: of all.
     """
 
     left: Decimal | None
@@ -127,12 +121,11 @@ class Money:
 
 
 @dataclass(frozen=True)
-class View:
+class PoolView:
     """All that a decision rests on, beside the state.
 
     Attributes:
         now: aware UTC.
-        policy: of the stack.
         sites: pool -> its groups in order of preference.
         instances: those of the stack that are not gone.
         money: what may be spent.
@@ -144,12 +137,12 @@ class View:
     policy: Policy
     sites: Mapping[str, tuple[Site, ...]]
     instances: Sequence[Instance]
-    money: Money
+    money: MoneyLeft
     requests: Sequence[Request] = ()
     firing: frozenset[str] = frozenset()
 
 
-def decide(view: View, before: State) -> tuple[State, list[Decision]]:
+def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[PlacementDecision]]:
     """The state after, and what is done on the way there."""
     made = _Pass(view, before)
     made.arrive()
@@ -162,7 +155,7 @@ def decide(view: View, before: State) -> tuple[State, list[Decision]]:
     return made.state(), made.decisions
 
 
-def wants_money(view: View, before: State) -> bool:
+def wants_money(view: PoolView, before: MoverState) -> bool:
     """Whether a pass may start anything, so that it must know what is spent."""
     waiting = any(not one.group for one in before.coming)
     spares = any(pool.capacity and pool.capacity.spare for pool in view.policy.pools.values())
@@ -173,7 +166,7 @@ def wants_money(view: View, before: State) -> bool:
 class _Pass:
     """One pass on its way: the state as it changes, and the decisions so far."""
 
-    def __init__(self, view: View, before: State) -> None:
+    def __init__(self, view: PoolView, before: MoverState) -> None:
         self._view, self._now = view, view.now
         self._requests = dict(before.requests)
         self._coming = list(before.coming)
@@ -187,21 +180,21 @@ class _Pass:
         self._rises = Counter[str]()  # group -> instances that this pass starts there
         self._falls = Counter[str]()
         self._numbers = count(1)
-        self.decisions: list[Decision] = []
+        self.decisions: list[PlacementDecision] = []
         for coming in before.coming:
             there = self._site(coming.group)
             if there is not None and not coming.started and there.group.desired >= coming.goal:
                 # raised by a pass that was cut off before it could say so
                 self._replace(coming, replace(coming, started=True))
 
-    def state(self) -> State:
+    def state(self) -> MoverState:
         """What the next pass is told."""
         kept = {
             key: one
             for key, one in self._requests.items()
             if one.fate is Fate.OPEN or self._now - one.at < REMEMBERED
         }
-        return State(kept, tuple(self._coming), self._trouble, self._loads, self._held)
+        return MoverState(kept, tuple(self._coming), self._trouble, self._loads, self._held)
 
     def arrive(self) -> None:
         """Give each new instance to the one that waits longest for it in its group."""
@@ -333,7 +326,7 @@ class _Pass:
         return self._may_not_grow(request.pool, short, request.hours) if short > 0 else ""
 
     def _held_by(self, owner: str) -> int:
-        """Instances that a person took, here or on their way."""
+        """Instances that a user took, here or on their way."""
         mine = {key for key, one in self._requests.items() if one.owner == owner}
         here = sum(
             self._purpose_of(one) not in ("", SPARE, SHARED) and self._owner(one) == owner
@@ -567,12 +560,12 @@ class _Pass:
     def _replace(self, old: Coming, new: Coming) -> None:
         self._coming = [new if one.id == old.id else one for one in self._coming]
 
-    def _pools(self) -> Iterator[tuple[str, Capacity]]:
+    def _pools(self) -> Iterator[tuple[str, CapacityPolicy]]:
         for name, pool in self._view.policy.pools.items():
             if pool.capacity is not None:
                 yield name, pool.capacity
 
-    def _capacity(self, pool: str) -> Capacity | None:
+    def _capacity(self, pool: str) -> CapacityPolicy | None:
         known = self._view.policy.pools.get(pool)
         return known.capacity if known else None
 
@@ -602,7 +595,9 @@ class _Pass:
         owner: str = "",
     ) -> None:
         self.decisions.append(
-            Decision(action, pool, reason, group, coming, desired, instance, tags or {}, untag, owner)
+            PlacementDecision(
+                action, pool, reason, group, coming, desired, instance, tags or {}, untag, owner
+            )
         )
 
 

@@ -1,1 +1,1 @@
-"""The idle reaper: an agent on each machine that watches, and a scheduled sweep that decides."""
+"""The idle reaper: an agent on each instance that watches, and a scheduled sweep that decides."""

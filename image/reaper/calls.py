@@ -56,12 +56,10 @@ SERVICES = {"monitoring": "cloudwatch"}
 
 @dataclass(frozen=True)
 class Failure:
-    """One machine that something could not be done to, or ``*`` for all.
+    """One instance that something could not be done to, or ``*`` for all.
 
     Attributes:
-        instance_id: the machine, or ``*``.
-        step: what was tried.
-        error: what the cloud said.
+        instance_id: the instance, or ``*``.
     """
 
     instance_id: str
@@ -80,7 +78,7 @@ class Calls:
     Attributes:
         read: calls that only looked, retries counted.
         write: calls that may have changed something, retries counted.
-        skew_s: how far this machine's clock is ahead of the cloud's, by the latest answer; None before.
+        skew_s: how far this instance's clock is ahead of the cloud's, by the latest answer; None before.
     """
 
     def __init__(
@@ -155,17 +153,17 @@ class Calls:
 
 
 def bisect(ids: Sequence[str], step: str, act: Callable[[Sequence[str]], object]) -> list[Failure]:
-    """Do something to many machines at once, so that one bad id fails alone.
+    """Do something to many instances at once, so that one bad id fails alone.
 
     A batch that the cloud refuses is cut in half and tried again; one that it had no time for is not.
 
     Args:
-        ids: the machines of one batch.
+        ids: the instances of one batch.
         step: what is done, for the report.
         act: does it to some of them, or raises ``CloudError``; doing it twice must do no harm.
 
     Returns:
-        One failure for each machine it was not done to.
+        One failure for each instance it was not done to.
     """
     if not ids:
         return []

@@ -29,7 +29,6 @@ class AnswerError(ReaperError):
 
     Attributes:
         code: the cloud's error code.
-        message: what it said.
         attempts: how often it was asked.
     """
 

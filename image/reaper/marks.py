@@ -1,4 +1,4 @@
-"""What the tags of a machine say: the sweep's mark, and people's holds. Pure."""
+"""What the tags of an instance say: the sweep's mark, and users' holds. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from image.reaper.model import (
 )
 from image.reaper.times import format_time, parse_time
 
-# Two estimates of one idle machine's ``idle_since`` differ by at most two heartbeats.
+# Two estimates of one idle instance's ``idle_since`` differ by at most two heartbeats.
 SAME_IDLENESS = timedelta(minutes=2)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A sweep found the machine idle, told its owner, and wrote this down on it.
+    """A sweep found the instance idle, told its owner, and wrote this down on it.
 
     Attributes:
         idle_since: since when it was idle then.
@@ -35,13 +35,13 @@ class Mark:
         return {TAG_IDLE_SINCE: format_time(self.idle_since), TAG_REAP_AFTER: format_time(self.reap_after)}
 
     def tells_of(self, idle_since: datetime) -> bool:
-        """Whether the machine has been idle all the time since it was marked."""
+        """Whether the instance has been idle all the time since it was marked."""
         return idle_since <= self.idle_since + SAME_IDLENESS
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A person's wish to keep a machine.
+    """A user's wish to keep an instance.
 
     Attributes:
         until: when it ends; None where the tag cannot be read, which holds and is told.
@@ -55,7 +55,7 @@ class Hold:
 
 
 def is_marked(instance: Instance) -> bool:
-    """Whether any trace of a mark is on the machine."""
+    """Whether any trace of a mark is on the instance."""
     return TAG_REAP_AFTER in instance.tags or TAG_IDLE_SINCE in instance.tags
 
 

@@ -1,7 +1,7 @@
 """The contract between agents and sweep: names, units, dimensions and codes of every metric.
 
 Agents publish every ``HEARTBEAT`` in ``GpuFleet/<stack>`` with the single dimension ``InstanceId``, and
-**without a timestamp**: the cloud's time of receipt counts, so a machine's wrong clock cannot make old news
+**without a timestamp**: the cloud's time of receipt counts, so an instance's wrong clock cannot make old news
 look fresh. (A rehearsal whose clock runs fast says its own time.) ``GpuMemoryUsedPercent`` is published a
 second time with the single dimension ``Pool``: the scale-out alarm of the pool watches that one.
 
@@ -14,10 +14,10 @@ from datetime import timedelta
 
 HEARTBEAT = timedelta(seconds=60)
 
-# Share of the last minute's samples, 0 to 1, in which anything worked. For people's dashboards.
+# Share of the last minute's samples, 0 to 1, in which anything worked. For users's dashboards.
 METRIC_ACTIVE_FRACTION = "ActiveFraction"
 # Seconds since the last activity, by a monotonic clock, watched without a gap: after a restart of agent or
-# machine it counts from the first complete sample, unless the agent knows of nothing missed. Or a code.
+# instance it counts from the first complete sample, unless the agent knows of nothing missed. Or a code.
 METRIC_SECONDS_SINCE_ACTIVITY = "SecondsSinceActivity"
 # 1 once the boot check passed, 0 where it failed; nothing while it runs. For who waits for the instance.
 METRIC_GATE_PASSED = "GatePassed"
@@ -46,7 +46,7 @@ METRIC_SWEEP_UNREACHED = "SweepUsersUnreached"
 METRIC_HOUR_COST = "HourCost"
 METRIC_MONTH_COST = "MonthCost"
 # Of the whole only: the month's end at the pace of the last day, what the budget is, and how far the pools
-# that freeze are frozen (0 not at all, 1 capped at their size, 2 closed to new machines).
+# that freeze are frozen (0 not at all, 1 capped at their size, 2 closed to new instances).
 METRIC_MONTH_FORECAST = "MonthForecast"
 METRIC_MONTH_BUDGET = "MonthBudget"
 METRIC_FREEZE = "FreezeStage"
@@ -63,8 +63,6 @@ class Figure:
     """One number that the sweep or its meter publishes.
 
     Attributes:
-        name: the metric.
-        value: its value.
         pool: the value of its dimension ``Pool``; None for no dimension.
     """
 

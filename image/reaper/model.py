@@ -1,4 +1,4 @@
-"""The words of this room: machines, groups, what is known of their activity, and verdicts."""
+"""The words of this room: instances, groups, what is known of their activity, and verdicts."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ LOGIN_NAME = re.compile(r"[\w./=@-]{1,64}", re.ASCII)
 
 
 class Tie(StrEnum):
-    """What somebody was seen to do on an instance."""
+    """What a user was seen to do on an instance."""
 
     LAUNCHED = "launch"
     LOGGED_IN = "login"
@@ -36,10 +36,9 @@ class Tie(StrEnum):
 
 @dataclass(frozen=True)
 class User:
-    """Somebody seen on an instance: a word of ``TAG_USERS``, say ``ada:login+process``.
+    """A user seen on an instance: a word of ``TAG_USERS``, say ``ada:login+process``.
 
     Attributes:
-        name: the login name.
         ties: what they did, each once.
     """
 
@@ -62,7 +61,7 @@ class User:
 
 
 class Verdict(StrEnum):
-    """What a sweep does with one machine; only STOP and TERMINATE end it."""
+    """What a sweep does with one instance; only STOP and TERMINATE end it."""
 
     KEEP_BUSY = "KEEP-busy"
     KEEP_YOUNG = "KEEP-young"
@@ -83,15 +82,11 @@ ENDS = frozenset({Verdict.STOP, Verdict.TERMINATE})
 
 @dataclass(frozen=True)
 class Instance:
-    """One machine as the cloud describes it.
+    """One instance as the cloud describes it.
 
     Attributes:
-        id: the cloud's id.
-        type: instance type.
         state: ``pending``, ``running``, ``stopping``, ``stopped``, ``shutting-down`` or ``terminated``.
         launched_at: last start; a stop and start moves it.
-        tags: all of its tags.
-        spot: bought on the spot market.
         stopped_at: when it was stopped or terminated, where the cloud says so.
         locked: why the cloud itself would not let it go, or an empty text.
     """
@@ -121,13 +116,11 @@ class Group:
     """A scaling group.
 
     Attributes:
-        name: its name.
-        min_size: the group never has fewer machines.
-        desired: what the group tries to have.
+        min_size: the group never has fewer instances.
         members: instance id -> lifecycle state (``InService``, ``Standby``, ``Terminating:Wait``...).
-        max_size: the group never has more machines.
-        pool: whose machines it starts, or an empty text.
-        closed: it starts no machine, whatever it wants (its ``Launch`` process is suspended).
+        max_size: the group never has more instances.
+        pool: whose instances it starts, or an empty text.
+        closed: it starts no instance, whatever it wants (its ``Launch`` process is suspended).
         title: what its stack calls it: its name on AWS, where Alibaba Cloud goes by ids.
     """
 
@@ -142,14 +135,14 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Machines that are in it and not on their way out."""
+        """Instances that are in it and not on their way out."""
         leaving = ("Terminat", "Detach", "Remov")
         return sum(not state.startswith(leaving) for state in self.members.values())
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """Every managed machine of the stack, and the groups they are in.
+class Inventory:
+    """Every managed instance of the stack, and the groups they are in.
 
     Attributes:
         instances: those that are not gone.
@@ -162,13 +155,13 @@ class Fleet:
     gone: tuple[Instance, ...] = ()
 
     def group_of(self, instance_id: str) -> Group | None:
-        """The group a machine is in, if any."""
+        """The group an instance is in, if any."""
         return next((group for group in self.groups if instance_id in group.members), None)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many metric periods of a window hold a heartbeat that says whether the machine is idle."""
+    """How many metric periods of a window hold a heartbeat that says whether the instance is idle."""
 
     seen: int
     expected: int
@@ -181,11 +174,10 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a machine's heartbeats say, summed up.
+    """What an instance's heartbeats say, summed up.
 
     Attributes:
         newest_at: start of the metric period of the newest heartbeat; None without any.
-        period_s: length of that period.
         newest_value: that period's smallest ``SecondsSinceActivity``: seconds, or a negative code.
         last_active_at: the latest moment at or after which something is known to have been active; None when
             no heartbeat tells.
@@ -205,17 +197,15 @@ class Activity:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict on one machine, with its one reason.
+    """A verdict on one instance, with its one reason.
 
     Attributes:
-        instance: the machine.
-        verdict: what to do.
-        reason: why, for a person.
+        reason: why, for a user.
         idle_s: proven seconds without activity, where known.
         idle_since: since when nothing was active, where known.
-        reap_after: when the machine may go, where marked or to be marked.
-        alert: somebody should be told.
-        hourly_price: of the machine in the policy's currency, where known.
+        reap_after: when the instance may go, where marked or to be marked.
+        alert: a user should be told.
+        hourly_price: of the instance in the policy's currency, where known.
         replaced: its group starts another in its place.
         withdrawn: its agent withdrew the mark, though its heartbeats tell of no use.
     """
@@ -234,11 +224,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Plan:
-    """One decision for each machine.
+    """One decision for each instance.
 
     Attributes:
         decisions: by instance id.
-        breaker: too many machines fell idle at once; nothing is to be done.
+        breaker: too many instances fell idle at once; nothing is to be done.
     """
 
     decisions: tuple[Decision, ...]

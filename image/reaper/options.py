@@ -40,7 +40,6 @@ class Known(click.ParamType[str]):
     """A name that may be any; a shell completes it with those that are known here.
 
     Args:
-        name: what it names, in a message.
         known: by the context of the command, the names.
     """
 

@@ -1,4 +1,4 @@
-"""Where a stack is, and the policy that it published: for people's commands, wherever they run."""
+"""Where a stack is, and the policy that it published: for users's commands, wherever they run."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -41,9 +41,7 @@ class Place:
     """Where one stack is.
 
     Attributes:
-        stack: its name.
         cloud: ``aws`` or ``alicloud``.
-        region: its region.
         account_id: its account; empty for that of the credentials.
         endpoint_url: of an emulator; empty for the cloud itself.
     """
@@ -89,7 +87,6 @@ class Subject:
     """The stack that a command is about.
 
     Attributes:
-        policy: its policy.
         environ: the environment with its ledger, as ``environment.connect`` takes it.
     """
 
@@ -196,10 +193,10 @@ def _instance() -> dict[str, str]:
     if not paths.instance_file().exists():
         return {}
     try:
-        machine = instance_file.load(paths.instance_file())
+        instance = instance_file.load(paths.instance_file())
     except InstanceFileError as error:
         raise ConfigurationError(str(error)) from error
-    return {"stack": machine.stack, "cloud": machine.cloud, "region": machine.region}
+    return {"stack": instance.stack, "cloud": instance.cloud, "region": instance.region}
 
 
 def _no_region(name: str, cloud: str, files: StackFiles | None) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from image.reaper import policy_budget as budgets
+from image.reaper import budget_policy as budgets
 from image.reaper.errors import PolicyError
-from image.reaper.policy_fields import Fields
+from image.reaper.json_fields import Fields
 
 CLOUDS = ("aws", "alicloud")
 MARKETS = ("on-demand", "spot", "capacity-block", "reservation")
@@ -26,7 +26,7 @@ class QuietHours:
 
 
 @dataclass(frozen=True)
-class Sensors:
+class SensorPolicy:
     """What counts as activity on a pool's instances; the agents read it, the sweep does not.
 
     Attributes:
@@ -34,8 +34,6 @@ class Sensors:
         command: a program that says whether the instance is busy, with its arguments; empty for none.
         command_timeout_s: how long it may take.
         cpu_cores: mean of a minute that counts as activity.
-        disk_kib_per_s: the same of disks.
-        network_kib_per_s: the same of the network.
     """
 
     watch: tuple[str, ...] = ()
@@ -47,7 +45,7 @@ class Sensors:
 
 
 @dataclass(frozen=True)
-class Capacity:
+class CapacityPolicy:
     """How a pool grows (``image/capacity``).
 
     Attributes:
@@ -67,22 +65,22 @@ class Capacity:
 
 @dataclass(frozen=True)
 class PoolPolicy:
-    """When a machine of one pool counts as forgotten, and what happens then.
+    """When an instance of one pool counts as forgotten, and what happens then.
 
     Attributes:
-        market: how the pool's machines are bought.
-        min_size: machines of the pool that always stay.
+        market: how the pool's instances are bought.
+        min_size: instances of the pool that always stay.
         idle_after_hours: idle time before the mark.
         grace_minutes: time between the mark, which notifies the owner, and the action.
-        min_uptime_minutes: a machine started more recently is left alone.
+        min_uptime_minutes: an instance started more recently is left alone.
         coverage_percent: share of the window's heartbeats without which nothing is decided.
         action: ``stop`` or ``terminate``.
         terminate_stopped_after_days: second stage after a stop; None for never.
         quiet_hours: daily spans without marks and actions.
         quiet_weekends: none from Saturday 00:00 to Monday 00:00 either.
-        instance_store_scratch: the machines hold data that a stop would lose.
-        max_lifetime_hours: age at which the owner is asked to replace the machine; None for never.
-        scale_in_alarm: an alarm whose ALARM state asks for one idle machine less; None for none.
+        instance_store_scratch: the instances hold data that a stop would lose.
+        max_lifetime_hours: age at which the owner is asked to replace the instance; None for never.
+        scale_in_alarm: an alarm whose ALARM state asks for one idle instance less; None for none.
         require_acknowledgement: stop or terminate no running instance before its agent says, for this very
             mark, that /scratch/keep is saved and nothing runs there (``handshake.py``). Only for agents older
             than that is it false.
@@ -106,13 +104,13 @@ class PoolPolicy:
     scale_in_alarm: str | None
     require_acknowledgement: bool
     hourly_price: dict[str, Decimal | None]
-    sensors: Sensors = field(default_factory=Sensors)
-    capacity: Capacity | None = None
+    sensors: SensorPolicy = field(default_factory=SensorPolicy)
+    capacity: CapacityPolicy | None = None
 
 
 @dataclass(frozen=True)
-class Leftovers:
-    """Volumes, addresses and stopped machines that nobody uses.
+class LeftoverPolicy:
+    """Volumes, addresses and stopped instances that nobody uses.
 
     Attributes:
         older_than_days: age from which they are listed.
@@ -130,7 +128,7 @@ class Policy:
     Attributes:
         cloud: ``aws`` or ``alicloud``.
         region: the stack's region.
-        stack: only machines tagged with this stack are looked at.
+        stack: only instances tagged with this stack are looked at.
         metric_namespace: where its agents publish.
         currency: of every price in the file.
         dry_run: plan only.
@@ -155,8 +153,8 @@ class Policy:
     max_percent: int
     time_zone: ZoneInfo
     pools: dict[str, PoolPolicy]
-    leftovers: Leftovers
-    budget: budgets.Budget | None = None
+    leftovers: LeftoverPolicy
+    budget: budgets.BudgetPolicy | None = None
     watch_days: int = 0
     notify_users: bool = False
     take_max_per_person: int = 0
@@ -238,7 +236,7 @@ def _pool(fields: Fields) -> PoolPolicy:
         scale_in_alarm=fields.optional_text("scale_in_alarm"),
         require_acknowledgement=fields.flag("require_acknowledgement", default=True),
         hourly_price=fields.prices("hourly_price"),
-        sensors=sensors(found) if (found := fields.optional_table("sensors")) else Sensors(),
+        sensors=sensors(found) if (found := fields.optional_table("sensors")) else SensorPolicy(),
         capacity=_capacity(found) if (found := fields.optional_table("capacity")) else None,
     )
     fields.refuse_unknown()
@@ -246,8 +244,8 @@ def _pool(fields: Fields) -> PoolPolicy:
     return pool
 
 
-def _capacity(fields: Fields) -> Capacity:
-    capacity = Capacity(
+def _capacity(fields: Fields) -> CapacityPolicy:
+    capacity = CapacityPolicy(
         groups=fields.words("groups"),
         max_size=fields.integer("max_size", 1, 100_000),
         spare=fields.integer("spare", 0, 100_000),
@@ -258,9 +256,9 @@ def _capacity(fields: Fields) -> Capacity:
     return capacity
 
 
-def sensors(fields: Fields) -> Sensors:
+def sensors(fields: Fields) -> SensorPolicy:
     """A pool's ``sensors``; what is wrong with them goes to the fields' problems."""
-    read = Sensors(
+    read = SensorPolicy(
         watch=fields.words("watch"),
         command=fields.words("command"),
         command_timeout_s=fields.number("command_timeout_s", 1, 20),
@@ -282,8 +280,8 @@ def _refuse_unsafe_stop(fields: Fields, pool: PoolPolicy) -> None:
         fields.problem("action", "stop", "terminate, because instance_store_scratch is true")
 
 
-def _leftovers(fields: Fields) -> Leftovers:
-    leftovers = Leftovers(
+def _leftovers(fields: Fields) -> LeftoverPolicy:
+    leftovers = LeftoverPolicy(
         older_than_days=fields.integer("older_than_days", 1, 3650),
         remove=fields.flag("remove", default=False),
     )

@@ -45,8 +45,6 @@ class Store:
     """The part of a bucket below one prefix; S3, or OSS through its S3 interface.
 
     Args:
-        s3: the client.
-        calls: makes the calls.
         uri: ``s3://bucket/prefix``.
 
     Raises:
@@ -73,7 +71,7 @@ class Store:
         return self._read(key)
 
     def newest(self, key: str) -> Found | None:
-        """What was last written to a key, be it by somebody who was too late; errors as of ``get``."""
+        """What was last written to a key, be it by a user who was too late; errors as of ``get``."""
         return self._read(key)
 
     def create(self, key: str, content: dict[str, Any]) -> str | None:
@@ -119,7 +117,7 @@ class Store:
         return f"{self._scheme}://{self._bucket}/{self._prefix}{key}"
 
     def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
-        """Write over the version that was read: the new one, or None where somebody was quicker.
+        """Write over the version that was read: the new one, or None where a user was quicker.
 
         Raises:
             CloudError: it could not be written.
@@ -132,7 +130,7 @@ class Store:
         return self.create(key, content) if version is None else self.replace(key, content, version)
 
     def to_forget(self, key: str) -> str:
-        """What a person does so that ``get`` finds nothing any more."""
+        """What a user does so that ``get`` finds nothing any more."""
         return f"delete {self._scheme}://{self._bucket}/{self._prefix}{key}"
 
     def _read(self, key: str, **exact: str) -> Found | None:

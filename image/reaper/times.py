@@ -1,4 +1,4 @@
-"""Aware times as tags and people write them, and quiet hours in a time zone. Pure."""
+"""Aware times as tags and users write them, and quiet hours in a time zone. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def is_quiet(now: datetime, spans: Sequence[QuietHours], zone: ZoneInfo, *, weekends: bool) -> bool:
-    """Whether people asked for quiet at this moment.
+    """Whether users asked for quiet at this moment.
 
     Args:
         now: any aware time.
@@ -71,7 +71,7 @@ def _within(minute: int, span: QuietHours) -> bool:
 
 
 def format_span(value: timedelta) -> str:
-    """A time span for a person: ``47 s``, ``12 min``, ``5.5 h`` or ``3.2 d``."""
+    """A time span for a user: ``47 s``, ``12 min``, ``5.5 h`` or ``3.2 d``."""
     seconds = abs(value.total_seconds())
     for unit, length_s, up_to in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
         if seconds < up_to:

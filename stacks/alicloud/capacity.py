@@ -55,9 +55,7 @@ class CapacityArgs:
     """What the mover depends on.
 
     Attributes:
-        stack: the settings.
         key_id: encrypts log and ledger.
-        key_arn: the same, for policies.
         records_arn: the bucket of requests and ledger.
     """
 
@@ -68,11 +66,7 @@ class CapacityArgs:
 
 
 class Capacity(pulumi.ComponentResource):
-    """The mover of one stack.
-
-    Attributes:
-        function_name: to run it by hand.
-    """
+    """The mover of one stack."""
 
     function_name: pulumi.Output[str]
 

@@ -78,7 +78,6 @@ def archive(stack: Stack, entry: str) -> dict[str, bytes]:
     """The code of a function: what a module needs, packages too, and the stack's policy.
 
     Args:
-        stack: the settings.
         entry: the module with the handler.
     """
     modules = sweep_archive.modules(entry, cloud="alicloud")

@@ -65,7 +65,6 @@ class CapacityArgs:
     """What the mover depends on.
 
     Attributes:
-        stack: the settings.
         key_arn: encrypts log and ledger.
         records_arn: the bucket of requests and ledger.
         topic_arn: who is notified when it fails.
@@ -78,11 +77,7 @@ class CapacityArgs:
 
 
 class Capacity(pulumi.ComponentResource):
-    """The mover of one stack.
-
-    Attributes:
-        function_name: to run it by hand.
-    """
+    """The mover of one stack."""
 
     function_name: pulumi.Output[str]
 

@@ -180,7 +180,6 @@ def archive(stack: Stack, entry: str) -> pulumi.AssetArchive:
     """The code of a function: what a module needs, and the stack's policy.
 
     Args:
-        stack: the settings.
         entry: the module with the handler.
     """
     files: dict[str, pulumi.Asset | pulumi.Archive] = {

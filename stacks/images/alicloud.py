@@ -5,14 +5,14 @@ from typing import Any
 from stacks import naming
 from stacks.calls.alicloud import Alicloud, listed
 from stacks.errors import StacksError
-from stacks.images.builds import Build, State, still_to_do
+from stacks.images.builds import Build, BuildState, still_to_do
 from stacks.payload import image_files
 from stacks.settings import ImageMode, Stack
 
 # www.alibabacloud.com/help/en/ecs/developer-reference/api-ecs-2014-05-26-describeimagepipelineexecutions
 ENDED = {
-    "SUCCESS": State.DONE,
-    **dict.fromkeys(("FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"), State.FAILED),
+    "SUCCESS": BuildState.DONE,
+    **dict.fromkeys(("FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"), BuildState.FAILED),
 }
 
 
@@ -20,7 +20,6 @@ class AlicloudBuilds:
     """A stack's pipeline; see ``stacks.images.builds.Builds``.
 
     Args:
-        stack: the settings.
         alicloud: asks the account.
     """
 
@@ -41,7 +40,7 @@ class AlicloudBuilds:
     def start(self) -> Build:
         """One more."""
         answer = self._ask("StartImagePipelineExecution", ImagePipelineId=self._pipeline())
-        return Build(answer["ExecutionId"], State.RUNNING, "preparing")
+        return Build(answer["ExecutionId"], BuildState.RUNNING, "preparing")
 
     def look(self, build: Build) -> Build:
         """By its own id."""
@@ -82,7 +81,7 @@ def _build(execution: dict[str, Any]) -> Build:
     status = execution["Status"]
     return Build(
         execution["ExecutionId"],
-        ENDED.get(status, State.RUNNING),
+        ENDED.get(status, BuildState.RUNNING),
         status.lower(),
         execution.get("ImageId", ""),
         execution.get("CreationTime", ""),

@@ -7,15 +7,15 @@ from typing import Any
 from stacks import naming
 from stacks.calls.aws import Aws, clients_in
 from stacks.errors import StacksError
-from stacks.images.builds import Build, State, still_to_do
+from stacks.images.builds import Build, BuildState, still_to_do
 from stacks.payload import image_files
 from stacks.settings import ImageMode, Stack
 
 SERVICE = "imagebuilder"
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_ImageState.html
 ENDED = {
-    "AVAILABLE": State.DONE,
-    **dict.fromkeys(("CANCELLED", "FAILED", "DEPRECATED", "DELETED", "DISABLED"), State.FAILED),
+    "AVAILABLE": BuildState.DONE,
+    **dict.fromkeys(("CANCELLED", "FAILED", "DEPRECATED", "DELETED", "DISABLED"), BuildState.FAILED),
 }
 
 
@@ -23,7 +23,6 @@ class AwsBuilds:
     """A stack's pipeline; see ``stacks.images.builds.Builds``.
 
     Args:
-        stack: the settings.
         aws: asks the account.
     """
 
@@ -73,13 +72,13 @@ class AwsBuilds:
             imagePipelineArn=self._pipeline["arn"],
             clientToken=str(uuid.uuid4()),
         )
-        return Build(answer["imageBuildVersionArn"], State.RUNNING, "pending")
+        return Build(answer["imageBuildVersionArn"], BuildState.RUNNING, "pending")
 
     def look(self, build: Build) -> Build:
         """A failed one with the step that failed."""
         image = self._ask("get_image", imageBuildVersionArn=build.id)["image"]
         now = self._build(image)
-        if now.state is not State.FAILED:
+        if now.state is not BuildState.FAILED:
             return now
         said = [now.reason, *self._failed_steps(build.id)]
         return Build(now.id, now.state, now.phase, now.image_id, now.created, "; ".join(filter(None, said)))
@@ -111,7 +110,7 @@ class AwsBuilds:
         own = [one["image"] for one in amis if one.get("region") == self._stack.region and one.get("image")]
         return Build(
             image["arn"],
-            ENDED.get(status, State.RUNNING),
+            ENDED.get(status, BuildState.RUNNING),
             status.lower(),
             own[0] if own else "",
             image.get("dateCreated", ""),

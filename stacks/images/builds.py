@@ -11,7 +11,7 @@ from stacks.errors import StacksError
 POLL_S = 20
 
 
-class State(StrEnum):
+class BuildState(StrEnum):
     """How far a build is."""
 
     RUNNING = "running"
@@ -33,7 +33,7 @@ class Build:
     """
 
     id: str
-    state: State
+    state: BuildState
     phase: str
     image_id: str = ""
     created: str = ""
@@ -75,13 +75,13 @@ def follow(
         StacksError: it failed, with its reason.
     """
     told = ""
-    while build.state is State.RUNNING:
+    while build.state is BuildState.RUNNING:
         if build.phase != told:
             told = build.phase
             tell(f"{now():%H:%M} {told}")
         sleep(POLL_S)
         build = builds.look(build)
-    if build.state is State.FAILED:
+    if build.state is BuildState.FAILED:
         raise StacksError(f"build {build.id} failed: {build.reason or build.phase}")
     return build
 
@@ -90,7 +90,6 @@ def still_to_do(stack: str, source: str) -> str:
     """What lets instances boot a built image where their stack names another. Pure.
 
     Args:
-        stack: its name.
         source: the setting that names the image, as YAML.
     """
     setting = f"image: {{{source}, mode: baked, bundled: true}}"
@@ -102,12 +101,11 @@ def before(history: Sequence[Build], image_id: str) -> Build:
 
     Args:
         history: the newest first.
-        image_id: the image that is promoted.
 
     Raises:
         StacksError: no build made that image, or there is none before it.
     """
-    done = [build for build in history if build.state is State.DONE and build.image_id]
+    done = [build for build in history if build.state is BuildState.DONE and build.image_id]
     images = [build.image_id for build in done]
     if image_id not in images:
         raise StacksError(

@@ -8,7 +8,7 @@ import click
 
 from stacks.catalog import Cloud
 from stacks.errors import StacksError
-from stacks.images.builds import Builds, State, before, follow
+from stacks.images.builds import Builds, BuildState, before, follow
 from stacks.settings import Stack, stack_files
 from stacks.settings.stack_files import StackName
 
@@ -24,7 +24,7 @@ def build(name: str) -> None:
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
     builds.check()
-    running = [one for one in builds.history() if one.state is State.RUNNING]
+    running = [one for one in builds.history() if one.state is BuildState.RUNNING]
     begun = running[0] if running else builds.start()
     click.echo(f"{name}: {'follows' if running else 'started'} build {begun.id}")
     done = follow(builds, begun, click.echo, _now, time.sleep)

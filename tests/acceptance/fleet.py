@@ -84,7 +84,7 @@ class Box:
     """One instance.
 
     Attributes:
-        player: its metadata service, its folder and the process that its people left.
+        player: its metadata service, its folder and the process that its users left.
         launched_at: on the fast clock.
         beaten_until: up to when its agent has lived.
         trainers: unit -> the process that it started last.

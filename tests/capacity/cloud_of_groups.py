@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count
 
-from image.capacity.model import Coming, Request, State, Trouble
-from image.capacity.placement import Action, Decision, Money, Site, View, decide
+from image.capacity.model import Coming, MoverState, Request, Trouble
+from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide
 from image.reaper import policy as policies
 from image.reaper.model import TAG_POOL, Group, Instance
 from image.reaper.policy import Policy
@@ -46,13 +46,13 @@ class Cloud:
 
     policy: Policy = field(default_factory=policy)
     room: dict[str, bool] = field(default_factory=lambda: dict.fromkeys(LABELS, True))
-    state: State = field(default_factory=State)
+    state: MoverState = field(default_factory=MoverState)
     now: datetime = START
     left: Decimal | None = Decimal(1000)
     frozen: frozenset[str] = frozenset()
     firing: frozenset[str] = frozenset()
     instances: dict[str, Instance] = field(default_factory=dict)
-    ledger: list[Decision] = field(default_factory=list)
+    ledger: list[PlacementDecision] = field(default_factory=list)
     rises: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,14 +84,14 @@ class Cloud:
         group = self.groups[label]
         self.groups[label] = replace(group, members={**group.members, name: "InService"})
 
-    def move(self, *requests: Request, until: int | None = None) -> list[Decision]:
+    def move(self, *requests: Request, until: int | None = None) -> list[PlacementDecision]:
         """One pass; one that is cut off carries out some of its decisions, and says of none that it did."""
-        view = View(
+        view = PoolView(
             self.now,
             self.policy,
             {"train": tuple(Site(one, one.name, self.failed.get(one.name)) for one in self.groups.values())},
             tuple(self.instances.values()),
-            Money(self.left, {"train": Decimal(10)}, self.frozen, why="nobody knows what is spent"),
+            MoneyLeft(self.left, {"train": Decimal(10)}, self.frozen, why="nobody knows what is spent"),
             [one for one in requests if one.key not in self.state.requests],
             self.firing,
         )
@@ -104,7 +104,7 @@ class Cloud:
             self.state = replace(self.state, coming=coming)
         return decisions
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _carry_out(self, decision: PlacementDecision) -> None:
         if decision.action is Action.START:
             self._want(decision.group, self.groups[decision.group].desired + len(decision.coming))
         if decision.action is Action.WITHDRAW:

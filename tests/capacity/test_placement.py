@@ -119,7 +119,7 @@ def test_a_request_past_a_limit_is_refused_and_says_which(changes, asked, says):
     assert cloud.rises == []
 
 
-def test_nobody_takes_more_than_the_cap_of_a_person():
+def test_nobody_takes_more_than_the_cap_of_a_user():
     cloud, second = Cloud(policy=policy(max_size=9)), request(2, number=2)
     cloud.move(request(3))
 

@@ -104,7 +104,7 @@ def test_cloud_init_ends_without_an_error(machine):
     assert "status: done" in machine.run(f"timeout {BOOT_TIMEOUT_S} cloud-init status --wait", BOOT_TIMEOUT_S)
 
 
-def test_the_machine_has_the_instance_file_that_its_stack_declared(machine, declared):
+def test_the_instance_has_the_instance_file_that_its_stack_declared(machine, declared):
     assert machine.run("cat /etc/gpu-fleet/instance.toml").rstrip() == instance_file_of(declared).rstrip()
 
 
@@ -146,7 +146,7 @@ def test_the_gate_counts_and_leaves_its_instances_health_to_the_sweep(machine, c
     assert members[0]["HealthStatus"].lower() == "healthy"
 
 
-def test_only_what_this_machine_cannot_have_fails(machine):
+def test_only_what_this_instance_cannot_have_fails(machine):
     failed = machine.run("systemctl list-units --state=failed --plain --no-legend").splitlines()
 
     # no GPU, and no file system with that name

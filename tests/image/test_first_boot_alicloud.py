@@ -90,7 +90,7 @@ def test_the_function_waits_while_the_grace_lasts(account, last_hours):
     assert verdict_of(last_hours.waiting, account.instance.id) == "WAIT"
 
 
-def test_the_agent_saves_what_people_keep_before_the_end(last_hours):
+def test_the_agent_saves_what_users_keep_before_the_end(last_hours):
     assert last_hours.saved == last_hours_of.KEPT
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from image.reaper.alicloud.machines import TAG_GROUP
-from image.reaper.aws.machines import TAG_GROUP as WORLD_GROUP
+from image.reaper.alicloud.instances import TAG_GROUP
+from image.reaper.aws.instances import TAG_GROUP as WORLD_GROUP
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from tests.reaper.alicloud_server import RefusedError
 from tests.reaper.world import Machine, World, refusal
@@ -277,7 +277,7 @@ class Bucket(_S3):
         return self._world.answer("ListObjectVersions", {"Versions": found[:MaxKeys]})
 
     def _versions(self, key: str) -> list[tuple[str, bytes]]:
-        """Oldest first; what somebody put in the world by hand is the only one."""
+        """Oldest first; what a user put in the world by hand is the only one."""
         if key not in self._world.objects:
             return []
         body, version = self._world.objects[key]
@@ -286,7 +286,7 @@ class Bucket(_S3):
 
 
 class Told:
-    """The alarm that people hear, and what the world remembers of it."""
+    """The alarm that users hear, and what the world remembers of it."""
 
     def __init__(self, world: World, alarm: Any) -> None:
         self._world, self._alarm = world, alarm

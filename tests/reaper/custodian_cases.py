@@ -18,7 +18,7 @@ POLICY = policy(idle_after_hours=1, grace_minutes=20, min_uptime_minutes=30)
 
 
 def forgotten(count: int) -> World:
-    """Machines whose owners left 80 minutes ago."""
+    """Instances whose owners left 80 minutes ago."""
     world = World()
     for _ in range(count):
         world.start(TAGS)
@@ -38,7 +38,7 @@ def marked(count: int, checked: Policy = POLICY) -> World:
 
 
 def just_booted() -> list[str]:
-    """A machine with one heartbeat of a window that it has not lived through."""
+    """An instance with one heartbeat of a window that it has not lived through."""
     world = World()
     machine = world.start(TAGS)
     machine.busy = False
@@ -48,7 +48,7 @@ def just_booted() -> list[str]:
 
 
 def agent_dead() -> list[str]:
-    """A machine last seen idle, whose agent died two hours ago."""
+    """An instance last seen idle, whose agent died two hours ago."""
     world = marked(1)
     (machine,) = world.machines.values()
     machine.agent = "dead"
@@ -79,7 +79,7 @@ def one_batch_denied() -> list[str]:
 
 
 def one_machine_vanished() -> list[str]:
-    """One of 80 machines vanishes right before it is ended: the other 79 go, and one failure is told."""
+    """One of 80 instances vanishes right before it is ended: the other 79 go, and one failure is told."""
     world = marked(80)
     vanishing = next(iter(world.machines))
     world.on_call("TerminateInstances", lambda: world.machines.pop(vanishing), number=1)

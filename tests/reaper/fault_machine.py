@@ -48,7 +48,7 @@ def same_runs_each_time(count: int) -> settings:
 
 
 class FaultMachine(RuleBasedStateMachine):
-    """At most eight machines, four in a group that keeps one; sweeps among everything that goes wrong."""
+    """At most eight instances, four in a group that keeps one; sweeps among everything that goes wrong."""
 
     policy: ClassVar[Policy] = POLICY
     runs: ClassVar[int] = 0
@@ -70,7 +70,7 @@ class FaultMachine(RuleBasedStateMachine):
         FaultMachine.runs += 1
 
     def pick(self, index):
-        """One of the machines that still run, or None."""
+        """One of the instances that still run, or None."""
         running = [one for one in self.world.machines.values() if one.state == "running"]
         return running[index % len(running)] if running else None
 
@@ -234,7 +234,7 @@ class FaultMachine(RuleBasedStateMachine):
 
     @rule(index=machines, how=st.sampled_from(["dead", "frozen", "blind"]), minutes=st.integers(1, 30))
     def work_begins_unseen(self, index, how, minutes):
-        """The agent fails at the very moment at which its machine is used again."""
+        """The agent fails at the very moment at which its instance is used again."""
         if machine := self.pick(index):
             machine.agent, machine.busy = how, True
             self.world.pass_minutes(minutes)
@@ -279,7 +279,7 @@ class FaultMachine(RuleBasedStateMachine):
         eligible = self._eligible()
         self._sweep_for(COVERED + GRACE + timedelta(minutes=3 * EVERY_MINUTES))
         FaultMachine.ends += len(self.world.ends)
-        # the first step is that the machines stand up
+        # the first step is that the instances stand up
         FaultMachine.long_runs += self.steps_here > LONG_RUN
         assert self.world.wrongs + self.world.floors() == []
         left = [one.id for one in eligible if one.state == "running"]
@@ -311,6 +311,6 @@ class FaultMachine(RuleBasedStateMachine):
     def _sweep_for(self, span):
         end = self.world.now + span
         while self.world.now < end:
-            # everybody left at once, which a person has to confirm
+            # everybody left at once, which a user has to confirm
             sweep_world(self.world, self.policy, override_breaker=True)
             self.world.pass_minutes(EVERY_MINUTES)

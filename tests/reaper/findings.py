@@ -48,7 +48,7 @@ FINDINGS = (
         1,
         "instances at work are terminated, and the suite stays green",
         (_end_at_work, _blind),
-        "test_faults: test_no_machine_at_work_is_ended_whatever_goes_wrong",
+        "test_faults: test_no_instance_at_work_is_ended_whatever_goes_wrong",
     ),
     Finding(
         2,

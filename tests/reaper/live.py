@@ -30,9 +30,9 @@ from moto.backends import get_backend
 
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent import listening
-from image.reaper.agent.command import Options, fresh_look, listener
+from image.reaper.agent.command import AgentOptions, fresh_look, listener
 from image.reaper.agent.habits import Accustomed
-from image.reaper.agent.judge import Limits, Memory
+from image.reaper.agent.judge import JudgeMemory, Limits
 from image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
 from image.reaper.agent.loop import Agent
 from image.reaper.agent.publish import heartbeat
@@ -190,7 +190,7 @@ class Instance:
         clock: Any = Clock(self._live, self._skew)
         self.clock = clock
         sensors = Accustomed(self)
-        self.loop = Agent(clock, sensors, self._report, Memory(last_active_at + self._skew))
+        self.loop = Agent(clock, sensors, self._report, JudgeMemory(last_active_at + self._skew))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("GPU_FLEET_RUN_DIR", str(self._folder / "run"))
             (self._folder / "run").mkdir(exist_ok=True)
@@ -198,7 +198,7 @@ class Instance:
             patch.setattr(listening, "withdraw", lambda: None)
             senses = Senses(list, OwnUse(), fresh_look(sensors, clock, Limits))
             target, metadata = Target(self._live.machine, self.id), self._live.metadata_of(self)
-            options = Options(self.id, self._folder / "keep", None, None, None, 1.0)
+            options = AgentOptions(self.id, self._folder / "keep", None, None, None, 1.0)
             cloud = self._live.agent_cloud(self)
             self.going = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
 
@@ -332,7 +332,7 @@ class Live:
             patch.setattr(module, "datetime", self._datetime())
         self.at_work: Instance | None = None
         patch.setattr(psutil, "boot_time", lambda: self.at_work.boot_time() if self.at_work else 0.0)
-        patch.setattr(handler, "Options", partial(handler.Options, wait=self.pass_seconds))
+        patch.setattr(handler, "SweepOptions", partial(handler.SweepOptions, wait=self.pass_seconds))
         self.policy()
 
     # the cloud

@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from image.reaper.model import TAG_OWNER, TAG_POOL, Fleet, Instance
+from image.reaper.budget_policy import BudgetPolicy, PoolPrices
+from image.reaper.model import TAG_OWNER, TAG_POOL, Instance, Inventory
 from image.reaper.money.meter import advance
 from image.reaper.money.meter_state import MeterReading
-from image.reaper.policy_budget import Budget, PoolPrices
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -25,7 +25,7 @@ def prices(**changes: Any) -> PoolPrices:
     return PoolPrices(**(known | changes))
 
 
-def budget(**changes: Any) -> Budget:
+def budget(**changes: Any) -> BudgetPolicy:
     """1,000 a month for the pools ``dev`` and ``train``, of which the second freezes."""
     known: dict[str, Any] = {
         "monthly": Decimal(1000),
@@ -34,7 +34,7 @@ def budget(**changes: Any) -> Budget:
         "shared_per_hour": Decimal("0.50"),
         "pools": {"dev": prices(), "train": prices(freezes=True)},
     }
-    return Budget(**(known | changes))
+    return BudgetPolicy(**(known | changes))
 
 
 def machine(name: str = "i-1", pool: str = "dev", launched_at: datetime = NOON, **changes: Any) -> Instance:
@@ -44,16 +44,16 @@ def machine(name: str = "i-1", pool: str = "dev", launched_at: datetime = NOON, 
     return Instance(id=name, launched_at=launched_at, **(known | changes))
 
 
-def fleet(*running: Instance, gone: tuple[Instance, ...] = ()) -> Fleet:
-    """Machines as the cloud lists them."""
-    return Fleet(running, gone=gone)
+def fleet(*running: Instance, gone: tuple[Instance, ...] = ()) -> Inventory:
+    """Instances as the cloud lists them."""
+    return Inventory(running, gone=gone)
 
 
-def metered(before: MeterReading | None, seen: Fleet, now: datetime, **changes: Any) -> MeterReading:
+def metered(before: MeterReading | None, seen: Inventory, now: datetime, **changes: Any) -> MeterReading:
     """The reading after a sweep; its closed days left out."""
     return advance(before, seen, budget(**changes), "USD", now)[0]
 
 
 def at_noon(*running: Instance) -> MeterReading:
-    """A meter that began at noon, when these machines were launched."""
+    """A meter that began at noon, when these instances were launched."""
     return metered(None, fleet(*running), NOON)

@@ -13,7 +13,7 @@ from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 REGION = "us-east-1"
 STACK = "test"
 BUCKET = "gpu-fleet-test-records"
-# moto starts every machine now: the sweeps of the tests happen three days later.
+# moto starts every instance now: the sweeps of the tests happen three days later.
 NOW = datetime.now(UTC).replace(second=30, microsecond=0) + timedelta(days=3)
 HEARTBEAT_S = 300  # sparse enough for moto, which looks at every point for every period
 TAGS = {TAG_STACK: STACK, TAG_POOL: "dev", TAG_OWNER: "ada", TAG_MANAGED: "true"}
@@ -103,7 +103,7 @@ def set_clock(monkeypatch: Any, now: datetime) -> None:
 
 
 class MotoFleet:
-    """Makes what a stack would have made: a bucket, a topic with a listening queue, machines, groups."""
+    """Makes what a stack would have made: a bucket, a topic with a listening queue, instances, groups."""
 
     def __init__(self) -> None:
         self.ec2, self.autoscaling, self.cloudwatch = (
@@ -125,7 +125,7 @@ class MotoFleet:
         return {"GPU_FLEET_LEDGER_URI": f"s3://{BUCKET}/reaper", "GPU_FLEET_TOPIC_ARN": self.topic_arn}
 
     def start(self, count: int = 1, **tags: str) -> list[str]:
-        """Start machines outside any group."""
+        """Start instances outside any group."""
         wire = [{"Key": key, "Value": value} for key, value in (TAGS | tags).items()]
         started = self.ec2.run_instances(
             ImageId="ami-12c6146b",
@@ -137,7 +137,7 @@ class MotoFleet:
         return [one["InstanceId"] for one in started["Instances"]]
 
     def start_group(self, name: str, desired: int, min_size: int = 0) -> list[str]:
-        """Start a scaling group's machines."""
+        """Start a scaling group's instances."""
         self.ec2.create_launch_template(
             LaunchTemplateName=name,
             LaunchTemplateData={"ImageId": "ami-12c6146b", "InstanceType": "g5.xlarge"},
@@ -154,14 +154,14 @@ class MotoFleet:
         return self.members(name)
 
     def members(self, group: str) -> list[str]:
-        """The machines in a group."""
+        """The instances in a group."""
         found = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])
         return sorted(one["InstanceId"] for one in found["AutoScalingGroups"][0]["Instances"])
 
     def heartbeats(
         self, ids: list[str], idle_hours: float, until: datetime = NOW, over_hours: float = 3
     ) -> None:
-        """Publish what agents publish of machines whose last activity was so long before ``NOW``."""
+        """Publish what agents publish of instances whose last activity was so long before ``NOW``."""
         idle_at = NOW - timedelta(hours=idle_hours)
         at = until - timedelta(seconds=60)
         moments = [
@@ -183,12 +183,12 @@ class MotoFleet:
             self.cloudwatch.put_metric_data(Namespace=namespace(STACK), MetricData=data[start : start + 1000])
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """A machine's tags."""
+        """An instance's tags."""
         found = self.ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [instance_id]}])
         return {tag["Key"]: tag["Value"] for tag in found["Tags"]}
 
     def state(self, instance_id: str) -> str:
-        """A machine's state."""
+        """An instance's state."""
         found = self.ec2.describe_instances(InstanceIds=[instance_id])
         return str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
 

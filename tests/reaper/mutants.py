@@ -49,7 +49,7 @@ class Mutant:
     """One way to break one function.
 
     Attributes:
-        name: what is broken, for people; no two have the same.
+        name: what is broken, for users; no two have the same.
         function: what is broken.
         code: what takes its place.
     """
@@ -102,7 +102,7 @@ def functions_of(module: ModuleType) -> list[FunctionType]:
 
 
 def target(name: str) -> FunctionType:
-    """The one function of a name, say ``_fresh`` or ``Lease.renew``; of one folder as ``aws:Machines.fleet``.
+    """The one function of a name, ``_fresh`` or ``Lease.renew``; of one folder: ``aws:Instances.fleet``.
 
     Raises:
         TargetError: there is none, or more than one.

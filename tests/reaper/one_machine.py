@@ -1,4 +1,4 @@
-"""One machine of a fleet as its processes see it: files, environment, and a moto for the cloud."""
+"""One instance of a fleet as its processes see it: files, environment, and a moto for the cloud."""
 
 import os
 from collections.abc import Iterator
@@ -38,6 +38,6 @@ def one_machine(folder: Path, metadata: str = NO_SERVICE) -> Iterator[dict[str, 
 
 
 def client(environment: dict[str, str], service: str):
-    """A boto3 client of the machine's cloud."""
+    """A boto3 client of the instance's cloud."""
     keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
     return boto3.client(service, REGION, endpoint_url=environment["AWS_ENDPOINT_URL"], **keys)

@@ -1,6 +1,6 @@
 """Who knows the truth: the whole timeline of each instance, and whether it was right to end it.
 
-Only the world writes a timeline: work, typing, holds, boots, locks, notices that reached somebody. What the
+Only the world writes a timeline: work, typing, holds, boots, locks, notices that reached a user. What the
 product writes (tags, records, metrics, acknowledgements) is no evidence here, and nothing that happens at the
 time of an end is excused.
 """
@@ -63,14 +63,14 @@ class Timeline:
     Attributes:
         boots: when it was launched or started.
         jobs: processes at work.
-        typing: somebody types on it, in whatever terminal or notebook.
-        holds: somebody asked to keep it; a hold that nobody can read lasts until it is taken back.
+        typing: a user types on it, in whatever terminal or notebook.
+        holds: a user asked to keep it; a hold that nobody can read lasts until it is taken back.
         foreign: it was not managed by this stack, or protected by its administrator.
         locked: the cloud's termination protection.
         member: it was in a scaling group.
         stopped: it was stopped, and its disks were kept.
         asked_for: low load or a failed boot check asked for it: a shorter idle time is enough.
-        notices: when somebody heard that it will be terminated.
+        notices: when a user heard that it will be terminated.
     """
 
     boots: list[datetime] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Rules:
-    """What people were promised.
+    """What users were promised.
 
     Attributes:
         idle_after: idle time without which no notice is sent.

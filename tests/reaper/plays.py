@@ -64,7 +64,7 @@ class Stage:
         self.policy = policy(top=CLOUDS[self.cloud] | (top or {}), **(POOL | pool))
 
     def start(self, count: int = 1, group: str | None = None, **more: Any) -> list[Machine]:
-        """Machines at work for five minutes."""
+        """Instances at work for five minutes."""
         tags = TAGS | more.pop("tags", {})
         made = [
             self.world.join(group, tags, **more) if group else self.world.start(tags, **more)
@@ -80,7 +80,7 @@ class Stage:
         self.world.pass_minutes(minutes)
 
     def marked(self, count: int = 1, group: str | None = None, *, due: bool = True) -> list[Machine]:
-        """Machines that nobody uses and whose owner was told; their grace is over, or has a minute left."""
+        """Instances that nobody uses and whose owner was told; their grace is over, or has a minute left."""
         made = self.start(count, group)
         self.forget(made)
         self.sweep(override_breaker=True)
@@ -133,7 +133,7 @@ class Stage:
         return made(bucket, Calls(self.world.clock), LEDGER)
 
     def told(self) -> int:
-        """Notices that somebody heard."""
+        """Notices that a user heard."""
         return sum(len(one.line.notices) for one in self.world.machines.values())
 
 
@@ -206,7 +206,7 @@ def an_unfit_instance_is_used_after_its_mark_while_no_sweep_runs(stage: Stage) -
 
 @play
 def an_unfit_instance_is_in_no_group(stage: Stage) -> list[str]:
-    """Nothing would start in its place, so that it is left to people."""
+    """Nothing would start in its place, so that it is left to users."""
     stage.start(1, unfit=True, busy=False)
     stage.world.pass_minutes(35)
     stage.sweep_for(60)
@@ -499,7 +499,7 @@ def most_heartbeats_never_arrive(stage: Stage) -> list[str]:
 
 
 def asked(stage: Stage, group: str | None = None) -> Machine:
-    """A machine whose mark is due and whose agent has answered that nothing runs there."""
+    """An instance whose mark is due and whose agent has answered that nothing runs there."""
     stage.terms(require_acknowledgement=True)
     (machine,) = stage.marked(1, group)
     return machine
@@ -761,7 +761,7 @@ def a_silent_agent_is_waited_for(stage: Stage) -> list[str]:
     return expect("gpu-fleet:reap-after" in machine.tags, "silence takes its mark away")
 
 
-# what people and administrators asked for
+# what users and administrators asked for
 
 
 @play
@@ -878,7 +878,7 @@ def a_stopped_instance_gets_a_notice_of_its_own(stage: Stage) -> list[str]:
 
 
 def stopped_and_due(stage: Stage) -> Machine:
-    """A machine that a sweep has stopped, whose owner was told of the termination that comes next."""
+    """An instance that a sweep has stopped, whose owner was told of the termination that comes next."""
     stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
     (machine,) = stage.marked()
     stage.sweep()

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from image.reaper.agent.judge import Judgement, Memory, State
+from image.reaper.agent.judge import JudgeMemory, Judgement, Minute
 from image.reaper.agent.sensors.reading import Gpu, People, ProcessUse, Rates, Reading
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -34,13 +34,13 @@ def use(kind="gpu", who="python (8, eve)", age_s=3600.0, **values):
     return ProcessUse(kind, who, age_s, **values)
 
 
-def judgement(state=State.IDLE, idle_s=600.0, **values):
+def judgement(state=Minute.IDLE, idle_s=600.0, **values):
     told = {
         "active_fraction": 0.0,
         "gpu_memory_used_percent": None,
         "reasons": (),
         "unknown": (),
         "hung": (),
-        "memory": Memory(NOON - timedelta(seconds=idle_s)),
+        "memory": JudgeMemory(NOON - timedelta(seconds=idle_s)),
     }
     return Judgement(NOON, state, **(told | values))

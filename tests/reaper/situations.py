@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Fleet, Instance
+from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Activity, Instance, Inventory
 from image.reaper.sweep.evidence import FINE_PERIOD_S, FINE_WINDOW, coarse_period_s, combine, summarise
 from image.reaper.sweep.verdict import Situation
 from tests.reaper.sweeping import policy
@@ -22,7 +22,7 @@ TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev"}
 
 @dataclass(frozen=True)
 class History:
-    """What a machine's agent said, minute by minute.
+    """What an instance's agent said, minute by minute.
 
     Attributes:
         beats: minutes before now -> value.
@@ -50,7 +50,7 @@ class History:
         return History({ago: value for ago, value in self.beats.items() if ago not in minutes})
 
     def active_at(self, ago: int) -> "History":
-        """The same, had the machine worked for a moment so many minutes before now."""
+        """The same, had the instance worked for a moment so many minutes before now."""
         beats = {
             at: min(value, (ago - at) * 60.0) if at <= ago else value for at, value in self.beats.items()
         }
@@ -58,7 +58,7 @@ class History:
 
 
 def idle_history(idle_minutes: int, minutes: int = MINUTES) -> History:
-    """A machine that worked until some minutes ago; its agent never missed a minute."""
+    """An instance that worked until some minutes ago; its agent never missed a minute."""
     return History({ago: max(0.0, (idle_minutes - ago) * 60.0) for ago in range(1, minutes)})
 
 
@@ -78,7 +78,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def machine(name: str = "i-1", marked_minutes_ago: int | None = 40, **changes: Any) -> Instance:
-    """A machine of the stack, marked when it had been idle for the pool's time, its grace over by now."""
+    """An instance of the stack, marked when it had been idle for the pool's time, its grace over by now."""
     tags = dict(TAGS)
     if marked_minutes_ago is not None:
         marked_at = NOW - timedelta(minutes=marked_minutes_ago)
@@ -90,6 +90,6 @@ def machine(name: str = "i-1", marked_minutes_ago: int | None = 40, **changes: A
 
 
 def alone(instance: Instance, activity: Activity, **more: Any) -> Situation:
-    """One machine and nothing else."""
-    fleet = Fleet((instance,), more.pop("groups", ()))
+    """One instance and nothing else."""
+    fleet = Inventory((instance,), more.pop("groups", ()))
     return Situation(more.pop("now", NOW), fleet, {instance.id: activity}, more.pop("policy", POLICY), **more)

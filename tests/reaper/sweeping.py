@@ -13,10 +13,10 @@ from image.reaper import policy as policies
 from image.reaper.alicloud.session import Clients
 from image.reaper.policy import Policy, PoolPolicy
 from image.reaper.sweep.carry_out import CHECK_LASTS
-from image.reaper.sweep.cloud import Cloud, connect
+from image.reaper.sweep.cloud import SweepCloud, connect
 from image.reaper.sweep.notify import Notifier
 from image.reaper.sweep.results import Result
-from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.sweep.verdict import OLDEST_HEARTBEAT
 from tests.reaper.alicloud_server import Server, serving
 from tests.reaper.alicloud_server import clients as rpc_clients
@@ -46,7 +46,7 @@ def policy(pools: dict[str, Any] | None = None, top: dict[str, Any] | None = Non
 
 def connect_world(
     world: World, checked: Policy, *, deadline_after: timedelta | None = None, read_only: bool = False
-) -> Cloud:
+) -> SweepCloud:
     """The cloud of a world."""
     made = alicloud_clients(world) if checked.cloud == "alicloud" else clients(world)
     cloud = connect(
@@ -115,5 +115,7 @@ def sweep_world(
         world.answering = lambda machine: Agent(world, machine, bucket, checked.cloud)
     world.rules = {name: promised(pool, unseen) for name, pool in checked.pools.items()}
     cloud = connect_world(world, checked, deadline_after=deadline_after, read_only=read_only)
-    made = Options(clock=world.clock, holder=f"sweep {next(_holders)}", wait=world.pass_seconds, **options)
+    made = SweepOptions(
+        clock=world.clock, holder=f"sweep {next(_holders)}", wait=world.pass_seconds, **options
+    )
     return sweep(cloud, checked, made)

@@ -13,7 +13,7 @@ from image.reaper.people.ledger_reader import LedgerPlace, read_ends
 from image.reaper.people.monthly_savings import month_of
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.notify import Notifier
-from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.sweep.tidy import LOOK_EVERY
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked
 from tests.reaper.fake_aws import fake_aws
@@ -131,7 +131,7 @@ def test_a_sweep_cut_off_before_the_end_saves_nothing_when_the_user_returns():
     assert saved(world) == []
 
 
-def test_a_machine_without_a_record_is_not_ended():
+def test_an_instance_without_a_record_is_not_ended():
     world = marked(1)
 
     def deny():
@@ -215,7 +215,7 @@ def test_without_a_list_of_the_fleet_nothing_is_done():
     assert world.ends == []
 
 
-def test_people_are_told_of_one_silent_agent_once_a_day():
+def test_users_are_told_of_one_silent_agent_once_a_day():
     world = forgotten(1)
     (machine,) = world.machines.values()
     machine.agent = "dead"
@@ -259,8 +259,8 @@ def test_throttling_is_not_bisected():
 def test_calls_are_counted_apart():
     world = forgotten(1)
     cloud = connect_world(world, POLICY)
-    cloud.machines.fleet()
-    cloud.machines.tag(list(world.machines), {"a": "b"})
+    cloud.instances.fleet()
+    cloud.instances.tag(list(world.machines), {"a": "b"})
 
     assert (cloud.calls.read, cloud.calls.write) == (2, 1)
 
@@ -271,7 +271,7 @@ def test_a_sweep_that_acts_needs_both_a_ledger_and_a_topic(lacking):
     cloud = replace(connect_world(world, POLICY), **{lacking: None})
 
     with pytest.raises(ConfigurationError, match="GPU_FLEET_LEDGER_URI and GPU_FLEET_TOPIC_ARN"):
-        sweep(cloud, POLICY, Options(world.clock, "a test"))
+        sweep(cloud, POLICY, SweepOptions(world.clock, "a test"))
 
     assert world.ends == []
 

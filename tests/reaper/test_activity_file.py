@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from image.reaper.agent import activity_file
-from image.reaper.agent.judge import Memory, State
+from image.reaper.agent.judge import JudgeMemory, Minute
 from tests.reaper.samples import NOON, judgement
 
 
@@ -19,10 +19,10 @@ def restored(path, after=timedelta(seconds=60), instance_id="i-1"):
     return activity_file.restore(path, NOON + after, instance_id)
 
 
-def test_people_find_state_reasons_and_times_in_it(path):
-    outcome = judgement(State.ACTIVE, idle_s=0.0, reasons=("cpu: 1.00 cores",), active_fraction=0.25)
+def test_users_find_state_reasons_and_times_in_it(path):
+    outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("cpu: 1.00 cores",), active_fraction=0.25)
 
-    activity_file.write(path, outcome, "i-1", "the whole machine")
+    activity_file.write(path, outcome, "i-1", "the whole instance")
 
     content = json.loads(path.read_text())
     assert content["state"] == "active"
@@ -32,37 +32,37 @@ def test_people_find_state_reasons_and_times_in_it(path):
 
 
 def test_nothing_but_the_file_is_left_behind(path):
-    activity_file.write(path, judgement(), "i-1", "the whole machine")
-    activity_file.write(path, judgement(), "i-1", "the whole machine")
+    activity_file.write(path, judgement(), "i-1", "the whole instance")
+    activity_file.write(path, judgement(), "i-1", "the whole instance")
 
     assert [entry.name for entry in path.parent.iterdir()] == ["activity.json"]
 
 
 def test_a_quick_restart_goes_on_counting(path):
-    activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole machine")
+    activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole instance")
 
-    assert restored(path) == Memory(NOON - timedelta(hours=2))
+    assert restored(path) == JudgeMemory(NOON - timedelta(hours=2))
 
 
 @pytest.mark.parametrize("after", [timedelta(minutes=3), timedelta(seconds=-30)])
 def test_after_a_gap_or_with_a_file_of_the_future_it_begins_anew(path, after):
-    activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole machine")
+    activity_file.write(path, judgement(idle_s=7200.0), "i-1", "the whole instance")
 
-    assert restored(path, after) == Memory(NOON + after)
+    assert restored(path, after) == JudgeMemory(NOON + after)
 
 
-def test_another_machine_s_file_says_nothing(path):
-    activity_file.write(path, judgement(idle_s=7200.0), "i-2", "the whole machine")
+def test_another_instance_s_file_says_nothing(path):
+    activity_file.write(path, judgement(idle_s=7200.0), "i-2", "the whole instance")
 
-    assert restored(path) == Memory(NOON + timedelta(seconds=60))
+    assert restored(path) == JudgeMemory(NOON + timedelta(seconds=60))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"at": 5}', '{"at": "2026-11-21", "last_active_at": "x"}'])
 def test_a_damaged_file_says_nothing(path, text):
     path.write_text(text)
 
-    assert restored(path) == Memory(NOON + timedelta(seconds=60))
+    assert restored(path) == JudgeMemory(NOON + timedelta(seconds=60))
 
 
 def test_a_missing_file_says_nothing(path):
-    assert restored(path) == Memory(NOON + timedelta(seconds=60))
+    assert restored(path) == JudgeMemory(NOON + timedelta(seconds=60))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.agent.judge import Memory, State
+from image.reaper.agent.judge import JudgeMemory, Minute
 from image.reaper.agent.loop import Agent, next_multiple
 from image.reaper.agent.sensors.counters import Counters, RateSensor
 from image.reaper.agent.sensors.look import Sensors
@@ -66,7 +66,7 @@ def test_no_mistake_in_reading_an_instance_ends_the_agent_or_makes_it_idle():
 
     outcomes = judged(FakeClock(), sensors)
 
-    assert {outcome.state for outcome in outcomes} == {State.UNKNOWN}
+    assert {outcome.state for outcome in outcomes} == {Minute.UNKNOWN}
     assert len(outcomes) == 4
 
 
@@ -95,12 +95,12 @@ def test_idle_time_counts_from_the_last_busy_minute():
     busy_until = NOON + timedelta(minutes=1)
     outcomes = judged(FakeClock(), Looking(lambda at: BUSY if at <= busy_until else RESTING))
 
-    assert [outcome.state for outcome in outcomes[1:]] == [State.ACTIVE, State.IDLE, State.IDLE]
+    assert [outcome.state for outcome in outcomes[1:]] == [Minute.ACTIVE, Minute.IDLE, Minute.IDLE]
     assert [outcome.seconds_since_activity for outcome in outcomes[1:]] == [0, 60, 120]
 
 
 def test_what_is_known_from_before_a_restart_goes_on():
-    outcomes = judged(FakeClock(), memory=Memory(NOON - timedelta(hours=1)))
+    outcomes = judged(FakeClock(), memory=JudgeMemory(NOON - timedelta(hours=1)))
 
     assert outcomes[-1].seconds_since_activity == 3600 + 180
 
@@ -113,7 +113,9 @@ def test_a_short_delay_is_made_up_for():
 
 
 def test_a_long_gap_starts_the_idle_time_anew_and_no_minute_is_invented(caplog):
-    outcomes = judged(FakeClock(late_s=[0] * 5 + [600]), minutes=15, memory=Memory(NOON - timedelta(hours=9)))
+    outcomes = judged(
+        FakeClock(late_s=[0] * 5 + [600]), minutes=15, memory=JudgeMemory(NOON - timedelta(hours=9))
+    )
 
     after = [outcome for outcome in outcomes if outcome.at > NOON + timedelta(minutes=1)]
     assert after[0].at >= NOON + timedelta(minutes=10)

@@ -114,7 +114,7 @@ def kept(environment):
     return [entry["Key"] for entry in listed]
 
 
-def test_a_machine_that_its_group_takes_away_is_stopped_and_saved(environment, metadata, tmp_path):
+def test_an_instance_that_its_group_takes_away_is_stopped_and_saved(environment, metadata, tmp_path):
     service, told = metadata
     service.answers["/latest/meta-data/autoscaling/target-lifecycle-state"] = "Terminated"
     instance_file = tmp_path / "instance.toml"
@@ -123,7 +123,7 @@ def test_a_machine_that_its_group_takes_away_is_stopped_and_saved(environment, m
     ended = watch_idle(told | {"GPU_FLEET_INSTANCE_FILE": str(instance_file)}, tmp_path, datetime.now(UTC))
 
     assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / "run/stop").read_text() == "the scaling group takes this machine away\n"
+    assert (tmp_path / "run/stop").read_text() == "the scaling group terminates this instance\n"
     assert "dev/keep/i-told/notes.txt" in kept(environment)
 
 

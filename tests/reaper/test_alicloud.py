@@ -13,14 +13,14 @@ from image.instance.alicloud_credentials import Credentials
 from image.instance.oss import bucket_client
 from image.reaper.alicloud import connect as alicloud_connect
 from image.reaper.alicloud.connect import spot_prices
+from image.reaper.alicloud.instances import TAG_STOPPED_AT, Instances, instance_of
 from image.reaper.alicloud.leftovers import Leftovers
-from image.reaper.alicloud.machines import TAG_STOPPED_AT, Machines, instance_of
 from image.reaper.alicloud.metrics import Heartbeats
 from image.reaper.alicloud.oss import OssStore
 from image.reaper.alicloud.session import ATTEMPTS, flat, host_inside, host_of
 from image.reaper.aws import connect as aws_connect
+from image.reaper.aws import instances as aws
 from image.reaper.aws import leftovers as aws_leftovers
-from image.reaper.aws import machines as aws
 from image.reaper.aws import metrics as aws_metrics
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
@@ -49,7 +49,7 @@ class Stage:
         self.actions = server.actions
         self.calls = Calls(world.clock)
         self.clients = clients(server)
-        self.machines = Machines(self.clients, self.calls, STACK)
+        self.instances = Instances(self.clients, self.calls, STACK)
         self.heartbeats = Heartbeats(self.clients.cms, self.calls, STACK, lambda: "1")
 
 
@@ -83,11 +83,11 @@ def sweep_until_they_go(world, checked):
 # what is asked, and how often
 
 
-def test_every_page_of_machines_is_read(stage):
+def test_every_page_of_instances_is_read(stage):
     for _ in range(250):
         stage.world.start(TAGS)
 
-    assert len(stage.machines.fleet().instances) == 250
+    assert len(stage.instances.fleet().instances) == 250
     assert stage.server.asked["DescribeInstances"] == 3
 
 
@@ -101,7 +101,7 @@ def test_a_throttled_call_is_made_again_and_each_try_counts(stage):
         return plain(ask)
 
     stage.actions.describe_instances = describe
-    stage.machines.fleet()
+    stage.instances.fleet()
 
     assert stage.server.asked["DescribeInstances"] == 3
     assert stage.calls.read == 3 + 1, "and one for the groups"
@@ -111,7 +111,7 @@ def test_a_call_that_is_throttled_for_ever_is_given_up(stage):
     stage.world.faults.throttled = 1.0
 
     with pytest.raises(CloudError, match=r"DescribeInstances: Throttling\.User"):
-        stage.machines.fleet()
+        stage.instances.fleet()
     assert stage.calls.read == ATTEMPTS
 
 
@@ -120,7 +120,7 @@ def test_a_change_that_failed_at_the_cloud_is_not_made_again(stage):
     stage.world.faults.after_commit = 1.0
 
     with pytest.raises(CloudError, match="InternalError"):
-        stage.machines.terminate([machine.id])
+        stage.instances.terminate([machine.id])
     assert stage.server.asked["DeleteInstances"] == 1
 
 
@@ -128,7 +128,7 @@ def test_a_signature_with_another_secret_is_refused(stage, monkeypatch):
     monkeypatch.setattr("tests.reaper.alicloud_server.SECRET", "another")
 
     with pytest.raises(CloudError, match="SignatureDoesNotMatch"):
-        stage.machines.fleet()
+        stage.instances.fleet()
 
 
 def test_a_refusal_inside_an_answer_of_success_is_one(stage):
@@ -139,10 +139,10 @@ def test_a_refusal_inside_an_answer_of_success_is_one(stage):
 
 
 def test_a_dry_run_changes_nothing(stage):
-    stage.machines = Machines(stage.clients, Calls(stage.world.clock, read_only=True), STACK)
+    stage.instances = Instances(stage.clients, Calls(stage.world.clock, read_only=True), STACK)
 
     with pytest.raises(CloudError, match="TagResources in a dry run"):
-        stage.machines.tag(["i-1"], {"a": "b"})
+        stage.instances.tag(["i-1"], {"a": "b"})
     assert not stage.server.asked
 
 
@@ -177,7 +177,7 @@ def test_those_whom_the_agent_named_are_mailed_by_direct_mail(stage):
     assert (announced.told, announced.unreached) == ([IDLE], {})
 
 
-def test_a_mail_that_direct_mail_refuses_names_the_person(stage):
+def test_a_mail_that_direct_mail_refuses_names_the_user(stage):
     def refuse(_):
         raise RefusedError("InvalidMailAddress.NotFound", 404)
 
@@ -230,15 +230,15 @@ def test_mail_goes_by_the_nearest_region_that_has_direct_mail(region, host):
     assert host_of("Dm", region) == host
 
 
-def test_tags_go_to_machines_disks_and_addresses_in_their_own_ways(stage):
+def test_tags_go_to_instances_disks_and_addresses_in_their_own_ways(stage):
     asked = []
     stage.actions.tag_resources = lambda ask: (
         asked.append((ask["ResourceType"], len(ask["ResourceId"]))) or {}
     )
     stage.actions.un_tag_resources = lambda ask: asked.append(("untag", ask["ResourceId"])) or {}
 
-    stage.machines.tag([*(f"i-{number}" for number in range(60)), "d-1", "eip-1"], {"a": "b"})
-    stage.machines.untag(["eip-1"], ["a"])
+    stage.instances.tag([*(f"i-{number}" for number in range(60)), "d-1", "eip-1"], {"a": "b"})
+    stage.instances.untag(["eip-1"], ["a"])
 
     assert asked == [("instance", 50), ("instance", 10), ("disk", 1), ("EIP", 1), ("untag", ["eip-1"])]
 
@@ -274,13 +274,13 @@ def test_each_product_is_asked_where_it_answers_for_the_region(product, region, 
         (set(), "metrics"),
     ],
 )
-def test_a_machine_asks_inside_its_network_where_that_has_a_name(known, host):
+def test_an_instance_asks_inside_its_network_where_that_has_a_name(known, host):
     assert host_inside("Cms", "cn-beijing", known.__contains__) == f"{host}.cn-beijing.aliyuncs.com"
 
 
 @pytest.mark.parametrize(
     ("own", "other"),
-    [(Machines, aws.Machines), (Heartbeats, aws_metrics.Heartbeats), (Leftovers, aws_leftovers.Leftovers)],
+    [(Instances, aws.Instances), (Heartbeats, aws_metrics.Heartbeats), (Leftovers, aws_leftovers.Leftovers)],
 )
 def test_each_class_has_what_aws_s_has(own, other):
     assert public(own) == public(other)
@@ -296,7 +296,7 @@ def public(kind):
     return {name for name in vars(kind) if not name.startswith("_")}
 
 
-# machines
+# instances
 
 
 def described(**changes):
@@ -310,7 +310,7 @@ def described(**changes):
     return instance_of(raw | changes)
 
 
-def test_a_machine_counts_as_started_at_the_end_of_the_minute_that_is_told():
+def test_an_instance_counts_as_started_at_the_end_of_the_minute_that_is_told():
     assert described().launched_at == EPOCH + timedelta(minutes=1)
 
 
@@ -327,7 +327,7 @@ def test_what_the_cloud_itself_would_not_let_go_is_locked(change, why):
     assert described(**change).locked == why
 
 
-def test_a_locked_machine_is_kept_with_the_reason(monkeypatch):
+def test_a_locked_instance_is_kept_with_the_reason(monkeypatch):
     world, checked = idle_world()
     plain = Actions.describe_instances
 
@@ -367,12 +367,12 @@ def test_the_time_of_a_stop_is_the_sweep_s_own_note_of_it(status, noted, known):
     assert (described(Status=status, Tags=tags).stopped_at is not None) is known
 
 
-def test_a_machine_that_was_released_is_gone_and_one_of_another_stack_is_left_out(stage):
+def test_an_instance_that_was_released_is_gone_and_one_of_another_stack_is_left_out(stage):
     mine, released = stage.world.start(TAGS), stage.world.start(TAGS)
     other = stage.world.start(TAGS | {"gpu-fleet:stack": "other"})
     released.state = "terminated"
 
-    fresh = stage.machines.again([mine.id, released.id, other.id], ())
+    fresh = stage.instances.again([mine.id, released.id, other.id], ())
 
     assert [one.id for one in fresh.instances] == [mine.id]
     assert [(one.id, one.state) for one in fresh.gone] == [(released.id, "terminated")]
@@ -403,7 +403,7 @@ def test_the_newest_spot_price_of_the_dearest_zone_counts(stage):
 @pytest.mark.parametrize(
     "expects", [True, False], ids=["an expected number", "none, like a pool of desired 0"]
 )
-def test_forgotten_machines_leave_their_group_which_then_wants_fewer(expects):
+def test_forgotten_instances_leave_their_group_which_then_wants_fewer(expects):
     world, checked = idle_world(3)
     world.groups["pool"]["expects"] = expects
 
@@ -425,7 +425,7 @@ def test_a_group_keeps_its_minimum_whether_it_has_an_expected_number_or_not(expe
     assert len(world.ends) == 2
 
 
-def test_a_group_in_the_midst_of_a_scaling_activity_gives_its_machines_to_a_later_sweep():
+def test_a_group_in_the_midst_of_a_scaling_activity_gives_its_instances_to_a_later_sweep():
     """DetachInstances is refused while one is in progress: nothing is terminated behind the group's back."""
     world, checked = idle_world(2)
     sweep_world(world, checked, override_breaker=True)
@@ -451,7 +451,7 @@ def test_protection_from_the_group_is_none_from_the_sweep():
     assert len(world.ends) == 3
 
 
-def test_a_machine_that_vanishes_keeps_no_other_from_going():
+def test_an_instance_that_vanishes_keeps_no_other_from_going():
     world, checked = idle_world(3)
     vanishing = next(iter(world.machines.values()))
     world.on_call("DeleteInstances", lambda: setattr(vanishing, "state", "terminated"), 1)
@@ -462,7 +462,7 @@ def test_a_machine_that_vanishes_keeps_no_other_from_going():
     assert result.done.failures == [], "the one that vanished is gone, which is what was wanted"
 
 
-def test_a_machine_that_may_not_be_released_goes_back_into_its_group():
+def test_an_instance_that_may_not_be_released_goes_back_into_its_group():
     world, checked = idle_world(2)
     held = next(iter(world.machines.values()))
     held.stubborn = True
@@ -474,7 +474,7 @@ def test_a_machine_that_may_not_be_released_goes_back_into_its_group():
     assert world.groups["pool"]["desired"] == 1
 
 
-def test_a_machine_on_standby_is_kept_by_the_fresh_look():
+def test_an_instance_on_standby_is_kept_by_the_fresh_look():
     world, checked = idle_world(1)
     (machine,) = world.machines.values()
     world.lifecycle[machine.id] = "Standby"
@@ -484,7 +484,7 @@ def test_a_machine_on_standby_is_kept_by_the_fresh_look():
     assert machine.state == "running"
 
 
-def test_a_stop_saves_the_machine_s_price_and_notes_when():
+def test_a_stop_saves_the_instance_s_price_and_notes_when():
     world, checked = idle_world(1, action="stop", instance_store_scratch=False)
     (machine,) = world.machines.values()
 
@@ -494,16 +494,16 @@ def test_a_stop_saves_the_machine_s_price_and_notes_when():
     assert TAG_STOPPED_AT in machine.tags
 
 
-def test_a_machine_that_stopped_meanwhile_is_reported_and_was_not_stopped_by_the_sweep(stage):
+def test_an_instance_that_stopped_meanwhile_is_reported_and_was_not_stopped_by_the_sweep(stage):
     machine = stage.world.start(TAGS, state="stopped")
 
     with pytest.raises(CloudError, match="IncorrectInstanceStatus"):
-        stage.machines.stop([machine.id])
+        stage.instances.stop([machine.id])
     assert TAG_STOPPED_AT not in machine.tags
 
 
 def test_a_refused_stop_leaves_no_note_of_one(stage):
-    """Else the next stop, by the machine's user, would count as the sweep's, and its disk would go."""
+    """Else the next stop, by the instance's user, would count as the sweep's, and its disk would go."""
     machine = stage.world.start(TAGS)
 
     def refuse(_):
@@ -512,7 +512,7 @@ def test_a_refused_stop_leaves_no_note_of_one(stage):
     stage.actions.stop_instances = refuse
 
     with pytest.raises(CloudError, match="OperationDenied"):
-        stage.machines.stop([machine.id])
+        stage.instances.stop([machine.id])
     assert TAG_STOPPED_AT not in machine.tags
 
 
@@ -529,11 +529,11 @@ def test_a_stop_that_fails_at_the_cloud_is_noted_where_it_was_done(stage, was_do
     stage.actions.stop_instances = fail
 
     with pytest.raises(CloudError, match="InternalError"):
-        stage.machines.stop([machine.id])
+        stage.instances.stop([machine.id])
     assert (TAG_STOPPED_AT in machine.tags) is was_done
 
 
-def test_a_machine_that_is_used_again_between_mark_and_action_stays():
+def test_an_instance_that_is_used_again_between_mark_and_action_stays():
     world, checked = idle_world(1)
     (machine,) = world.machines.values()
     sweep_world(world, checked)
@@ -553,9 +553,9 @@ def test_a_frozen_group_starts_nothing_until_it_is_opened(stage):
     for name in ("modify_scaling_group", "suspend_processes", "resume_processes"):
         setattr(stage.actions, name, lambda ask, name=name: asked.append((name, ask.get("MaxSize"))) or {})
 
-    stage.machines.limit("asg-1", 3)
-    stage.machines.close("asg-1")
-    stage.machines.open("asg-1")
+    stage.instances.limit("asg-1", 3)
+    stage.instances.close("asg-1")
+    stage.instances.open("asg-1")
 
     assert asked == [("modify_scaling_group", "3"), ("suspend_processes", None), ("resume_processes", None)]
 
@@ -563,7 +563,7 @@ def test_a_frozen_group_starts_nothing_until_it_is_opened(stage):
 def test_an_alarm_that_fires_is_told_by_its_name(stage):
     stage.world.alarms = {"low", "other"}
 
-    assert stage.machines.alarms_firing(["low", "quiet"]) == {"low"}
+    assert stage.instances.alarms_firing(["low", "quiet"]) == {"low"}
 
 
 # heartbeats
@@ -579,7 +579,7 @@ def read(stage, enough_below_s, period_s=900):
     return [answers[query] for query in queries]
 
 
-def test_the_newest_heartbeat_of_busy_machines_is_enough_and_takes_one_call(stage):
+def test_the_newest_heartbeat_of_busy_instances_is_enough_and_takes_one_call(stage):
     for _ in range(120):
         stage.world.start(TAGS)
     stage.world.pass_minutes(120)
@@ -590,7 +590,7 @@ def test_the_newest_heartbeat_of_busy_machines_is_enough_and_takes_one_call(stag
     assert stage.server.asked == {"DescribeMetricLast": 1}
 
 
-def test_the_window_of_an_idle_machine_is_read_in_whole_quarter_hours(stage):
+def test_the_window_of_an_idle_instance_is_read_in_whole_quarter_hours(stage):
     stage.world.start(TAGS, busy=False)
     stage.world.pass_minutes(120)
 
@@ -602,7 +602,7 @@ def test_the_window_of_an_idle_machine_is_read_in_whole_quarter_hours(stage):
     assert sorted(answer.points) == sorted(answer.points, key=lambda point: point[1])
 
 
-def test_machines_are_asked_for_by_fifty(stage):
+def test_instances_are_asked_for_by_fifty(stage):
     for _ in range(120):
         stage.world.start(TAGS, busy=False)
     stage.world.pass_minutes(10)
@@ -626,7 +626,7 @@ def test_windows_are_read_where_the_newest_cannot_be_had(stage):
     assert len(answer.points) > 1
 
 
-def test_a_window_that_cannot_be_read_is_no_idle_machine(stage):
+def test_a_window_that_cannot_be_read_is_no_idle_instance(stage):
     machine = stage.world.start(TAGS, busy=False)
     stage.world.faults.denied = 1.0
     query = Query(machine.id, METRIC_SECONDS_SINCE_ACTIVITY, 60)
@@ -690,10 +690,10 @@ def test_unattached_disks_and_free_addresses_are_found_with_their_time(left):
     assert (address.kind, address.id, address.tags["gpu-fleet:stack"]) == (Kind.ADDRESS, "eip-1", STACK)
 
 
-def test_a_stopped_machine_is_found_with_what_its_disks_take(left):
+def test_a_stopped_instance_is_found_with_what_its_disks_take(left):
     *_, machine = left.find([described(Status="Stopped")])
 
-    assert (machine.kind, machine.size_gib, machine.volume_type) == (Kind.MACHINE, 200, "cloud_essd")
+    assert (machine.kind, machine.size_gib, machine.volume_type) == (Kind.INSTANCE, 200, "cloud_essd")
 
 
 def test_the_newest_snapshot_of_a_disk_counts(left):

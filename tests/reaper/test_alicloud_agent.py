@@ -1,4 +1,4 @@
-"""The agent on Alibaba Cloud: heartbeats, word that the machine goes, the sweep's mark, the hook."""
+"""The agent on Alibaba Cloud: heartbeats, word that the instance goes, the sweep's mark, the hook."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ MACHINE = "i-1"
 
 
 class OneMachine:
-    """What the cloud knows of one machine of a group."""
+    """What the cloud knows of one instance of a group."""
 
     def __init__(self):
         self.state, self.tags, self.strategy = "InService", {}, "NoSpot"
@@ -98,7 +98,7 @@ class Listening:
         self.notices = Notices(Metadata("alicloud"), clients(cloud), MACHINE, lambda: self.now)
 
 
-def test_a_machine_in_service_without_a_mark_hears_nothing(cloud, metadata):
+def test_an_instance_in_service_without_a_mark_hears_nothing(cloud, metadata):
     listening = Listening(cloud)
 
     assert listening.notices.find() is None
@@ -110,7 +110,7 @@ def test_a_spot_notice_says_until_when_and_asks_nobody_else(cloud, metadata):
 
     notice = Listening(cloud).notices.find()
 
-    assert notice == Notice("the spot market takes this machine: terminate", NOON + timedelta(minutes=5))
+    assert notice == Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=5))
     assert not cloud.asked
 
 
@@ -122,13 +122,13 @@ def test_a_spot_notice_that_cannot_be_read_is_told(cloud, metadata):
 
 
 @pytest.mark.parametrize("state", ["Removing", "Removing:Wait"])
-def test_a_machine_that_its_group_takes_away_goes(cloud, metadata, state):
+def test_an_instance_that_its_group_takes_away_goes(cloud, metadata, state):
     cloud.actions.state = state
 
-    assert Listening(cloud).notices.find() == Notice("the scaling group takes this machine away")
+    assert Listening(cloud).notices.find() == Notice("the scaling group terminates this instance")
 
 
-def test_the_sweep_s_mark_is_read_from_the_machine_s_tags(cloud, metadata):
+def test_the_sweep_s_mark_is_read_from_the_instance_s_tags(cloud, metadata):
     cloud.actions.tags = {TAG_REAP_AFTER: format_time(NOON)}
     listening = Listening(cloud)
 
@@ -146,7 +146,7 @@ def test_the_cloud_is_asked_every_two_minutes_the_metadata_service_each_time(clo
     assert cloud.asked["DescribeScalingInstances"] == cloud.asked["DescribeInstances"] == 2
 
 
-def test_a_machine_has_its_group_protect_it_once(cloud, metadata):
+def test_an_instance_has_its_group_protect_it_once(cloud, metadata):
     listening = Listening(cloud)
 
     for _ in range(3):
@@ -157,7 +157,7 @@ def test_a_machine_has_its_group_protect_it_once(cloud, metadata):
     assert cloud.asked["SetInstancesProtection"] == 1
 
 
-def test_a_machine_of_the_spot_market_is_left_to_it(cloud, metadata):
+def test_an_instance_of_the_spot_market_is_left_to_it(cloud, metadata):
     cloud.actions.strategy = "SpotAsPriceGo"
 
     Listening(cloud).notices.find()
@@ -188,7 +188,7 @@ def test_a_cloud_that_does_not_answer_hides_no_spot_notice(cloud, metadata):
     assert listening.notices.find() is not None
 
 
-def test_the_hook_lets_the_machine_go_by_its_own_token(cloud):
+def test_the_hook_lets_the_instance_go_by_its_own_token(cloud):
     Hook(clients(cloud).ess, MACHINE).complete()
 
     assert cloud.actions.released == [("ash-1", "token", "CONTINUE")]
@@ -200,23 +200,23 @@ def test_the_hook_s_timeout_begins_anew_with_a_heartbeat(cloud):
     assert cloud.actions.told == [("ash-1", "token")]
 
 
-def test_a_token_that_other_machines_hang_on_is_left_alone(cloud):
+def test_a_token_that_other_instances_hang_on_is_left_alone(cloud):
     cloud.actions.leaving = [MACHINE, "i-2"]
 
-    with pytest.raises(CloudError, match="1 other machines leave by the same token"):
+    with pytest.raises(CloudError, match="1 other instances leave by the same token"):
         Hook(clients(cloud).ess, MACHINE).complete()
 
     assert cloud.actions.released == []
 
 
-def test_a_machine_of_no_group_has_no_hook(cloud):
+def test_an_instance_of_no_group_has_no_hook(cloud):
     cloud.actions.state = ""
 
     with pytest.raises(CloudError, match="i-1 is in no scaling group"):
         Hook(clients(cloud).ess, MACHINE).complete()
 
 
-def test_a_heartbeat_names_machine_and_stack_as_sweep_and_alarms_look_for_them(cloud):
+def test_a_heartbeat_names_instance_and_stack_as_sweep_and_alarms_look_for_them(cloud):
     publisher = Publisher(CloudMonitor(clients(cloud).cms, "alicloud-dev"), "", batched=False)
 
     publisher.add(heartbeat(judgement(idle_s=600.0, gpu_memory_used_percent=50.0), MACHINE, "dev"), NOON)
@@ -273,17 +273,17 @@ def agent_cloud(cloud, metadata, monkeypatch, tmp_path):
     return alicloud_agent.AgentCloud(instance_file.load(path), Metadata("alicloud"))
 
 
-def test_a_machine_reaches_its_bucket_inside_the_network(agent_cloud):
+def test_an_instance_reaches_its_bucket_inside_the_network(agent_cloud):
     assert agent_cloud.bucket().meta.endpoint_url == "https://s3.oss-us-east-1-internal.aliyuncs.com"
 
 
-def test_a_machine_that_asks_for_tokens_is_left_as_it_is(cloud, metadata, agent_cloud):
+def test_an_instance_that_asks_for_tokens_is_left_as_it_is(cloud, metadata, agent_cloud):
     agent_cloud.harden(Metadata("alicloud"), MACHINE)
 
     assert not cloud.asked
 
 
-def test_a_machine_that_was_started_without_tokens_asks_for_them_from_now_on(
+def test_an_instance_that_was_started_without_tokens_asks_for_them_from_now_on(
     cloud, metadata, agent_cloud, caplog
 ):
     metadata.open = True
@@ -296,7 +296,7 @@ def test_a_machine_that_was_started_without_tokens_asks_for_them_from_now_on(
     assert "event=metadata-not-hardened" not in caplog.text
 
 
-def test_a_machine_that_cannot_be_hardened_says_so_and_goes_on(metadata, agent_cloud, caplog):
+def test_an_instance_that_cannot_be_hardened_says_so_and_goes_on(metadata, agent_cloud, caplog):
     metadata.open = True
 
     agent_cloud.harden(Metadata("alicloud"), MACHINE)
@@ -312,7 +312,7 @@ ROLE = {
 }
 
 
-def test_a_machine_s_keys_are_its_role_s_and_new_before_they_end(metadata):
+def test_an_instance_s_keys_are_its_role_s_and_new_before_they_end(metadata):
     metadata.says("ram/security-credentials/", "gpu-fleet-role")
     metadata.says("ram/security-credentials/gpu-fleet-role", json.dumps(ROLE))
     now = NOON
@@ -333,7 +333,7 @@ def test_the_environment_s_keys_come_first():
     assert "made-up" not in repr(keys).replace("key_id='made-up'", "")
 
 
-def test_a_machine_without_a_role_says_so(metadata):
+def test_an_instance_without_a_role_says_so(metadata):
     with pytest.raises(ConfigurationError, match="no RAM role"):
         Credentials({}, Metadata("alicloud")).current()
 

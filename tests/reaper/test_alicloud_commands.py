@@ -1,4 +1,4 @@
-"""What people type, on Alibaba Cloud."""
+"""What users type, on Alibaba Cloud."""
 
 import json
 
@@ -59,7 +59,7 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
-def test_status_shows_each_machine_and_what_would_become_of_it(world, idle, policy_file):
+def test_status_shows_each_instance_and_what_would_become_of_it(world, idle, policy_file):
     result = run("status", "--policy", policy_file, "--now", format_time(world.now))
 
     assert result.exit_code == 0, result.output
@@ -74,7 +74,7 @@ def test_the_account_is_asked_for_once_where_nobody_told_it(world, idle, policy_
     assert world.asked["GetCallerIdentity"] == 1
 
 
-def test_explain_shows_the_heartbeats_of_a_machine(world, idle, policy_file):
+def test_explain_shows_the_heartbeats_of_an_instance(world, idle, policy_file):
     result = run("explain", idle.id, "--policy", policy_file, "--now", format_time(world.now))
 
     assert result.exit_code == 0, result.output
@@ -89,7 +89,7 @@ def test_a_dry_sweep_says_what_it_would_do(world, idle, policy_file):
     assert "MARK" in result.output
 
 
-def test_a_machine_is_kept_and_released(world, idle):
+def test_an_instance_is_kept_and_released(world, idle):
     kept = run("keep", "8h", "--reason", "paper deadline", "--instance-id", idle.id)
 
     assert kept.exit_code == 0, kept.output
@@ -102,7 +102,7 @@ def test_a_machine_is_kept_and_released(world, idle):
     assert TAG_KEEP_UNTIL not in idle.tags
 
 
-def test_a_machine_that_is_not_there_is_named(world):
+def test_an_instance_that_is_not_there_is_named(world):
     result = run("keep", "8h", "--reason", "x", "--instance-id", "i-far", "--cloud", "alicloud")
 
     assert result.exit_code == 1

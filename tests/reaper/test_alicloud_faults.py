@@ -17,7 +17,7 @@ class AlicloudFaultMachine(FaultMachine):
     policy: ClassVar[Policy] = policy(top=CLOUD, **POOL)
 
 
-def test_no_machine_at_work_is_ended_on_alibaba_cloud_whatever_goes_wrong():
+def test_no_instance_at_work_is_ended_on_alibaba_cloud_whatever_goes_wrong():
     """The same few runs each time; ``python -m tests.bench.bench_reaper_alicloud`` looks for new ones."""
     before = FaultMachine.ends_amid_faults
 

@@ -68,7 +68,7 @@ def bucket():
 
 
 def an_idle_world() -> tuple[World, str]:
-    """One machine of the stack's first pool, idle for longer than its pool allows."""
+    """One instance of the stack's first pool, idle for longer than its pool allows."""
     pool = STACK.pools[0]
     world = World()
     idle = timedelta(hours=pool.idle.after_hours + 1)
@@ -142,7 +142,7 @@ def test_neither_cloud_s_archive_carries_the_other_s_modules(unpacked):
         (b'{"triggerName": "t", "payload": ""}', {}),
     ],
 )
-def test_a_timer_s_payload_and_a_person_s_event_ask_alike(event, flags):
+def test_a_timer_s_payload_and_a_user_s_event_ask_alike(event, flags):
     assert function_compute.flags(event) == flags
 
 

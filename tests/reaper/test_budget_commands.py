@@ -1,4 +1,4 @@
-"""What people do about the budget: see it, lift a freeze, read a day. Against moto."""
+"""What users do about the budget: see it, lift a freeze, read a day. Against moto."""
 
 import json
 from datetime import UTC, datetime, timedelta

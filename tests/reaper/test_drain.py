@@ -1,4 +1,4 @@
-"""A machine that goes: stopped, saved, let go, in this order; time is a test's own."""
+"""An instance that goes: stopped, saved, let go, in this order; time is a test's own."""
 
 from datetime import timedelta
 
@@ -10,8 +10,8 @@ from image.reaper.agent.notices import Notice
 from image.reaper.errors import CloudError
 from tests.reaper.samples import NOON
 
-LEAVING = Notice("the scaling group takes this machine away")
-SPOT = Notice("the spot market takes this machine: terminate", NOON + timedelta(minutes=2))
+LEAVING = Notice("the scaling group terminates this instance")
+SPOT = Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=2))
 
 
 class World:
@@ -83,7 +83,7 @@ def test_nothing_that_runs_is_saved_and_let_go(stop_file):
 def test_the_trainer_finds_the_reason_in_one_line(stop_file):
     Drain(LEAVING, World().steps(), stop_file).run()
 
-    assert stop_file.read_text() == "the scaling group takes this machine away\n"
+    assert stop_file.read_text() == "the scaling group terminates this instance\n"
     assert [path.name for path in stop_file.parent.iterdir()] == ["stop"]
 
 
@@ -130,7 +130,7 @@ def test_saving_is_tried_again(stop_file):
     assert world.done() == ["tell", "save failed", "save failed", "save", "complete"]
 
 
-def test_what_cannot_be_saved_is_told_and_the_machine_is_not_let_go(stop_file):
+def test_what_cannot_be_saved_is_told_and_the_instance_is_not_let_go(stop_file):
     world = World(saving_fails=10**6)
 
     assert not Drain(LEAVING, world.steps(), stop_file).run()
@@ -158,7 +158,7 @@ def test_a_hook_that_fails_stops_nothing(stop_file, caplog):
 
 
 def test_the_spot_market_may_cut_short_what_the_group_began(stop_file):
-    """A group replaces a spot machine at risk; the market may take it while its trainer still saves."""
+    """A group replaces a spot instance at risk; the market may take it while its trainer still saves."""
     world = World(trainer_ends_s=10**6)
     taken_at = NOON + timedelta(minutes=10)
     taken = Notice(SPOT.reason, taken_at + timedelta(minutes=2))
@@ -169,7 +169,7 @@ def test_the_spot_market_may_cut_short_what_the_group_began(stop_file):
     assert world.now <= taken.ends_at - timedelta(seconds=40)
 
 
-def test_a_copy_that_fails_is_tried_until_the_spot_market_takes_the_machine_and_no_longer(stop_file):
+def test_a_copy_that_fails_is_tried_until_the_spot_market_takes_the_instance_and_no_longer(stop_file):
     world = World(saving_fails=10**6)
 
     assert not Drain(LEAVING, world.steps(), stop_file).run(lambda: SPOT)

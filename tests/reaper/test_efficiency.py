@@ -23,7 +23,7 @@ def share(hours=24, pool="dev", gpus=1, per_hour="1", owner="ada"):
 def day(machines, saved=()):
     costs = {}
     for one in machines.values():
-        costs[one.machine.pool] = costs.get(one.machine.pool, Decimal(0)) + one.cost
+        costs[one.instance.pool] = costs.get(one.instance.pool, Decimal(0)) + one.cost
     return Day(MIDNIGHT, costs, machines, dict(saved))
 
 
@@ -64,7 +64,7 @@ def test_the_ten_that_left_most_money_idle_come_dearest_first():
     assert idle[0].idle_cost == 14 * 24 / Decimal(4)
 
 
-def test_samples_for_money_count_the_machines_that_say_so():
+def test_samples_for_money_count_the_instances_that_say_so():
     found = summed({"i-1": share(), "i-2": share()}, {}, {"i-1": 2400.0, "i-9": 10.0})
 
     assert found.samples_per_money == 100
@@ -85,7 +85,7 @@ def test_what_the_reaper_saved_stands_beside_what_was_bought():
     assert "saved 48.00 GPU hours, 12.00 USD" in mail(found, "s3://there")
 
 
-def test_a_day_without_machines_is_told_too():
+def test_a_day_without_instances_is_told_too():
     text = page(summed({}, {}))
 
     assert "0.00 of 0.00 GPU hours busy" in text
@@ -132,7 +132,7 @@ def test_an_owner_s_name_that_begins_like_a_number_cannot_break_the_page():
 
 @pytest.mark.parametrize("value", [1e100, float("nan"), float("inf"), -5.0])
 def test_numbers_that_nobody_can_mean_count_like_none(value):
-    """Everybody on a machine may publish in its name; one such number would end every report."""
+    """Everybody on an instance may publish in its name; one such number would end every report."""
     machines = {"i-1": share(), "i-2": share()}
 
     found = summed(machines, {"i-1": value, "i-2": 0.5}, {"i-1": value, "i-2": 2400.0})

@@ -1,4 +1,4 @@
-"""Why a machine is kept or goes, with the heartbeats as a picture."""
+"""Why an instance is kept or goes, with the heartbeats as a picture."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_a_row_has_half_a_day_at_most_and_ends_with_the_present():
     assert second.cells == (Cell.SILENT, Cell.SILENT, Cell.IDLE)
 
 
-def test_of_repeated_points_the_one_that_speaks_for_the_machine_counts():
+def test_of_repeated_points_the_one_that_speaks_for_the_instance_counts():
     (row,) = timeline.rows([(NOON, 7200.0), (NOON, 0.0)], NOON, NOON, 900)
 
     assert row.cells == (Cell.ACTIVE,)
@@ -87,7 +87,7 @@ def explain(fleet, tmp_path):
     )
 
 
-def test_an_idle_machine_is_explained_with_its_heartbeats(explain, fleet):
+def test_an_idle_instance_is_explained_with_its_heartbeats(explain, fleet):
     idle, _ = fleet
 
     result = explain(idle)
@@ -105,7 +105,7 @@ def test_an_idle_machine_is_explained_with_its_heartbeats(explain, fleet):
     assert "█ active" in lines[-1]
 
 
-def test_a_silent_machine_shows_that_it_is_silent(explain, fleet):
+def test_a_silent_instance_shows_that_it_is_silent(explain, fleet):
     _, silent = fleet
 
     result = explain(silent)
@@ -114,7 +114,7 @@ def test_a_silent_machine_shows_that_it_is_silent(explain, fleet):
     assert "blank no heartbeat" in result.output
 
 
-def test_a_mistyped_machine_is_answered_with_the_nearest(explain, fleet):
+def test_a_mistyped_instance_is_answered_with_the_nearest(explain, fleet):
     idle, _ = fleet
 
     result = explain(idle[:-1])

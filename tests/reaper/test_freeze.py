@@ -78,7 +78,7 @@ def test_a_closed_group_starts_nothing_and_shrinks_with_what_leaves():
     assert applied(freeze, [later])[0].max_size == 1
 
 
-def test_machines_on_their_way_out_are_not_counted_and_those_on_their_way_in_are():
+def test_instances_on_their_way_out_are_not_counted_and_those_on_their_way_in_are():
     members = {"i-1": "InService", "i-2": "Terminating:Wait", "i-3": "Pending:Wait", "i-4": "Detaching"}
 
     assert group(members=0, desired=4).size == 0
@@ -106,7 +106,7 @@ def test_what_somebody_else_had_closed_stays_closed():
     assert frozen(0, groups, freeze, DECEMBER)[1][0].closed
 
 
-def test_a_person_lifts_what_is_spent_and_the_next_share_freezes_again():
+def test_a_user_lifts_what_is_spent_and_the_next_share_freezes_again():
     freeze, groups = frozen(CAPPED_AT, [group()])
     lifted = lift(freeze, CAPPED_AT, budget(), NOON)
 
@@ -115,14 +115,14 @@ def test_a_person_lifts_what_is_spent_and_the_next_share_freezes_again():
     assert follow(lifted, CLOSED_AT, budget(), NOON).stage is FreezeStage.CLOSED
 
 
-def test_what_a_person_lifted_counts_for_its_month_only():
+def test_what_a_user_lifted_counts_for_its_month_only():
     lifted = lift(follow(NOVEMBER, CLOSED_AT, budget(), NOON), CLOSED_AT, budget(), NOON)
 
     assert follow(lifted, CLOSED_AT, budget(), NOON).stage is FreezeStage.OPEN
     assert follow(lifted, CLOSED_AT, budget(), DECEMBER).stage is FreezeStage.CLOSED
 
 
-def test_a_limit_that_somebody_raised_meanwhile_is_held_again_and_its_first_value_kept():
+def test_a_limit_that_a_user_raised_meanwhile_is_held_again_and_its_first_value_kept():
     freeze, (capped,) = frozen(CAPPED_AT, [group(members=2)])
     raised = replace(capped, max_size=6)
 
@@ -175,7 +175,7 @@ def test_whatever_is_spent_no_limit_falls_below_what_runs_and_all_come_back(grou
 
 @pytest.mark.parametrize("spent", [CAPPED_AT, CLOSED_AT])
 @pytest.mark.parametrize("lifted_at_once", [True, False])
-def test_a_limit_that_people_raise_during_a_freeze_is_the_one_that_comes_back(spent, lifted_at_once):
+def test_a_limit_that_users_raise_during_a_freeze_is_the_one_that_comes_back(spent, lifted_at_once):
     """An update of the stack counts as done: the next one would see no difference and leave the old limit."""
     freeze, (held,) = frozen(spent, [group()])
     now = replace(held, max_size=20)

@@ -9,7 +9,7 @@ from image.readiness.__main__ import write_report
 from image.readiness.checks import CheckResult
 from image.reaper import metrics
 from image.reaper.agent import publish
-from image.reaper.agent.judge import State
+from image.reaper.agent.judge import Minute
 from image.reaper.agent.publish import heartbeat
 from tests.reaper.samples import NOON, judgement
 
@@ -30,7 +30,7 @@ def test_what_cannot_be_read_is_no_verdict(tmp_path, content):
 
 
 IDLE = judgement()
-BLIND_GPUS = judgement(State.UNKNOWN, unknown=("gpu: no GPU seen, 8 expected",))
+BLIND_GPUS = judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen, 8 expected",))
 
 
 @pytest.mark.parametrize("outcome", [IDLE, BLIND_GPUS])
@@ -48,12 +48,12 @@ def test_without_a_failed_report_nothing_is_unfit(outcome, passed):
 @pytest.mark.parametrize(
     "outcome",
     [
-        judgement(State.ACTIVE, reasons=("cpu: 1.00 cores",)),
-        judgement(State.ACTIVE, reasons=("session: ssh ada",), unknown=("gpu: no GPU seen",)),
-        judgement(State.UNKNOWN, unknown=("machine: /proc/stat: gone",)),
-        judgement(State.UNKNOWN, unknown=("gpu: no GPU seen", "processes: gone")),
-        judgement(State.UNKNOWN, unknown=("agent: no sample in this minute",)),
-        judgement(State.SUSPECT_HUNG, hung=("0",)),
+        judgement(Minute.ACTIVE, reasons=("cpu: 1.00 cores",)),
+        judgement(Minute.ACTIVE, reasons=("session: ssh ada",), unknown=("gpu: no GPU seen",)),
+        judgement(Minute.UNKNOWN, unknown=("machine: /proc/stat: gone",)),
+        judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen", "processes: gone")),
+        judgement(Minute.UNKNOWN, unknown=("agent: no sample in this minute",)),
+        judgement(Minute.SUSPECT_HUNG, hung=("0",)),
     ],
 )
 def test_work_or_a_blind_sensor_keeps_a_failed_instance(outcome):
@@ -71,7 +71,7 @@ def test_the_heartbeat_carries_it_as_a_code_and_no_metric_more():
     assert list(values(unfit=True)) == fit
 
 
-def test_the_report_is_json_for_people_too(tmp_path):
+def test_the_report_is_json_for_users_too(tmp_path):
     write_report([CheckResult("xid", ok=False, detail="Xid 79 on 0000:00")], tmp_path / "ready.json", NOON)
 
     assert json.loads((tmp_path / "ready.json").read_text())["checks"]["xid"]["detail"] == "Xid 79 on 0000:00"

@@ -150,14 +150,14 @@ def test_after_a_failure_the_library_is_opened_anew(sensor_of):
     assert nvml.inits == 2
 
 
-def test_without_nvml_a_machine_of_no_gpu_is_well(sensor_of):
+def test_without_nvml_an_instance_of_no_gpu_is_well(sensor_of):
     nvml = FakeNvml()
     nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     assert sensor_of(nvml, expected=0).read() == ()
 
 
-def test_without_nvml_a_gpu_machine_is_unknown(sensor_of):
+def test_without_nvml_a_gpu_instance_is_unknown(sensor_of):
     nvml = FakeNvml()
     nvml.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 

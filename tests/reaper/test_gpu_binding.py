@@ -80,7 +80,7 @@ def test_a_library_without_a_function_is_told_as_such(driver, tmp_path):
     assert told.startswith("NVML_ERROR_FUNCTION_NOT_FOUND in nvmlDeviceGetMemoryInfo")
 
 
-def test_an_agent_process_finds_the_machine_active_by_its_gpu(driver, tmp_path):
+def test_an_agent_process_finds_the_instance_active_by_its_gpu(driver, tmp_path):
     fast = ("--instance-id", "i-gpu", "--clock-speed", "600", "--duration", "300")
     with one_machine(tmp_path) as environment:
         command = [sys.executable, "-m", "image.reaper", "agent", *fast]

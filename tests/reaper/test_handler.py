@@ -30,7 +30,7 @@ def fleet(monkeypatch, tmp_path):
         yield made
 
 
-def test_a_scheduled_sweep_logs_each_machine_and_returns_the_counts(fleet, capsys):
+def test_a_scheduled_sweep_logs_each_instance_and_returns_the_counts(fleet, capsys):
     (machine,) = fleet.start()
 
     summary = handler.handle({}, Context())

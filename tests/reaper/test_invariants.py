@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.metrics import CODE_UNFIT, CODE_UNKNOWN
-from image.reaper.model import ENDS, Fleet, Group, Plan, Verdict
+from image.reaper.model import ENDS, Group, Inventory, Plan, Verdict
 from image.reaper.sweep.evidence import combine, summarise
 from image.reaper.sweep.verdict import BREAKER_LASTS, BREAKER_LEAST, Usual, decide
 from tests.reaper.situations import (
@@ -39,7 +39,7 @@ def verdict(situation) -> Verdict:
     return decision.verdict
 
 
-def test_a_forgotten_machine_goes():
+def test_a_forgotten_instance_goes():
     """Without this the properties below would hold for a sweep that never ends anything."""
     assert verdict(alone(machine(), FORGOTTEN.activity())) is Verdict.TERMINATE
 
@@ -48,7 +48,7 @@ def test_a_forgotten_machine_goes():
 
 
 @given(history=histories(), busy=st.integers(1, int(IDLE_AFTER.total_seconds() / 60) - 1))
-def test_a_machine_that_worked_within_the_window_is_never_ended(history, busy):
+def test_an_instance_that_worked_within_the_window_is_never_ended(history, busy):
     activity = history.active_at(busy).activity()
 
     assert ends(decide(alone(machine(), activity))) == set()
@@ -67,14 +67,14 @@ def test_below_the_coverage_nothing_is_ended(history, covered, seed):
 
 
 @given(history=histories(), silent=st.integers(5, MINUTES))
-def test_a_machine_whose_agent_fell_silent_is_unknown(history, silent):
+def test_an_instance_whose_agent_fell_silent_is_unknown(history, silent):
     activity = history.without(range(silent)).activity()
 
     assert verdict(alone(machine(), activity)) in (Verdict.KEEP_UNKNOWN, Verdict.UNMARK)
 
 
 @given(ahead=st.integers(3, 19))
-def test_a_heartbeat_from_the_future_makes_a_machine_unknown(ahead):
+def test_a_heartbeat_from_the_future_makes_an_instance_unknown(ahead):
     activity = History({**FORGOTTEN.beats, -ahead: 9999.0}).activity()
 
     assert verdict(alone(machine(), activity)) is Verdict.KEEP_UNKNOWN
@@ -85,7 +85,7 @@ def test_a_heartbeat_from_the_future_makes_a_machine_unknown(ahead):
         lambda value: value != CODE_UNFIT
     )
 )
-def test_a_sensor_that_fails_makes_a_machine_unknown(value):
+def test_a_sensor_that_fails_makes_an_instance_unknown(value):
     activity = History({**FORGOTTEN.beats, 1: value}).activity()
 
     assert ends(decide(alone(machine(), activity))) == set()
@@ -114,7 +114,7 @@ def test_more_activity_never_adds_an_end(history, busy):
 
 
 @given(history=histories(), minutes=st.integers(-60, 10_000), younger=st.integers(0, 10_000))
-def test_a_younger_machine_is_never_ended_where_an_older_one_is_not(history, minutes, younger):
+def test_a_younger_instance_is_never_ended_where_an_older_one_is_not(history, minutes, younger):
     older = machine(launched_at=NOW - timedelta(minutes=minutes + younger))
     young = machine(launched_at=NOW - timedelta(minutes=minutes))
 
@@ -122,7 +122,7 @@ def test_a_younger_machine_is_never_ended_where_an_older_one_is_not(history, min
 
 
 @given(uptime=st.integers(-60, 29))
-def test_a_machine_that_just_started_is_left_alone(uptime):
+def test_an_instance_that_just_started_is_left_alone(uptime):
     young = machine(launched_at=NOW - timedelta(minutes=uptime), marked_minutes_ago=None)
 
     assert verdict(alone(young, FORGOTTEN.activity())) is Verdict.KEEP_YOUNG
@@ -132,7 +132,7 @@ def test_a_machine_that_just_started_is_left_alone(uptime):
 
 
 @given(history=histories(), hours=st.floats(0.01, 24 * 365), offset=st.integers(-12, 12))
-def test_a_hold_that_is_not_over_keeps_a_machine_in_any_time_zone(history, hours, offset):
+def test_a_hold_that_is_not_over_keeps_an_instance_in_any_time_zone(history, hours, offset):
     until = (NOW + timedelta(hours=hours)).astimezone(ZoneInfo(f"Etc/GMT{offset:+d}"))
     held = machine(tags={"gpu-fleet:keep-until": until.isoformat()})
 
@@ -186,7 +186,7 @@ def test_a_sweep_ends_no_more_than_allowed_and_the_longest_idle_first(count, mos
     bounded = replace(POLICY, max_actions=most, max_percent=percent)
     situation = replace(alone(machines[0], FORGOTTEN.activity()), policy=bounded, activity=activity)
 
-    gone = ends(decide(replace(situation, fleet=Fleet(tuple(machines)), override_breaker=True)))
+    gone = ends(decide(replace(situation, fleet=Inventory(tuple(machines)), override_breaker=True)))
 
     limit = min(most, math.ceil(percent * count / 100))
     longest = sorted(range(count), key=lambda n: (-idle[n], machines[n].id))
@@ -201,7 +201,7 @@ def fleet_of(idle, due, busy):
     activity = {one.id: FORGOTTEN.activity() for one in fresh + old}
     activity |= {one.id: idle_history(0).activity() for one in working}
     situation = replace(alone(machine(), FORGOTTEN.activity()), activity=activity)
-    return replace(situation, fleet=Fleet(tuple(fresh + old + working)))
+    return replace(situation, fleet=Inventory(tuple(fresh + old + working)))
 
 
 @given(
@@ -232,13 +232,13 @@ def test_what_the_breaker_holds_goes_by_its_own_word_a_day_later():
     aged = tuple(replace(one, tags=tags) for one, tags in zip(held.fleet.instances, later, strict=True))
 
     assert decide(held).with_verdict(*ENDS) == ()
-    assert len(decide(replace(held, fleet=Fleet(aged))).with_verdict(*ENDS)) == 8
+    assert len(decide(replace(held, fleet=Inventory(aged))).with_verdict(*ENDS)) == 8
 
 
-def test_a_person_who_looked_may_override_the_breaker():
+def test_a_user_who_looked_may_override_the_breaker():
     fresh = tuple(machine(f"i-{n}", marked_minutes_ago=None) for n in range(8))
     activity = {one.id: FORGOTTEN.activity() for one in fresh}
-    situation = replace(alone(fresh[0], FORGOTTEN.activity()), fleet=Fleet(fresh), activity=activity)
+    situation = replace(alone(fresh[0], FORGOTTEN.activity()), fleet=Inventory(fresh), activity=activity)
 
     plan = decide(replace(situation, override_breaker=True))
 
@@ -288,7 +288,7 @@ def test_the_hour_of_a_clock_change_ends_nothing_early(day, minute):
         [{"gpu-fleet:managed": "false"}, {"gpu-fleet:stack": "other"}, {"gpu-fleet:protected": ""}]
     ),
 )
-def test_a_machine_without_the_licence_is_never_touched(history, tags):
+def test_an_instance_without_the_licence_is_never_touched(history, tags):
     assert verdict(alone(machine(tags=tags), history.activity())) is Verdict.KEEP_PROTECTED
 
 
@@ -298,7 +298,7 @@ def test_a_group_never_falls_below_its_minimum(count, least, desired):
     group = Group("pool", least, desired, {one.id: "InService" for one in members})
     situation = replace(
         alone(members[0], FORGOTTEN.activity()),
-        fleet=Fleet(members, (group,)),
+        fleet=Inventory(members, (group,)),
         activity={one.id: FORGOTTEN.activity() for one in members},
     )
 

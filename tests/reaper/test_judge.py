@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from image.reaper.agent.judge import Limits, Memory, State, judge
+from image.reaper.agent.judge import JudgeMemory, Limits, Minute, judge
 from image.reaper.agent.sensors.reading import Rates, Session
 from tests.reaper.samples import HOUR_AGO, NOON, gpu, minute, people, sample, use
 
@@ -15,13 +15,13 @@ LIMITS = Limits()
 
 
 def judged(*samples, memory=None):
-    return judge(minute(*samples), NOON, memory or Memory(HOUR_AGO))
+    return judge(minute(*samples), NOON, memory or JudgeMemory(HOUR_AGO))
 
 
 def test_a_minute_at_rest_is_idle_and_the_idle_time_goes_on():
     outcome = judged()
 
-    assert outcome.state is State.IDLE
+    assert outcome.state is Minute.IDLE
     assert outcome.seconds_since_activity == 3600
     assert outcome.active_fraction == 0
 
@@ -39,7 +39,7 @@ def test_a_minute_at_rest_is_idle_and_the_idle_time_goes_on():
 def test_a_rate_counts_by_the_mean_of_the_minute(busy, reason):
     outcome = judged(sample(busy))
 
-    assert outcome.state is State.ACTIVE
+    assert outcome.state is Minute.ACTIVE
     assert outcome.reasons == (reason,)
     assert outcome.seconds_since_activity == 0
     assert outcome.active_fraction == pytest.approx(1 / 12)
@@ -48,7 +48,7 @@ def test_a_rate_counts_by_the_mean_of_the_minute(busy, reason):
 def test_what_daemons_need_is_no_activity():
     daemons = Rates(cpu_cores=0.05, disk_bytes_per_s=20_000, network_bytes_per_s=5_000)
 
-    assert judged(*[sample(daemons)] * 12).state is State.IDLE
+    assert judged(*[sample(daemons)] * 12).state is Minute.IDLE
 
 
 def test_half_of_two_limits_is_as_much_as_the_whole_of_one():
@@ -63,20 +63,20 @@ def test_half_of_two_limits_is_as_much_as_the_whole_of_one():
     "waiting", [use(), use("kernel"), use("ssh", bytes_per_s=100.0)], ids=["gpu", "notebook", "editor"]
 )
 def test_a_process_that_only_waits_is_no_activity(waiting):
-    assert judged(*[sample(people=people(processes=[waiting]))] * 12).state is State.IDLE
+    assert judged(*[sample(people=people(processes=[waiting]))] * 12).state is Minute.IDLE
 
 
 def test_a_rank_whose_peers_nobody_knows_is_unknown():
     outcome = judged(sample(people=people(processes=[use(ranks=16)])))
 
-    assert outcome.state is State.UNKNOWN
+    assert outcome.state is Minute.UNKNOWN
     assert "is one of 16 ranks" in outcome.unknown[0]
 
 
 def test_what_a_notebook_s_server_does_not_tell_is_unknown():
     outcome = judged(sample(people=people(unknown=["jupyter server of bob (7): its API answers 403"])))
 
-    assert outcome.state is State.UNKNOWN
+    assert outcome.state is Minute.UNKNOWN
 
 
 def test_one_gpu_kernel_in_one_sample_is_activity():
@@ -88,7 +88,7 @@ def test_memory_in_use_alone_is_no_activity():
 
     outcome = judged(*[sample(gpus=[holding])] * 12)
 
-    assert outcome.state is State.IDLE
+    assert outcome.state is Minute.IDLE
     assert outcome.gpu_memory_used_percent == 87.5
 
 
@@ -114,7 +114,7 @@ def test_the_fullest_gpu_is_told():
         (people([Session("terminal", "eve on pts/0", 59.0)]), "session: terminal eve on pts/0"),
     ],
 )
-def test_people_and_their_programs_are_activity(seen, reason):
+def test_users_and_their_programs_are_activity(seen, reason):
     assert judged(sample(people=seen)).reasons == (reason,)
 
 
@@ -123,40 +123,40 @@ def test_a_terminal_nobody_types_in_counts_from_its_last_input():
 
     outcome = judged(sample(people=unused))
 
-    assert outcome.state is State.IDLE
+    assert outcome.state is Minute.IDLE
     assert outcome.seconds_since_activity == 1800
 
 
 def test_a_failed_sensor_makes_the_minute_unknown_and_starts_the_idle_time_anew():
     outcome = judged(sample(rates=None, failures=["machine: no such file"]))
 
-    assert outcome.state is State.UNKNOWN
+    assert outcome.state is Minute.UNKNOWN
     assert outcome.unknown == ("machine: no such file",)
     assert outcome.memory.last_active_at == NOON
 
 
 def test_a_minute_without_samples_is_unknown():
-    assert judge([], NOON, Memory(HOUR_AGO)).unknown == ("agent: no sample in this minute",)
+    assert judge([], NOON, JudgeMemory(HOUR_AGO)).unknown == ("agent: no sample in this minute",)
 
 
 def test_a_mig_gpu_is_active_by_its_power():
-    assert judged(sample(gpus=[gpu(utilisation=None, power_w=300.0, pids=[1])])).state is State.ACTIVE
+    assert judged(sample(gpus=[gpu(utilisation=None, power_w=300.0, pids=[1])])).state is Minute.ACTIVE
 
 
 def test_a_mig_gpu_without_processes_is_idle():
-    assert judged(sample(gpus=[gpu(utilisation=None)])).state is State.IDLE
+    assert judged(sample(gpus=[gpu(utilisation=None)])).state is Minute.IDLE
 
 
 @pytest.mark.parametrize("power_w", [60.0, None])
 def test_a_mig_gpu_with_a_process_and_little_or_no_power_known_is_unknown(power_w):
     outcome = judged(sample(gpus=[gpu("3", utilisation=None, power_w=power_w, pids=[1])]))
 
-    assert outcome.state is State.UNKNOWN
+    assert outcome.state is Minute.UNKNOWN
     assert outcome.unknown[0].startswith("gpu 3: ")
 
 
 def minutes_of_spinning(minutes, power_w):
-    memory = Memory(HOUR_AGO)
+    memory = JudgeMemory(HOUR_AGO)
     for passed in range(minutes):
         at = NOON + timedelta(minutes=passed)
         spinning = sample(gpus=[gpu(utilisation=100.0, power_w=power_w)])
@@ -167,10 +167,10 @@ def minutes_of_spinning(minutes, power_w):
 
 
 def test_a_gpu_at_full_utilisation_and_idle_power_is_suspected_after_a_quarter_of_an_hour():
-    assert minutes_of_spinning(14, power_w=90.0).state is State.ACTIVE
+    assert minutes_of_spinning(14, power_w=90.0).state is Minute.ACTIVE
     suspected = minutes_of_spinning(16, power_w=90.0)
 
-    assert suspected.state is State.SUSPECT_HUNG
+    assert suspected.state is Minute.SUSPECT_HUNG
     assert suspected.hung == ("0",)
 
 
@@ -179,7 +179,7 @@ def test_a_suspected_gpu_is_active_all_the_same():
 
 
 def test_a_gpu_at_full_utilisation_and_full_power_works():
-    assert minutes_of_spinning(30, power_w=650.0).state is State.ACTIVE
+    assert minutes_of_spinning(30, power_w=650.0).state is Minute.ACTIVE
 
 
 def test_one_minute_of_real_power_ends_the_suspicion():
@@ -222,7 +222,7 @@ MINUTES = st.lists(SAMPLES, min_size=1, max_size=12)
 @given(MINUTES, st.integers(0, 11), RATES)
 def test_more_use_never_lengthens_the_idle_time(samples, place, more):
     index = place % len(samples)
-    before = judge(samples, NOON, Memory(HOUR_AGO))
+    before = judge(samples, NOON, JudgeMemory(HOUR_AGO))
     rates = samples[index].rates or Rates()
     added = Rates(
         rates.cpu_cores + more.cpu_cores,
@@ -231,7 +231,7 @@ def test_more_use_never_lengthens_the_idle_time(samples, place, more):
     )
     busier = [*samples[:index], replace(samples[index], rates=added), *samples[index + 1 :]]
 
-    after = judge(busier, NOON, Memory(HOUR_AGO))
+    after = judge(busier, NOON, JudgeMemory(HOUR_AGO))
 
     if samples[index].rates is not None:
         assert after.seconds_since_activity <= before.seconds_since_activity + 1e-6
@@ -246,16 +246,16 @@ def test_a_failure_never_lengthens_the_idle_time(samples, place):
         *samples[index + 1 :],
     ]
 
-    assert judge(failed, NOON, Memory(HOUR_AGO)).seconds_since_activity == 0
+    assert judge(failed, NOON, JudgeMemory(HOUR_AGO)).seconds_since_activity == 0
 
 
 @given(MINUTES)
 def test_idle_is_said_only_without_a_reason_and_without_a_failure(samples):
-    outcome = judge(samples, NOON, Memory(HOUR_AGO))
+    outcome = judge(samples, NOON, JudgeMemory(HOUR_AGO))
 
-    assert (outcome.state is State.IDLE) == (not outcome.reasons and not outcome.unknown)
+    assert (outcome.state is Minute.IDLE) == (not outcome.reasons and not outcome.unknown)
 
 
 @given(MINUTES)
 def test_the_idle_time_never_exceeds_what_was_watched(samples):
-    assert 0 <= judge(samples, NOON, Memory(HOUR_AGO)).seconds_since_activity <= 3600
+    assert 0 <= judge(samples, NOON, JudgeMemory(HOUR_AGO)).seconds_since_activity <= 3600

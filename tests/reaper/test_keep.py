@@ -1,4 +1,4 @@
-"""A person's hold: asked for, shortened, replaced, taken back."""
+"""A user's hold: asked for, shortened, replaced, taken back."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -36,7 +36,7 @@ def run(*arguments):
     return CliRunner().invoke(main, list(arguments))
 
 
-def test_a_machine_is_kept_for_the_time_asked_for(fleet):
+def test_an_instance_is_kept_for_the_time_asked_for(fleet):
     (machine,) = fleet.start()
 
     result = run("keep", "8h", "--reason", "paper deadline", "--instance-id", machine)
@@ -84,7 +84,7 @@ def test_releasing_what_was_not_kept_says_so(fleet):
 
 
 @pytest.mark.parametrize("command", [("keep", "1h", "--reason", "x"), ("release",)])
-def test_a_machine_that_is_not_the_reaper_s_is_refused(fleet, command):
+def test_an_instance_that_is_not_the_reaper_s_is_refused(fleet, command):
     (machine,) = fleet.start(**{TAG_MANAGED: "false"})
 
     result = run(*command, "--instance-id", machine)
@@ -93,7 +93,7 @@ def test_a_machine_that_is_not_the_reaper_s_is_refused(fleet, command):
     assert f"{machine} does not carry gpu-fleet:managed=true" in result.output
 
 
-def test_elsewhere_the_machine_has_to_be_named(fleet):
+def test_elsewhere_the_instance_has_to_be_named(fleet):
     result = run("keep", "1h", "--reason", "x")
 
     assert result.exit_code == 1
@@ -119,7 +119,7 @@ def test_a_region_that_can_be_none_is_named(fleet, region):
     assert result.output == f"error: region = {region!r}; allowed: a region of AWS, say us-east-1\n"
 
 
-def test_on_a_machine_its_region_is_known(fleet, monkeypatch, tmp_path):
+def test_on_an_instance_its_region_is_known(fleet, monkeypatch, tmp_path):
     (tmp_path / "instance.toml").write_text(MACHINE_FILE)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
     monkeypatch.delenv("AWS_REGION")

@@ -8,11 +8,11 @@ import boto3
 import pytest
 
 from image.reaper.agent import kept_files
-from image.reaper.agent.kept_files import Place, Saved, place, save
+from image.reaper.agent.kept_files import CopyPlace, Saved, place, save
 from image.reaper.errors import CloudError, ConfigurationError
 from tests.reaper.fake_aws import fake_aws
 
-PLACE = Place("data", "dev/keep/i-1/")
+PLACE = CopyPlace("data", "dev/keep/i-1/")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def keys(s3):
     return {entry["Key"]: entry["Size"] for entry in s3.list_objects_v2(Bucket="data").get("Contents", [])}
 
 
-def test_every_file_lies_under_pool_and_machine(s3, folder):
+def test_every_file_lies_under_pool_and_instance(s3, folder):
     assert save(folder, s3, PLACE) == Saved(2, 105, 0)
     assert keys(s3) == {"dev/keep/i-1/notes.txt": 5, "dev/keep/i-1/deep/über maß.bin": 100}
 
@@ -147,7 +147,7 @@ def test_a_link_that_anybody_may_put_there_is_not_followed_by_root(s3, folder, t
 
 @pytest.fixture
 def secret(tmp_path):
-    """A folder and a file of root's, outside of what people keep."""
+    """A folder and a file of root's, outside of what users keep."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/shadow").write_text("root:hash")
     return tmp_path / "etc/shadow"
@@ -231,7 +231,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_saved(s3, folder, monkeypa
 
 def test_a_missing_bucket_is_named(s3, folder):
     with pytest.raises(CloudError, match=r"listing s3://gone/x/: .*NoSuchBucket"):
-        save(folder, s3, Place("gone", "x/"))
+        save(folder, s3, CopyPlace("gone", "x/"))
 
 
 def test_progress_is_told_while_bytes_move(s3, folder):
@@ -246,7 +246,7 @@ def test_progress_is_told_while_bytes_move(s3, folder):
     ("uri", "prefix"), [("s3://data", "dev/keep/i/"), ("s3://data/team/a/", "team/a/dev/keep/i/")]
 )
 def test_the_place_is_below_the_data_uri(uri, prefix):
-    assert place(uri, "dev", "i") == Place("data", prefix)
+    assert place(uri, "dev", "i") == CopyPlace("data", prefix)
 
 
 @pytest.mark.parametrize("uri", ["", "data", "gs://data", "s3://", "oss://"])

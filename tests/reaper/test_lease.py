@@ -7,7 +7,7 @@ import pytest
 from image.reaper.calls import Calls
 from image.reaper.errors import LeaseError
 from image.reaper.store import Store
-from image.reaper.sweep.lease import KEY, Lease, Memory, remembered
+from image.reaper.sweep.lease import KEY, Lease, SweepMemory, remembered
 from image.reaper.times import format_time
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients
@@ -40,7 +40,7 @@ def test_the_next_sweep_remembers_what_the_one_before_did(world, store):
 
 
 def test_before_the_first_sweep_nothing_is_remembered(store):
-    assert remembered(store) == Memory()
+    assert remembered(store) == SweepMemory()
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_before_the_first_sweep_nothing_is_remembered(store):
 def test_what_cannot_be_read_is_forgotten(store, memory):
     store.create(KEY, {"holder": None, "memory": memory})
 
-    assert remembered(store) == Memory()
+    assert remembered(store) == SweepMemory()
 
 
 def test_an_instance_that_is_idle_and_used_again_all_day_counts_once(world):
-    memory = Memory()
+    memory = SweepMemory()
 
     for _ in range(6):
         memory.note_idle("dev", world.now, ["i-1"])
@@ -73,7 +73,7 @@ def test_an_instance_that_is_idle_and_used_again_all_day_counts_once(world):
 
 
 def test_of_small_pools_together_the_day_with_most_idle_is_usual(world):
-    memory = Memory()
+    memory = SweepMemory()
     memory.note_idle("dev", world.now, ["i-1", "i-2"])
     memory.note_idle("train", world.now, ["i-3"])
     memory.note_idle("train", world.now + timedelta(days=1), ["i-3", "i-4"])
@@ -90,13 +90,13 @@ def test_a_lease_of_before_is_read_and_its_counts_of_events_are_forgotten(world,
     memory = {"told": {"i-1": format_time(at)}, "ended": {"i-2": ["dev", format_time(at)]}, "idle": idle}
     store.create(KEY, {"holder": None, "memory": memory})
 
-    assert remembered(store) == Memory(
+    assert remembered(store) == SweepMemory(
         told={"i-1": at}, ended={"i-2": ("dev", at)}, idle={"dev": {"2026-03-02": {"i-1"}}}
     )
 
 
 def test_what_was_usual_is_forgotten_after_two_weeks(world):
-    memory = Memory()
+    memory = SweepMemory()
     memory.note_idle("dev", world.now, ["i-1"])
 
     memory.forget(world.now + timedelta(days=14))

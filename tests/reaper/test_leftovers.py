@@ -1,4 +1,4 @@
-"""Volumes, addresses and machines that nobody uses: told with their cost, removed only with care."""
+"""Volumes, addresses and instances that nobody uses: told with their cost, removed only with care."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -91,7 +91,7 @@ def ec2(monkeypatch):
         yield client("ec2")
 
 
-def test_unattached_volumes_free_addresses_and_stopped_machines_are_found(ec2):
+def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
     tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
     made = ec2.create_volume(
         AvailabilityZone=f"{REGION}a",
@@ -113,9 +113,9 @@ def test_unattached_volumes_free_addresses_and_stopped_machines_are_found(ec2):
     assert {(one.kind, one.id) for one in found} == {
         (Kind.VOLUME, made["VolumeId"]),
         (Kind.ADDRESS, address["AllocationId"]),
-        (Kind.MACHINE, stopped.id),
+        (Kind.INSTANCE, stopped.id),
     }
-    assert next(one for one in found if one.kind is Kind.MACHINE).size_gib > 0
+    assert next(one for one in found if one.kind is Kind.INSTANCE).size_gib > 0
 
 
 def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
@@ -136,7 +136,7 @@ def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
     assert step(found) is Step.FORGET
 
 
-def test_removing_takes_the_volume_and_the_address_and_never_a_machine(ec2):
+def test_removing_takes_the_volume_and_the_address_and_never_an_instance(ec2):
     tags = [{"Key": key, "Value": value} for key, value in TAGS.items()]
     made = ec2.create_volume(
         AvailabilityZone=f"{REGION}a", Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
@@ -147,4 +147,4 @@ def test_removing_takes_the_volume_and_the_address_and_never_a_machine(ec2):
 
     assert where.find() == []
     with pytest.raises(ValueError, match="is no thing to remove here"):
-        where.remove(Leftover(Kind.MACHINE, "i-1"))
+        where.remove(Leftover(Kind.INSTANCE, "i-1"))

@@ -55,7 +55,7 @@ def test_the_group_is_looked_up_once_for_asking_time_and_letting_go(cloud, hook)
     hook.complete()
 
 
-def test_a_machine_of_no_group_is_named(cloud, hook):
+def test_an_instance_of_no_group_is_named(cloud, hook):
     member(cloud, [])
 
     with pytest.raises(CloudError, match="i-0a is in no scaling group"):

@@ -1,4 +1,4 @@
-"""The thread that listens for the end of the machine, and the metadata that it hears."""
+"""The thread that listens for the end of the instance, and the metadata that it hears."""
 
 import errno
 import json
@@ -59,13 +59,13 @@ def test_no_word_is_no_notice():
     assert notices.find(Told()) is None
 
 
-def test_a_machine_in_service_stays():
+def test_an_instance_in_service_stays():
     assert notices.find(Told(**{notices.LIFECYCLE_STATE: "InService"})) is None
 
 
-def test_a_machine_that_its_group_takes_away_goes():
+def test_an_instance_that_its_group_takes_away_goes():
     assert notices.find(Told(**{notices.LIFECYCLE_STATE: "Terminated\n"})) == Notice(
-        "the scaling group takes this machine away"
+        "the scaling group terminates this instance"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_spot_notice_says_until_when():
 
     notice = notices.find(Told(**{notices.SPOT_ACTION: text, notices.LIFECYCLE_STATE: "Terminated"}))
 
-    assert notice == Notice("the spot market takes this machine: terminate", NOON + timedelta(minutes=2))
+    assert notice == Notice("spot interruption of this instance: terminate", NOON + timedelta(minutes=2))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"action": "stop", "time": "soon"}'])
@@ -87,7 +87,7 @@ def test_a_notice_drains_and_ends_the_listening():
     heard = Heard(Told(**{notices.LIFECYCLE_STATE: "Terminated"}))
 
     assert heard.going.look()
-    assert heard.events == ["the scaling group takes this machine away", "drained"]
+    assert heard.events == ["the scaling group terminates this instance", "drained"]
 
 
 def test_a_mistake_is_told_and_the_next_word_is_heard(caplog, monkeypatch):

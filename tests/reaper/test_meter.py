@@ -25,7 +25,7 @@ from tests.reaper.metered import HOUR, NOON, at_noon, budget, fleet, machine, me
 DEV_HOUR = Decimal("2.10")
 
 
-def test_an_hour_of_a_machine_costs_its_price_and_its_disks():
+def test_an_hour_of_an_instance_costs_its_price_and_its_disks():
     reading = metered(at_noon(machine()), fleet(machine()), NOON + HOUR)
 
     assert reading.month == {"dev": DEV_HOUR, "train": 0, SHARED: Decimal("0.50")}
@@ -41,19 +41,19 @@ def test_sweeps_that_were_missed_lose_no_money():
     assert gap.month["dev"] == 30 * DEV_HOUR
 
 
-def test_a_machine_counts_from_its_launch_in_between():
+def test_an_instance_counts_from_its_launch_in_between():
     late = machine(launched_at=NOON + HOUR / 2)
 
     assert metered(at_noon(), fleet(late), NOON + HOUR).month["dev"] == DEV_HOUR / 2
 
 
-def test_a_machine_that_came_and_went_in_between_counts_from_launch_to_end():
+def test_an_instance_that_came_and_went_in_between_counts_from_launch_to_end():
     brief = machine(launched_at=NOON + HOUR / 4, state="terminated", stopped_at=NOON + HOUR / 2)
 
     assert metered(at_noon(), fleet(gone=(brief,)), NOON + HOUR).month["dev"] == DEV_HOUR / 4
 
 
-def test_a_machine_that_ended_counts_until_the_cloud_says_it_did_and_once_only():
+def test_an_instance_that_ended_counts_until_the_cloud_says_it_did_and_once_only():
     ended = machine(state="terminated", stopped_at=NOON + HOUR / 2)
     once = metered(at_noon(machine()), fleet(gone=(ended,)), NOON + HOUR)
 
@@ -62,11 +62,11 @@ def test_a_machine_that_ended_counts_until_the_cloud_says_it_did_and_once_only()
     assert once.month["dev"] == again.month["dev"] == DEV_HOUR / 2
 
 
-def test_a_machine_that_vanished_counts_until_it_was_missed():
+def test_an_instance_that_vanished_counts_until_it_was_missed():
     assert metered(at_noon(machine()), fleet(), NOON + HOUR).month["dev"] == DEV_HOUR
 
 
-def test_a_machine_that_a_sweep_ended_counts_until_then_where_the_cloud_tells_nothing_more():
+def test_an_instance_that_a_sweep_ended_counts_until_then_where_the_cloud_tells_nothing_more():
     noted = note_ends(at_noon(machine()), ["i-1"], NOON + HOUR / 2)
 
     reading = metered(noted, fleet(), NOON + HOUR)
@@ -75,7 +75,7 @@ def test_a_machine_that_a_sweep_ended_counts_until_then_where_the_cloud_tells_no
     assert reading.day.saved["i-1"].seconds == 1800
 
 
-def test_what_a_machine_saves_ends_with_its_month():
+def test_what_an_instance_saves_ends_with_its_month():
     noted = note_ends(at_noon(machine()), ["i-1"], NOON)
     into_december, days = advance(noted, fleet(), budget(), "USD", datetime(2026, 12, 2, tzinfo=UTC))
 
@@ -83,7 +83,7 @@ def test_what_a_machine_saves_ends_with_its_month():
     assert into_december.saved == {}
 
 
-def test_a_machine_that_was_stopped_saves_all_but_its_disks():
+def test_an_instance_that_was_stopped_saves_all_but_its_disks():
     noted = note_ends(at_noon(machine()), ["i-1"], NOON)
 
     reading = metered(noted, fleet(machine(state="stopped", stopped_at=NOON)), NOON + HOUR)
@@ -91,13 +91,13 @@ def test_a_machine_that_was_stopped_saves_all_but_its_disks():
     assert reading.day.saved["i-1"].cost == Decimal(2)
 
 
-def test_a_machine_that_runs_again_saves_no_more():
+def test_an_instance_that_runs_again_saves_no_more():
     noted = note_ends(at_noon(machine()), ["i-1"], NOON)
 
     assert metered(noted, fleet(machine(launched_at=NOON + HOUR)), NOON + 2 * HOUR).saved == {}
 
 
-def test_a_stopped_machine_costs_its_disks():
+def test_a_stopped_instance_costs_its_disks():
     stopped = machine(state="stopped", stopped_at=NOON + HOUR)
 
     reading = metered(at_noon(machine()), fleet(stopped), NOON + 3 * HOUR)
@@ -105,7 +105,7 @@ def test_a_stopped_machine_costs_its_disks():
     assert reading.month["dev"] == DEV_HOUR + 2 * Decimal("0.10")
 
 
-def test_a_machine_that_was_stopped_all_along_and_then_terminated_did_not_run():
+def test_an_instance_that_was_stopped_all_along_and_then_terminated_did_not_run():
     stopped = machine(state="stopped", stopped_at=NOON - HOUR, launched_at=NOON - 2 * HOUR)
     before = metered(metered(None, fleet(stopped), NOON), fleet(stopped), NOON + HOUR)
 
@@ -117,11 +117,11 @@ def test_a_machine_that_was_stopped_all_along_and_then_terminated_did_not_run():
     }
 
 
-def test_a_spot_machine_counts_at_the_price_of_spot():
+def test_a_spot_instance_counts_at_the_price_of_spot():
     assert per_hour([machine(spot=True)], budget())["dev"] == Decimal("1.10")
 
 
-def test_a_machine_without_a_price_counts_its_disks_and_is_told():
+def test_an_instance_without_a_price_counts_its_disks_and_is_told():
     nameless = machine(type="p4d.24xlarge", spot=True)
 
     assert per_hour([nameless], budget())["dev"] == Decimal("0.10")
@@ -194,8 +194,8 @@ def test_each_day_that_ends_is_told_once_with_its_own_hours():
     reading, days = advance(begun, fleet(machine()), budget(), "USD", datetime(2026, 11, 23, 6, tzinfo=UTC))
 
     assert [day.name for day in days] == ["2026-11-21", "2026-11-22"]
-    assert [day.machines["i-1"].seconds / 3600 for day in days] == [12, 24]
-    assert reading.day.machines["i-1"].seconds / 3600 == 6
+    assert [day.instances["i-1"].seconds / 3600 for day in days] == [12, 24]
+    assert reading.day.instances["i-1"].seconds / 3600 == 6
     assert advance(reading, fleet(machine()), budget(), "USD", reading.until)[1] == []
 
 
@@ -237,7 +237,7 @@ STATES = st.sampled_from(["running", "stopped", "terminated", "vanished"])
 
 @st.composite
 def lives(draw):
-    """Sweeps at rising minutes, each with what became of up to four machines by then."""
+    """Sweeps at rising minutes, each with what became of up to four instances by then."""
     moments = sorted(draw(st.sets(MINUTES, min_size=1, max_size=6)))
     story, alive = [], {}
     for minute in moments:
@@ -272,8 +272,8 @@ def test_the_month_only_grows_and_its_pools_add_up_to_the_whole(story):
         assert reading.month_cost == sum(reading.month.values())
     assert sum(day.cost for day in [*counted, reading.day]) == reading.month_cost
     for day in (*counted, reading.day):
-        assert sum(share.cost for share in day.machines.values()) <= day.cost - day.costs.get(SHARED, 0)
-        assert all(0 < share.seconds <= 86_400 for share in day.machines.values())
+        assert sum(share.cost for share in day.instances.values()) <= day.cost - day.costs.get(SHARED, 0)
+        assert all(0 < share.seconds <= 86_400 for share in day.instances.values())
 
 
 @given(lives())
@@ -288,7 +288,7 @@ def test_a_restart_between_any_two_sweeps_changes_nothing(story):
 
 
 @given(st.lists(st.integers(0, 2000), max_size=8), st.integers(0, 2000))
-def test_how_often_a_sweep_comes_makes_no_difference_to_machines_that_stay(minutes, end):
+def test_how_often_a_sweep_comes_makes_no_difference_to_instances_that_stay(minutes, end):
     stays = machine(), machine("i-2", "train", NOON)
     last = NOON + timedelta(minutes=end)
     often = at_noon(*stays)

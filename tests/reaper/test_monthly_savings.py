@@ -70,14 +70,14 @@ def test_ends_of_other_months_are_left_out():
     assert total(end("2026-10-31T23:59:59+00:00"), end("2026-12-01T00:00:00+00:00")) == 0
 
 
-def test_a_machine_stopped_and_later_terminated_counts_once():
+def test_an_instance_stopped_and_later_terminated_counts_once():
     stopped = end("2026-11-10T00:00:00+00:00", action="stop")
     terminated = end("2026-11-20T00:00:00+00:00")
 
     assert total(stopped, terminated) == Decimal("2.00") * 24 * 21
 
 
-def test_a_stopped_machine_that_was_started_again_saved_until_then():
+def test_a_stopped_instance_that_was_started_again_saved_until_then():
     stopped = end("2026-11-10T00:00:00+00:00", action="stop")
     again = end("2026-11-20T00:00:00+00:00", launched_at="2026-11-12T00:00:00+00:00")
 
@@ -156,7 +156,7 @@ ENDS = st.lists(
 
 
 @given(ENDS)
-def test_no_machine_saves_more_than_it_would_have_cost_in_the_month(ends):
+def test_no_instance_saves_more_than_it_would_have_cost_in_the_month(ends):
     summary = summarise(ends, NOVEMBER, LATER)
 
     assert all(saving.amount is None or saving.amount >= 0 for saving in summary.savings)

@@ -84,7 +84,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         ("aws",),
     ),
     "state in the call itself": (
-        lambda: swaps("alicloud:Machines.terminate", "not stopped", "True"),
+        lambda: swaps("alicloud:Instances.terminate", "not stopped", "True"),
         "a_stopped_instance_is_started_as_its_end_is_called",
         ("alicloud",),
     ),
@@ -201,7 +201,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
     "group's floor": (lambda: gives("_spare_of", "100"), "the_group_keeps_its_minimum", BOTH),
     "cap": (lambda: gives("action_limit", "1000"), "too_many_are_due_at_once", BOTH),
     "cap by share": (
-        lambda: becomes("action_limit", "policy, machines", "policy.max_actions"),
+        lambda: becomes("action_limit", "policy, instances", "policy.max_actions"),
         "a_share_of_the_fleet_is_due_at_once",
         BOTH,
     ),
@@ -269,27 +269,27 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         ("alicloud",),
     ),
     "member through its group": (
-        lambda: gives("Fleet.group_of", "None"),
+        lambda: gives("Inventory.group_of", "None"),
         "forgotten_instances_are_terminated",
         BOTH,
     ),
     "smaller group on AWS": (
-        lambda: swaps("aws:Machines.detach", "not replaced", "False"),
+        lambda: swaps("aws:Instances.detach", "not replaced", "False"),
         "forgotten_instances_are_terminated",
         ("aws",),
     ),
     "smaller group on Alibaba Cloud": (
-        lambda: swaps("alicloud:Machines.detach", "not replaced", "False"),
+        lambda: swaps("alicloud:Instances.detach", "not replaced", "False"),
         "forgotten_instances_are_terminated",
         ("alicloud",),
     ),
     "duplicate pages on AWS": (
-        lambda: swaps("aws:Machines.fleet", "found.values()", "[*found.values()] * 2"),
+        lambda: swaps("aws:Instances.fleet", "found.values()", "[*found.values()] * 2"),
         "every_page_comes_twice",
         ("aws",),
     ),
     "duplicate pages on Alibaba Cloud": (
-        lambda: swaps("alicloud:Machines._instances", "tuple(found.values())", "tuple(found.values()) * 2"),
+        lambda: swaps("alicloud:Instances._instances", "tuple(found.values())", "tuple(found.values()) * 2"),
         "every_page_comes_twice",
         ("alicloud",),
     ),

@@ -311,7 +311,7 @@ def test_an_owner_whose_name_fits_no_subject_is_told_all_the_same(owner):
     assert (announced.told, announced.problems) == ([one], [])
 
 
-def test_a_machine_that_is_unknown_every_other_sweep_is_told_once_a_day():
+def test_an_instance_that_is_unknown_every_other_sweep_is_told_once_a_day():
     alert = Decision(machine(), Verdict.KEEP_UNKNOWN, "a sensor failed", alert=True)
     fine = Decision(machine(), Verdict.KEEP_BUSY, "busy")
     memory, mails = {}, 0

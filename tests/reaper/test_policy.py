@@ -108,7 +108,7 @@ def test_any_value_of_any_key_is_taken_or_refused_in_words(key, value):
     assert message is None or key in message
 
 
-def test_a_person_sees_one_message_and_no_traceback(tmp_path):
+def test_a_user_sees_one_message_and_no_traceback(tmp_path):
     path = tmp_path / "policy.json"
     path.write_text(json.dumps(policy_json(max_percent=101)))
 

@@ -9,7 +9,7 @@ from botocore.exceptions import EndpointConnectionError
 from moto import mock_aws
 
 from image.reaper import metrics
-from image.reaper.agent.judge import State
+from image.reaper.agent.judge import Minute
 from image.reaper.agent.publish import MAX_DATA_PER_CALL, Publisher, heartbeat
 from image.reaper.errors import CloudError
 from tests.reaper.samples import NOON, judgement
@@ -22,7 +22,7 @@ def told(outcome, **options):
     }
 
 
-def test_an_idle_machine_says_for_how_long():
+def test_an_idle_instance_says_for_how_long():
     values = told(judgement(idle_s=600.0))
 
     assert values == {
@@ -33,13 +33,13 @@ def test_an_idle_machine_says_for_how_long():
 
 @pytest.mark.parametrize(
     ("state", "code"),
-    [(State.UNKNOWN, metrics.CODE_UNKNOWN), (State.SUSPECT_HUNG, metrics.CODE_HUNG)],
+    [(Minute.UNKNOWN, metrics.CODE_UNKNOWN), (Minute.SUSPECT_HUNG, metrics.CODE_HUNG)],
 )
 def test_what_is_not_known_to_be_idle_is_a_code(state, code):
     assert told(judgement(state))[metrics.METRIC_SECONDS_SINCE_ACTIVITY, "InstanceId"] == code
 
 
-def test_gpu_memory_is_told_of_the_machine_and_of_its_pool():
+def test_gpu_memory_is_told_of_the_instance_and_of_its_pool():
     values = told(judgement(gpu_memory_used_percent=87.5))
 
     assert values[metrics.METRIC_GPU_MEMORY, "InstanceId"] == 87.5

@@ -33,14 +33,14 @@ def environment(tmp_path_factory):
             "PYTHONPATH": str(ROOT),
             "FOLDER": str(folder),
             "LEDGER": "s3://records/reaper",
-            "MACHINE": started(client(made, "ec2")),
+            "INSTANCE": started(client(made, "ec2")),
             "POLICY": str(write_policy(folder / "policy.json", budget=budget_json())),
             "REGION": REGION,
         }
 
 
 def started(ec2):
-    """A new machine of the fleet."""
+    """A new instance of the fleet."""
     wire = [{"Key": key, "Value": value} for key, value in TAGS.items()]
     answer = ec2.run_instances(
         ImageId="ami-12c6146b",

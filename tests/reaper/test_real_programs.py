@@ -45,7 +45,7 @@ def programs():
 
 
 class Eyes:
-    """Sensors over this machine's process table."""
+    """Sensors over this instance's process table."""
 
     def __init__(self):
         self.gpu_pids = frozenset()
@@ -193,7 +193,7 @@ def test_a_rank_that_waits_for_its_peer_has_a_connection_to_it(eyes, programs):
 
 @pytest.fixture
 def sshd(programs, tmp_path):
-    """A server of this machine's own OpenSSH, and the client's command for it."""
+    """A server of this instance's own OpenSSH, and the client's command for it."""
     for name in ("host", "own"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
     (tmp_path / "authorized").write_text((tmp_path / "own.pub").read_text())

@@ -1,4 +1,4 @@
-"""Sensors against this very machine: real processes, real files, and counters that a test moves."""
+"""Sensors against this very instance: real processes, real files, and counters that a test moves."""
 
 import os
 import pty
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from image.reaper.agent.sensors.counters import Counters, MachineCounters, OwnUse, RateSensor, TreeCounters
+from image.reaper.agent.sensors.counters import Counters, InstanceCounters, OwnUse, RateSensor, TreeCounters
 from image.reaper.agent.sensors.look import Sensors
 from image.reaper.agent.sensors.processes import ProcessTable
 from image.reaper.agent.sensors.reading import Rates
@@ -94,7 +94,7 @@ def test_counters_that_cannot_be_read_are_a_failure_that_says_why():
 
 
 def test_cpu_time_of_any_process_is_seen():
-    counters = MachineCounters(OwnUse())
+    counters = InstanceCounters(OwnUse())
     before = counters()
 
     subprocess.run(python("import time\nwhile time.process_time() < 0.3: pass"), check=True)
@@ -121,7 +121,7 @@ def network_of(monkeypatch, own):
         return {"eth0": card, "lo": SimpleNamespace(bytes_recv=10**9, bytes_sent=10**9)}
 
     monkeypatch.setattr(psutil, "net_io_counters", read)
-    counters = MachineCounters(own, Path("/nowhere"))
+    counters = InstanceCounters(own, Path("/nowhere"))
 
     def after(more):
         bytes_sent[0] += more
@@ -161,11 +161,11 @@ def test_a_copy_between_two_looks_is_not_missed(monkeypatch):
 def test_rdma_bytes_count_as_network(tmp_path):
     folder = tmp_path / "class/infiniband/efa_0/ports/1/hw_counters"
     folder.mkdir(parents=True)
-    plain = MachineCounters(OwnUse(), tmp_path / "none")().network_bytes
+    plain = InstanceCounters(OwnUse(), tmp_path / "none")().network_bytes
     for name, value in {"rx_bytes": 10**15, "rdma_write_bytes": 2 * 10**15, "lifespan": 12}.items():
         (folder / name).write_text(f"{value}\n")
 
-    assert MachineCounters(OwnUse(), tmp_path)().network_bytes - plain == pytest.approx(3e15, rel=1e-6)
+    assert InstanceCounters(OwnUse(), tmp_path)().network_bytes - plain == pytest.approx(3e15, rel=1e-6)
 
 
 def test_a_process_that_computes_in_a_child_is_busy():

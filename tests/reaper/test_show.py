@@ -1,4 +1,4 @@
-"""A notice is seen where people look: on terminals that no list of log-ins has, and in Jupyter."""
+"""A notice is seen where users look: on terminals that no list of log-ins has, and in Jupyter."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_nothing_but_a_terminal_is_written_to(terminal, tmp_path):
         os.read(seen, 100)
 
 
-def test_whatever_a_host_that_somebody_logs_in_from_is_called_its_terminal_is_known(monkeypatch, tmp_path):
+def test_whatever_a_host_that_a_user_logs_in_from_is_called_its_terminal_is_known(monkeypatch, tmp_path):
     (tmp_path / "who").write_text("#!/bin/sh\nprintf 'ada pts/3 2026-11-22 12:00 (\\377\\350)\\n'\n")
     (tmp_path / "who").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

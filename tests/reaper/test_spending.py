@@ -11,7 +11,7 @@ from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
 from image.reaper.money.budget_check import look
 from image.reaper.money.spending import line_of
 from image.reaper.sweep.handler import conclude
-from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.sweep import SweepOptions, sweep
 from tests.reaper.moto_fleet import budget_json
 from tests.reaper.sweeping import connect_world, policy
 from tests.reaper.world import World, refusal
@@ -26,7 +26,7 @@ def rules(monthly="1000", **changes):
 
 @pytest.fixture
 def world():
-    """A pool of two machines at work, with room for eight more."""
+    """A pool of two instances at work, with room for eight more."""
     made = World()
     made.group("pool", min_size=0, max_size=10, **{TAG_POOL: "dev"})
     for _ in range(2):
@@ -37,7 +37,7 @@ def world():
 
 def swept(world, checked, *, dry_run=False):
     cloud = connect_world(world, checked)
-    result = sweep(cloud, checked, Options(clock=world.clock, holder="a sweep", dry_run=dry_run))
+    result = sweep(cloud, checked, SweepOptions(clock=world.clock, holder="a sweep", dry_run=dry_run))
     return conclude(cloud, checked, result)
 
 
@@ -93,7 +93,7 @@ def test_an_assumed_price_is_counted_and_named(world):
 def test_sweeps_that_fail_for_hours_lose_no_money(world):
     swept(world, rules())
     before = look(
-        connect_world(world, rules()), rules(), connect_world(world, rules()).machines.fleet(), world.now
+        connect_world(world, rules()), rules(), connect_world(world, rules()).instances.fleet(), world.now
     )
     world.pass_minutes(7 * 60)
 
@@ -104,7 +104,7 @@ def test_sweeps_that_fail_for_hours_lose_no_money(world):
 
 
 def spot_world(**prices):
-    """One spot machine, and the market's prices by zone."""
+    """One spot instance, and the market's prices by zone."""
     made = World()
     made.start(TAGS, spot=True)
     made.pass_minutes(1)
@@ -158,7 +158,7 @@ def test_another_sweep_at_the_same_moment_counts_nothing_twice(world):
     swept(world, rules())
     world.pass_minutes(60)
     cloud = connect_world(world, rules())
-    first = sweep(cloud, rules(), Options(clock=world.clock, holder="one", dry_run=True))
+    first = sweep(cloud, rules(), SweepOptions(clock=world.clock, holder="one", dry_run=True))
 
     conclude(cloud, rules(), first)
     second = conclude(cloud, rules(), first)
@@ -166,7 +166,7 @@ def test_another_sweep_at_the_same_moment_counts_nothing_twice(world):
     assert second.spending.reading.month["dev"] == pytest.approx(2 * HOUR_OF_ONE, rel=Decimal("0.02"))
 
 
-def test_spending_past_the_budget_freezes_within_one_sweep_and_busy_machines_stay(world):
+def test_spending_past_the_budget_freezes_within_one_sweep_and_busy_instances_stay(world):
     world.pass_minutes(10 * 60)
 
     result = swept(world, rules(monthly="10"))

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from image.instance.errors import InstanceError
 from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK
 from image.reaper.sweep.handler import conclude
-from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.sweep import SweepOptions, sweep
 from tests.reaper.moto_fleet import budget_json
 from tests.reaper.sweeping import connect_world, policy
 from tests.reaper.world import Faults, World
 
 TAGS = {TAG_STACK: "test", TAG_MANAGED: "true", TAG_POOL: "dev"}
 AN_HOUR = Decimal("1.026")
-# A budget that half a day of a few machines spends: capped first, closed a little later.
+# A budget that half a day of a few instances spends: capped first, closed a little later.
 POLICY = policy(top={"budget": budget_json(monthly="20", percents=[50, 100])}, idle_after_hours=2)
 
 FAULTS = st.builds(
@@ -37,12 +37,12 @@ def swept(world):
     """A sweep with all that follows it; what it raises is told to nobody here."""
     with contextlib.suppress(InstanceError):
         cloud = connect_world(world, POLICY)
-        result = sweep(cloud, POLICY, Options(clock=world.clock, holder=f"at {world.now}"))
+        result = sweep(cloud, POLICY, SweepOptions(clock=world.clock, holder=f"at {world.now}"))
         conclude(cloud, POLICY, result)
 
 
 def truth(world, until):
-    """What the machines really cost up to a moment."""
+    """What the instances really cost up to a moment."""
     ends = [(one, min(until, one.stopped_at or until)) for one in world.machines.values()]
     seconds = sum(max(0.0, (end - one.launched_at).total_seconds()) for one, end in ends)
     return Decimal(seconds) * AN_HOUR / 3600

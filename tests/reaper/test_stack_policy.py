@@ -3,10 +3,10 @@
 import pytest
 
 from image.reaper.agent.sensors.busy_command import BusyCommand
-from image.reaper.agent.sensors.look import Asked
+from image.reaper.agent.sensors.look import SensorOptions
 from image.reaper.agent.stack_policy import READ_EVERY_S, TRY_AGAIN_AFTER_S, StackPolicy, sensors_in
 from image.reaper.errors import CloudError
-from image.reaper.policy import Sensors
+from image.reaper.policy import SensorPolicy
 
 OWN = {
     "watch": ["blender"],
@@ -43,7 +43,9 @@ class Bucket:
 def test_the_stack_s_programs_command_and_limits_count():
     policy = Bucket(document()).policy()
 
-    assert policy.asked() == Asked(frozenset({"blender"}), BusyCommand(("/usr/local/bin/busy", "-q"), 3.0))
+    assert policy.asked() == SensorOptions(
+        frozenset({"blender"}), BusyCommand(("/usr/local/bin/busy", "-q"), 3.0)
+    )
     limits = policy.limits()
     assert (limits.cpu_cores, limits.disk_bytes_per_s, limits.network_bytes_per_s) == (
         0.5,
@@ -68,7 +70,7 @@ def test_a_change_reaches_a_running_agent():
 def test_before_it_was_read_once_the_instance_is_unknown():
     policy = Bucket(CloudError("AccessDenied")).policy()
 
-    assert policy.asked() == Asked(problem="policy of the stack: AccessDenied")
+    assert policy.asked() == SensorOptions(problem="policy of the stack: AccessDenied")
     assert policy.limits().cpu_cores == 0.1
 
 
@@ -87,12 +89,12 @@ def test_what_was_read_last_holds_while_the_bucket_is_silent():
 def test_an_instance_that_knows_no_place_of_the_policy_goes_by_the_agent_s_own_limits():
     policy = StackPolicy(None, "dev", lambda: 0.0)
 
-    assert policy.asked() == Asked()
+    assert policy.asked() == SensorOptions()
     assert policy.limits().cpu_cores == 0.1
 
 
 def test_a_policy_from_before_the_sensors_means_the_agent_s_own():
-    assert sensors_in({"pools": {"dev": {"market": "spot"}}}, "dev") == Sensors()
+    assert sensors_in({"pools": {"dev": {"market": "spot"}}}, "dev") == SensorPolicy()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What people see: who has what, how idle it is, when it would go, what it costs."""
+"""What users see: who has what, how idle it is, when it would go, what it costs."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from image.console.cli import main
 from image.reaper import policy
 from image.reaper.agent import activity_file
-from image.reaper.agent.judge import State
+from image.reaper.agent.judge import Minute
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
 from image.reaper.people.status import goes, row
 from tests.reaper.fake_aws import fake_aws
@@ -35,10 +35,10 @@ def decision(verdict=Verdict.KEEP_BUSY, idle_s=600.0, tags=None, **values):
     return replace(Decision(instance, verdict, "why", idle_s=idle_s), **values)
 
 
-def test_a_row_tells_machine_owner_idle_time_and_price(rules):
+def test_a_row_tells_instance_owner_idle_time_and_price(rules):
     made = row(decision(hourly_price=Decimal("1.006")), rules, NOON)
 
-    assert (made.machine, made.owner, made.what) == ("i-1", "ada", "dev g5.xlarge")
+    assert (made.instance, made.owner, made.what) == ("i-1", "ada", "dev g5.xlarge")
     assert (made.idle, made.an_hour) == ("10 min", "1.006 USD")
 
 
@@ -48,27 +48,27 @@ def test_what_is_not_known_is_not_invented(rules):
     assert (made.owner, made.idle, made.goes, made.an_hour) == ("nobody", "", "never", "unknown")
 
 
-def test_an_unmarked_machine_goes_after_idle_time_and_grace(rules):
+def test_an_unmarked_instance_goes_after_idle_time_and_grace(rules):
     assert goes(decision(idle_s=3600.0), rules, NOON) == "in 90 min"  # 2 h + 30 min - 1 h
 
 
-def test_a_marked_machine_goes_when_its_mark_says(rules):
+def test_a_marked_instance_goes_when_its_mark_says(rules):
     marked = decision(Verdict.WAIT, reap_after=NOON + timedelta(minutes=12))
 
     assert goes(marked, rules, NOON) == "in 12 min"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.STOP, Verdict.TERMINATE])
-def test_a_machine_whose_time_has_come_goes_with_the_next_sweep(rules, verdict):
+def test_an_instance_whose_time_has_come_goes_with_the_next_sweep(rules, verdict):
     assert goes(decision(verdict, reap_after=NOON), rules, NOON) == "with the next sweep"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.KEEP_UNKNOWN, Verdict.ALERT])
-def test_a_machine_that_is_not_known_to_be_idle_has_no_time_to_go(rules, verdict):
+def test_an_instance_that_is_not_known_to_be_idle_has_no_time_to_go(rules, verdict):
     assert goes(decision(verdict), rules, NOON) == "not before it is known to be idle"
 
 
-def test_a_held_machine_goes_not_before_its_hold_ends(rules):
+def test_a_held_instance_goes_not_before_its_hold_ends(rules):
     held = decision(Verdict.KEEP_HELD, tags={TAG_KEEP_UNTIL: "2026-11-22T12:00:00+00:00"})
 
     assert goes(held, rules, NOON) == "kept until 2026-11-22 12:00"
@@ -81,7 +81,7 @@ def test_a_hold_that_cannot_be_read_holds_and_warns(rules):
     assert "gpu-fleet:keep-until = 'next week'; allowed:" in made.warning
 
 
-def test_the_table_shows_every_machine_and_what_the_idle_ones_cost(fleet, tmp_path):
+def test_the_table_shows_every_instance_and_what_the_idle_ones_cost(fleet, tmp_path):
     idle, busy = fleet.start(2)
     fleet.heartbeats([idle], idle_hours=2.5)
     fleet.heartbeats([busy], idle_hours=0)
@@ -99,11 +99,11 @@ def test_the_table_shows_every_machine_and_what_the_idle_ones_cost(fleet, tmp_pa
     assert fleet.tags(idle) == fleet.tags(busy), "looking changes nothing"
 
 
-def test_on_a_machine_of_the_fleet_its_agent_s_word_is_shown(tmp_path, monkeypatch):
+def test_on_an_instance_of_the_fleet_its_agent_s_word_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("GPU_FLEET_RUN_DIR", str(tmp_path))
     monkeypatch.delenv("GPU_FLEET_POLICY_FILE", raising=False)
-    outcome = judgement(State.ACTIVE, idle_s=0.0, reasons=("cpu: 1.00 cores",))
-    activity_file.write(tmp_path / "activity.json", outcome, "i-9", "the whole machine")
+    outcome = judgement(Minute.ACTIVE, idle_s=0.0, reasons=("cpu: 1.00 cores",))
+    activity_file.write(tmp_path / "activity.json", outcome, "i-9", "the whole instance")
 
     result = CliRunner().invoke(main, ["status"])
 

@@ -21,7 +21,7 @@ READS = ("Describe", "Get")
 
 
 def forgotten_world(count: int, grouped: int = 0, min_size: int = 0, seed: int = 0) -> World:
-    """Machines whose owners left 80 minutes ago, some of them in a group."""
+    """Instances whose owners left 80 minutes ago, some of them in a group."""
     world = World(seed)
     world.group("pool", min_size)
     tags = machine(marked_minutes_ago=None).tags
@@ -37,7 +37,7 @@ def forgotten_world(count: int, grouped: int = 0, min_size: int = 0, seed: int =
     return world
 
 
-def test_a_machine_is_not_marked_when_its_owner_could_not_be_told():
+def test_an_instance_is_not_marked_when_its_owner_could_not_be_told():
     world = forgotten_world(1)
     world.faults.deaf = 1.0
 
@@ -48,7 +48,7 @@ def test_a_machine_is_not_marked_when_its_owner_could_not_be_told():
     assert all("gpu-fleet:reap-after" not in one.tags for one in world.machines.values())
 
 
-def test_a_machine_that_is_used_again_between_plan_and_act_is_spared():
+def test_an_instance_that_is_used_again_between_plan_and_act_is_spared():
     world = forgotten_world(2)
     sweep_world(world, WORLD_POLICY)
     world.pass_minutes(21)

@@ -10,7 +10,7 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from moto.sesv2.models import sesv2_backends
 
 from image.console.cli import main
-from image.reaper.aws.machines import Machines
+from image.reaper.aws.instances import Instances
 from image.reaper.errors import CloudError
 from image.reaper.model import (
     TAG_IDLE_SINCE,
@@ -58,7 +58,7 @@ def verdicts(report):
     return {one["instance_id"]: one["verdict"] for one in report["verdicts"]}
 
 
-def test_an_idle_machine_is_marked_and_its_owner_told(fleet, sweep):
+def test_an_idle_instance_is_marked_and_its_owner_told(fleet, sweep):
     idle, busy = fleet.start(2)
     fleet.heartbeats([idle], idle_hours=2.5)
     fleet.heartbeats([busy], idle_hours=0)
@@ -128,7 +128,7 @@ def test_a_mark_that_cannot_be_written_mails_nobody_again_each_sweep(fleet, swee
     write_roster(users={"grace": "grace@example.com"}, sender="fleet@example.com")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Machines, "tag", refuse)
+        broken.setattr(Instances, "tag", refuse)
         for minutes in (0, 1):
             sweep(NOW + timedelta(minutes=minutes), notify_users=True)
     _, report = sweep(NOW + timedelta(minutes=2), notify_users=True)
@@ -157,7 +157,7 @@ def published(metric):
     return sum(one["Sum"] for one in answer["Datapoints"])
 
 
-def test_a_marked_machine_goes_after_its_grace_with_a_record_of_it(fleet, sweep):
+def test_a_marked_instance_goes_after_its_grace_with_a_record_of_it(fleet, sweep):
     (idle,) = fleet.start()
     fleet.heartbeats([idle], idle_hours=2.5)
     sweep(NOW)
@@ -172,7 +172,7 @@ def test_a_marked_machine_goes_after_its_grace_with_a_record_of_it(fleet, sweep)
     assert [(one["instance_id"], one["action"]) for one in fleet.ledger()] == [(idle, "terminate")]
 
 
-def test_a_machine_that_works_again_loses_its_mark(fleet, sweep):
+def test_an_instance_that_works_again_loses_its_mark(fleet, sweep):
     (machine,) = fleet.start()
     fleet.heartbeats([machine], idle_hours=2.5)
     sweep(NOW)
@@ -211,7 +211,7 @@ def test_a_dry_run_plans_the_same_and_changes_nothing(fleet, sweep):
     assert fleet.heard() == []
 
 
-def test_machines_of_other_stacks_and_unmanaged_ones_are_never_listed(fleet, sweep):
+def test_instances_of_other_stacks_and_unmanaged_ones_are_never_listed(fleet, sweep):
     fleet.start(**{"gpu-fleet:stack": "other"})
     fleet.start(**{"gpu-fleet:managed": "false"})
 
@@ -241,7 +241,7 @@ def test_termination_protection_is_a_lock_that_status_shows_and_the_others_go(fl
 
 @pytest.mark.parametrize("command", ["sweep", "status"])
 @pytest.mark.parametrize("text", ["[/tmp/results]", "ada [/]"])
-def test_what_people_write_into_tags_is_shown_as_they_wrote_it(fleet, tmp_path, command, text):
+def test_what_users_write_into_tags_is_shown_as_they_wrote_it(fleet, tmp_path, command, text):
     kept = (NOW + timedelta(hours=8)).isoformat()
     fleet.start(**{TAG_OWNER: text, TAG_KEEP_UNTIL: kept, TAG_KEEP_REASON: f"see {text}"})
     path = write_policy(tmp_path / "policy.json")

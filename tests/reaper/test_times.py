@@ -1,4 +1,4 @@
-"""Times as people and tags write them; what no clock will ever show is a mistake, not a crash."""
+"""Times as users and tags write them; what no clock will ever show is a mistake, not a crash."""
 
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -33,7 +33,7 @@ def test_every_time_is_read_or_refused(moment, zone):
 
 
 @pytest.mark.parametrize("text", FOR_EVER[:2])
-def test_a_hold_for_ever_keeps_its_machine_and_stops_no_sweep(text):
+def test_a_hold_for_ever_keeps_its_instance_and_stops_no_sweep(text):
     (found,) = decide(
         alone(machine(tags={"gpu-fleet:keep-until": text}), idle_history(161).activity())
     ).decisions

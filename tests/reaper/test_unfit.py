@@ -7,7 +7,7 @@ import pytest
 
 from image.reaper.metrics import CODE_UNFIT
 from image.reaper.model import Group, Verdict
-from image.reaper.sweep.lease import Memory, _memory
+from image.reaper.sweep.lease import SweepMemory, _memory
 from image.reaper.sweep.verdict import MOST_REPLACED_IN_A_DAY, decide
 from tests.reaper import test_alicloud
 from tests.reaper.custodian_cases import POLICY as SWEEPING
@@ -83,7 +83,7 @@ def test_what_protects_an_idle_instance_protects_an_unfit_one(changes, kept):
 
 
 @pytest.mark.parametrize("group", [None, FROZEN])
-def test_where_nothing_would_take_its_place_somebody_is_told_instead(group):
+def test_where_nothing_would_take_its_place_a_user_is_told_instead(group):
     found = verdict(unmarked(), group=group)
 
     assert (found.verdict, found.alert) == (Verdict.ALERT, True)
@@ -137,7 +137,7 @@ def test_most_of_a_fleet_failing_at_once_is_the_image_and_trips_the_breaker():
     assert {(one.verdict, one.alert) for one in plan.decisions} == {(Verdict.MARK, True)}
 
 
-def test_the_pools_share_of_the_day_is_bounded_and_then_somebody_is_told():
+def test_the_pools_share_of_the_day_is_bounded_and_then_a_user_is_told():
     earlier = {f"i-gone-{index}": "dev" for index in range(MOST_REPLACED_IN_A_DAY)}
 
     found = verdict(machine(), replaced=earlier)
@@ -158,7 +158,7 @@ def test_one_whose_replacement_failed_is_tried_again_at_no_further_count():
 
 
 def test_what_was_replaced_is_remembered_from_sweep_to_sweep_for_a_day():
-    memory = Memory()
+    memory = SweepMemory()
     memory.note_ending([verdict(machine())], NOW)
 
     read = _memory({"memory": json.loads(json.dumps(memory.to_json()))})

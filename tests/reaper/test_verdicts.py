@@ -1,4 +1,4 @@
-"""What becomes of one machine, case by case: the parts of a policy that the invariants do not reach."""
+"""What becomes of one instance, case by case: the parts of a policy that the invariants do not reach."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Said, Word, mark_name, said_of, words
-from image.reaper.model import TAG_GIVE_BACK, TAG_WITHDRAWN, Fleet, Group, Verdict
+from image.reaper.model import TAG_GIVE_BACK, TAG_WITHDRAWN, Group, Inventory, Verdict
 from image.reaper.store import Listed
 from image.reaper.sweep.evidence import window_of
 from image.reaper.sweep.verdict import decide, shortest_idle_time
@@ -38,17 +38,17 @@ def stopped(**changes):
     return machine(**{"state": "stopped", "stopped_at": STOPPED_AT, "marked_minutes_ago": None} | changes)
 
 
-def test_a_machine_of_a_stopping_pool_is_stopped():
+def test_an_instance_of_a_stopping_pool_is_stopped():
     assert decision(alone(machine(), FORGOTTEN, policy=STOPPING)).verdict is Verdict.STOP
 
 
-def test_a_spot_machine_is_never_stopped_and_somebody_is_told():
+def test_a_spot_instance_is_never_stopped_and_a_user_is_told():
     found = decision(alone(machine(spot=True), FORGOTTEN, policy=STOPPING))
 
     assert (found.verdict, found.alert) == (Verdict.KEEP_PROTECTED, True)
 
 
-def test_a_stopped_machine_is_marked_again_before_it_is_terminated():
+def test_a_stopped_instance_is_marked_again_before_it_is_terminated():
     """The mark that led to the stop was no notice of the end of its disk."""
     first_mark = {
         "gpu-fleet:idle-since": (STOPPED_AT - timedelta(hours=3)).isoformat(),
@@ -61,7 +61,7 @@ def test_a_stopped_machine_is_marked_again_before_it_is_terminated():
     assert found.idle_since == STOPPED_AT
 
 
-def test_a_stopped_machine_goes_when_its_own_mark_is_due():
+def test_a_stopped_instance_goes_when_its_own_mark_is_due():
     second_mark = {
         "gpu-fleet:idle-since": STOPPED_AT.isoformat(),
         "gpu-fleet:reap-after": (NOW - timedelta(minutes=5)).isoformat(),
@@ -83,12 +83,12 @@ def test_a_stopped_machine_goes_when_its_own_mark_is_due():
     ],
     ids=["not long enough", "nobody knows since when", "no second stage", "held", "not managed"],
 )
-def test_a_stopped_machine_stays_otherwise(changes, checked):
+def test_a_stopped_instance_stays_otherwise(changes, checked):
     assert decision(alone(stopped(**changes), FORGOTTEN, policy=checked)).verdict.startswith("KEEP")
 
 
-def test_people_are_told_of_a_stopped_machine_that_waits_for_ever_because_nobody_knows_since_when():
-    """EC2 gives no time where the machine shut itself down; on Alibaba Cloud only the sweep notes one."""
+def test_users_are_told_of_a_stopped_instance_that_waits_for_ever_because_nobody_knows_since_when():
+    """EC2 gives no time where the instance shut itself down; on Alibaba Cloud only the sweep notes one."""
     found = decision(alone(stopped(stopped_at=None), FORGOTTEN, policy=STOPPING))
 
     assert (found.verdict, found.alert) == (Verdict.KEEP_PROTECTED, True)
@@ -99,8 +99,8 @@ NONSENSE = pytest.mark.parametrize("value", [1e12, 1e300, float("inf"), float("n
 
 
 @NONSENSE
-def test_a_heartbeat_that_no_agent_can_mean_leaves_its_machine_unknown(value):
-    """Everybody on a machine may publish in its name."""
+def test_a_heartbeat_that_no_agent_can_mean_leaves_its_instance_unknown(value):
+    """Everybody on an instance may publish in its name."""
     history = History({**idle_history(161).beats, 1: value})
 
     assert decision(alone(machine(), history.activity())).verdict is Verdict.KEEP_UNKNOWN
@@ -141,7 +141,7 @@ def test_quiet_hours_follow_the_clock_on_the_wall(moment, quiet):
     assert is_quiet(datetime.fromisoformat(moment), spans, checked.time_zone, weekends=False) is quiet
 
 
-def test_a_weekend_is_quiet_where_people_live():
+def test_a_weekend_is_quiet_where_users_live():
     late_friday_in_utc = datetime(2026, 11, 20, 23, 30, tzinfo=UTC)
     berlin, utc = policy(top={"time_zone": "Europe/Berlin"}), policy()
 
@@ -167,21 +167,21 @@ def fleet_of(idle_minutes, **changes):
     activity = {
         one.id: idle_history(idle).activity() for one, idle in zip(machines, idle_minutes, strict=True)
     }
-    situation = replace(alone(machines[0], FORGOTTEN), fleet=Fleet(machines), activity=activity)
+    situation = replace(alone(machines[0], FORGOTTEN), fleet=Inventory(machines), activity=activity)
     return {one.instance.id: one.verdict for one in decide(replace(situation, **changes)).decisions}
 
 
-def test_low_load_takes_the_longest_idle_machine_and_only_one():
+def test_low_load_takes_the_longest_idle_instance_and_only_one():
     found = fleet_of([0, 40, 60], scale_in=frozenset({"dev"}))
 
     assert found == {"i-0": Verdict.KEEP_BUSY, "i-1": Verdict.KEEP_BUSY, "i-2": Verdict.MARK}
 
 
-def test_low_load_takes_no_machine_at_work():
+def test_low_load_takes_no_instance_at_work():
     assert set(fleet_of([0, 5, 20], scale_in=frozenset({"dev"})).values()) == {Verdict.KEEP_BUSY}
 
 
-def test_low_load_waits_while_another_machine_is_leaving():
+def test_low_load_waits_while_another_instance_is_leaving():
     found = fleet_of([161, 60], scale_in=frozenset({"dev"}))
 
     assert found == {"i-0": Verdict.MARK, "i-1": Verdict.KEEP_BUSY}
@@ -191,7 +191,7 @@ def test_without_low_load_a_short_idle_time_is_no_reason():
     assert set(fleet_of([40, 60]).values()) == {Verdict.KEEP_BUSY}
 
 
-def test_a_machine_that_was_asked_for_is_unmarked_when_load_returns():
+def test_an_instance_that_was_asked_for_is_unmarked_when_load_returns():
     asked = machine(marked_minutes_ago=10, idle_since=NOW - timedelta(minutes=60))
 
     assert decision(alone(asked, idle_history(60).activity())).verdict is Verdict.UNMARK
@@ -201,7 +201,7 @@ OLD = {"launched_at": NOW - timedelta(days=8)}
 LIFETIME = with_pool(max_lifetime_hours=168)
 
 
-def test_an_old_machine_at_work_is_left_and_its_owner_asked():
+def test_an_old_instance_at_work_is_left_and_its_owner_asked():
     found = decision(
         alone(machine(marked_minutes_ago=None, **OLD), idle_history(5).activity(), policy=LIFETIME)
     )
@@ -210,7 +210,7 @@ def test_an_old_machine_at_work_is_left_and_its_owner_asked():
     assert "past its lifetime of 168 h" in found.reason
 
 
-def test_an_old_machine_goes_by_the_shorter_idle_time():
+def test_an_old_instance_goes_by_the_shorter_idle_time():
     unmarked = machine(marked_minutes_ago=None, **OLD)
 
     assert decision(alone(unmarked, idle_history(40).activity(), policy=LIFETIME)).verdict is Verdict.MARK
@@ -250,7 +250,7 @@ def test_a_word_for_another_mark_is_no_word():
     assert verdict_on({Word.CLOSED: CLOSED_LASTS}, mark_of="20260101T000000Z").verdict is Verdict.WAIT
 
 
-def test_without_an_answer_nothing_is_ended_and_somebody_is_notified_after_an_hour():
+def test_without_an_answer_nothing_is_ended_and_a_user_is_notified_after_an_hour():
     idle_since = NOW - timedelta(minutes=161)
     early, late = verdict_on({}), verdict_on({}, marked_minutes_ago=95, idle_since=idle_since)
 
@@ -298,7 +298,7 @@ def test_an_agent_that_repeats_itself_is_not_believed():
     assert decision(alone(machine(), frozen)).verdict is Verdict.KEEP_UNKNOWN
 
 
-def test_a_machine_of_an_unknown_pool_is_left_and_told():
+def test_an_instance_of_an_unknown_pool_is_left_and_told():
     stray = machine(tags={"gpu-fleet:pool": "gone"})
 
     found = decision(alone(stray, FORGOTTEN))

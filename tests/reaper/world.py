@@ -1,6 +1,6 @@
-"""A world with machines, people and a clock; ``world_clients`` shows it as boto3 would.
+"""A world with instances, users and a clock; ``world_clients`` shows it as boto3 would.
 
-It knows the truth that no sweep knows: what really happened on each machine. ``oracle`` holds every end
+It knows the truth that no sweep knows: what really happened on each instance. ``oracle`` holds every end
 against it.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from image.reaper.aws.machines import TAG_GROUP
+from image.reaper.aws.instances import TAG_GROUP
 from image.reaper.metrics import CODE_HUNG
 from image.reaper.model import (
     TAG_KEEP_UNTIL,
@@ -45,7 +45,7 @@ class Machine:
         clock: the true time.
         id: its id.
         tags: all of its tags.
-        busy: whether somebody works on it at once.
+        busy: whether a user works on it at once.
         unfit: its boot check failed; its agent says so while nothing works.
         spot: bought on the spot market.
         state: as the cloud tells it.
@@ -56,7 +56,7 @@ class Machine:
         door: what refuses log-ins and jobs.
         stubborn: the cloud refuses to end it, and nobody knows why.
         clock_ahead: by how much its agent dates its heartbeats into the future.
-        loop: a pane where somebody left one going, as (seconds from one run to the next, seconds of a run).
+        loop: a pane where a user left one going, as (seconds from one run to the next, seconds of a run).
         is_new_each_time: each run of it is another command.
         is_a_run: a job looks like one more run of that loop.
         senses: what its agent learned of it.
@@ -106,7 +106,7 @@ class Machine:
             self.line.jobs.open(self._clock())
 
     def type(self) -> None:
-        """Somebody logs in and types."""
+        """A user logs in and types."""
         if not self._is_refused():
             self.line.typing.open(self._clock())
 
@@ -148,7 +148,7 @@ class Machine:
         return self.line.locked.holds_at(self._clock())
 
     def lock(self, *, on: bool = True) -> None:
-        """Somebody turns termination protection on or off."""
+        """A user turns termination protection on or off."""
         (self.line.locked.open if on else self.line.locked.close)(self._clock())
 
 
@@ -157,7 +157,7 @@ class Door:
 
     Attributes:
         is_shut: whether it is.
-        refused: how often somebody came.
+        refused: how often a user came.
         saved: how often what users keep was saved behind it.
     """
 
@@ -199,15 +199,15 @@ class World:
     Attributes:
         now: the time.
         skew: how far the sweep's own clock is ahead.
-        ends: (time, machine, how) of every end by the API.
-        rules: pool -> what its people were promised; ``sweep_world`` reads it out of the policy.
+        ends: (time, instance, how) of every end by the API.
+        rules: pool -> what its users were promised; ``sweep_world`` reads it out of the policy.
         wrongs: every promise that an end broke, in words.
-        page: machines to a page.
+        page: instances to a page.
         modified: key of an object -> when it was written, as the bucket tells it.
-        daily: (machine, metric) -> what the cloud says of a whole day of it.
+        daily: (instance, metric) -> what the cloud says of a whole day of it.
         spot_prices: instance type -> zone -> price of an hour.
-        answering: makes the agent of a machine, where its policy asks for answers.
-        agents: id of a machine that was asked -> its agent.
+        answering: makes the agent of an instance, where its policy asks for answers.
+        agents: id of an instance that was asked -> its agent.
         unfit_at_start: whether what is started from now on fails its boot check.
     """
 
@@ -239,14 +239,14 @@ class World:
         self._random = random.Random(seed)
         self._numbers = itertools.count(1)
 
-    # people and time
+    # users and time
 
     def clock(self) -> datetime:
         """The sweep's clock."""
         return self.now + self.skew
 
     def start(self, tags: dict[str, str], group: str | None = None, **more: Any) -> Machine:
-        """Start a machine whose owner works on it at once."""
+        """Start an instance whose owner works on it at once."""
         key = f"i-{next(self._numbers):017x}"
         more = {"unfit": self.unfit_at_start} | more
         machine = Machine(lambda: self.now, key, dict(tags), **more)
@@ -263,12 +263,12 @@ class World:
         self.groups[name] = made | {"tags": tags}
 
     def join(self, group: str, tags: dict[str, str], **more: Any) -> Machine:
-        """Scale a group out by one machine."""
+        """Scale a group out by one instance."""
         self.groups[group]["desired"] += 1
         return self.start(tags, group, **more)
 
     def attach(self, group: str, ids: list[str]) -> None:
-        """Make machines members of a group."""
+        """Make instances members of a group."""
         for key in ids:
             self.groups[group]["members"].append(key)
             self.machines[key].tags[TAG_GROUP] = group
@@ -309,7 +309,7 @@ class World:
                     self._minute_of(machine)
 
     def _asked(self) -> list[Machine]:
-        """Machines whose agents are, or were, asked by a mark that is due, or have refused one."""
+        """Instances whose agents are, or were, asked by a mark that is due, or have refused one."""
         if self.answering is None:
             return []
         due = [one for one in self.machines.values() if self._is_due(one) or TAG_WITHDRAWN in one.tags]
@@ -411,7 +411,7 @@ class World:
             raise refusal("InternalError", operation)
 
     def hear(self, message: str) -> None:
-        """Somebody reads a message; one that says how to keep a machine is the notice of its end."""
+        """A user reads a message; one that says how to keep an instance is the notice of its end."""
         self.messages.append((self.now, message))
         for machine in self.machines.values():
             if machine.id in message and "gpu-fleet keep" in message:
@@ -430,7 +430,7 @@ class World:
         return self._random.random() < probability
 
     def gone(self, machine: Machine, how: str) -> None:
-        """A machine ends, and the oracle judges it before anything else happens."""
+        """An instance ends, and the oracle judges it before anything else happens."""
         if machine.state == "running" or (machine.state == "stopped" and how == "terminated"):
             self.ends.append((self.now, machine, how))
             rules = self.rules.get(machine.tags.get(TAG_POOL, ""))
@@ -443,7 +443,7 @@ class World:
         (machine.line.stopped.open if how == "stopped" else machine.line.stopped.close)(self.now)
 
     def boot(self, machine: Machine) -> None:
-        """Its owner starts a stopped machine again."""
+        """Its owner starts a stopped instance again."""
         machine.state, machine.stopped_at = "running", None
         machine.line.stopped.close(self.now)
         machine.line.boots.append(self.now)

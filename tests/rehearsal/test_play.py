@@ -1,4 +1,4 @@
-"""The rehearsal as a person starts it, and as a person stops it."""
+"""The rehearsal as a user starts it, and as a user stops it."""
 
 import json
 import os

@@ -316,7 +316,7 @@ def test_the_sweep_writes_its_ledger_and_deletes_none_of_it(account):
         assert not account.may("reaper", action, ledger)
 
 
-def test_the_sweep_neither_reads_what_people_store_nor_writes_what_instances_boot(account):
+def test_the_sweep_neither_reads_what_users_store_nor_writes_what_instances_boot(account):
     for action in ("oss:GetObject", "oss:PutObject"):
         assert not account.may("reaper", action, account.bucket("data", "dev/keep/i-1/notes.txt"))
     assert not account.may("reaper", "oss:PutObject", account.bucket("records", "image/payload/00.tar.gz"))

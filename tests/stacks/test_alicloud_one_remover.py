@@ -48,7 +48,7 @@ def test_no_group_refuses_the_sweep_itself_by_a_suspended_scale_in(found):
     assert "ScaleIn" not in {one["process"] for one in inputs(found, SUSPENSION)}
 
 
-def test_no_group_but_of_spot_takes_away_what_somebody_stopped(found):
+def test_no_group_but_of_spot_takes_away_what_a_user_stopped(found):
     suspended = {
         one["scalingGroupId"] for one in inputs(found, SUSPENSION) if one["process"] == "HealthCheck"
     }
@@ -171,7 +171,7 @@ def test_every_group_waits_for_a_checkpoint_before_an_instance_goes(found):
         assert hook["name"] == "gpu-fleet-drain"
 
 
-def test_only_a_persons_destroy_shrinks_groups_and_ends_instances_beside_the_sweep():
+def test_only_a_users_destroy_shrinks_groups_and_ends_instances_beside_the_sweep():
     """The stated exception (stacks/README.md): no other module makes one of these calls.
 
     Left out are the rehearsal, which reaches moto alone, and an acceptance run, whose stack is its own.

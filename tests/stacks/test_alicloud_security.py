@@ -427,7 +427,7 @@ def test_a_functions_archive_carries_its_modules_and_its_policy(found):
     assert "image/reaper/__init__.py" in archive.namelist()
 
 
-def test_people_find_the_policy_of_the_sweep_under_the_stacks_own_key(found):
+def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(found):
     (stored,) = inputs(found, "alicloud:oss/bucketObject:BucketObject", name="-reaper-policy")
     (records,) = inputs(found, "alicloud:oss/bucket:Bucket", name="-records")
 

@@ -294,7 +294,7 @@ def test_an_instance_reads_and_writes_no_ledger(account, action, key):
         assert not account.may(f"{name}-instance", action, account.bucket("records", key))
 
 
-def test_an_instance_reads_no_roster_of_people(pair):
+def test_an_instance_reads_no_roster_of_users(pair):
     roster = pair.bucket("records", "reaper/roster.json")
 
     assert not any(pair.may(f"{name}-instance", "s3:GetObject", roster) for name in pools(pair))
@@ -590,7 +590,7 @@ def test_the_sweep_writes_its_ledger_and_deletes_none_of_it(account):
         assert not account.may("reaper", action, ledger)
 
 
-def test_the_sweep_neither_reads_what_people_store_nor_writes_what_instances_boot(account):
+def test_the_sweep_neither_reads_what_users_store_nor_writes_what_instances_boot(account):
     for action in ("s3:GetObject", "s3:PutObject"):
         assert not account.may("reaper", action, account.bucket("data", "dev/keep/i-1/notes.txt"))
         assert not account.may("reaper", action, account.bucket("checkpoints", "dev/run/step-1"))
@@ -643,7 +643,7 @@ def test_a_role_is_taken_by_its_service_alone(account, role, service):
             assert (found is Verdict.ALLOWED) is (principal == service)
 
 
-def test_an_alarm_rings_where_a_user_could_not_be_reached_and_a_stack_names_persons(pair):
+def test_an_alarm_rings_where_a_user_could_not_be_reached_and_a_stack_names_users(pair):
     def watched(found):
         alarms = [one.inputs for one in found.of_type("aws:cloudwatch/metricAlarm:MetricAlarm")]
         return [one["name"] for one in alarms if one.get("metricName") == "SweepUsersUnreached"]

@@ -93,14 +93,14 @@ def requests(declared, whose: str) -> str:
     return f"{bucket}/reaper/capacity/requests/2026-11-22/{whose}/100000Z-0a.json"
 
 
-def test_a_person_asks_under_their_own_name_alone(declared):
+def test_a_user_asks_under_their_own_name_alone(declared):
     assert person(declared, "s3:PutObject", requests(declared, "users/ada")) is Verdict.ALLOWED
     assert person(declared, "s3:PutObject", requests(declared, "users/bob")) is Verdict.NOT_ALLOWED
     assert person(declared, "s3:PutObject", requests(declared, "sessions/ada")) is Verdict.NOT_ALLOWED
 
 
 @pytest.mark.parametrize("name", ["ledger/2026/11/22/x.json", "state.json"])
-def test_a_person_writes_neither_ledger_nor_state(declared, name):
+def test_a_user_writes_neither_ledger_nor_state(declared, name):
     place = requests(declared, "x").partition("/requests/")[0] + f"/{name}"
 
     assert person(declared, "s3:PutObject", place) is Verdict.NOT_ALLOWED
@@ -109,7 +109,7 @@ def test_a_person_writes_neither_ledger_nor_state(declared, name):
 @pytest.mark.parametrize(
     ("taken", "verdict"), [(KEY, Verdict.ALLOWED), (KEY.replace("ada", "bob"), Verdict.NOT_ALLOWED)]
 )
-def test_a_person_reaches_and_gives_back_what_they_took_alone(declared, taken, verdict):
+def test_a_user_reaches_and_gives_back_what_they_took_alone(declared, taken, verdict):
     instance, context = arn(declared, INSTANCE), own(declared, taken=taken)
 
     assert person(declared, "ssm:StartSession", instance, **context) is verdict
@@ -117,7 +117,7 @@ def test_a_person_reaches_and_gives_back_what_they_took_alone(declared, taken, v
     assert person(declared, "ec2:CreateTags", instance, **context) is verdict
 
 
-def test_a_person_ends_and_raises_nothing_and_makes_nothing_theirs(declared):
+def test_a_user_ends_and_raises_nothing_and_makes_nothing_theirs(declared):
     mine = own(declared, taken=KEY)
     taking = mine | {"aws:TagKeys": ["gpu-fleet:taken"]}
 

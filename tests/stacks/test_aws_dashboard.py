@@ -37,7 +37,7 @@ def test_it_shows_size_work_memory_cost_sweep_and_spot(body):
         assert subject in titles
 
 
-def test_every_metric_is_one_that_somebody_publishes(rows, shipped):
+def test_every_metric_is_one_that_a_user_publishes(rows, shipped):
     own = metric_namespace(shipped.settings.name)
 
     assert {row[1] for row in rows if row[0] == own} <= PUBLISHED

@@ -175,7 +175,7 @@ def test_every_instance_is_launched_under_protection(shipped):
     assert all(member["ProtectedFromScaleIn"] for member in members)
 
 
-def test_only_a_persons_destroy_shrinks_groups_and_ends_instances_beside_the_sweep():
+def test_only_a_users_destroy_shrinks_groups_and_ends_instances_beside_the_sweep():
     """The stated exception (stacks/README.md): no other module makes one of these calls.
 
     Left out are the rehearsal, which reaches moto alone, and an acceptance run, whose stack is its own.

@@ -105,7 +105,7 @@ def test_one_sweep_at_a_time_without_retries(shipped):
     assert invocation.inputs["maximumRetryAttempts"] == 0
 
 
-def test_people_find_the_policy_of_the_sweep_under_the_stacks_own_key(shipped):
+def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(shipped):
     objects = shipped.of_type("aws:s3/bucketObjectv2:BucketObjectv2")
     (stored,) = [one for one in objects if one.name.endswith("-reaper-policy")]
     text = stored.inputs["content"]
@@ -131,7 +131,7 @@ def test_the_schedule_follows_the_settings(shipped):
     ("label", "metric"),
     [("errors", "Errors"), ("failures", "SweepFailures"), ("breaker", "SweepBreakerTrips")],
 )
-def test_somebody_hears_of_a_sweep_that_fails_or_holds_back(shipped, label, metric):
+def test_a_user_hears_of_a_sweep_that_fails_or_holds_back(shipped, label, metric):
     name = f"gpu-fleet-{shipped.settings.name}-reaper-{label}"
     (alarm,) = shipped.client("cloudwatch").describe_alarms(AlarmNames=[name])["MetricAlarms"]
 
@@ -140,7 +140,7 @@ def test_somebody_hears_of_a_sweep_that_fails_or_holds_back(shipped, label, metr
     assert alarm["AlarmActions"] == [shipped.rehearsed.outputs["topic_arn"]]
 
 
-def test_somebody_hears_of_half_an_hour_without_a_sweep(shipped):
+def test_a_user_hears_of_half_an_hour_without_a_sweep(shipped):
     name = f"gpu-fleet-{shipped.settings.name}-reaper-silent"
     (alarm,) = shipped.client("cloudwatch").describe_alarms(AlarmNames=[name])["MetricAlarms"]
 
@@ -174,7 +174,7 @@ def test_the_policy_of_any_sound_settings_is_a_sound_policy(content):
     assert set(parsed.pools) == {pool["name"] for pool in content["pools"]}
 
 
-def test_the_policy_carries_what_people_wrote_and_the_catalogs_price():
+def test_the_policy_carries_what_users_wrote_and_the_catalogs_price():
     span = {"start": "19:00", "end": "07:00"}
     idle = {"after_hours": 8, "grace_minutes": 15, "quiet_hours": [span], "quiet_weekends": True}
     stack = examples.stack(pools=[examples.pool(idle=idle)], reaper={"time_zone": "Europe/Berlin"})

@@ -284,7 +284,7 @@ OUTPUTS = {"region": "us-east-1", "bucket_uris": {"records": "s3://x"}}
     ],
     ids=["text", "text-as-json", "mapping", "all-as-json"],
 )
-def test_outputs_are_printed_for_people_and_programs(arguments, printed, shell):
+def test_outputs_are_printed_for_users_and_programs(arguments, printed, shell):
     shell.has_cli(f"echo '{json.dumps(OUTPUTS)}'")
 
     assert shell.run("outputs", "aws-dev", *arguments).output == printed

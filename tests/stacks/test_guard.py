@@ -293,7 +293,7 @@ def test_zones_reordered_without_slots_are_refused_with_the_slots_that_they_have
     assert f"network.slots: {{{first}: 0, {second}: 1}}" in str(caught.value)
 
 
-def test_only_what_a_person_names_may_go():
+def test_only_what_a_user_names_may_go():
     steps = steps_between("alicloud", edit_of("alicloud", "storage.kms_instance_id"))
     names = {loss.step.name for loss in losses(steps)}
 

@@ -11,7 +11,7 @@ from stacks.errors import CannotCheckError, StacksError
 from stacks.images import command
 from stacks.images.alicloud import AlicloudBuilds
 from stacks.images.aws import AwsBuilds
-from stacks.images.builds import POLL_S, Build, State, before, follow
+from stacks.images.builds import POLL_S, Build, BuildState, before, follow
 from stacks.payload import image_files
 from stacks.settings import stack_files
 from tests.stacks import alicloud_account, alicloud_examples, aws_account
@@ -251,9 +251,9 @@ def test_without_a_build_before_nothing_is_changed(run, promoted, message):
 
 def test_a_build_whose_image_was_deleted_is_not_gone_back_to():
     history = [
-        Build(str(number), state, "", f"ami-{number}") for number, state in enumerate([State.DONE] * 3)
+        Build(str(number), state, "", f"ami-{number}") for number, state in enumerate([BuildState.DONE] * 3)
     ]
-    history[1] = Build("1", State.FAILED, "deleted", "ami-1")
+    history[1] = Build("1", BuildState.FAILED, "deleted", "ami-1")
 
     assert before(history, "ami-0").image_id == "ami-2"
 
@@ -264,12 +264,14 @@ def test_following_ends_with_the_build(run):
     class Slow:
         def look(self, build):
             phase = next(asked, "")
-            return Build(build.id, State.RUNNING if phase else State.DONE, phase, "" if phase else "m-1")
+            return Build(
+                build.id, BuildState.RUNNING if phase else BuildState.DONE, phase, "" if phase else "m-1"
+            )
 
     told, slept = [], []
     done = follow(
         Slow(),
-        Build("1", State.RUNNING, "preparing"),
+        Build("1", BuildState.RUNNING, "preparing"),
         told.append,
         lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC),
         slept.append,

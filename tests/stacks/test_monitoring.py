@@ -75,7 +75,7 @@ def test_promtool_takes_every_query_of_the_dashboard(tmp_path):
 
 
 @pytest.mark.parametrize("wanted", ["GpuHot", "GpuXid", "GpuIdle", "DiskFull", "NoHeartbeat"])
-def test_there_is_a_rule_for_what_somebody_must_hear_of(wanted):
+def test_there_is_a_rule_for_what_a_user_must_hear_of(wanted):
     assert wanted in {rule["alert"] for rule in alerts()}
 
 

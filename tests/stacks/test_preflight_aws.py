@@ -390,7 +390,7 @@ def test_a_name_that_may_not_be_looked_up_is_not_taken_for_free():
     assert told.rating is Rating.UNCHECKED
 
 
-def test_a_budget_that_may_not_be_seen_names_the_permission_that_people_know():
+def test_a_budget_that_may_not_be_seen_names_the_permission_that_users_know():
     told = look(stack(), account(budgets_DescribeBudgets=Refusal()))["budget"]
 
     assert told.rating is Rating.UNCHECKED

@@ -299,7 +299,7 @@ def test_a_state_of_an_older_release_keeps_its_data_too(dev):
     assert dev.client("s3").get_public_access_block(Bucket=dev.buckets["checkpoints"])
 
 
-def test_what_somebody_deleted_beside_pulumi_is_no_obstacle(dev):
+def test_what_a_user_deleted_beside_pulumi_is_no_obstacle(dev):
     (group, *_) = dev.rehearsed.of_type("aws:autoscaling/group:Group")
     dev.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=group.id, ForceDelete=True)
     dev.client("s3").delete_bucket(Bucket=dev.buckets["data"])

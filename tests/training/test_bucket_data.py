@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from gpu_fleet import cli, config
 from gpu_fleet.checkpoint.store import CheckpointStore, patiently
 from gpu_fleet.data import bucket as buckets
-from gpu_fleet.data.bucket import GAP_BYTES, LONGEST_READ_BYTES, BucketFolder, DataStore, Place, merged
+from gpu_fleet.data.bucket import (
+    GAP_BYTES,
+    LONGEST_READ_BYTES,
+    BucketFolder,
+    BucketSource,
+    BytesInShard,
+    merged,
+)
 from gpu_fleet.data.loader import batches
 from gpu_fleet.data.shards import DiskFolder, Records
 from gpu_fleet.errors import DataError, SilentSourceError, StoreError
@@ -70,7 +77,7 @@ def test_records_of_a_bucket_are_those_of_the_disk_in_a_request_for_each_part_of
 ) -> None:
     settings, keys = config.Data(path=uploaded), ("png", "cls")
     command("index", uploaded, "--keys", "png,cls")
-    folder = BucketFolder(DataStore(uploaded), "train")
+    folder = BucketFolder(BucketSource(uploaded), "train")
     away = Records(folder, keys, settings, training=False)
     (tmp_path / "train").symlink_to(shards / "train")
     asked = []
@@ -100,12 +107,15 @@ class Written(DiskFolder):
 
 
 places = st.builds(
-    Place, st.sampled_from(["a", "b"]), st.integers(0, 10 * LONGEST_READ_BYTES), st.integers(0, 2 * GAP_BYTES)
+    BytesInShard,
+    st.sampled_from(["a", "b"]),
+    st.integers(0, 10 * LONGEST_READ_BYTES),
+    st.integers(0, 2 * GAP_BYTES),
 )
 
 
 @given(st.lists(places, max_size=40))
-def test_every_member_is_in_one_read_of_bounded_length(wanted: list[Place]) -> None:
+def test_every_member_is_in_one_read_of_bounded_length(wanted: list[BytesInShard]) -> None:
     reads = list(merged(wanted))
 
     assert sorted(place for read in reads for place in read) == sorted(set(wanted))
@@ -138,9 +148,9 @@ class Failing:
 
 def test_a_read_is_tried_again_within_the_deadline(uploaded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(5, monkeypatch)
-    folder = BucketFolder(DataStore(uploaded, retry_s=60), "train")
+    folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
 
-    content = folder.read(Place("00000.tar", 0, 512))
+    content = folder.read(BytesInShard("00000.tar", 0, 512))
 
     assert content.startswith(b"000000000.png")
     assert 0 < failing.slept <= 60
@@ -150,10 +160,10 @@ def test_after_the_deadline_another_try_of_the_run_may_help(
     uploaded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = Failing(10**6, monkeypatch)
-    folder = BucketFolder(DataStore(uploaded, retry_s=60), "train")
+    folder = BucketFolder(BucketSource(uploaded, retry_s=60), "train")
 
     with pytest.raises(SilentSourceError, match="500 of the bucket") as raised:
-        folder.expect([Place("00000.tar", 0, 512)])
+        folder.expect([BytesInShard("00000.tar", 0, 512)])
 
     assert raised.value.exit_status == 75
     assert failing.slept <= 60
@@ -192,10 +202,10 @@ def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     server = ThreadingHTTPServer(("127.0.0.1", 0), HalfAnswers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    source = DataStore("s3://data/digits", f"http://127.0.0.1:{server.server_port}", retry_s=0)
+    source = BucketSource("s3://data/digits", f"http://127.0.0.1:{server.server_port}", retry_s=0)
 
     with pytest.raises(SilentSourceError):
-        BucketFolder(source, "train").read(Place("0.tar", 0, 512))
+        BucketFolder(source, "train").read(BytesInShard("0.tar", 0, 512))
     server.shutdown()
     server.server_close()
 
@@ -260,6 +270,6 @@ def test_what_is_wrong_with_a_prepare_is_named_as_its_help_does(words: tuple[str
 
 def test_a_bucket_that_there_is_not_fails_for_good(bucket: str) -> None:
     with pytest.raises(DataError, match="NoSuchBucket") as raised:
-        DataStore("s3://no-such-bucket/digits", retry_s=60).description()
+        BucketSource("s3://no-such-bucket/digits", retry_s=60).description()
 
     assert raised.value.exit_status == 65

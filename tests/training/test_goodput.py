@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet import cli
-from gpu_fleet.metrics.goodput import BOOKED, Book, Price, goodput, process_started_at_s
+from gpu_fleet.metrics.goodput import BOOKED, Book, HourPrice, goodput, process_started_at_s
 from gpu_fleet.metrics.records import read_json_lines
 from gpu_fleet.pool import price
 from stacks.cost.estimate import estimate
@@ -130,7 +130,7 @@ def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
     hour = float(priced.hour(Level.NOW, priced.of_pool("dev")).high.amount)
     found = goodput(read_json_lines(tmp_path / "run" / "metrics.jsonl"))
     assert found is not None
-    assert found.price == Price(pytest.approx(hour, abs=1e-4), "USD")
+    assert found.price == HourPrice(pytest.approx(hour, abs=1e-4), "USD")
     shown = CliRunner().invoke(cli.main, ["report", str(tmp_path / "run")]).output
     assert f"cost of unproductive time: {found.price_lost(hour):,.2f} of " in shown
     assert f"at {hour:,.2f} USD an hour" in shown
@@ -160,6 +160,6 @@ def test_spot_counts_at_its_own_price_and_a_job_at_that_of_all_its_instances(
 
     spot = price.listed(policy, "dev", TYPE, spot=True)
 
-    assert spot == Price(0.75, "USD")
-    assert price.of_all([spot, spot]) == Price(1.5, "USD")
+    assert spot == HourPrice(0.75, "USD")
+    assert price.of_all([spot, spot]) == HourPrice(1.5, "USD")
     assert price.of_all([spot, None]) is None

@@ -303,7 +303,7 @@ def test_elastic_rdma_uses_the_verbs_inside_nccl():
     assert found["NCCL_SOCKET_IFNAME"] == "eth0"
 
 
-def test_what_a_person_has_set_stays():
+def test_what_a_user_has_set_stays():
     assert "NCCL_SOCKET_IFNAME" not in environment("p5.48xlarge", Expected(), {"NCCL_SOCKET_IFNAME": "ens5"})
 
 

@@ -198,7 +198,7 @@ def test_the_type_holds_every_id_of_the_vocabulary(vocabulary):
     assert np.asarray([vocabulary - 1]).astype(dtype)[0] == vocabulary - 1
 
 
-def test_the_description_is_readable_by_people(tmp_path):
+def test_the_description_is_readable_by_users(tmp_path):
     out = tmp_path / "data"
     prepare(write_texts(tmp_path / "texts"), out)
 

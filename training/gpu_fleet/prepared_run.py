@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 
 from gpu_fleet import config, optimization, outcome, precision
 from gpu_fleet.checkpoint.manager import Checkpoints, fetch_code
-from gpu_fleet.data.bucket import DataStore
+from gpu_fleet.data.bucket import BucketSource
 from gpu_fleet.data.dali import DALI, EncodedReader
 from gpu_fleet.data.dali import check as check_decoder
 from gpu_fleet.data.dataset import Dataset, Description, check_parts, describe, is_bucket, open_split
@@ -217,7 +217,7 @@ def open_data(
     root = Path(chosen.path)
     described = None
     if is_bucket(chosen.path):
-        described = DataStore(chosen.path, chosen.endpoint, chosen.retry_s).description()
+        described = BucketSource(chosen.path, chosen.endpoint, chosen.retry_s).description()
     elif own.data is None and not is_table(root):
         described = describe(root)
     if described is not None and described.kind != RECORDS:

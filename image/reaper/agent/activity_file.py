@@ -1,4 +1,4 @@
-"""``activity.json``: the newest judgement, for people on the machine and for the agent's own restart."""
+"""``activity.json``: the newest judgement, for users on the instance and for the agent's own restart."""
 
 import json
 from datetime import datetime, timedelta
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from image.instance.files import read_text, replace_text
-from image.reaper.agent.judge import Judgement, Memory
+from image.reaper.agent.judge import JudgeMemory, Judgement
 from image.reaper.times import format_time, parse_time
 
-# A restart that is shorter misses nothing that matters; after a longer one the machine may have been active.
+# A restart that is shorter misses nothing that matters; after a longer one the instance may have been active.
 RESTART_BRIDGED = timedelta(minutes=2)
 
 
@@ -19,8 +19,6 @@ def write(path: Path, judgement: Judgement, instance_id: str, watch: str) -> Non
     Args:
         path: of the file; its folder must be there.
         judgement: the minute's outcome.
-        instance_id: the machine.
-        watch: what is watched, for people.
 
     Raises:
         OSError: when it cannot be written.
@@ -51,13 +49,12 @@ def read(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def restore(path: Path, now: datetime, instance_id: str) -> Memory:
+def restore(path: Path, now: datetime, instance_id: str) -> JudgeMemory:
     """What the agent knows at its start.
 
     Args:
-        path: of the file.
         now: the agent's time.
-        instance_id: the machine; another one's file says nothing.
+        instance_id: the instance; another one's file says nothing.
 
     Returns:
         The last activity from the file when nothing was missed since; ``now`` otherwise.
@@ -66,7 +63,7 @@ def restore(path: Path, now: datetime, instance_id: str) -> Memory:
     try:
         written_at, last_active_at = parse_time(content["at"]), parse_time(content["last_active_at"])
     except (KeyError, ValueError, AttributeError):
-        return Memory(now)
+        return JudgeMemory(now)
     fresh = timedelta(0) <= now - written_at <= RESTART_BRIDGED
     known = fresh and content.get("instance_id") == instance_id and last_active_at <= written_at
-    return Memory(last_active_at if known else now)
+    return JudgeMemory(last_active_at if known else now)

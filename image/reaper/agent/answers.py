@@ -65,7 +65,6 @@ def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = Fals
     """What one look shows, at once: no minute's mean hides what has only begun.
 
     Args:
-        reading: of this moment.
         mark: the mark's reap-after; what users did since counts, however little it is by now, unless it only
             repeats what came to nothing before (``habits.py``).
         limits: what counts as activity.
@@ -126,7 +125,6 @@ class View:
         hold: why its owner keeps it, or empty.
         talk: how far this got.
         seen: the newest look, if one was taken since the last save; its signs count in ``talk.busy_looks``.
-        save_again_after: from one save to the next.
     """
 
     now: datetime

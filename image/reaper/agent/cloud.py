@@ -34,7 +34,7 @@ class NoFence:
 
 
 class AgentCloud(Protocol):
-    """The cloud of one machine."""
+    """The cloud of one instance."""
 
     def metrics(self) -> Any:
         """Where heartbeats go: has ``put_metric_data`` as CloudWatch's client."""
@@ -56,21 +56,21 @@ class AgentCloud(Protocol):
         """The second fence against a stop."""
 
     def hook(self, instance_id: str) -> Holds:
-        """What holds the machine while it leaves."""
+        """What holds the instance while it leaves."""
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
-        """Make the metadata service ask for tokens, where the machine was started without."""
+        """Make the metadata service ask for tokens, where the instance was started without."""
 
     def name_users(self, instance_id: str, users: Sequence[User]) -> None:
         """Say who was seen on this instance, newest first; raises CloudError."""
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
-        """Word that the machine goes."""
+        """Word that the instance goes."""
 
 
-def connect(machine: InstanceFile, metadata: Metadata | None) -> AgentCloud:
-    """The cloud that the machine is in; nothing of the other one is loaded."""
-    made: AgentCloud = importlib.import_module(f"image.reaper.{machine.cloud}.agent").AgentCloud(
-        machine, metadata
+def connect(instance: InstanceFile, metadata: Metadata | None) -> AgentCloud:
+    """The cloud that the instance is in; nothing of the other one is loaded."""
+    made: AgentCloud = importlib.import_module(f"image.reaper.{instance.cloud}.agent").AgentCloud(
+        instance, metadata
     )
     return made

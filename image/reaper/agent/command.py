@@ -23,7 +23,7 @@ from image.reaper.agent.listening import Going, Senses, Target, answers, long_ag
 from image.reaper.agent.loop import Agent, Clock, stop_on_terminate
 from image.reaper.agent.publish import Publisher, heartbeat
 from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
-from image.reaper.agent.sensors.look import Sensors, watched_tree, whole_machine
+from image.reaper.agent.sensors.look import Sensors, watched_tree, whole_instance
 from image.reaper.agent.sensors.processes import trainers
 from image.reaper.agent.stack_policy import StackPolicy
 from image.reaper.agent.users import Users
@@ -39,7 +39,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Options:
+class AgentOptions:
     """The command's options; see their help."""
 
     instance_id: str | None
@@ -56,18 +56,18 @@ class Options:
 
     @property
     def watch(self) -> str:
-        """What is looked at, for people."""
-        return f"process tree of {self.watch_pid}" if self.watch_pid else "the whole machine"
+        """What is looked at, for users."""
+        return f"process tree of {self.watch_pid}" if self.watch_pid else "the whole instance"
 
 
 @click.command(name="agent", epilog="\b\nExample:\n  gpu-fleet agent --duration 3600")
-@click.option("--instance-id", metavar="ID", help="This machine's id; by default the metadata service tells.")
+@click.option("--instance-id", metavar="ID", help="Its id; by default the metadata service tells.")
 @click.option(
     "--keep-folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=kept_files.KEEP_FOLDER,
     show_default=True,
-    help="What is saved before the machine goes.",
+    help="What is saved before the instance is terminated.",
 )
 @click.option(
     "--watch-pid", type=click.IntRange(min=1), help="Look only at this process and its descendants."
@@ -78,47 +78,47 @@ class Options:
 @click.option("--clock-start", type=IsoTime(), help="Rehearsal: what the clock shows first.")
 @click.option("--clock-speed", type=click.FloatRange(min=1), default=1.0, help="Rehearsal: how fast it runs.")
 def command(**options: Any) -> None:
-    """Watch this machine: look every 5 s, judge every minute, publish a heartbeat.
+    """Watch this instance: look every 5 s, judge every minute, publish a heartbeat.
 
-    Saves the keep folder and lets the machine go when the scaling group or the spot market takes it.
+    Saves the keep folder and lets the instance go when the scaling group or the spot market takes it.
     """
     logging.getLogger("botocore").setLevel(logging.WARNING)
     # A decision that is not there yet is an answer, and is asked for every few seconds.
     logging.getLogger("image.reaper.calls").setLevel(logging.WARNING)
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")
-    run(Options(**options))
+    run(AgentOptions(**options))
 
 
-def run(options: Options) -> None:
+def run(options: AgentOptions) -> None:
     """Put the agent together and run it.
 
     Raises:
         ReaperError: file, option, metadata service or cloud are not as they must be.
     """
-    machine = loaded_machine()
-    metadata = reached(Metadata(machine.cloud), options.instance_id)
+    instance = loaded_instance()
+    metadata = reached(Metadata(instance.cloud), options.instance_id)
     instance_id = options.instance_id or instance_id_of(metadata)
-    LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, machine.pool, options.watch)
+    LOG.info("event=start instance=%s pool=%s watch=%r", instance_id, instance.pool, options.watch)
     tree = TreeCounters(options.watch_pid) if options.watch_pid else None
-    cloud = agent_cloud.connect(machine, metadata)
-    publisher = Publisher(cloud.metrics(), machine.metric_namespace, batched=options.is_rehearsal)
+    cloud = agent_cloud.connect(instance, metadata)
+    publisher = Publisher(cloud.metrics(), instance.metric_namespace, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
     users = None
-    going, own, policy = None, OwnUse(), policy_of(machine, cloud, clock.real_s)
+    going, own, policy = None, OwnUse(), policy_of(instance, cloud, clock.real_s)
     limits = (lambda: TREE_LIMITS) if tree else policy.limits
-    looks = sensors_of(machine, metadata, tree, own, real_s=clock.real_s, policy=policy)
+    looks = sensors_of(instance, metadata, tree, own, real_s=clock.real_s, policy=policy)
     sensors = Accustomed(looks, limits)
     if metadata:
         cloud.harden(metadata, instance_id)
         running = partial(trainers, tree.pids if tree else None)
         senses = Senses(running, own, fresh_look(sensors, clock, limits))
         users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
-        target = Target(machine, instance_id)
+        target = Target(instance, instance_id)
         going = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
     agent = Agent(
         clock,
         sensors,
-        reporter(machine, instance_id, options.watch, publisher, users),
+        reporter(instance, instance_id, options.watch, publisher, users),
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
         limits,
     )
@@ -134,7 +134,7 @@ def listener(
     *,
     senses: Senses,
     clock: Clock,
-    options: Options,
+    options: AgentOptions,
 ) -> Going:
     """The agent's second thread, as this instance needs it. Raises ConfigurationError as of ``answers``."""
     replies = answers(cloud, target, options.keep_folder, senses)
@@ -144,7 +144,7 @@ def listener(
 
 
 def policy_of(
-    machine: InstanceFile, cloud: agent_cloud.AgentCloud, real_s: Callable[[], float]
+    instance: InstanceFile, cloud: agent_cloud.AgentCloud, real_s: Callable[[], float]
 ) -> StackPolicy:
     """What the stack says of the pool's sensors, as it will be read while the agent runs."""
 
@@ -152,11 +152,11 @@ def policy_of(
         found = cloud.store().newest(stack_policy.KEY)
         return found.content if found else None
 
-    return StackPolicy(read if machine.records_uri else None, machine.pool, real_s)
+    return StackPolicy(read if instance.records_uri else None, instance.pool, real_s)
 
 
 def sensors_of(
-    machine: InstanceFile,
+    instance: InstanceFile,
     metadata: Metadata | None,
     tree: TreeCounters | None,
     own: OwnUse,
@@ -168,7 +168,7 @@ def sensors_of(
     if tree is not None:
         return watched_tree(tree, real_s)
     type_name = metadata.instance_type() if metadata else None
-    return whole_machine(machine.expected_of(type_name).gpus, own, real_s, policy.asked)
+    return whole_instance(instance.expected_of(type_name).gpus, own, real_s, policy.asked)
 
 
 def fresh_look(sensors: Looks, clock: Clock, limits: Callable[[], Limits]) -> Callable[[datetime], Seen]:
@@ -186,8 +186,8 @@ def boot_time() -> datetime:
     return datetime.fromtimestamp(psutil.boot_time(), UTC)
 
 
-def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: Options) -> None:
-    """Run the loop, and beside it the thread that listens for word that the machine goes."""
+def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: AgentOptions) -> None:
+    """Run the loop, and beside it the thread that listens for word that the instance goes."""
     stop_on_terminate()
     try:
         LOG.info("event=watching from=%s", clock.start.isoformat())
@@ -200,26 +200,26 @@ def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: 
         LOG.info("event=stopped-by-signal")
 
 
-def loaded_machine() -> InstanceFile:
-    """What the stack says of this machine, with the run folder made.
+def loaded_instance() -> InstanceFile:
+    """What the stack says of this instance, with the run folder made.
 
     Raises:
         ConfigurationError: the run folder cannot be made.
         InstanceFileError: as for ``instance_file.load``.
     """
-    machine = instance_file.load(paths.instance_file())
+    instance = instance_file.load(paths.instance_file())
     try:
         paths.run_dir().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"GPU_FLEET_RUN_DIR={paths.run_dir()}: {error.strerror}") from error
-    return machine
+    return instance
 
 
 def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
-    """The metadata service, or None where it is silent and the machine's id is known without it.
+    """The metadata service, or None where it is silent and the instance's id is known without it.
 
     Raises:
-        CloudError: it is silent, and nobody said which machine this is.
+        CloudError: it is silent, and nobody said which instance this is.
     """
     try:
         metadata.get("instance-id")
@@ -232,7 +232,7 @@ def reached(metadata: Metadata, instance_id: str | None) -> Metadata | None:
 
 
 def instance_id_of(metadata: Metadata | None) -> str:
-    """This machine's id; raises CloudError where the service does not know it."""
+    """This instance's id; raises CloudError where the service does not know it."""
     instance_id = metadata.get("instance-id") if metadata else None
     if not instance_id:
         raise CloudError("the metadata service knows no instance-id; name it with --instance-id")
@@ -240,18 +240,18 @@ def instance_id_of(metadata: Metadata | None) -> str:
 
 
 def reporter(
-    machine: InstanceFile, instance_id: str, watch: str, publisher: Publisher, users: Users | None = None
+    instance: InstanceFile, instance_id: str, watch: str, publisher: Publisher, users: Users | None = None
 ) -> Callable[[Judgement], None]:
-    """What happens with each judgement: the file for people, heartbeat and names of users for the sweep."""
+    """What happens with each judgement: the file for users, heartbeat and names of users for the sweep."""
 
     def report(judgement: Judgement) -> None:
         try:
             activity_file.write(paths.activity_file(), judgement, instance_id, watch)
-        except OSError as error:  # a full disk hides the file from people, not the heartbeat from the sweep
+        except OSError as error:  # a full disk hides the file from users, not the heartbeat from the sweep
             LOG.warning("event=activity-file-failed reason=%r", str(error))
         gate = publish.passed(paths.ready_file())
         unfit = publish.is_unfit(judgement, gate)
-        data = heartbeat(judgement, instance_id, machine.pool, unfit=unfit, gate_passed=gate)
+        data = heartbeat(judgement, instance_id, instance.pool, unfit=unfit, gate_passed=gate)
         publisher.add(data, judgement.at)
         if users is not None:
             users.saw(judgement.users)

@@ -1,4 +1,4 @@
-"""What happens on a machine that goes: the trainer saves and stops, files are copied, the hook lets go."""
+"""What happens on an instance that goes: the trainer saves and stops, files are copied, the hook lets go."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ LOG = logging.getLogger(__name__)
 
 
 class Holds(Protocol):
-    """Holds the machine; lets it go."""
+    """Holds the instance; lets it go."""
 
     def heartbeat(self) -> None:
         """Ask for more time."""
 
     def complete(self) -> None:
-        """Let the machine go."""
+        """Let the instance go."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,9 @@ class Steps:
 
     Attributes:
         tell: shows a message to everybody who is logged in.
-        trainers: training processes that still run, for people.
-        save: copies what people keep, calling back as it gets on; raises ``CloudError``.
-        hook: holds the machine; None where nothing does.
-        now: the time.
+        trainers: training processes that still run, for users.
+        save: copies what users keep, calling back as it gets on; raises ``CloudError``.
+        hook: holds the instance; None where nothing does.
         wait: waits some seconds.
     """
 
@@ -57,7 +56,7 @@ class Drain:
     """One drain.
 
     Args:
-        notice: why the machine goes.
+        notice: why the instance goes.
         steps: how the world is touched.
         stop_file: asks the trainer to save and stop.
     """
@@ -73,12 +72,12 @@ class Drain:
         """Drain to the end.
 
         Args:
-            find: asks once more whether the machine goes, and raises ``CloudError``: a group replaces a spot
-                machine that the market may take soon, and the market takes it in the middle of the drain.
+            find: asks once more whether the instance goes, and raises ``CloudError``: a group replaces a spot
+                instance that the market may take soon, and the market takes it in the middle of the drain.
 
         Returns:
             Whether everything was saved. If not, the hook is left alone: its timeout is the last chance for a
-            person to copy something.
+            user to copy something.
         """
         self._find = find
         LOG.warning("event=drain reason=%r ends_at=%s", self._notice.reason, self._notice.ends_at)
@@ -123,7 +122,7 @@ class Drain:
             return True
 
     def _ends_at(self) -> datetime | None:
-        """When the machine ends at the latest, as far as is known by now."""
+        """When the instance ends at the latest, as far as is known by now."""
         if self._notice.ends_at is None:
             try:
                 newer = self._find()

@@ -89,7 +89,6 @@ class Habits:
 
         Args:
             started: of this look, which is later than every look before.
-            at: its time.
             busy: anything on the instance is active, or may be.
         """
         before, self._running = self._running, {}
@@ -127,7 +126,6 @@ class Accustomed:
     """Sensors that know users' habits; every look teaches them, from any thread.
 
     Args:
-        sensors: what is looked with.
         limits: what counts as activity, asked anew at each look.
     """
 

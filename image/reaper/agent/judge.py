@@ -14,7 +14,7 @@ from image.reaper.model import Tie
 Item = TypeVar("Item")
 
 
-class State(StrEnum):
+class Minute(StrEnum):
     """What a minute was."""
 
     ACTIVE = "active"
@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Memory:
+class JudgeMemory:
     """What one judgement hands to the next.
 
     Attributes:
@@ -71,11 +71,10 @@ class Judgement:
     """One minute's outcome.
 
     Attributes:
-        at: its end.
         state: what it was.
         active_fraction: share of its samples with activity, 0 to 1.
         gpu_memory_used_percent: of the fullest GPU, highest of the minute; None without a GPU.
-        reasons: what was active, for people.
+        reasons: what was active, for users.
         unknown: which sensor failed and why.
         hung: GPUs that look hung.
         memory: for the next minute.
@@ -83,13 +82,13 @@ class Judgement:
     """
 
     at: datetime
-    state: State
+    state: Minute
     active_fraction: float
     gpu_memory_used_percent: float | None
     reasons: tuple[str, ...]
     unknown: tuple[str, ...]
     hung: tuple[str, ...]
-    memory: Memory
+    memory: JudgeMemory
     users: tuple[tuple[str, Tie], ...] = ()
 
     @property
@@ -99,7 +98,7 @@ class Judgement:
 
 
 def judge(
-    samples: Sequence[Reading], at: datetime, memory: Memory, limits: Limits | None = None
+    samples: Sequence[Reading], at: datetime, memory: JudgeMemory, limits: Limits | None = None
 ) -> Judgement:
     """Judge one minute.
 
@@ -108,7 +107,6 @@ def judge(
 
     Args:
         samples: of the minute; none at all makes it unknown.
-        at: its end.
         memory: from the minute before.
         limits: what counts as activity.
     """
@@ -126,21 +124,21 @@ def judge(
         reasons=reasons,
         unknown=unknown,
         hung=hung,
-        memory=Memory(last_active_at, hung_since),
+        memory=JudgeMemory(last_active_at, hung_since),
         users=_unique(user for sample in samples if sample.people for user in sample.people.users),
     )
 
 
-def _state(reasons: Sequence[str], unknown: Sequence[str], hung: Sequence[str]) -> State:
+def _state(reasons: Sequence[str], unknown: Sequence[str], hung: Sequence[str]) -> Minute:
     if hung:
-        return State.SUSPECT_HUNG
+        return Minute.SUSPECT_HUNG
     if reasons:
-        return State.ACTIVE
-    return State.UNKNOWN if unknown else State.IDLE
+        return Minute.ACTIVE
+    return Minute.UNKNOWN if unknown else Minute.IDLE
 
 
 def activity(samples: Sequence[Reading], limits: Limits) -> tuple[str, ...]:
-    """What was active in some readings, for people; nothing where none was."""
+    """What was active in some readings, for users; nothing where none was."""
     return _unique(_reasons(samples, limits))
 
 

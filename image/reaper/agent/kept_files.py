@@ -1,6 +1,6 @@
-"""Copies what people want to keep from the machine's scratch disk to the stack's data bucket.
+"""Copies what users want to keep from the instance's scratch disk to the stack's data bucket.
 
-The disk is gone with the machine. What this agent sent before, and what neither changed since nor left the
+The disk is gone with the instance. What this agent sent before, and what neither changed since nor left the
 bucket, is left out, so that a second copy after a failure or a mark costs one listing. No file's time is held
 against the bucket's: `cp -p`, `mv` and `rsync -a` put an older file in place of a newer one, and checkpoints
 are all of one size.
@@ -50,11 +50,10 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Place:
+class CopyPlace:
     """Where the copies go.
 
     Attributes:
-        bucket: its name.
         prefix: of every key, with a slash at its end.
     """
 
@@ -62,7 +61,7 @@ class Place:
     prefix: str
 
 
-def place(data_uri: str, pool: str, instance_id: str) -> Place:
+def place(data_uri: str, pool: str, instance_id: str) -> CopyPlace:
     """``<pool>/keep/<instance>/`` in the data bucket: a pool's role writes below ``<pool>/`` only.
 
     Raises:
@@ -75,13 +74,13 @@ def place(data_uri: str, pool: str, instance_id: str) -> Place:
             f"data_uri = {data_uri!r}; allowed: s3://BUCKET/PREFIX or oss://BUCKET/PREFIX"
         )
     parts = [*filter(None, prefix.split("/")), pool, "keep", instance_id, ""]
-    return Place(bucket, "/".join(parts))
+    return CopyPlace(bucket, "/".join(parts))
 
 
 def save(
     folder: Path,
     s3: Any,
-    to: Place,
+    to: CopyPlace,
     progress: Callable[[], None] = lambda: None,
     sent: dict[str, Version] | None = None,
 ) -> Saved:
@@ -90,7 +89,6 @@ def save(
     Args:
         folder: what to keep; may be missing.
         s3: boto3's S3 client.
-        to: where it goes.
         progress: called every now and then while bytes move.
         sent: key -> what was sent there, of earlier copies by this process; filled in.
 
@@ -147,7 +145,7 @@ def _files(folder: Path, failures: list[str]) -> Iterator[Path]:
                 failures.append(str(error))
 
 
-def _listed(s3: Any, to: Place) -> dict[str, int]:
+def _listed(s3: Any, to: CopyPlace) -> dict[str, int]:
     """key -> size in bytes."""
     try:
         pages = s3.get_paginator("list_objects_v2").paginate(Bucket=to.bucket, Prefix=to.prefix)

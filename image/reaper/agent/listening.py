@@ -63,7 +63,7 @@ class Answers:
 class Target:
     """The instance itself: what the stack says of it, and its id."""
 
-    machine: InstanceFile
+    instance: InstanceFile
     instance_id: str
 
 
@@ -138,8 +138,6 @@ class Going:
     """Asks whether the instance is taken or marked, again and again, and does what follows.
 
     Args:
-        notices: who knows.
-        answers: what is done.
         now: the agent's time.
         save_again_after: the agent's time between two copies for one mark.
         booted_at: when the instance booted. A mark that was due before led to a stop, or nobody came for it;
@@ -355,16 +353,14 @@ def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> 
     """The answers of an instance.
 
     Args:
-        cloud: that it is in.
-        target: the instance.
         folder: what users keep.
         senses: what the agent knows of processes.
 
     Raises:
         ConfigurationError: ``data_uri`` names no bucket.
     """
-    machine, instance_id = target.machine, target.instance_id
-    to = kept_files.place(machine.data_uri, machine.pool, instance_id)
+    instance, instance_id = target.instance, target.instance_id
+    to = kept_files.place(instance.data_uri, instance.pool, instance_id)
     sent: dict[str, kept_files.Version] = {}
 
     def save(progress: Callable[[], None] = lambda: None) -> Saved:
@@ -372,7 +368,7 @@ def answers(cloud: AgentCloud, target: Target, folder: Path, senses: Senses) -> 
             return kept_files.save(folder, cloud.bucket(), to, progress, sent)
 
     def hook(notice: Notice) -> Holds | None:
-        if notice.ends_at is not None or not machine.lifecycle_hook:
+        if notice.ends_at is not None or not instance.lifecycle_hook:
             return None
         return cloud.hook(instance_id)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from image.reaper.agent.judge import Judgement, Limits, Memory, State, judge
+from image.reaper.agent.judge import JudgeMemory, Judgement, Limits, Minute, judge
 from image.reaper.agent.sensors.reading import Reading
 from image.reaper.metrics import HEARTBEAT
 
@@ -19,7 +19,7 @@ class Clock:
     """Tells the agent's time and waits in it.
 
     It takes the wall's time once and counts on monotonically, so that a corrected wall clock neither makes a
-    machine idle nor hides that it is.
+    instance idle nor hides that it is.
 
     Args:
         start: what it shows now; None for the wall's time.
@@ -65,11 +65,10 @@ class Samples(Protocol):
 
 
 class Agent:
-    """The loop of one machine.
+    """The loop of one instance.
 
     Args:
         clock: the agent's time.
-        sensors: what it looks with.
         report: takes each minute's judgement.
         memory: what is known from before the start.
         limits: what counts as activity, asked anew each minute.
@@ -80,17 +79,17 @@ class Agent:
         clock: Clock,
         sensors: Samples,
         report: Callable[[Judgement], None],
-        memory: Memory | None = None,
+        memory: JudgeMemory | None = None,
         limits: Callable[[], Limits] = Limits,
     ) -> None:
         self._clock = clock
         self._sensors = sensors
         self._report = report
         self._next_at = next_multiple(clock.start, SAMPLE_EVERY)
-        self._memory = memory or Memory(clock.start)
+        self._memory = memory or JudgeMemory(clock.start)
         self._limits = limits
         self._samples: list[Reading] = []
-        self._state: State | None = None
+        self._state: Minute | None = None
 
     def run(self, until: datetime | None = None) -> None:
         """Look, judge and report until a moment, or for ever."""
@@ -105,7 +104,7 @@ class Agent:
     def _forget(self, now: datetime) -> None:
         LOG.warning("event=gap seconds=%d", (now - self._next_at).total_seconds())
         self._samples.clear()
-        self._memory = Memory(now)
+        self._memory = JudgeMemory(now)
         self._next_at = next_multiple(now, SAMPLE_EVERY)
 
     def _take(self, now: datetime) -> None:
@@ -137,7 +136,7 @@ def next_multiple(moment: datetime, step: timedelta) -> datetime:
 def log_state(judgement: Judgement) -> None:
     """One line for a minute that differs from the one before."""
     why = "; ".join((*judgement.hung, *judgement.unknown, *judgement.reasons))
-    level = logging.WARNING if judgement.state in {State.UNKNOWN, State.SUSPECT_HUNG} else logging.INFO
+    level = logging.WARNING if judgement.state in {Minute.UNKNOWN, Minute.SUSPECT_HUNG} else logging.INFO
     LOG.log(level, "event=state state=%s at=%s why=%r", judgement.state, judgement.at.isoformat(), why)
 
 

@@ -1,4 +1,4 @@
-"""Word from the cloud that this machine goes, and the sweep's mark: what the metadata service says."""
+"""Word from the cloud that this instance goes, and the sweep's mark: what the metadata service says."""
 
 import json
 from collections.abc import Callable
@@ -18,15 +18,15 @@ LEAVING = "Terminated"
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 SPOT_ACTION = "spot/instance-action"
 TAGS = "tags/instance"
-TAKEN_BY_GROUP = "the scaling group takes this machine away"
+TAKEN_BY_GROUP = "the scaling group terminates this instance"
 
 
 @dataclass(frozen=True)
 class Notice:
-    """The machine goes.
+    """The instance goes.
 
     Attributes:
-        reason: why, in one line, for trainer and people.
+        reason: why, in one line, for trainer and users.
         ends_at: when at the latest; None where a lifecycle hook holds it until it is completed.
     """
 
@@ -35,7 +35,7 @@ class Notice:
 
 
 def find(metadata: Metadata) -> Notice | None:
-    """Whether the machine goes, or None. A spot notice comes first: it does not wait.
+    """Whether the instance goes, or None. A spot notice comes first: it does not wait.
 
     Raises:
         CloudError: the service does not answer, or says something that cannot be read.
@@ -52,7 +52,7 @@ def find(metadata: Metadata) -> Notice | None:
 def _spot_notice(text: str) -> Notice:
     try:
         told = json.loads(text)
-        return Notice(f"the spot market takes this machine: {told['action']}", parse_time(told["time"]))
+        return Notice(f"spot interruption of this instance: {told['action']}", parse_time(told["time"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CloudError(f"metadata {SPOT_ACTION}: {text!r} cannot be read: {error}") from error
 
@@ -82,10 +82,10 @@ def time_of_mark(text: str) -> datetime | None:
 
 
 class Notices(Protocol):
-    """Where word that the machine goes comes from; each raises CloudError where it cannot be had."""
+    """Where word that the instance goes comes from; each raises CloudError where it cannot be had."""
 
     def find(self) -> Notice | None:
-        """Whether the machine goes, or None."""
+        """Whether the instance goes, or None."""
 
     def mark(self) -> datetime | None:
         """The reap-after of the sweep's mark, or None."""
@@ -95,12 +95,7 @@ class Notices(Protocol):
 
 
 class FromMetadata:
-    """AWS's metadata service, which knows group, spot market and tags.
-
-    Args:
-        metadata: of this machine.
-        now: the time.
-    """
+    """AWS's metadata service, which knows group, spot market and tags."""
 
     def __init__(self, metadata: Metadata, now: Callable[[], datetime]) -> None:
         self._metadata = metadata

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from image.instance.files import read_text
 from image.reaper import metrics
-from image.reaper.agent.judge import Judgement, State
+from image.reaper.agent.judge import Judgement, Minute
 from image.reaper.errors import AnswerError, CloudError
 
 
@@ -39,7 +39,7 @@ def is_unfit(judgement: Judgement, gate_passed: bool | None) -> bool:
 
 
 MAX_DATA_PER_CALL = 1000  # API PutMetricData, which also bounds a call to 1 MB: five times what these need
-CODES = {State.UNKNOWN: metrics.CODE_UNKNOWN, State.SUSPECT_HUNG: metrics.CODE_HUNG}
+CODES = {Minute.UNKNOWN: metrics.CODE_UNKNOWN, Minute.SUSPECT_HUNG: metrics.CODE_HUNG}
 
 LOG = logging.getLogger(__name__)
 
@@ -56,8 +56,6 @@ def heartbeat(
 
     Args:
         judgement: the minute's outcome.
-        instance_id: the machine.
-        pool: its pool.
         unfit: the gate failed the instance, and nothing works on it.
         gate_passed: what the gate said, for who waits for the instance; None while it has not.
     """

@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 
 def show_all(message: str, root: Path = Path("/")) -> None:
-    """Show a message wherever somebody may look; what fails is logged, and leaves the others."""
+    """Show a message wherever a user may look; what fails is logged, and leaves the others."""
     LOG.warning("event=notice message=%r", message)
     for failure in (*_by_wall(message), *_by_terminals(message, root), *_by_jupyter(message, root)):
         LOG.warning("event=notice-not-shown reason=%r", failure)
@@ -91,7 +91,7 @@ def _logged_in() -> set[str]:
         told = subprocess.run(["who"], check=True, timeout=10, capture_output=True)
     except (OSError, subprocess.SubprocessError):
         return set()
-    listed = told.stdout.decode(errors="replace")  # where from somebody logs in is theirs to name
+    listed = told.stdout.decode(errors="replace")  # where from a user logs in is theirs to name
     return {words[1] for line in listed.splitlines() if len(words := line.split()) > 1}
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from image.reaper import policy
 from image.reaper.agent.judge import Limits
 from image.reaper.agent.sensors.busy_command import BusyCommand
-from image.reaper.agent.sensors.look import Asked
+from image.reaper.agent.sensors.look import SensorOptions
 from image.reaper.errors import CloudError
-from image.reaper.policy_fields import Fields
+from image.reaper.json_fields import Fields
 
 KEY = "policy.json"
 READ_EVERY_S = 600.0
@@ -43,20 +43,20 @@ class StackPolicy:
         self._pool = pool
         self._real_s = real_s
         self._next_s = real_s()
-        self._sensors: policy.Sensors | None = None if read else policy.Sensors()
+        self._sensors: policy.SensorPolicy | None = None if read else policy.SensorPolicy()
         self._problem = ""
 
-    def asked(self) -> Asked:
+    def asked(self) -> SensorOptions:
         """Programs and command of the pool."""
         found = self._newest()
         if found is None:
-            return Asked(problem=f"policy of the stack: {self._problem}")
+            return SensorOptions(problem=f"policy of the stack: {self._problem}")
         command = BusyCommand(found.command, found.command_timeout_s) if found.command else None
-        return Asked(frozenset(found.watch), command)
+        return SensorOptions(frozenset(found.watch), command)
 
     def limits(self) -> Limits:
         """What counts as activity."""
-        found = self._newest() or policy.Sensors()
+        found = self._newest() or policy.SensorPolicy()
         return replace(
             Limits(),
             cpu_cores=found.cpu_cores,
@@ -64,7 +64,7 @@ class StackPolicy:
             network_bytes_per_s=found.network_kib_per_s * KIB,
         )
 
-    def _newest(self) -> policy.Sensors | None:
+    def _newest(self) -> policy.SensorPolicy | None:
         if self._read is not None and self._real_s() >= self._next_s:
             self._refresh(self._read)
         return self._sensors
@@ -84,7 +84,7 @@ class StackPolicy:
         self._sensors = found
 
 
-def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.Sensors:
+def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.SensorPolicy:
     """What a policy says of a pool's sensors. The rest of it may be newer than this agent.
 
     Raises:
@@ -94,7 +94,7 @@ def sensors_in(document: dict[str, Any] | None, pool: str) -> policy.Sensors:
     if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):
         raise CloudError(f"{KEY} has no pool {pool!r}" if document else f"{KEY} is not there")
     if "sensors" not in pools[pool]:
-        return policy.Sensors()
+        return policy.SensorPolicy()
     numbers = json.loads(json.dumps(pools[pool]["sensors"]), parse_float=Decimal)  # as Fields takes them
     fields = Fields(numbers, f"pools.{pool}.sensors.")
     found = policy.sensors(fields)

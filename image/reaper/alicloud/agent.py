@@ -27,49 +27,48 @@ from image.reaper.times import parse_time
 
 # https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
 SPOT_TERMINATION = "instance/spot/termination-time"
-# The metadata service knows neither groups nor tags: two calls a machine each time, and a thousand machines
-# share an account's limits (some 50 calls a second).
+# The metadata service knows neither groups nor tags: two calls an instance each time, and a thousand
+# instances share an account's limits (some 50 calls a second).
 LOOK_EVERY = timedelta(minutes=2)
 
 LOG = logging.getLogger(__name__)
 
 
 class AgentCloud:
-    """The cloud of one machine.
+    """The cloud of one instance.
 
     Args:
-        machine: what the stack says of it.
         metadata: its metadata service; None in a rehearsal with keys in the environment.
     """
 
-    def __init__(self, machine: InstanceFile, metadata: Metadata | None) -> None:
-        self._machine = machine
+    def __init__(self, instance: InstanceFile, metadata: Metadata | None) -> None:
+        self._instance = instance
         self._credentials = Credentials(os.environ, None if os.environ.get(KEY_ID) else metadata)
-        self._clients = clients(machine.region, self._credentials, os.environ.get(ENDPOINT, ""), inside=True)
+        self._clients = clients(instance.region, self._credentials, os.environ.get(ENDPOINT, ""), inside=True)
         self._records: tuple[AccessKey, OssStore] | None = None
 
     def metrics(self) -> "CloudMonitor":
         """Where heartbeats go."""
-        return CloudMonitor(self._clients.cms, self._machine.stack, self._machine.monitor_group or NO_GROUP)
+        return CloudMonitor(self._clients.cms, self._instance.stack, self._instance.monitor_group or NO_GROUP)
 
     def bucket(self) -> Any:
         """boto3's S3 client for OSS, with the keys that count now."""
-        region = self._machine.region
+        region = self._instance.region
         return oss.bucket_client(region, self._credentials, oss.ENDPOINT_INSIDE.format(region=region))
 
     def store(self) -> OssStore:
         """The stack's records, with the keys that count now."""
-        if not self._machine.records_uri:
+        if not self._instance.records_uri:
             raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
         keys = self._credentials.current()
         if self._records is None or self._records[0] != keys:
             calls = Calls(lambda: datetime.now(UTC))
-            self._records = keys, OssStore(self.bucket(), calls, self._machine.records_uri)
+            self._records = keys, OssStore(self.bucket(), calls, self._instance.records_uri)
         return self._records[1]
 
     def caller(self, instance_id: str) -> str:
         """``POOL.i-0123``: RAM knows no variable for the caller, so a pool's role writes below its pool."""
-        return f"{self._machine.pool}.{instance_id}"
+        return f"{self._instance.pool}.{instance_id}"
 
     def fence(self, instance_id: str) -> NoFence:
         """None: a role that may tag one instance of its pool may tag them all."""
@@ -77,14 +76,14 @@ class AgentCloud:
         return NoFence()
 
     def hook(self, instance_id: str) -> Hook:
-        """What holds the machine while it leaves."""
+        """What holds the instance while it leaves."""
         return Hook(self._clients.ess, instance_id)
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
-        """Ask for session tokens from now on, where the machine was started without asking for them.
+        """Ask for session tokens from now on, where the instance was started without asking for them.
 
-        A scaling configuration, which eRDMA and reserved pools start from, has no word for it; their machines
-        may change it on themselves. A failure is told: it leaves the machine as it was started.
+        A scaling configuration, which eRDMA and reserved pools start from, has no word for it; their
+        instances may change it on themselves. A failure is told: it leaves the instance as it was started.
         """
         try:
             if not metadata.answers_without_token():
@@ -98,10 +97,10 @@ class AgentCloud:
 
     def name_users(self, instance_id: str, users: Sequence[User]) -> None:
         """Write their names to the records: its role may tag nothing, since RAM knows no "itself alone"."""
-        self.store().put(users_key(self._machine.pool, instance_id), {"users": [str(one) for one in users]})
+        self.store().put(users_key(self._instance.pool, instance_id), {"users": [str(one) for one in users]})
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> "Notices":
-        """Word that the machine goes."""
+        """Word that the instance goes."""
         return Notices(metadata, self._clients, instance_id, now)
 
 
@@ -109,8 +108,7 @@ class CloudMonitor:
     """Takes what CloudWatch's client takes.
 
     Args:
-        cms: the client.
-        stack: the machine's.
+        stack: the instance's.
         group: the application group of the pool's metrics; alarms of Auto Scaling watch those of a group.
     """
 
@@ -125,7 +123,7 @@ class CloudMonitor:
             self._cms.action("PutCustomMetric")(MetricList=[self._wire(one) for one in some])
 
     def _wire(self, one: Mapping[str, Any]) -> dict[str, str]:
-        """A machine's metric has its stack in its name, a pool's among its dimensions, as alarms want it."""
+        """An instance's metric has its stack in its name, a pool's in a dimension, as alarms want it."""
         dimensions = {part["Name"]: part["Value"] for part in one["Dimensions"]}
         if DIMENSION_INSTANCE in dimensions:
             name, group = metric_name(one["MetricName"], self._stack), NO_GROUP
@@ -136,12 +134,11 @@ class CloudMonitor:
 
 
 class Notices:
-    """Word that the machine goes, and the sweep's mark.
+    """Word that the instance goes, and the sweep's mark.
 
     Args:
         metadata: tells of the spot market.
         own: clients; they tell of group and tags.
-        instance_id: the machine.
         now: the agent's time.
     """
 
@@ -156,7 +153,7 @@ class Notices:
         self._tags: Mapping[str, str] = {}
 
     def find(self) -> Notice | None:
-        """Whether the machine goes, or None. A spot notice comes first: it does not wait.
+        """Whether the instance goes, or None. A spot notice comes first: it does not wait.
 
         Raises:
             CloudError: a service does not answer, or says something that cannot be read.
@@ -186,9 +183,9 @@ class Notices:
         return self._tags[TAG_KEEP_UNTIL] if hold_in(self._tags, self._now()) else ""
 
     def _protect(self, group: str) -> None:
-        """Nobody but the sweep may take this machine, not even a person's smaller ``size.max``.
+        """Nobody but the sweep may take this instance, not even a user's smaller ``size.max``.
 
-        Groups have no word for it at launch, and the sweep takes protected ones too. A machine of the spot
+        Groups have no word for it at launch, and the sweep takes protected ones too. An instance of the spot
         market stays without: its group would not see that the market took it. A refusal is told each time.
         """
         try:
@@ -200,7 +197,7 @@ class Notices:
             LOG.error("event=not-protected group=%s reason=%r", group, str(error))
 
     def _own_row(self) -> dict[str, Any]:
-        """What DescribeInstances says of this machine; nothing while it does not know it."""
+        """What DescribeInstances says of this instance; nothing while it does not know it."""
         try:
             answer = self._ecs.action("DescribeInstances")(
                 InstanceIds=json.dumps([self._instance_id]), MaxResults=10
@@ -212,6 +209,6 @@ class Notices:
 
 def _spot_notice(text: str) -> Notice:
     try:
-        return Notice("the spot market takes this machine: terminate", parse_time(text))
+        return Notice("spot interruption of this instance: terminate", parse_time(text))
     except ValueError as error:
         raise CloudError(f"metadata {SPOT_TERMINATION}: {text!r} cannot be read: {error}") from error

@@ -9,17 +9,17 @@ from typing import Any
 from image.instance import oss
 from image.instance.alicloud_credentials import KEY_ID, Credentials
 from image.instance.metadata import Metadata
+from image.reaper.alicloud.instances import Instances
 from image.reaper.alicloud.leftovers import Leftovers
-from image.reaper.alicloud.machines import Machines
 from image.reaper.alicloud.metrics import Heartbeats
-from image.reaper.alicloud.notify import Alarm, Mail
+from image.reaper.alicloud.notify import Mail, NoticesAlarm
 from image.reaper.alicloud.oss import OssStore, users_key
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls
 from image.reaper.model import Instance
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import LEDGER_URI, Cloud
+from image.reaper.sweep.cloud import LEDGER_URI, SweepCloud
 from image.reaper.sweep.notify import Notifier, Reach, roster_in
 
 MAX_PAGES = 100  # of one type; a cloud that hands out offsets for ever is not believed
@@ -29,10 +29,8 @@ def spot_prices(ecs: Product, calls: Calls, currency: str, types: Sequence[str])
     """Instance type -> an hour of it in the dearest zone of the region; types without a price left out.
 
     Args:
-        ecs: the client.
         calls: makes the calls, one a type at least.
         currency: of the policy; prices in another one are left out.
-        types: instance types.
 
     Raises:
         CloudError: the prices could not be read.
@@ -69,11 +67,12 @@ def _history(ecs: Product, calls: Calls, currency: str, name: str) -> Iterator[d
 ACCOUNT_ID = "GPU_FLEET_ACCOUNT_ID"
 
 
-def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None) -> Cloud:
+def connect(
+    policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None
+) -> SweepCloud:
     """The stack's cloud.
 
     Args:
-        policy: of the stack.
         calls: makes every call.
         environ: where credentials, ledger and account are named.
         made: clients to use instead of new ones.
@@ -88,12 +87,12 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
         s3 = own.s3 or oss.bucket_client(policy.region, credentials(environ))
         store = OssStore(s3, calls, ledger)
     reach = _reach(own, calls, store) if policy.notify_users and store else None
-    return Cloud(
+    return SweepCloud(
         calls=calls,
-        machines=Machines(own, calls, policy.stack),
+        instances=Instances(own, calls, policy.stack),
         heartbeats=Heartbeats(own.cms, calls, policy.stack, _account(own, calls, environ)),
         leftovers=Leftovers(own, calls, policy.stack),
-        notifier=Notifier(Alarm(own.cms, calls, policy.stack), reach),
+        notifier=Notifier(NoticesAlarm(own.cms, calls, policy.stack), reach),
         store=store,
         spot_prices=partial(spot_prices, own.ecs, calls, policy.currency),
     )
@@ -113,10 +112,10 @@ def _reach(own: Clients, calls: Calls, store: Store) -> Reach:
     return Reach(partial(roster_in, store), users, Mail(own.dm, calls).send, secret)
 
 
-def machines(region: str, calls: Calls, stack: str = "") -> Machines:
-    """The machines of a stack; without one those of a region, for somebody who asks for one by its id."""
+def instances(region: str, calls: Calls, stack: str = "") -> Instances:
+    """The instances of a stack; without one those of a region, for a user who asks for one by its id."""
     found = credentials(os.environ)
-    return Machines(clients(region, found, os.environ.get(ENDPOINT, "")), calls, stack)
+    return Instances(clients(region, found, os.environ.get(ENDPOINT, "")), calls, stack)
 
 
 def store(region: str, calls: Calls, uri: str) -> OssStore:
@@ -130,12 +129,12 @@ def bucket_client(region: str) -> Any:
 
 
 def credentials(environ: Mapping[str, str]) -> Credentials:
-    """Of the environment, else of the machine that this runs on."""
+    """Of the environment, else of the instance that this runs on."""
     return Credentials(environ, None if environ.get(KEY_ID) else Metadata("alicloud"))
 
 
 def _account(own: Clients, calls: Calls, environ: Mapping[str, str]) -> Callable[[], str]:
-    """The account's id: the stack tells its function; a person's keys are asked for theirs, once."""
+    """The account's id: the stack tells its function; a user's keys are asked for theirs, once."""
 
     @cache
     def account() -> str:

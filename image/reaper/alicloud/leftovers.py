@@ -14,11 +14,9 @@ PAGE = 100  # DescribeDisks, DescribeSnapshots, DescribeEipAddresses: at most 10
 
 
 class Leftovers:
-    """What the stack's machines left behind.
+    """What the stack's instances left behind.
 
     Args:
-        clients: of the region.
-        calls: makes the calls.
         stack: whose; nothing else is ever listed.
     """
 
@@ -28,10 +26,10 @@ class Leftovers:
         self._own = [{"Key": TAG_MANAGED, "Value": "true"}, {"Key": TAG_STACK, "Value": stack}]
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
-        """Unattached disks, unassociated addresses, stopped machines with what their disks take.
+        """Unattached disks, unassociated addresses, stopped instances with what their disks take.
 
         Args:
-            stopped: machines to look up the disks of.
+            stopped: instances to look up the disks of.
 
         Raises:
             CloudError: a list could not be read.
@@ -40,7 +38,7 @@ class Leftovers:
         # A disk that was noted and is attached again is forgotten.
         noted = [*self._own, {"Key": TAG_IDLE_SINCE}]
         again = [_disk(raw, in_use=True) for raw in self._disks(Status="In_use", Tag=noted)]
-        return unattached + again + list(self._addresses()) + list(self._machines(stopped))
+        return unattached + again + list(self._addresses()) + list(self._instances(stopped))
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
         """Disk id -> start of its newest complete snapshot; raises CloudError."""
@@ -63,12 +61,12 @@ class Leftovers:
         else:
             raise ValueError(f"{one.id}: a {one.kind} is no thing to remove here")
 
-    def _machines(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
-        for one in stopped:  # the API takes one machine at a time
+    def _instances(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
+        for one in stopped:  # the API takes one instance at a time
             disks = list(self._disks(InstanceId=one.id))
             kinds = {raw["Category"] for raw in disks}
             yield Leftover(
-                kind=Kind.MACHINE,
+                kind=Kind.INSTANCE,
                 id=one.id,
                 tags=one.tags,
                 size_gib=sum(raw["Size"] for raw in disks),

@@ -1,4 +1,4 @@
-"""The lifecycle hook of Auto Scaling that holds a leaving machine until its agent lets it go."""
+"""The lifecycle hook of Auto Scaling that holds a leaving instance until its agent lets it go."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,11 +8,11 @@ from image.reaper.errors import AnswerError, CloudError
 
 PAGE = 50  # DescribeScalingActivities, DescribeLifecycleActions: at most 50
 IN_SERVICE, PROTECTED = "InService", "Protected"  # the second is in service too, and kept from scale-in
-LEAVING = ("Removing", "Removing:Wait")  # LifecycleState of a machine that its group takes away
+LEAVING = ("Removing", "Removing:Wait")  # LifecycleState of an instance that its group takes away
 
 
 def lifecycle_state(ess: Product, instance_id: str) -> tuple[str, str]:
-    """(id of the machine's group, what it is doing there); empty texts for a machine of no group.
+    """(id of the instance's group, what it is doing there); empty texts for an instance of no group.
 
     Raises:
         CloudError: the cloud does not answer.
@@ -23,12 +23,7 @@ def lifecycle_state(ess: Product, instance_id: str) -> tuple[str, str]:
 
 
 class Hook:
-    """The hook of one machine's group.
-
-    Args:
-        ess: the client.
-        instance_id: the machine.
-    """
+    """The hook of one instance's group."""
 
     def __init__(self, ess: Product, instance_id: str) -> None:
         self._ess = ess
@@ -44,19 +39,19 @@ class Hook:
             )
 
     def complete(self) -> None:
-        """Let the machine go.
+        """Let the instance go.
 
-        One token may stand for several machines that leave at once. It is left alone then: the others may
+        One token may stand for several instances that leave at once. It is left alone then: the others may
         not have saved everything, and the hook's timeout lets all of them go.
 
         Raises:
-            CloudError: the cloud refused, or other machines hang on the same token.
+            CloudError: the cloud refused, or other instances hang on the same token.
         """
         for action in self._pending():
             if action["InstanceIds"] != [self._instance_id]:
                 others = len(action["InstanceIds"]) - 1
                 raise CloudError(
-                    f"lifecycle hook: {others} other machines leave by the same token; it times out"
+                    f"lifecycle hook: {others} other instances leave by the same token; it times out"
                 )
             _ask(
                 self._ess.action("CompleteLifecycleAction"),

@@ -1,8 +1,8 @@
 """Heartbeats from CloudMonitor: the newest of a fleet in a call, windows only of those that may be idle.
 
-CloudMonitor answers 1,440 points to a call, of 50 machines at most, where CloudWatch answers 100,800 of 500.
-The windows of a thousand machines would take 200 calls. But the newest heartbeat tells by itself how long ago
-the last activity was: where that is too short to matter, nothing else is asked for.
+CloudMonitor answers 1,440 points to a call, of 50 instances at most, where CloudWatch answers 100,800 of 500.
+The windows of a thousand instances would take 200 calls. But the newest heartbeat tells by itself how long
+ago the last activity was: where that is too short to matter, nothing else is asked for.
 """
 
 import json
@@ -23,7 +23,7 @@ DIMENSION_STACK = "Stack"
 NO_GROUP = "0"  # the application group of metrics that name no other (API PutCustomMetric)
 RAW = "0"  # Type: the cloud makes the minima itself
 MAX_DATA_PER_CALL = 21  # PutCustomMetric: N of 1 to 21
-MAX_MACHINES = 50  # DescribeMetricList
+MAX_INSTANCES = 50  # DescribeMetricList
 MAX_POINTS = 1440  # DescribeMetricList, DescribeMetricLast
 # Of custom metrics the cloud makes minima of one and of five minutes
 # (www.alibabacloud.com/help/en/cms, "Custom monitoring").
@@ -34,7 +34,7 @@ MAX_PAGES = 10_000  # of one batch; a cloud that hands out tokens for ever is no
 
 
 def metric_name(metric: str, stack: str) -> str:
-    """The name of a machine's metric: each stack has its own, and one call lists the machines of one stack.
+    """The name of an instance's metric: each stack has its own, so one call lists one stack's instances.
 
     A name has letters, digits and underscores only (API PutCustomMetric).
     """
@@ -51,8 +51,6 @@ def datum(
     """One number as PutCustomMetric takes it.
 
     Args:
-        metric: its name.
-        value: its value.
         dimensions: name -> value; the cloud wants them in order.
         at: when; None for the cloud's time of receipt.
         group: the application group that it belongs to.
@@ -71,9 +69,6 @@ class Heartbeats:
     """The metrics of one stack: its agents' to read, the sweep's own to publish.
 
     Args:
-        cms: the client.
-        calls: makes the calls.
-        stack: whose.
         account: the account's id; asked for when it is first needed.
     """
 
@@ -87,7 +82,6 @@ class Heartbeats:
         """Read metrics in as few calls as the API allows; as on AWS.
 
         Args:
-            queries: what to read.
             span: which time; its start aligned to the longest period.
 
         Returns:
@@ -101,7 +95,7 @@ class Heartbeats:
                 alike[query.metric, query.period_s, query.statistic].append(query)
         failures: list[Failure] = []
         for some in alike.values():
-            for batch in batches(some, MAX_MACHINES):
+            for batch in batches(some, MAX_INSTANCES):
                 try:
                     self._read_windows(batch, span, answers)
                 except CloudError as error:
@@ -129,26 +123,26 @@ class Heartbeats:
             except CloudError:
                 continue  # the windows are asked for instead, and their failure is told
             newest: dict[str, tuple[datetime, float]] = {}
-            for machine, at, value in points:
-                newest[machine] = max(newest.get(machine, (at, value)), (at, value))
-            for machine in newest.keys() & wanted.keys():
-                query, (at, value) = wanted[machine], newest[machine]
+            for instance, at, value in points:
+                newest[instance] = max(newest.get(instance, (at, value)), (at, value))
+            for instance in newest.keys() & wanted.keys():
+                query, (at, value) = wanted[instance], newest[instance]
                 if 0 <= value < query.enough_below_s and at + HEARTBEAT >= self._oldest(query):
                     answers[query].points = [(at, value)]
                     answers[query].status = COMPLETE
 
     def _oldest(self, query: Query) -> datetime:
-        """Of a machine that fell silent the whole window is told, for people."""
+        """Of an instance that fell silent the whole window is told, for users."""
         return datetime.fromtimestamp(self._calls.now().timestamp() - query.period_s, UTC)
 
     def _read_windows(self, batch: Sequence[Query], span: Span, answers: Mapping[Query, Answer]) -> None:
         metric, period_s, statistic = batch[0].metric, batch[0].period_s, batch[0].statistic
-        machines = {query.instance_id: query for query in batch}
+        instances = {query.instance_id: query for query in batch}
         dimensions = [
-            {"groupId": NO_GROUP, "dimension": f"{DIMENSION_INSTANCE}={machine}"} for machine in machines
+            {"groupId": NO_GROUP, "dimension": f"{DIMENSION_INSTANCE}={instance}"} for instance in instances
         ]
         found: dict[tuple[str, datetime], list[float]] = defaultdict(list)
-        for machine, at, value in self._points(
+        for instance, at, value in self._points(
             "DescribeMetricList",
             metric,
             FINE_S if period_s < COARSE_S else COARSE_S,
@@ -158,17 +152,17 @@ class Heartbeats:
             EndTime=_milliseconds(span.end),
         ):
             slot = datetime.fromtimestamp(at.timestamp() // period_s * period_s, UTC)
-            found[machine, slot].append(value if math.isfinite(value) else -math.inf)
-        for (machine, slot), values in found.items():
-            if machine in machines:
-                answers[machines[machine]].points.append((slot, TOGETHER[statistic](values)))
+            found[instance, slot].append(value if math.isfinite(value) else -math.inf)
+        for (instance, slot), values in found.items():
+            if instance in instances:
+                answers[instances[instance]].points.append((slot, TOGETHER[statistic](values)))
         for query in batch:
             answers[query].status = COMPLETE
 
     def _points(
         self, action: str, metric: str, period_s: int, statistic: Statistic, **more: Any
     ) -> Iterator[tuple[str, datetime, float]]:
-        """(machine, start of the period, its value) of every page."""
+        """(instance, start of the period, its value) of every page."""
         token = ""
         for _ in range(MAX_PAGES):
             page = self._calls.look(

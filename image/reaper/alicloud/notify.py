@@ -1,4 +1,4 @@
-"""How people are notified on Alibaba Cloud: an alarm for operators, DirectMail for users.
+"""How users are notified on Alibaba Cloud: an alarm for operators, DirectMail for users.
 
 CloudMonitor mails its contacts when an alarm fires, and carries no text of ours. Which instances are meant is
 told by the log, by ``gpu-fleet status``, by mail to users, and by the instance itself on every terminal.
@@ -17,14 +17,8 @@ SUBJECT_LENGTH = 100  # SingleSendMail; its newer page says 256
 MESSAGE_BYTES = 80_000  # TextBody, SingleSendMail
 
 
-class Alarm:
-    """The stack's alarm on ``SweepNotices``.
-
-    Args:
-        cms: the client.
-        calls: makes the calls.
-        stack: whose.
-    """
+class NoticesAlarm:
+    """The stack's alarm on ``SweepNotices``."""
 
     def __init__(self, cms: Product, calls: Calls, stack: str) -> None:
         self._cms = cms
@@ -46,12 +40,7 @@ class Alarm:
 
 
 class Mail:
-    """Mail by DirectMail.
-
-    Args:
-        dm: the client.
-        calls: makes the calls.
-    """
+    """Mail by DirectMail."""
 
     def __init__(self, dm: Product, calls: Calls) -> None:
         self._dm = dm

@@ -39,7 +39,7 @@ class OssStore(Store):
         return "0" if self._claim(key, content) else None
 
     def replace(self, key: str, content: dict[str, Any], version: str) -> str | None:
-        """As ``Store``: the next number, or None where somebody has it."""
+        """As ``Store``: the next number, or None where a user has it."""
         if not version.isdecimal():
             return None
         number = int(version) + 1

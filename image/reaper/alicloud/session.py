@@ -79,7 +79,6 @@ class Clients:
     """The clients of one region.
 
     Attributes:
-        ecs, ess, cms, vpc, kms, dm, sts: one for each product.
         s3: boto3's client for OSS, or what makes one when it is first needed.
     """
 
@@ -99,9 +98,9 @@ class Product:
     Args:
         name: a key of ``PRODUCTS``.
         region: say ``cn-wulanchabu``.
-        credentials: of a person, a function or this machine.
+        credentials: of a user, a function or this instance.
         endpoint: ``http://HOST:PORT`` instead of the product's own.
-        inside: this is a machine of the region, which may have no way out.
+        inside: this is an instance of the region, which may have no way out.
         wait: sleeps so many seconds.
     """
 
@@ -140,7 +139,7 @@ class Product:
             except AnswerError as error:
                 if attempt == ATTEMPTS or not _may_ask_again(action, error.code):
                     raise AnswerError(error.code, error.message, attempt) from error
-                # full jitter: many machines that were refused at once must not come back at once
+                # full jitter: many instances that were refused at once must not come back at once
                 self._wait(random.uniform(0, min(LONGEST_WAIT_S, 0.2 * 2**attempt)))
             else:
                 return answer | {"ResponseMetadata": {"RetryAttempts": attempt - 1}}
@@ -241,10 +240,10 @@ def clients(
 
     Args:
         region: say ``cn-wulanchabu``.
-        credentials: of a person, a function or this machine.
+        credentials: of a user, a function or this instance.
         endpoint: where every product answers, in tests.
         s3: boto3's client for OSS.
-        inside: this is a machine of the region.
+        inside: this is an instance of the region.
     """
     made = {
         name.lower(): Product(name, region, credentials, endpoint=endpoint, inside=inside)

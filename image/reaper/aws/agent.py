@@ -20,12 +20,10 @@ from image.reaper.times import format_time
 
 
 class Hook:
-    """The hook of one machine's group.
+    """The hook of one instance's group.
 
     Args:
         autoscaling: boto3's client.
-        name: of the hook.
-        instance_id: the machine.
     """
 
     def __init__(self, autoscaling: Any, name: str, instance_id: str) -> None:
@@ -39,7 +37,7 @@ class Hook:
         self._call("record_lifecycle_action_heartbeat")
 
     def complete(self) -> None:
-        """Let the machine go. Raises CloudError."""
+        """Let the instance go. Raises CloudError."""
         self._call("complete_lifecycle_action", LifecycleActionResult="CONTINUE")
 
     def _call(self, method: str, **arguments: str) -> None:
@@ -66,50 +64,49 @@ _LIMITS = Config(connect_timeout=3, read_timeout=5, retries={"mode": "standard",
 
 
 class AgentCloud:
-    """The cloud of one machine.
+    """The cloud of one instance.
 
     Args:
-        machine: what the stack says of it.
         metadata: its metadata service; boto3 asks it by itself.
     """
 
-    def __init__(self, machine: InstanceFile, metadata: Metadata | None) -> None:
+    def __init__(self, instance: InstanceFile, metadata: Metadata | None) -> None:
         self._metadata = metadata
-        self._machine = machine
+        self._instance = instance
         self._s3 = cache(self.bucket)
 
     def metrics(self) -> Any:
         """CloudWatch's client."""
-        return boto3.client("cloudwatch", region_name=self._machine.region, config=_LIMITS)
+        return boto3.client("cloudwatch", region_name=self._instance.region, config=_LIMITS)
 
     def bucket(self) -> Any:
         """boto3's S3 client."""
-        return boto3.client("s3", region_name=self._machine.region)
+        return boto3.client("s3", region_name=self._instance.region)
 
     def store(self) -> Store:
         """The stack's records."""
-        if not self._machine.records_uri:
+        if not self._instance.records_uri:
             raise CloudError("instance.toml has no records_uri: this instance is older than its stack")
-        return Store(self._s3(), Calls(lambda: datetime.now(UTC)), self._machine.records_uri)
+        return Store(self._s3(), Calls(lambda: datetime.now(UTC)), self._instance.records_uri)
 
     def caller(self, instance_id: str) -> str:
         """``aws:userid``: of an instance's role ``AROA...:i-0123``, below which alone it may write.
 
         https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
         """
-        sts = boto3.client("sts", region_name=self._machine.region, config=_LIMITS)
+        sts = boto3.client("sts", region_name=self._instance.region, config=_LIMITS)
         found = str(_asked(sts.get_caller_identity)["UserId"])
-        # a rehearsal's keys are a person's
+        # a rehearsal's keys are a user's
         return found if found.endswith(f":{instance_id}") else f"{found}:{instance_id}"
 
     def fence(self, instance_id: str) -> "WithdrawnTag":
         """The tag that denies the sweep's role."""
-        return WithdrawnTag(self._machine.region, self._metadata, instance_id)
+        return WithdrawnTag(self._instance.region, self._metadata, instance_id)
 
     def hook(self, instance_id: str) -> Hook:
-        """What holds the machine while it leaves."""
-        autoscaling = boto3.client("autoscaling", region_name=self._machine.region)
-        return Hook(autoscaling, self._machine.lifecycle_hook, instance_id)
+        """What holds the instance while it leaves."""
+        autoscaling = boto3.client("autoscaling", region_name=self._instance.region)
+        return Hook(autoscaling, self._instance.lifecycle_hook, instance_id)
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
         """Nothing: every launch template asks for session tokens."""
@@ -119,14 +116,14 @@ class AgentCloud:
         limits = Config(
             connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2}
         )
-        ec2 = boto3.client("ec2", region_name=self._machine.region, config=limits)
+        ec2 = boto3.client("ec2", region_name=self._instance.region, config=limits)
         tag = {"Key": TAG_USERS, "Value": " ".join(str(one) for one in users)}
         Calls(lambda: datetime.now(UTC)).change(ec2.create_tags, Resources=[instance_id], Tags=[tag])
 
     def notices(
         self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]
     ) -> notices.FromMetadata:
-        """Word that the machine goes: the metadata service knows it all."""
+        """Word that the instance goes: the metadata service knows it all."""
         del instance_id
         return notices.FromMetadata(metadata, now)
 
@@ -135,7 +132,6 @@ class WithdrawnTag:
     """``gpu-fleet:withdrawn`` on this instance: where it stands, the sweep's role may not stop or terminate.
 
     Args:
-        region: of the instance.
         metadata: tells which one stands.
         instance_id: the instance; its role may set the tag on itself alone.
     """

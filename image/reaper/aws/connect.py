@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from image.reaper.aws import session
+from image.reaper.aws.instances import Instances
 from image.reaper.aws.leftovers import Leftovers
-from image.reaper.aws.machines import Machines
 from image.reaper.aws.metrics import Heartbeats
 from image.reaper.aws.notify import Mail, Topic
 from image.reaper.aws.session import Clients, clients
@@ -16,7 +16,7 @@ from image.reaper.calls import Calls
 from image.reaper.model import TAG_USERS, Instance
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import LEDGER_URI, TOPIC_ARN, Cloud
+from image.reaper.sweep.cloud import LEDGER_URI, TOPIC_ARN, SweepCloud
 from image.reaper.sweep.notify import Notifier, Reach, roster_in
 
 PRODUCT = "Linux/UNIX"
@@ -48,11 +48,12 @@ def spot_prices(ec2: Any, calls: Calls, types: Sequence[str]) -> Mapping[str, De
         arguments["NextToken"] = page["NextToken"]
 
 
-def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None) -> Cloud:
+def connect(
+    policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clients | None = None
+) -> SweepCloud:
     """The stack's cloud.
 
     Args:
-        policy: of the stack.
         calls: makes every call.
         environ: where ledger and topic are named.
         made: clients to use instead of new ones.
@@ -64,9 +65,9 @@ def connect(policy: Policy, calls: Calls, environ: Mapping[str, str], made: Clie
     topic, ledger = environ.get(TOPIC_ARN), environ.get(LEDGER_URI)
     store = Store(aws.s3, calls, ledger) if ledger else None
     reach = _reach(policy.region, calls, store) if policy.notify_users and store else None
-    return Cloud(
+    return SweepCloud(
         calls=calls,
-        machines=Machines(aws, calls, policy.stack),
+        instances=Instances(aws, calls, policy.stack),
         heartbeats=Heartbeats(aws.cloudwatch, calls, policy.metric_namespace),
         leftovers=Leftovers(aws.ec2, calls, policy.stack),
         notifier=Notifier(Topic(aws.sns, calls, topic), reach) if topic else None,
@@ -93,13 +94,13 @@ def users(instance: Instance) -> list[str]:
     return instance.tags.get(TAG_USERS, "").split()
 
 
-def machines(region: str, calls: Calls, stack: str = "") -> Machines:
-    """The machines of a stack; without one those of a region, for somebody who asks for one by its id."""
-    return Machines(clients(region), calls, stack)
+def instances(region: str, calls: Calls, stack: str = "") -> Instances:
+    """The instances of a stack; without one those of a region, for a user who asks for one by its id."""
+    return Instances(clients(region), calls, stack)
 
 
 def store(region: str, calls: Calls, uri: str) -> Store:
-    """A stack's records, for somebody with credentials of their own. Raises ConfigurationError."""
+    """A stack's records, for a user with credentials of their own. Raises ConfigurationError."""
     return Store(bucket_client(region), calls, uri)
 
 

@@ -13,11 +13,9 @@ VALUES = 200  # of one filter, EC2 API
 
 
 class Leftovers:
-    """What the stack's machines left behind.
+    """What the stack's instances left behind.
 
     Args:
-        ec2: the client.
-        calls: makes the calls.
         stack: whose; nothing else is ever listed.
     """
 
@@ -30,10 +28,10 @@ class Leftovers:
         ]
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
-        """Unattached volumes, unassociated addresses, stopped machines with what their disks take.
+        """Unattached volumes, unassociated addresses, stopped instances with what their disks take.
 
         Args:
-            stopped: machines to look up the disks of.
+            stopped: instances to look up the disks of.
 
         Raises:
             CloudError: a list could not be read.
@@ -45,7 +43,7 @@ class Leftovers:
         again = [_volume(raw, in_use=True) for raw in self._volumes(self._own + noted)]
         found = self._calls.look(self._ec2.describe_addresses, Filters=self._own)
         addresses = [_address(raw) for raw in found["Addresses"] if _is_leftover(raw)]
-        return volumes + again + addresses + list(self._machines(stopped))
+        return volumes + again + addresses + list(self._instances(stopped))
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
         """Volume id -> start of its newest complete snapshot; raises CloudError."""
@@ -70,7 +68,7 @@ class Leftovers:
         else:
             raise ValueError(f"{one.id}: a {one.kind} is no thing to remove here")
 
-    def _machines(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
+    def _instances(self, stopped: Sequence[Instance]) -> Iterator[Leftover]:
         disks: dict[str, list[Mapping[str, Any]]] = {one.id: [] for one in stopped}
         for start in range(0, len(stopped), VALUES):
             ids = [one.id for one in stopped[start : start + VALUES]]
@@ -80,7 +78,7 @@ class Leftovers:
         for one in stopped:
             kinds = {raw["VolumeType"] for raw in disks[one.id]}
             yield Leftover(
-                kind=Kind.MACHINE,
+                kind=Kind.INSTANCE,
                 id=one.id,
                 tags=one.tags,
                 size_gib=sum(raw["Size"] for raw in disks[one.id]),

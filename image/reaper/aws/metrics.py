@@ -1,4 +1,4 @@
-"""Heartbeats from CloudWatch, hundreds of machines to a call."""
+"""Heartbeats from CloudWatch, hundreds of instances to a call."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,13 +14,7 @@ MAX_PAGES = 1000  # of one batch; a cloud that hands out tokens for ever is not 
 
 
 class Heartbeats:
-    """The metrics of one stack: its agents' to read, the sweep's own to publish.
-
-    Args:
-        cloudwatch: the client.
-        calls: makes the calls.
-        namespace: of the metrics.
-    """
+    """The metrics of one stack: its agents' to read, the sweep's own to publish."""
 
     def __init__(self, cloudwatch: Any, calls: Calls, namespace: str) -> None:
         self._cloudwatch = cloudwatch
@@ -31,7 +25,6 @@ class Heartbeats:
         """Read metrics in as few calls as the API allows.
 
         Args:
-            queries: what to read.
             span: which time; its start aligned to the longest period.
 
         Returns:

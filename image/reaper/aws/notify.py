@@ -1,4 +1,4 @@
-"""How people are notified on AWS: the stack's SNS topic, mail by SES, and where webhooks' secrets lie."""
+"""How users are notified on AWS: the stack's SNS topic, mail by SES, and where webhooks' secrets lie."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,6 @@ class Topic:
     """The stack's topic.
 
     Args:
-        sns: the client.
-        calls: makes the calls.
         topic_arn: where owners and operators listen.
     """
 
@@ -67,7 +65,6 @@ class Mail:
 
     Args:
         ses: the client of its API v2.
-        calls: makes the calls.
     """
 
     def __init__(self, ses: Any, calls: Calls) -> None:

@@ -20,11 +20,7 @@ READ_TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of one region.
-
-    Attributes:
-        ec2, autoscaling, cloudwatch, sns, s3: boto3 clients.
-    """
+    """The clients of one region."""
 
     ec2: Any
     autoscaling: Any
@@ -79,7 +75,7 @@ def utc_time(value: float | str) -> datetime:
     """A time in an answer, as UTC.
 
     botocore's own way over the local time zone takes ten times as long, which is most of the time of a sweep
-    over thousands of machines.
+    over thousands of instances.
     """
     if isinstance(value, int | float):
         return datetime.fromtimestamp(value, UTC)

@@ -4,24 +4,24 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
+from image.reaper.budget_policy import BudgetPolicy
 from image.reaper.calls import Failure
 from image.reaper.errors import CloudError, DeadlineError
-from image.reaper.model import Fleet
+from image.reaper.model import Inventory
 from image.reaper.money import daily_report, freezer, meter
 from image.reaper.money.freeze_rules import Freeze
 from image.reaper.money.meter_state import MeterReading, from_json
 from image.reaper.money.spending import Spending
 from image.reaper.policy import Policy
-from image.reaper.policy_budget import Budget
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import Cloud
+from image.reaper.sweep.cloud import SweepCloud
 from image.reaper.sweep.results import Result
 
 KEY = "meter.json"
 TRIES = 3  # another sweep may count at the same moment; then this one counts on from there
 
 
-def settle(cloud: Cloud, policy: Policy, result: Result, *, act: bool) -> Spending | None:
+def settle(cloud: SweepCloud, policy: Policy, result: Result, *, act: bool) -> Spending | None:
     """Count, hold against the budget, and report the days that ended.
 
     Args:
@@ -57,7 +57,7 @@ def settle(cloud: Cloud, policy: Policy, result: Result, *, act: bool) -> Spendi
     return spending
 
 
-def look(cloud: Cloud, policy: Policy, fleet: Fleet, now: datetime) -> Spending | None:
+def look(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> Spending | None:
     """What the stack costs as of now, with nothing written; None where nothing is metered.
 
     Raises:
@@ -76,7 +76,9 @@ def look(cloud: Cloud, policy: Policy, fleet: Fleet, now: datetime) -> Spending 
     return _spending(policy, budget, reading, fleet, freeze)
 
 
-def _at_market_prices(cloud: Cloud, budget: Budget, fleet: Fleet) -> tuple[Budget, list[Failure]]:
+def _at_market_prices(
+    cloud: SweepCloud, budget: BudgetPolicy, fleet: Inventory
+) -> tuple[BudgetPolicy, list[Failure]]:
     """The budget with what spot instances cost now, at most what it says; without an answer it stays."""
     types = sorted({one.type for one in fleet.instances if one.spot and one.state in meter.BILLED})
     if cloud.spot_prices is None or not types:
@@ -89,14 +91,14 @@ def _at_market_prices(cloud: Cloud, budget: Budget, fleet: Fleet) -> tuple[Budge
 
 
 def _spending(
-    policy: Policy, budget: Budget, reading: MeterReading, fleet: Fleet, freeze: Freeze | None
+    policy: Policy, budget: BudgetPolicy, reading: MeterReading, fleet: Inventory, freeze: Freeze | None
 ) -> Spending:
     rates = meter.per_hour(fleet.instances, budget)
     unpriced = meter.unpriced(fleet.instances, budget)
     return Spending(policy.currency, budget, reading, rates, unpriced, freeze)
 
 
-def _count(store: Store, policy: Policy, budget: Budget, result: Result) -> MeterReading:
+def _count(store: Store, policy: Policy, budget: BudgetPolicy, result: Result) -> MeterReading:
     """Move the meter in the bucket on to the sweep's moment.
 
     Raises:
@@ -132,7 +134,7 @@ def _forget_reported(store: Store, reported: Iterable[str]) -> None:
 
 
 def _hold(
-    cloud: Cloud, policy: Policy, result: Result, reading: MeterReading, *, act: bool
+    cloud: SweepCloud, policy: Policy, result: Result, reading: MeterReading, *, act: bool
 ) -> tuple[Freeze, list[Failure]]:
     if act:
         groups, spent = result.fleet.groups, reading.month_cost

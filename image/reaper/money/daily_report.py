@@ -12,7 +12,7 @@ from image.reaper.money.meter import DAY
 from image.reaper.money.meter_state import Day, MeterReading, day_from_json
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import Cloud, Query, Span, Statistic
+from image.reaper.sweep.cloud import Query, Span, Statistic, SweepCloud
 
 DAYS, REPORTS = "days", "reports"
 PERIOD_S = int(DAY.total_seconds())
@@ -41,7 +41,7 @@ def load(store: Store, name: str) -> Day:
         raise CloudError(f"{_key(DAYS, name, 'json')}: {error!r}", "Malformed") from error
 
 
-def report(cloud: Cloud, store: Store, policy: Policy, reading: MeterReading) -> list[str]:
+def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReading) -> list[str]:
     """Report the days that ended and that nobody was told of.
 
     The object ``reports/.../DAY.json`` is written last and marks a day as told: whatever fails before is
@@ -69,7 +69,7 @@ def report(cloud: Cloud, store: Store, policy: Policy, reading: MeterReading) ->
     return done
 
 
-def efficiency(cloud: Cloud, policy: Policy, day: Day) -> Efficiency:
+def efficiency(cloud: SweepCloud, policy: Policy, day: Day) -> Efficiency:
     """A day with what its instances' agents and trainers said.
 
     Raises:
@@ -80,11 +80,11 @@ def efficiency(cloud: Cloud, policy: Policy, day: Day) -> Efficiency:
     return sum_up(day, policy.stack, policy.currency, busy, samples)
 
 
-def _read(cloud: Cloud, day: Day, metric: str, statistic: Statistic) -> Mapping[str, float]:
+def _read(cloud: SweepCloud, day: Day, metric: str, statistic: Statistic) -> Mapping[str, float]:
     """Instance id -> the day's value, of those instances that have one."""
     span = Span(day.date, day.date + DAY)
     values: dict[str, float] = {}
-    for batch in batches(sorted(day.machines), BATCH):
+    for batch in batches(sorted(day.instances), BATCH):
         queries = [Query(key, metric, PERIOD_S, statistic=statistic) for key in batch]
         answers, failures = cloud.heartbeats.read(queries, span)
         if failures:

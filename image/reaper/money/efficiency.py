@@ -24,7 +24,7 @@ class Use:
     """
 
     instance_id: str
-    machine: MeteredInstance
+    instance: MeteredInstance
     gpu_hours: Decimal
     busy: Decimal | None
     cost: Decimal
@@ -130,11 +130,11 @@ def sum_up(
         samples: instance id -> samples its trainer worked through; left out where none says.
     """
     busy, samples = _sound(busy), _sound(samples)
-    uses = [_use(key, share, busy.get(key)) for key, share in day.machines.items()]
+    uses = [_use(key, share, busy.get(key)) for key, share in day.instances.items()]
     idle = sorted(
         (one for one in uses if one.idle_cost > 0), key=lambda one: (-one.idle_cost, one.instance_id)
     )
-    known = samples.keys() & day.machines.keys()
+    known = samples.keys() & day.instances.keys()
     return Efficiency(
         name=day.name,
         stack=stack,
@@ -143,23 +143,23 @@ def sum_up(
         idle=tuple(idle[:MOST_IDLE]),
         saved_cost=sum((share.cost for share in day.saved.values()), Decimal(0)),
         samples=sum((_decimal(samples[key]) for key in known), Decimal(0)) if known else None,
-        samples_cost=sum((day.machines[key].cost for key in known), Decimal(0)),
+        samples_cost=sum((day.instances[key].cost for key in known), Decimal(0)),
         unpriced=day.unpriced,
     )
 
 
 def _use(key: str, share: DayShare, busy: float | None) -> Use:
     told = None if busy is None else min(Decimal(1), max(Decimal(0), _decimal(busy)))
-    return Use(key, share.machine, _gpu_hours(share), told, share.cost)
+    return Use(key, share.instance, _gpu_hours(share), told, share.cost)
 
 
 def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
     by_pool: dict[str, list[Use]] = defaultdict(list)
     for one in uses:
-        by_pool[one.machine.pool].append(one)
+        by_pool[one.instance.pool].append(one)
     saved: dict[str, Decimal] = defaultdict(Decimal)
     for share in day.saved.values():
-        saved[share.machine.pool] += _gpu_hours(share)
+        saved[share.instance.pool] += _gpu_hours(share)
     for pool in sorted({*day.costs, *by_pool, *saved}):
         own = by_pool[pool]
         yield PoolUse(
@@ -173,7 +173,7 @@ def _pool_uses(day: Day, uses: Iterable[Use]) -> Iterable[PoolUse]:
 
 
 def _gpu_hours(share: DayShare) -> Decimal:
-    return Decimal(share.seconds * share.machine.gpus) / SECONDS_PER_HOUR
+    return Decimal(share.seconds * share.instance.gpus) / SECONDS_PER_HOUR
 
 
 def _sound(values: Mapping[str, float]) -> dict[str, float]:

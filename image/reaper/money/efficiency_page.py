@@ -78,8 +78,8 @@ def mail(found: Efficiency, where: str) -> str:
     """
     lines = [headline(found), *_notes(found), "", "Most money left idle:"]
     lines += [
-        f"- {_number(one.idle_cost)} {found.currency}: {one.instance_id} ({one.machine.type}, pool "
-        f"{one.machine.pool}, {one.machine.owner or 'nobody'}), busy {_percent(one.busy)}"
+        f"- {_number(one.idle_cost)} {found.currency}: {one.instance_id} ({one.instance.type}, pool "
+        f"{one.instance.pool}, {one.instance.owner or 'nobody'}), busy {_percent(one.busy)}"
         for one in found.idle
     ]
     if not found.idle:
@@ -108,9 +108,9 @@ def _notes(found: Efficiency) -> Iterator[str]:
 
 
 def _idle_cells(one: Use) -> tuple[str, ...]:
-    machine = one.machine
-    owner = machine.owner or "nobody"
-    return one.instance_id, machine.pool, owner, machine.type, _percent(one.busy), _number(one.idle_cost)
+    instance = one.instance
+    owner = instance.owner or "nobody"
+    return one.instance_id, instance.pool, owner, instance.type, _percent(one.busy), _number(one.idle_cost)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,9 +13,9 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import Any, Protocol
 
+from image.reaper.budget_policy import BudgetPolicy
 from image.reaper.errors import CloudError
 from image.reaper.model import Group
-from image.reaper.policy_budget import Budget
 from image.reaper.times import format_time, parse_time
 
 SCHEMA_VERSION = 1
@@ -34,7 +34,7 @@ class FreezeStage(IntEnum):
         return self.name.lower()
 
 
-class Groups(Protocol):
+class FreezableGroups(Protocol):
     """What can be done to a scaling group, on either cloud; each raises CloudError."""
 
     def limit(self, group: str, max_size: int) -> None:
@@ -116,7 +116,7 @@ def from_json(raw: Mapping[str, Any], where: str) -> Freeze:
         raise CloudError(f"{where}: {error!r}", "Malformed") from error
 
 
-def due(spent: Decimal, budget: Budget) -> FreezeStage:
+def due(spent: Decimal, budget: BudgetPolicy) -> FreezeStage:
     """The stage that the money spent calls for."""
     if not budget.freezes:
         return FreezeStage.OPEN
@@ -130,7 +130,7 @@ def due(spent: Decimal, budget: Budget) -> FreezeStage:
     )
 
 
-def follow(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freeze:
+def follow(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) -> Freeze:
     """The freeze that holds from now on, its groups not yet brought in line.
 
     Args:
@@ -146,7 +146,7 @@ def follow(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Fre
     return replace(before, month=month, stage=stage, since=since, lifted=lifted)
 
 
-def lift(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freeze:
+def lift(before: Freeze, spent: Decimal, budget: BudgetPolicy, now: datetime) -> Freeze:
     """The freeze that a user lifts: what is spent by now freezes nothing more this month."""
     called_for = max(due(spent, budget), before.stage)
     return replace(
@@ -154,7 +154,7 @@ def lift(before: Freeze, spent: Decimal, budget: Budget, now: datetime) -> Freez
     )
 
 
-def note(freeze: Freeze, groups: Iterable[Group], budget: Budget) -> Freeze:
+def note(freeze: Freeze, groups: Iterable[Group], budget: BudgetPolicy) -> Freeze:
     """The freeze with what each group is now written down, before anything is done to it.
 
     A limit above the one from before the freeze is users': no freeze sets one so high.
@@ -186,7 +186,7 @@ class GroupChange:
             return f"max of {self.group} = {self.max_size}"
         return f"{'close' if self.closed else 'open'} {self.group}"
 
-    def take(self, groups: Groups) -> None:
+    def take(self, groups: FreezableGroups) -> None:
         """Do it; raises CloudError."""
         if self.max_size is not None:
             groups.limit(self.group, self.max_size)

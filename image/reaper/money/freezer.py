@@ -11,7 +11,7 @@ from image.reaper.model import Group
 from image.reaper.money.freeze_rules import Freeze, FreezeStage, follow, from_json, lift, note, steps
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import Cloud
+from image.reaper.sweep.cloud import SweepCloud
 from image.reaper.times import format_time
 
 KEY = "freeze.json"
@@ -58,7 +58,7 @@ class Freezer:
         ConfigurationError: the cloud has no store, or the policy no budget.
     """
 
-    def __init__(self, cloud: Cloud, policy: Policy, groups: Iterable[Group], spent: Decimal) -> None:
+    def __init__(self, cloud: SweepCloud, policy: Policy, groups: Iterable[Group], spent: Decimal) -> None:
         if cloud.store is None or policy.budget is None:
             raise ConfigurationError("a freeze needs GPU_FLEET_LEDGER_URI and a policy with a budget")
         self._cloud, self._policy, self._spent = cloud, policy, spent
@@ -92,7 +92,7 @@ class Freezer:
         self, before: Freeze, after: Freeze, version: str | None, actor: Actor
     ) -> tuple[Freeze, list[Failure]]:
         names = sorted(self._names | after.groups.keys())
-        groups = self._cloud.machines.again((), names).groups if names else ()
+        groups = self._cloud.instances.again((), names).groups if names else ()
         after = note(after, groups, self._budget)
         changed = after.stage is not before.stage or after.lifted > before.lifted
         if changed:
@@ -111,7 +111,7 @@ class Freezer:
         failures = []
         for step in steps(freeze, groups):
             try:
-                step.take(self._cloud.machines)
+                step.take(self._cloud.instances)
             except (CloudError, DeadlineError) as error:
                 failures.append(Failure(step.group, str(step), str(error)))
         return failures

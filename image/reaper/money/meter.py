@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+from image.reaper.budget_policy import BudgetPolicy
 from image.reaper.errors import CloudError
-from image.reaper.model import Fleet, Instance
+from image.reaper.model import Instance, Inventory
 from image.reaper.money.meter_state import Day, DayShare, MeteredInstance, MeterReading
-from image.reaper.policy_budget import Budget
 
 SHARED = "_shared"  # no pool's name begins so
 BILLED = frozenset({"running", "stopping"})
@@ -36,7 +36,7 @@ class MeteredSpan:
     """An instance, its disks alone, or what all pools share, from one moment to another.
 
     Attributes:
-        instance_id, machine: the instance; None for disks and for what is shared.
+        instance_id, instance: whose; None for disks and for what is shared.
         saved: the instance was ended before: the time costs nothing, and would have.
     """
 
@@ -45,11 +45,11 @@ class MeteredSpan:
     per_hour: Decimal
     pool: str
     instance_id: str | None = None
-    machine: MeteredInstance | None = None
+    instance: MeteredInstance | None = None
     saved: bool = False
 
 
-def machine_of(instance: Instance, budget: Budget) -> MeteredInstance | None:
+def metered_instance(instance: Instance, budget: BudgetPolicy) -> MeteredInstance | None:
     """What the meter counts an instance with; None for one of a pool that the budget does not know."""
     pool = budget.pools.get(instance.pool)
     if pool is None:
@@ -62,11 +62,11 @@ def machine_of(instance: Instance, budget: Budget) -> MeteredInstance | None:
     )
 
 
-def _price(instance: Instance, budget: Budget) -> Decimal | None:
+def _price(instance: Instance, budget: BudgetPolicy) -> Decimal | None:
     return budget.price_of(instance.pool, instance.type, spot=instance.spot)
 
 
-def with_spot_prices(budget: Budget, market: Mapping[str, Decimal]) -> Budget:
+def with_spot_prices(budget: BudgetPolicy, market: Mapping[str, Decimal]) -> BudgetPolicy:
     """The budget at the spot market's prices, each at most the one it knows: spot never passes on demand.
 
     Args:
@@ -80,25 +80,25 @@ def with_spot_prices(budget: Budget, market: Mapping[str, Decimal]) -> Budget:
     return replace(budget, pools=pools)
 
 
-def unpriced(instances: Iterable[Instance], budget: Budget) -> int:
+def unpriced(instances: Iterable[Instance], budget: BudgetPolicy) -> int:
     """How many running instances count without a price: none is listed, and none was assumed."""
     return sum(one.state in BILLED and _price(one, budget) is None for one in instances)
 
 
-def per_hour(instances: Iterable[Instance], budget: Budget) -> dict[str, Decimal]:
+def per_hour(instances: Iterable[Instance], budget: BudgetPolicy) -> dict[str, Decimal]:
     """Pool, and ``_shared``, -> what an hour costs as things stand; every pool of the budget is there."""
     rates = {SHARED: budget.shared_per_hour, **dict.fromkeys(budget.pools, Decimal(0))}
     for one in instances:
-        machine = machine_of(one, budget)
-        if machine is not None and one.state in BILLED:
-            rates[machine.pool] += machine.per_hour
-        elif machine is not None and one.state == STOPPED:
-            rates[machine.pool] += budget.pools[machine.pool].disk_per_hour
+        instance = metered_instance(one, budget)
+        if instance is not None and one.state in BILLED:
+            rates[instance.pool] += instance.per_hour
+        elif instance is not None and one.state == STOPPED:
+            rates[instance.pool] += budget.pools[instance.pool].disk_per_hour
     return rates
 
 
 def advance(
-    before: MeterReading | None, fleet: Fleet, budget: Budget, currency: str, now: datetime
+    before: MeterReading | None, fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime
 ) -> tuple[MeterReading, list[Day]]:
     """Count on to the present.
 
@@ -121,7 +121,7 @@ def advance(
     if now <= before.until:
         return before, []
     running = _running(fleet, budget)
-    saved = {key: machine for key, machine in before.saved.items() if key not in running}
+    saved = {key: instance for key, instance in before.saved.items() if key not in running}
     spans = [
         *_spans(fleet, before.running, before.until, budget, now),
         MeteredSpan(before.until, now, budget.shared_per_hour, SHARED),
@@ -136,7 +136,7 @@ def advance(
     return replace(counted, running=running, saved=saved, at_least=at_least), days
 
 
-def _without_price(fleet: Fleet, running: Mapping[str, MeteredInstance], budget: Budget) -> bool:
+def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], budget: BudgetPolicy) -> bool:
     """Whether hours since the last sweep count nothing because nobody knows their price."""
     return unpriced(fleet.instances, budget) > 0 or any(not one.priced for one in running.values())
 
@@ -168,7 +168,7 @@ def forecast(reading: MeterReading, rate: Decimal) -> Decimal:
     return reading.month_cost + rate * _hours(left)
 
 
-def _first(fleet: Fleet, budget: Budget, currency: str, now: datetime) -> MeterReading:
+def _first(fleet: Inventory, budget: BudgetPolicy, currency: str, now: datetime) -> MeterReading:
     """The month so far, as far as what is there now tells; what is shared counts from now on."""
     start = _midnight(now).replace(day=1)
     zero = dict.fromkeys((SHARED, *budget.pools), Decimal(0))
@@ -181,57 +181,57 @@ def _first(fleet: Fleet, budget: Budget, currency: str, now: datetime) -> MeterR
     return replace(counted, day=today, yesterday=Decimal(0), running=running, at_least=at_least)
 
 
-def _running(fleet: Fleet, budget: Budget) -> dict[str, MeteredInstance]:
-    found = {one.id: machine_of(one, budget) for one in fleet.instances if one.state in BILLED}
-    return {key: machine for key, machine in found.items() if machine is not None}
+def _running(fleet: Inventory, budget: BudgetPolicy) -> dict[str, MeteredInstance]:
+    found = {one.id: metered_instance(one, budget) for one in fleet.instances if one.state in BILLED}
+    return {key: instance for key, instance in found.items() if instance is not None}
 
 
 def _spans(
-    fleet: Fleet,
+    fleet: Inventory,
     running: Mapping[str, MeteredInstance] | None,
     start: datetime,
-    budget: Budget,
+    budget: BudgetPolicy,
     now: datetime,
 ) -> Iterator[MeteredSpan]:
     """What each instance cost since ``start``; ``running`` is who ran then, None where nobody knows."""
     seen = (*fleet.instances, *fleet.gone)
     for one in seen:
-        machine = machine_of(one, budget)
-        if machine is None or one.state == "pending":
+        instance = metered_instance(one, budget)
+        if instance is None or one.state == "pending":
             continue
         known = running.get(one.id) if running is not None else None
         began = start if known else max(start, one.launched_at)
         stop = _stop(one, known, now)
         told = one.stopped_at is not None and running is None  # at first nobody knows who ran
         if one.state in BILLED or known or told or (running is not None and one.launched_at >= start):
-            yield MeteredSpan(began, stop, machine.per_hour, machine.pool, one.id, machine)
+            yield MeteredSpan(began, stop, instance.per_hour, instance.pool, one.id, instance)
         if one.state == STOPPED:
             since = max(start, stop) if one.stopped_at else start
-            yield MeteredSpan(since, now, budget.pools[machine.pool].disk_per_hour, machine.pool)
+            yield MeteredSpan(since, now, budget.pools[instance.pool].disk_per_hour, instance.pool)
     ids = {one.id for one in seen}
-    for key, machine in (running or {}).items():
+    for key, instance in (running or {}).items():
         if key not in ids:
             yield MeteredSpan(
-                start, min(now, machine.ends_at or now), machine.per_hour, machine.pool, key, machine
+                start, min(now, instance.ends_at or now), instance.per_hour, instance.pool, key, instance
             )
 
 
 def _saved_spans(
-    saved: Mapping[str, MeteredInstance], fleet: Fleet, budget: Budget, now: datetime
+    saved: Mapping[str, MeteredInstance], fleet: Inventory, budget: BudgetPolicy, now: datetime
 ) -> Iterator[MeteredSpan]:
     """What instances would have cost that were ended, up to the end of the month they were ended in.
 
     One that was only stopped goes on paying for its disks.
     """
     stopped = {one.id for one in fleet.instances if one.state == STOPPED}
-    for key, machine in saved.items():
-        if machine.ends_at is not None:
-            first = _midnight(machine.ends_at).replace(day=1)
+    for key, instance in saved.items():
+        if instance.ends_at is not None:
+            first = _midnight(instance.ends_at).replace(day=1)
             end = min(now, (first + 31 * DAY).replace(day=1))
-            pool = budget.pools.get(machine.pool)
+            pool = budget.pools.get(instance.pool)
             disks = pool.disk_per_hour if pool and key in stopped else Decimal(0)
-            rate = max(Decimal(0), machine.per_hour - disks)
-            yield MeteredSpan(machine.ends_at, end, rate, machine.pool, key, machine, saved=True)
+            rate = max(Decimal(0), instance.per_hour - disks)
+            yield MeteredSpan(instance.ends_at, end, rate, instance.pool, key, instance, saved=True)
 
 
 def _stop(one: Instance, known: MeteredInstance | None, now: datetime) -> datetime:
@@ -271,7 +271,7 @@ def add_up(
 def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) -> MeterReading:
     """Add what the spans cost from where the reading stands to another moment of the same day."""
     costs: dict[str, Decimal] = defaultdict(Decimal)
-    machines, saved = dict(reading.day.machines), dict(reading.day.saved)
+    instances, saved = dict(reading.day.instances), dict(reading.day.saved)
     for span in spans:
         seconds = int((min(span.end, stop) - max(span.begin, reading.until)).total_seconds())
         if seconds <= 0:
@@ -279,11 +279,11 @@ def _add(reading: MeterReading, spans: Sequence[MeteredSpan], stop: datetime) ->
         cost = (span.per_hour * seconds / SECONDS_PER_HOUR).quantize(SMALLEST)
         if not span.saved:
             costs[span.pool] += cost
-        if span.instance_id is not None and span.machine is not None:
-            shares = saved if span.saved else machines
-            had = shares.get(span.instance_id, DayShare(span.machine, 0, Decimal(0)))
-            shares[span.instance_id] = DayShare(span.machine, had.seconds + seconds, had.cost + cost)
-    day = replace(reading.day, costs=_sum(reading.day.costs, costs), machines=machines, saved=saved)
+        if span.instance_id is not None and span.instance is not None:
+            shares = saved if span.saved else instances
+            had = shares.get(span.instance_id, DayShare(span.instance, 0, Decimal(0)))
+            shares[span.instance_id] = DayShare(span.instance, had.seconds + seconds, had.cost + cost)
+    day = replace(reading.day, costs=_sum(reading.day.costs, costs), instances=instances, saved=saved)
     return replace(reading, until=stop, month=_sum(reading.month, costs), day=day)
 
 

@@ -35,7 +35,7 @@ class MeteredInstance:
 class DayShare:
     """What one instance had of a day."""
 
-    machine: MeteredInstance
+    instance: MeteredInstance
     seconds: int
     cost: Decimal
 
@@ -47,13 +47,13 @@ class Day:
     Attributes:
         date: its first moment.
         costs: pool, or ``_shared``, -> cost.
-        machines: instance id -> what it had of the day.
+        instances: instance id -> what it had of the day.
         saved: instance id -> what it would have had of it, had no sweep ended it.
     """
 
     date: datetime
     costs: Mapping[str, Decimal] = field(default_factory=dict)
-    machines: Mapping[str, DayShare] = field(default_factory=dict)
+    instances: Mapping[str, DayShare] = field(default_factory=dict)
     saved: Mapping[str, DayShare] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,7 @@ class Day:
     @property
     def unpriced(self) -> int:
         """How many of its instances count without a price: the costs are at least what they say."""
-        return sum(not share.machine.priced for share in self.machines.values())
+        return sum(not share.instance.priced for share in self.instances.values())
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class Day:
         return {
             "date": self.name,
             "costs": _texts(self.costs),
-            "machines": {key: _share_json(one) for key, one in self.machines.items()},
+            "machines": {key: _share_json(one) for key, one in self.instances.items()},
             "saved": {key: _share_json(one) for key, one in self.saved.items()},
         }
 
@@ -123,8 +123,8 @@ class MeterReading:
             "month": _texts(self.month),
             "day": self.day.to_json(),
             "yesterday": str(self.yesterday),
-            "running": {key: _machine_json(one) for key, one in self.running.items()},
-            "saved": {key: _machine_json(one) for key, one in self.saved.items()},
+            "running": {key: _instance_json(one) for key, one in self.running.items()},
+            "saved": {key: _instance_json(one) for key, one in self.saved.items()},
             "unreported": list(self.unreported),
             "at_least": self.at_least,
         }
@@ -147,8 +147,8 @@ def from_json(raw: Mapping[str, Any], where: str) -> MeterReading:
             month=_amounts(raw["month"]),
             day=day_from_json(raw["day"]),
             yesterday=Decimal(raw["yesterday"]),
-            running={key: _machine(one) for key, one in raw["running"].items()},
-            saved={key: _machine(one) for key, one in raw["saved"].items()},
+            running={key: _instance(one) for key, one in raw["running"].items()},
+            saved={key: _instance(one) for key, one in raw["saved"].items()},
             unreported=tuple(map(str, raw["unreported"])),
             at_least=bool(raw.get("at_least", False)),  # absent from what earlier versions wrote
         )
@@ -167,29 +167,29 @@ def day_from_json(raw: Mapping[str, Any]) -> Day:
 
 
 def _share_json(share: DayShare) -> dict[str, Any]:
-    return {"seconds": share.seconds, "cost": str(share.cost), **_machine_json(share.machine)}
+    return {"seconds": share.seconds, "cost": str(share.cost), **_instance_json(share.instance)}
 
 
 def _shares(raw: Mapping[str, Any]) -> dict[str, DayShare]:
     return {
-        key: DayShare(_machine(one), int(one["seconds"]), Decimal(one["cost"])) for key, one in raw.items()
+        key: DayShare(_instance(one), int(one["seconds"]), Decimal(one["cost"])) for key, one in raw.items()
     }
 
 
-def _machine_json(machine: MeteredInstance) -> dict[str, Any]:
-    ends = {} if machine.ends_at is None else {"ends_at": format_time(machine.ends_at)}
+def _instance_json(instance: MeteredInstance) -> dict[str, Any]:
+    ends = {} if instance.ends_at is None else {"ends_at": format_time(instance.ends_at)}
     return {
-        "pool": machine.pool,
-        "owner": machine.owner,
-        "type": machine.type,
-        "gpus": machine.gpus,
-        "per_hour": str(machine.per_hour),
+        "pool": instance.pool,
+        "owner": instance.owner,
+        "type": instance.type,
+        "gpus": instance.gpus,
+        "per_hour": str(instance.per_hour),
         **ends,
-        **({} if machine.priced else {"priced": False}),
+        **({} if instance.priced else {"priced": False}),
     }
 
 
-def _machine(raw: Mapping[str, Any]) -> MeteredInstance:
+def _instance(raw: Mapping[str, Any]) -> MeteredInstance:
     return MeteredInstance(
         pool=str(raw["pool"]),
         owner=str(raw["owner"]),

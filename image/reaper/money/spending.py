@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from image.reaper.budget_policy import BudgetPolicy
 from image.reaper.metrics import (
     METRIC_FREEZE,
     METRIC_HOUR_COST,
@@ -17,7 +18,6 @@ from image.reaper.metrics import (
 from image.reaper.money import meter
 from image.reaper.money.freeze_rules import Freeze, FreezeStage
 from image.reaper.money.meter_state import MeterReading
-from image.reaper.policy_budget import Budget
 from image.reaper.times import format_time
 
 CENT = Decimal("0.01")
@@ -34,7 +34,7 @@ class Spending:
     """
 
     currency: str
-    budget: Budget
+    budget: BudgetPolicy
     reading: MeterReading
     rates: Mapping[str, Decimal]
     unpriced: int

@@ -133,8 +133,8 @@ def connect(
 def running(place: Place) -> list[Instance]:
     """The running instances of a stack. Raises CloudError."""
     calls = Calls(lambda: datetime.now(UTC), read_only=True)
-    machines: clouds.Machines = clouds.module(place.cloud).machines(place.region, calls, place.stack)
-    return [one for one in machines.fleet().instances if one.state == RUNNING]
+    instances: clouds.Instances = clouds.module(place.cloud).instances(place.region, calls, place.stack)
+    return [one for one in instances.fleet().instances if one.state == RUNNING]
 
 
 def chosen(

@@ -18,10 +18,10 @@ from image.reaper.people.status import WIDTH, row
 from image.reaper.people.timeline import LEGEND, Cell, PeriodRow
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
-from image.reaper.sweep.cloud import Cloud, Query, Span, connect
+from image.reaper.sweep.cloud import Query, Span, SweepCloud, connect
 from image.reaper.sweep.evidence import LOOK_AHEAD
 from image.reaper.sweep.results import Result
-from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.times import format_span, format_time
 
 STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.HUNG: "bold red"}
@@ -51,7 +51,7 @@ def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_l
         raise click.UsageError("name an instance, or say --live on one")
     meant = subject(asked)
     policy = meant.policy
-    options = Options(
+    options = SweepOptions(
         clock=lambda: now or datetime.now(UTC),
         holder="explain",
         dry_run=True,
@@ -89,7 +89,8 @@ def decision_on(instance_id: str, result: Result) -> Decision:
 def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:
     """What is known of the instance, a line each."""
     told = row(decision, policy, now)
-    yield f"{told.machine}: {told.what}, {told.owner}, {told.an_hour} an hour, up since {_launched(decision)}"
+    launched = _launched(decision)
+    yield f"{told.instance}: {told.what}, {told.owner}, {told.an_hour} an hour, up since {launched}"
     yield f"verdict: {decision.verdict}: {decision.reason}"
     yield f"ends if unused: {told.goes}"
     mark = mark_of(decision.instance)
@@ -111,7 +112,7 @@ def _launched(decision: Decision) -> str:
 
 
 def read_rows(
-    cloud: Cloud, decision: Decision, policy: Policy, now: datetime
+    cloud: SweepCloud, decision: Decision, policy: Policy, now: datetime
 ) -> tuple[list[PeriodRow], int, list[str]]:
     """The heartbeats of the pool's window as (rows, seconds of a period, what could not be read)."""
     pool = policy.pools.get(decision.instance.pool)

@@ -27,7 +27,7 @@ from image.reaper.place import (
     region_of_environment,
 )
 from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.cloud import Machines
+from image.reaper.sweep.cloud import Instances
 from image.reaper.times import format_time, parse_duration
 
 # A clock that is behind by less still finds a due mark due; with another the sweep does nothing yet.
@@ -90,9 +90,9 @@ def keep(duration: str, reason: str, instance_id: str | None, asked: Asked) -> N
         click.echo(f"warning: {warning}", err=True)
     if not target.withdraw(wanted):
         raise TooLateError(_too_late(target.id))
-    target.machines.tag([target.id], wanted.tags())
+    target.instances.tag([target.id], wanted.tags())
     if not target.withdraw(wanted):  # decided in between
-        target.machines.untag([target.id], list(wanted.tags()))
+        target.instances.untag([target.id], list(wanted.tags()))
         raise TooLateError(_too_late(target.id))
     if wanted.shortened:
         click.echo(
@@ -115,7 +115,7 @@ def release(instance_id: str | None, asked: Asked) -> None:
     """Keep an instance no longer: it is terminated when it is idle, like any other."""
     target = KeepTarget.find(instance_id, asked)
     held = TAG_KEEP_UNTIL in target.tags
-    target.machines.untag([target.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
+    target.instances.untag([target.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
     click.echo(f"{target.id} is kept no longer" if held else f"{target.id} was not kept")
 
 
@@ -130,7 +130,7 @@ class KeepTarget:
 
     id: str
     tags: dict[str, str]
-    machines: Machines
+    instances: Instances
     records: Callable[[datetime], Exchange]
 
     @classmethod
@@ -145,8 +145,8 @@ class KeepTarget:
         found = instance_id or own_instance_id()
         cloud, region = whereabouts(asked)
         calls = Calls(lambda: datetime.now(UTC))
-        machines: Machines = clouds.module(cloud).machines(region, calls)
-        tags = machines.tags(found)
+        instances: Instances = clouds.module(cloud).instances(region, calls)
+        tags = instances.tags(found)
         if tags.get(TAG_MANAGED) != "true":
             raise ConfigurationError(
                 f"{found} does not carry {TAG_MANAGED}=true: the reaper never touches it, or it is not there"
@@ -154,9 +154,9 @@ class KeepTarget:
         if asked.stack and tags.get(TAG_STACK) != asked.stack:
             raise ConfigurationError(f"{found} is of stack {tags.get(TAG_STACK)!r}, not of {asked.stack!r}")
         if instance_id is None:
-            return cls(found, tags, machines, partial(_of_this_instance, found))
+            return cls(found, tags, instances, partial(_of_this_instance, found))
         place = Place(tags.get(TAG_STACK, ""), cloud, region, asked.account_id or "")
-        return cls(found, tags, machines, partial(_of_another, found, place))
+        return cls(found, tags, instances, partial(_of_another, found, place))
 
     def withdraw(self, wanted: Wish) -> bool:
         """Withdraw a mark that is due, unless the sweep has decided to end the instance.
@@ -170,7 +170,7 @@ class KeepTarget:
         """
         now = datetime.now(UTC)
         try:
-            mark = mark_of(Instance(self.id, "", "running", now, self.machines.tags(self.id)))
+            mark = mark_of(Instance(self.id, "", "running", now, self.instances.tags(self.id)))
             if mark is None or now < mark.reap_after - NOT_DUE_YET:
                 return True
             exchange = self.records(mark.reap_after)
@@ -191,8 +191,8 @@ class KeepTarget:
 
 def _of_this_instance(instance_id: str, mark: datetime) -> Exchange:
     """By the instance's own role, which needs no list."""
-    machine = instance_file.load(paths.instance_file())
-    cloud = agent_cloud.connect(machine, Metadata(machine.cloud))
+    instance = instance_file.load(paths.instance_file())
+    cloud = agent_cloud.connect(instance, Metadata(instance.cloud))
     return Exchange(cloud.store(), cloud.caller(instance_id), mark)
 
 
@@ -212,8 +212,8 @@ def own_instance_id() -> str:
         ConfigurationError: it is none of the fleet's.
     """
     try:
-        machine = instance_file.load(paths.instance_file())
-        found = Metadata(machine.cloud).get("instance-id")
+        instance = instance_file.load(paths.instance_file())
+        found = Metadata(instance.cloud).get("instance-id")
     except (InstanceFileError, CloudError) as error:
         raise ConfigurationError(
             f"--instance-id is missing, and this is no instance of a fleet: {error}"
@@ -233,8 +233,8 @@ def whereabouts(asked: Asked) -> tuple[str, str]:
         place = place_of(asked)
         return place.cloud, place.region
     try:
-        machine = instance_file.load(paths.instance_file())
-        return asked.cloud or machine.cloud, asked.region or machine.region
+        instance = instance_file.load(paths.instance_file())
+        return asked.cloud or instance.cloud, asked.region or instance.region
     except InstanceFileError as error:
         cloud = asked.cloud or cloud_of_environment()
         region = asked.region or region_of_environment(cloud)

@@ -26,7 +26,7 @@ from image.reaper.policy import Policy
 from image.reaper.sweep import watch as watching
 from image.reaper.sweep.cloud import connect
 from image.reaper.sweep.results import Result
-from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.times import format_span, format_time
 
 WIDTH = 150  # of a table that goes into a file or a pipe
@@ -48,7 +48,7 @@ class InstanceRow:
         warning: what its owner should put right.
     """
 
-    machine: str
+    instance: str
     owner: str
     what: str
     verdict: Verdict
@@ -73,7 +73,7 @@ def status(asked: Asked, now: datetime | None, *, here: bool) -> None:
         return
     meant = subject(asked)
     policy = meant.policy
-    options = Options(
+    options = SweepOptions(
         clock=lambda: now or datetime.now(UTC),
         holder="status",
         dry_run=True,
@@ -104,7 +104,7 @@ def show(console: Console, result: Result, policy: Policy) -> None:
     made = [row(decision, policy, result.now) for decision in result.plan.decisions]
     console.print(table(made))
     for warned in filter(lambda one: one.warning, made):
-        console.print(f"warning: {warned.machine}: {warned.warning}", style="yellow", markup=False)
+        console.print(f"warning: {warned.instance}: {warned.warning}", style="yellow", markup=False)
     for failure in result.done.failures:
         told = f"failed: {failure.instance_id}: {failure.step}: {failure.error}"
         console.print(told, style="red", markup=False)
@@ -119,7 +119,7 @@ def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:
     hold = hold_of(instance, now)
     price = decision.hourly_price
     return InstanceRow(
-        machine=instance.id,
+        instance=instance.id,
         owner=instance.owner or "nobody",
         what=f"{instance.pool} {instance.type}",
         verdict=decision.verdict,
@@ -158,7 +158,7 @@ def table(rows: list[InstanceRow]) -> Table:
     made.add_column("an hour", justify="right", no_wrap=True)
     for one in rows:
         style = "bold red" if one.verdict in ENDS else STYLES.get(one.verdict, "")
-        cells = (one.machine, one.owner, one.what, str(one.verdict), one.idle, one.goes, one.an_hour)
+        cells = (one.instance, one.owner, one.what, str(one.verdict), one.idle, one.goes, one.an_hour)
         made.add_row(*cells, style=style)
     return made
 

@@ -42,7 +42,7 @@ def unfreeze(reason: str, asked: Asked) -> None:
     policy = meant.policy
     now = datetime.now(UTC)
     cloud = connect(policy, lambda: datetime.now(UTC), environ=meant.environ)
-    fleet = cloud.machines.fleet()
+    fleet = cloud.instances.fleet()
     spending = look(cloud, policy, fleet, now)
     spent = spending.reading.month_cost if spending else Decimal(0)
     actor = freezer.Actor(login(), reason)

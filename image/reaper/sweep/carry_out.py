@@ -11,11 +11,11 @@ from image.reaper.calls import Failure, batches, bisect
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.handshake import Exchange, Winner, Word, Words, said_of
 from image.reaper.marks import Mark, hold_of
-from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Plan, Verdict
+from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Inventory, Plan, Verdict
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep import ledger
-from image.reaper.sweep.cloud import Machines
+from image.reaper.sweep.cloud import Instances
 from image.reaper.sweep.notify import TELL_AGAIN_AFTER, Notifier
 from image.reaper.sweep.results import Done, Ended
 from image.reaper.sweep.verdict import is_asked, is_closed
@@ -34,15 +34,13 @@ class Tools:
     """What it takes to change something.
 
     Attributes:
-        machines: of the stack.
-        notifier: tells people.
+        notifier: tells users.
         store: holds the ledger.
-        policy: of the stack.
         clock: the time now.
         wait: waits some seconds.
     """
 
-    machines: Machines
+    instances: Instances
     notifier: Notifier
     store: Store
     policy: Policy
@@ -51,31 +49,28 @@ class Tools:
 
 
 def unmark(tools: Tools, plan: Plan, done: Done) -> None:
-    """Take the mark off machines that are in use again."""
+    """Take the mark off instances that are in use again."""
     _unmark(tools, [decision.instance.id for decision in plan.with_verdict(Verdict.UNMARK)], done)
 
 
 def _unmark(tools: Tools, ids: Sequence[str], done: Done) -> None:
     for batch in batches(ids, TAG_BATCH):
         failed = bisect(
-            batch, "unmark", lambda some: tools.machines.untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER))
+            batch, "unmark", lambda some: tools.instances.untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER))
         )
         done.failures += failed
         done.unmarked += _without(batch, failed)
 
 
 def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetime], done: Done) -> None:
-    """Notify, then write the mark on the instances: a mark means that somebody was notified.
+    """Notify, then write the mark on the instances: a mark means that a user was notified.
 
     The grace time counts from now, not from when the plan was made.
 
     Args:
-        tools: what it takes.
-        plan: of this sweep.
         planned_at: when it was made.
-        told: instance -> when somebody was last notified; kept up to date, so that nobody is notified twice
+        told: instance -> when a user was last notified; kept up to date, so that nobody is notified twice
             of the same idle time within a day: where the mark could not be written, or was withdrawn.
-        done: filled in.
     """
     late = max(timedelta(0), tools.clock() - planned_at)
     timely = [
@@ -114,7 +109,7 @@ def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
 
 def _mark_batch(tools: Tools, found: Mark, decisions: Sequence[Decision], done: Done) -> None:
     ids = [decision.instance.id for decision in decisions]
-    failed = bisect(ids, "mark", lambda some: tools.machines.tag(some, found.tags()))
+    failed = bisect(ids, "mark", lambda some: tools.instances.tag(some, found.tags()))
     done.failures += failed
     marked = set(_without(ids, failed))
     done.marked += [decision for decision in decisions if decision.instance.id in marked]
@@ -124,9 +119,7 @@ def close(tools: Tools, decisions: Sequence[Decision], words: Words, done: Done)
     """Decide to end instances, unless they were quicker, and give them time to shut their doors.
 
     Args:
-        tools: what it takes.
         decisions: verdicts on instances that said for their marks that nothing runs there.
-        words: what they said.
         done: failures are added.
 
     Raises:
@@ -150,7 +143,7 @@ def _is_ours(tools: Tools, decision: Decision, words: Words, done: Done) -> bool
 
 
 def _winner(tools: Tools, decision: Decision, caller: str, done: Done) -> Winner | None:
-    """What is decided for a mark, the end unless somebody was quicker; None where nobody can tell."""
+    """What is decided for a mark, the end unless a user was quicker; None where nobody can tell."""
     if decision.reap_after is None:
         raise ValueError(f"{decision.instance.id} was never marked")
     exchange = Exchange(tools.store, caller, decision.reap_after)
@@ -165,15 +158,15 @@ def _word(words: Words, decision: Decision) -> Word | None:
     return said_of(words, decision.instance.id, decision.reap_after).word if decision.reap_after else None
 
 
-def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: datetime, done: Done) -> None:
-    """Stop or terminate machines that were checked a moment ago.
+def end(
+    tools: Tools, decisions: Sequence[Decision], fleet: Inventory, checked_at: datetime, done: Done
+) -> None:
+    """Stop or terminate instances that were checked a moment ago.
 
     Args:
-        tools: what it takes.
         decisions: verdicts STOP and TERMINATE only.
         fleet: as it was read for the check.
         checked_at: the time of the check; what is not done soon after it is left to the next sweep.
-        done: filled in.
     """
     grouped: dict[tuple[str | None, Verdict, bool, bool], list[Decision]] = defaultdict(list)
     for decision in decisions:
@@ -185,7 +178,7 @@ def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: d
             decision
         )
     for (group_name, verdict, replaced, stopped), members in grouped.items():
-        size = tools.machines.end_batch if group_name is None else tools.machines.detach_batch
+        size = tools.instances.end_batch if group_name is None else tools.instances.detach_batch
         for start in range(0, len(members), size):
             batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS, replaced, stopped)
             batch.end(members[start : start + size], done)
@@ -193,11 +186,9 @@ def end(tools: Tools, decisions: Sequence[Decision], fleet: Fleet, checked_at: d
 
 @dataclass(frozen=True)
 class _Batch:
-    """Machines of one group, or of none, that go the same way.
+    """Instances of one group, or of none, that go the same way.
 
     Attributes:
-        tools: what it takes.
-        group: their scaling group.
         verdict: STOP or TERMINATE.
         until: nothing is begun after it.
         replaced: their group starts others in their place.
@@ -223,8 +214,8 @@ class _Batch:
         detached = _without(detached, opened)
         refused = opened + self._without_ended(bisect(detached, self.verdict.lower(), self._act))
         if self.group is not None and not self.replaced:
-            # A machine that will not go belongs back into its group, which would shrink for nothing. An unfit
-            # one does not: another starts in its place, and the next sweep finds it without a group.
+            # An instance that will not go belongs back into its group, which would shrink for nothing. An
+            # unfit one does not: another starts in its place, and the next sweep finds it without a group.
             failures += bisect([one.instance_id for one in refused], "attach", self._attach)
         failures += refused
         done.failures += failures
@@ -265,7 +256,7 @@ class _Batch:
         Read right before there is no way back; a start after this only a cloud that looks itself can refuse.
         """
         try:
-            fresh = self.tools.machines.again([one.instance.id for one in decisions], ())
+            fresh = self.tools.instances.again([one.instance.id for one in decisions], ())
         except (CloudError, DeadlineError) as error:
             return [Failure(one.instance.id, "look again", str(error)) for one in decisions]
         found = {one.id: one for one in fresh.instances}
@@ -276,11 +267,11 @@ class _Batch:
         ]
 
     def _without_ended(self, refused: list[Failure]) -> list[Failure]:
-        """Only the machines that did not go: a cloud may answer with an error after it did what was asked."""
+        """Only those that did not go: a cloud may answer with an error after it did what was asked."""
         if not refused:
             return []
         try:
-            fresh = self.tools.machines.again([one.instance_id for one in refused], ())
+            fresh = self.tools.instances.again([one.instance_id for one in refused], ())
         except (CloudError, DeadlineError):
             return refused  # nobody knows; the next sweep sees what is left
         ended = {one.id for one in fresh.gone}
@@ -290,18 +281,18 @@ class _Batch:
 
     def _detach(self, ids: Sequence[str]) -> None:
         self._refuse_late()
-        self.tools.machines.detach(self.group or "", ids, replaced=self.replaced)
+        self.tools.instances.detach(self.group or "", ids, replaced=self.replaced)
 
     def _attach(self, ids: Sequence[str]) -> None:
-        self.tools.machines.attach(self.group or "", ids)
+        self.tools.instances.attach(self.group or "", ids)
 
     def _act(self, ids: Sequence[str]) -> None:
         self._refuse_late()
-        machines = self.tools.machines
+        instances = self.tools.instances
         if self.verdict is Verdict.STOP:
-            machines.stop(ids)
+            instances.stop(ids)
         else:
-            machines.terminate(ids, stopped=self.stopped)
+            instances.terminate(ids, stopped=self.stopped)
 
     def _refuse_late(self) -> None:
         if self.tools.clock() > self.until:

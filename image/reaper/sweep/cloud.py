@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from image.reaper.calls import Calls, Failure
 from image.reaper.errors import CloudError
 from image.reaper.metrics import Figure
-from image.reaper.model import Fleet, Instance
+from image.reaper.model import Instance, Inventory
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep.leftovers import Leftover
@@ -29,11 +29,9 @@ Statistic = Literal["Minimum", "Average", "Sum"]
 
 @dataclass(frozen=True)
 class Query:
-    """One metric of one machine.
+    """One metric of one instance.
 
     Attributes:
-        instance_id: the machine.
-        metric: its metric.
         period_s: length of a period; its smallest value is asked for unless ``statistic`` says otherwise.
         enough_below_s: a newest value from 0 up to this says enough: where a cloud is cheaper to ask for it
             alone, the rest of the window may stay unread.
@@ -83,28 +81,27 @@ def give_up(batch: Sequence[Query], answers: Mapping[Query, Answer], error: Clou
 CLOUDS = ("aws", "alicloud")
 
 
-class Machines(Protocol):
-    """The managed machines of one stack. Every method raises CloudError where the cloud refuses.
+class Instances(Protocol):
+    """The managed instances of one stack. Every method raises CloudError where the cloud refuses.
 
     Attributes:
-        end_batch: machines of one stop or termination.
-        detach_batch: machines of one detachment.
+        end_batch: instances of one stop or termination.
     """
 
     end_batch: int
     detach_batch: int
 
-    def fleet(self) -> Fleet:
-        """Every managed machine of the stack, and its scaling groups."""
+    def fleet(self) -> Inventory:
+        """Every managed instance of the stack, and its scaling groups."""
 
-    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
-        """The same machines and groups, read anew; in ``gone`` those of the machines that ended."""
+    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
+        """The same instances and groups, read anew; in ``gone`` those of the instances that ended."""
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """A machine's tags; none for one that is not there."""
+        """An instance's tags; none for one that is not there."""
 
     def lock(self, instance_id: str, action: str) -> str:
-        """Why the cloud would not stop or terminate a machine, where its list does not tell."""
+        """Why the cloud would not stop or terminate an instance, where its list does not tell."""
 
     def alarms_firing(self, names: Sequence[str]) -> frozenset[str]:
         """Those of the alarms that are in the state ALARM."""
@@ -116,25 +113,25 @@ class Machines(Protocol):
         """Take tags away, whatever their value."""
 
     def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
-        """Take machines out of their group, which then wants fewer, or starts others where ``replaced``."""
+        """Take instances out of their group, which then wants fewer, or starts others where ``replaced``."""
 
     def attach(self, group: str, ids: Sequence[str]) -> None:
-        """Put machines back into their group, which then wants more."""
+        """Put instances back into their group, which then wants more."""
 
     def stop(self, ids: Sequence[str]) -> None:
-        """Stop machines; their disks stay."""
+        """Stop instances; their disks stay."""
 
     def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:
-        """End machines for good; ``stopped``: none that runs, where the call can ask that."""
+        """End instances for good; ``stopped``: none that runs, where the call can ask that."""
 
     def limit(self, group: str, max_size: int) -> None:
-        """Let a group grow to so many machines and no further."""
+        """Let a group grow to so many instances and no further."""
 
     def close(self, group: str) -> None:
-        """Let a group start no machine any more."""
+        """Let a group start no instance any more."""
 
     def open(self, group: str) -> None:
-        """Let a group start machines again."""
+        """Let a group start instances again."""
 
 
 class Heartbeats(Protocol):
@@ -148,10 +145,10 @@ class Heartbeats(Protocol):
 
 
 class Leftovers(Protocol):
-    """What the stack's machines left behind. Every method raises CloudError where the cloud refuses."""
+    """What the stack's instances left behind. Every method raises CloudError where the cloud refuses."""
 
     def find(self, stopped: Sequence[Instance] = ()) -> list[Leftover]:
-        """Unattached volumes, unassociated addresses, stopped machines with what their disks take."""
+        """Unattached volumes, unassociated addresses, stopped instances with what their disks take."""
 
     def snapshots(self, volume_ids: Sequence[str]) -> dict[str, datetime]:
         """Volume id -> start of its newest complete snapshot."""
@@ -161,22 +158,19 @@ class Leftovers(Protocol):
 
 
 @dataclass(frozen=True)
-class Cloud:
+class SweepCloud:
     """Where a sweep looks and acts.
 
     Attributes:
         calls: counts every call of the others.
-        machines: of the stack.
-        heartbeats: of their agents.
-        leftovers: of the stack.
-        notifier: tells people; None only in a dry run.
+        notifier: tells users; None only in a dry run.
         store: holds lease and ledger; None only in a dry run.
         spot_prices: what an hour of some types costs on the spot market now, in the policy's currency, types
             without a price left out; raises CloudError. None where the policy's own prices are all there is.
     """
 
     calls: Calls
-    machines: Machines
+    instances: Instances
     heartbeats: Heartbeats
     leftovers: Leftovers
     notifier: Notifier | None = None
@@ -188,7 +182,7 @@ def module(cloud: str) -> ModuleType:
     """The module that connects to a cloud.
 
     It has ``connect(policy, calls, environ, made=None) -> Cloud``,
-    ``machines(region, calls, stack="") -> Machines``, ``account_id(region, calls)`` of the credentials,
+    ``instances(region, calls, stack="") -> Instances``, ``account_id(region, calls)`` of the credentials,
     ``bucket_client(region)``, an S3 client of boto3, and ``store(region, calls, uri) -> Store``.
 
     Args:
@@ -222,20 +216,19 @@ def connect(
     read_only: bool = False,
     environ: Mapping[str, str] = os.environ,
     made: Any = None,
-) -> Cloud:
+) -> SweepCloud:
     """The stack's cloud.
 
     Args:
-        policy: of the stack.
         clock: the time now.
         deadline: no call is made after it.
         read_only: no call changes anything.
-        environ: where the ledger, and what tells people, are named.
+        environ: where the ledger, and what tells users, are named.
         made: the cloud's ``Clients`` to use instead of new ones.
 
     Raises:
         ConfigurationError: a variable is malformed.
     """
     calls = Calls(clock, deadline, read_only=read_only)
-    connected: Cloud = module(policy.cloud).connect(policy, calls, environ, made)
+    connected: SweepCloud = module(policy.cloud).connect(policy, calls, environ, made)
     return connected

@@ -19,7 +19,7 @@ from image.reaper.place import Asked, subject
 from image.reaper.sweep.cloud import connect
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.results import Result
-from image.reaper.sweep.sweep import Options
+from image.reaper.sweep.sweep import SweepOptions
 from image.reaper.sweep.sweep import sweep as sweep_once
 from image.reaper.times import format_span, format_time
 
@@ -56,7 +56,7 @@ def sweep(
         )
     meant = subject(asked)
     found = meant.policy
-    options = Options(
+    options = SweepOptions(
         clock=lambda: now or datetime.now(UTC),
         holder=f"{socket.gethostname()} {os.getpid()}",
         dry_run=dry_run or found.dry_run,
@@ -98,14 +98,14 @@ def _show(result: Result) -> None:
     told = "dry run, nothing was changed" if result.dry_run else f"{len(result.done.marked)} marked"
     saved = f"{result.done.saved_per_month} {result.currency} a month saved"
     console.print(
-        f"{len(result.plan.decisions)} machines, {told}, {len(result.done.ended)} ended, {saved}; "
+        f"{len(result.plan.decisions)} instances, {told}, {len(result.done.ended)} ended, {saved}; "
         f"{result.read_calls} read and {result.write_calls} write calls"
     )
 
 
 def _table(result: Result) -> Table:
     table = Table(box=None, header_style="bold")
-    for heading in ("machine", "pool", "owner", "verdict", "idle"):
+    for heading in ("instance", "pool", "owner", "verdict", "idle"):
         table.add_column(heading, no_wrap=True)
     table.add_column("an hour", justify="right", no_wrap=True)
     table.add_column("reason")

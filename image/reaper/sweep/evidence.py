@@ -30,7 +30,7 @@ MAX_QUERIES = 500  # of one GetMetricData call
 INGESTION_DELAY = timedelta(minutes=2)
 # Ten years. No agent counts so far: a larger value is a mistake or a joke, and says as little as no number.
 LONGEST_IDLE_S = 3.2e8
-# The query reaches this far into the future, so that a machine with a wrong clock is found out.
+# The query reaches this far into the future, so that an instance with a wrong clock is found out.
 LOOK_AHEAD = timedelta(minutes=20)
 
 
@@ -58,7 +58,7 @@ def window_of(instance: Instance, policy: Policy) -> timedelta:
 
 
 def coarse_period_s(window: timedelta) -> int:
-    """Smallest period of at least 900 s with which 500 machines' windows fit one answer."""
+    """Smallest period of at least 900 s with which 500 instances' windows fit one answer."""
     beside_window = math.ceil((LOOK_AHEAD + INGESTION_DELAY).total_seconds() / COARSE_PERIOD_S) + 1
     periods_allowed = MAX_POINTS // MAX_QUERIES - beside_window
     per_quarter_hour = math.ceil(window.total_seconds() / periods_allowed / COARSE_PERIOD_S)
@@ -73,13 +73,12 @@ def summarise(
     *,
     complete: bool = True,
 ) -> Activity:
-    """Sum up one machine's heartbeats.
+    """Sum up one instance's heartbeats.
 
     Args:
         points: (start of the period, smallest ``SecondsSinceActivity`` in it), in any order, repeats allowed.
         now: the moment of the decision.
         window: how far back coverage is counted.
-        period_s: length of a period.
         complete: the cloud answered the whole query.
     """
     start, end = window_start(now, window, period_s), window_end(now, period_s)
@@ -101,9 +100,9 @@ def summarise(
 
 
 def _contradictory(proofs: Mapping[datetime, float], period_s: int) -> bool:
-    """Whether heartbeats disagree on when the machine fell idle.
+    """Whether heartbeats disagree on when the instance fell idle.
 
-    While a machine is idle each value grows as time goes by. One that stands still comes from an agent that
+    While an instance is idle each value grows as time goes by. One that stands still comes from an agent that
     no longer looks, and values that jump come from two agents.
     """
     if not proofs:
@@ -139,7 +138,7 @@ def combine(coarse: Activity, fine: Activity) -> Activity:
 
 
 def may_be_idle(activity: Activity, threshold: timedelta) -> bool:
-    """Whether a close look could find the machine idle for longer than the threshold.
+    """Whether a close look could find the instance idle for longer than the threshold.
 
     Within a period the value may have grown by the period's length beyond its smallest; a code below zero
     may hide a newer value.
@@ -157,14 +156,11 @@ def observe(
     now: datetime,
     scale_in: Collection[str],
 ) -> tuple[dict[str, Activity], list[Failure]]:
-    """What is known of every running machine.
+    """What is known of every running instance.
 
-    A machine that the coarse look shows busy is not looked at again; that is most of a fleet in use.
+    An instance that the coarse look shows busy is not looked at again; that is most of a fleet in use.
 
     Args:
-        heartbeats: where to read them.
-        instances: the machines.
-        policy: of the stack.
         now: the time of the sweep.
         scale_in: pools where a shorter idle time counts.
 
@@ -175,7 +171,7 @@ def observe(
     coarse: dict[str, Activity] = {}
     failures: list[Failure] = []
     for period_s, members in _by_period(running, policy).items():
-        # One answer at a time: all points of thousands of machines would fill the memory.
+        # One answer at a time: all points of thousands of instances would fill the memory.
         for batch in batches(members, MAX_QUERIES):
             found, failed = _coarse(heartbeats, batch, policy, now, period_s, scale_in=scale_in)
             coarse |= found
@@ -200,7 +196,7 @@ def look_closely(
     policy: Policy,
     now: datetime,
 ) -> tuple[dict[str, Activity], list[Failure]]:
-    """The last hour of some machines by the minute, joined with what is known of their whole window."""
+    """The last hour of some instances by the minute, joined with what is known of their whole window."""
     if not instances:
         return {}, []
     span = Span(window_start(now, FINE_WINDOW, FINE_PERIOD_S), now + LOOK_AHEAD)
@@ -241,7 +237,7 @@ def _coarse(
 
 
 def _enough(one: Instance, policy: Policy, now: datetime, scale_in: Collection[str], period_s: int) -> float:
-    """Seconds since the last activity below which no close look could find the machine idle."""
+    """Seconds since the last activity below which no close look could find the instance idle."""
     if is_marked(one):
         return 0.0
     threshold = shortest_idle_time(one, policy.pools[one.pool], now, scale_in)
@@ -249,7 +245,7 @@ def _enough(one: Instance, policy: Policy, now: datetime, scale_in: Collection[s
 
 
 def _by_period(instances: Sequence[Instance], policy: Policy) -> dict[int, list[Instance]]:
-    """Machines whose windows need periods of the same length are asked for together."""
+    """Instances whose windows need periods of the same length are asked for together."""
     grouped: dict[int, list[Instance]] = defaultdict(list)
     for one in instances:
         window = timedelta(hours=policy.pools[one.pool].idle_after_hours)

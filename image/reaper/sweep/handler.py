@@ -12,11 +12,11 @@ from image.reaper.calls import Failure
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, nearest
 from image.reaper.money.budget_check import settle
 from image.reaper.policy import Policy
-from image.reaper.sweep.cloud import Cloud, connect, policy_file
+from image.reaper.sweep.cloud import SweepCloud, connect, policy_file
 from image.reaper.sweep.results import Result
-from image.reaper.sweep.sweep import Options, sweep
+from image.reaper.sweep.sweep import SweepOptions, sweep
 
-# The scheduler's event is ``{}``; a person may ask for more.
+# The scheduler's event is ``{}``; a user may ask for more.
 FLAGS = ("dry_run", "override_breaker")
 # Left at the end, to finish what was begun and to report.
 RESERVE = timedelta(seconds=15)
@@ -30,7 +30,7 @@ def handle(event: object, context: Any) -> dict[str, Any]:
         context: Lambda's: request id and remaining time.
 
     Returns:
-        The counts of the sweep; each machine's verdict is in the log, one event a line.
+        The counts of the sweep; each instance's verdict is in the log, one event a line.
 
     Raises:
         ReaperError: nothing could be done at all; Lambda counts it as an error, which is an alarm.
@@ -51,7 +51,7 @@ def run(event: object, ends_at: datetime, holder: str, as_of: datetime | None = 
     flags = _flags(event)
     found = policies.load(policy_file())
     deadline = ends_at - RESERVE
-    options = Options(
+    options = SweepOptions(
         clock=lambda: as_of or datetime.now(UTC),
         holder=holder,
         check_clock=as_of is None,
@@ -65,7 +65,7 @@ def run(event: object, ends_at: datetime, holder: str, as_of: datetime | None = 
     return {key: value for key, value in concluded.to_json().items() if key not in ("verdicts", "leftovers")}
 
 
-def conclude(cloud: Cloud, policy: Policy, result: Result) -> Result:
+def conclude(cloud: SweepCloud, policy: Policy, result: Result) -> Result:
     """What follows every sweep: the meter, and the metrics of both.
 
     What fails here is one more failure of the sweep.
@@ -80,7 +80,7 @@ def conclude(cloud: Cloud, policy: Policy, result: Result) -> Result:
 
 
 def log_result(result: Result) -> None:
-    """One JSON object a line: each machine's verdict, each failure, then the whole."""
+    """One JSON object a line: each instance's verdict, each failure, then the whole."""
     report = result.to_json()
     for verdict in report.pop("verdicts"):
         _log("verdict", verdict)

@@ -1,6 +1,6 @@
 """One sweep at a time: an object in the bucket that only one sweep can take over.
 
-It also remembers, from sweep to sweep, what people were told already.
+It also remembers, from sweep to sweep, what users were told already.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ WITHDRAWN_REMEMBERED = timedelta(days=7)  # longer than a grace, quiet hours and
 
 
 @dataclass
-class Memory:
+class SweepMemory:
     """What one sweep tells the next.
 
     Attributes:
-        told: subject of an alert, or an instance whose mark failed -> when people were last told.
+        told: subject of an alert, or an instance whose mark failed -> when users were last told.
         leftovers_at: when leftovers were last looked for.
         replaced: instance that was to be replaced -> its pool, and when.
         ended: instance that was to be stopped or terminated -> its pool, and when.
@@ -102,7 +102,7 @@ class Memory:
 
 
 class Lease:
-    """The right to change machines, until ``release``.
+    """The right to change instances, until ``release``.
 
     Args:
         store: where the object lies.
@@ -118,7 +118,7 @@ class Lease:
         self._holder = holder
         self._clock = clock
         self._version: str | None = None
-        self.memory = Memory()
+        self.memory = SweepMemory()
 
     def acquire(self) -> None:
         """Take the lease.
@@ -176,19 +176,19 @@ class Lease:
             raise LeaseError(f"another sweep ({content['holder']}) holds the lease until {until}")
 
 
-def remembered(store: Store) -> Memory:
+def remembered(store: Store) -> SweepMemory:
     """What the newest sweep tells the next, for one that only looks. Raises CloudError."""
     found = store.get(KEY)
-    return Memory() if found is None else _memory(found.content)
+    return SweepMemory() if found is None else _memory(found.content)
 
 
-def _memory(content: dict[str, Any]) -> Memory:
-    """What can be read of it; forgetting means telling people once more."""
+def _memory(content: dict[str, Any]) -> SweepMemory:
+    """What can be read of it; forgetting means telling users once more."""
     raw = content.get("memory")
     raw = raw if isinstance(raw, dict) else {}
     told = raw.get("told")
     times = {subject: _time(at) for subject, at in (told if isinstance(told, dict) else {}).items()}
-    return Memory(
+    return SweepMemory(
         {subject: at for subject, at in times.items() if at},
         _time(raw.get("leftovers_at")),
         dict(_replaced(raw.get("replaced"))),

@@ -1,10 +1,10 @@
 """What was taken away, and what that saves: one JSON object for each action, never overwritten.
 
-The record is written before the machine is touched, under a key made of the machine and of its mark: no end
+The record is written before the instance is touched, under a key made of the instance and of its mark: no end
 without a record, and a sweep that tries again after a failure finds its own record instead of adding one. It
 tells what is meant. What came about is told by a second object beside it: ``.ended.json`` once the cloud has
 confirmed the end, ``.failed.json`` where it failed. Only a confirmed end saves anything: a sweep that was cut
-off in between saves nothing, whatever the machine does afterwards.
+off in between saves nothing, whatever the instance does afterwards.
 
 Records of schema version 1 were confirmed only where an earlier try had failed; see ``confirms``.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from image.reaper.model import TAG_POOL, Decision
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.leftovers import Finding
+from image.reaper.sweep.leftovers import LeftoverFinding
 from image.reaper.times import format_time
 
 PREFIX = "ledger"
@@ -37,7 +37,7 @@ def key_of(decision: Decision) -> str:
 
 
 def saved_usd_per_month(decision: Decision) -> Decimal:
-    """What a month without the machine saves, in the policy's currency.
+    """What a month without the instance saves, in the policy's currency.
 
     Nothing where its price is unknown, or where another takes its place.
     """
@@ -86,7 +86,7 @@ def write_failure(store: Store, key: str, error: str, now: datetime) -> None:
 
 
 def confirm(store: Store, key: str, now: datetime) -> None:
-    """Note beside a record that its machine has ended. Raises CloudError."""
+    """Note beside a record that its instance has ended. Raises CloudError."""
     store.create(key + ENDED, {"schema_version": 1, "at": format_time(now)})
 
 
@@ -96,13 +96,12 @@ def confirms(record: Mapping[str, Any], *, failed: bool) -> bool:
     One of schema version 1 does unless its end failed: sweeps wrote none for an end that came about at once.
 
     Args:
-        record: of the ledger.
         failed: a failure is noted beside it.
     """
     return record.get("schema_version", 1) < SCHEMA and not failed
 
 
-def leftover_key(finding: Finding) -> str:
+def leftover_key(finding: LeftoverFinding) -> str:
     """``leftovers/2026/11/07/vol-0123-20261107T120000Z-remove``, without its ending."""
     moment = finding.unused_since
     if moment is None:
@@ -110,7 +109,7 @@ def leftover_key(finding: Finding) -> str:
     return f"{LEFTOVERS_PREFIX}/{moment:%Y/%m/%d}/{finding.leftover.id}-{moment:%Y%m%dT%H%M%SZ}-remove"
 
 
-def leftover_record(finding: Finding, policy: Policy, now: datetime) -> dict[str, Any]:
+def leftover_record(finding: LeftoverFinding, policy: Policy, now: datetime) -> dict[str, Any]:
     """The ledger's record of a removed leftover."""
     return {
         "schema_version": 1,

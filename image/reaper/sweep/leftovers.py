@@ -1,4 +1,4 @@
-"""What machines left behind: unattached volumes, unassociated addresses, machines stopped for long. Pure.
+"""What instances left behind: unattached volumes, unassociated addresses, instances stopped for long. Pure.
 
 The cloud does not tell since when a volume is unattached; the sweep that first sees it so writes it down on
 it. Only time after that counts, and only a snapshot made after it is a copy of what the volume holds.
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
     VOLUME = "volume"
     ADDRESS = "address"
-    MACHINE = "stopped machine"
+    INSTANCE = "stopped instance"
 
 
 class Step(StrEnum):
@@ -53,11 +53,7 @@ class Leftover:
     """One thing that nobody uses.
 
     Attributes:
-        kind: what it is.
-        id: the cloud's id.
-        tags: all of its tags.
-        size_gib: of a volume, or of a stopped machine's volumes; 0 for an address.
-        volume_type: of a volume.
+        size_gib: of a volume, or of a stopped instance's volumes; 0 for an address.
         unused_since: where the cloud tells; else the note on it counts.
         in_use: it carries a note but is used again.
     """
@@ -72,13 +68,11 @@ class Leftover:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LeftoverFinding:
     """What a sweep makes of a leftover.
 
     Attributes:
-        leftover: the thing.
-        step: what is to be done.
-        reason: why, for a person.
+        reason: why, for a user.
         unused_since: as far as is known.
         monthly_price: in the policy's currency; None where unknown.
     """
@@ -105,25 +99,24 @@ class Finding:
 
 def judge(
     leftovers: Iterable[Leftover], snapshots: Mapping[str, datetime], policy: Policy, now: datetime
-) -> list[Finding]:
+) -> list[LeftoverFinding]:
     """Decide on each; those that cost most come first.
 
     Args:
         leftovers: what nobody uses.
         snapshots: volume id -> start of its newest complete snapshot.
-        policy: of the stack.
         now: the time of the sweep.
     """
     findings = [_judge_one(one, snapshots.get(one.id), policy, now) for one in leftovers]
     return sorted(findings, key=lambda one: (-(one.monthly_price or Decimal(0)), one.leftover.id))
 
 
-def _judge_one(one: Leftover, snapshot: datetime | None, policy: Policy, now: datetime) -> Finding:
+def _judge_one(one: Leftover, snapshot: datetime | None, policy: Policy, now: datetime) -> LeftoverFinding:
     since = one.unused_since or _noted(one)
     price = monthly_price(one, policy)
 
-    def found(step: Step, reason: str) -> Finding:
-        return Finding(one, step, reason, since, price)
+    def found(step: Step, reason: str) -> LeftoverFinding:
+        return LeftoverFinding(one, step, reason, since, price)
 
     if one.tags.get(TAG_MANAGED) != "true" or one.tags.get(TAG_STACK) != policy.stack:
         return found(Step.LIST, "not managed by this stack")
@@ -140,10 +133,10 @@ def _judge_one(one: Leftover, snapshot: datetime | None, policy: Policy, now: da
 
 def _kept(one: Leftover, snapshot: datetime | None, since: datetime, policy: Policy, now: datetime) -> str:
     """Why it stays though its time is over, or an empty text."""
-    as_machine = Instance(one.id, "", "stopped", since, one.tags)
-    if TAG_PROTECTED in one.tags or hold_of(as_machine, now) is not None:
+    as_instance = Instance(one.id, "", "stopped", since, one.tags)
+    if TAG_PROTECTED in one.tags or hold_of(as_instance, now) is not None:
         return "kept by a tag"
-    if one.kind is Kind.MACHINE:
+    if one.kind is Kind.INSTANCE:
         return "the pool's terminate_stopped_after_days decides"
     if not policy.leftovers.remove:
         return "the policy says to list it only"

@@ -97,8 +97,8 @@ class Announced:
     """What came of a round of notices.
 
     Attributes:
-        told: the decisions of which somebody was told.
-        problems: why nobody was told of the others, for people.
+        told: the decisions of which a user was told.
+        problems: why nobody was told of the others, for users.
         unreached: user, or room -> why nobody reached them.
     """
 
@@ -126,7 +126,7 @@ class Notifier:
     def announce(self, stack: str, decisions: Iterable[Decision]) -> Announced:
         """Notify who is on the instances, and their owners, that these are about to be terminated.
 
-        Each user gets one mail, each room one message, the operators one for each owner. Somebody is told
+        Each user gets one mail, each room one message, the operators one for each owner. A user is told
         of an instance when one of its users was reached, or a room, or an operator.
         """
         found = list(decisions)
@@ -305,10 +305,9 @@ class _Round:
 def due_alerts(
     decisions: Iterable[Decision], told: dict[str, datetime], now: datetime
 ) -> tuple[list[Decision], dict[str, datetime]]:
-    """The alerts people have not been told of for a day, and what to remember once they are told.
+    """The alerts users have not been told of for a day, and what to remember once they are told.
 
     Args:
-        decisions: of this sweep.
         told: subject -> when it was last told.
         now: the time of this sweep.
     """
@@ -321,7 +320,7 @@ def due_alerts(
 
 
 def alert_text(decisions: Sequence[Decision]) -> str:
-    """One line for each machine that somebody should look at."""
+    """One line for each instance that a user should look at."""
     return "\n".join(_line(one) for one in decisions)
 
 

@@ -17,22 +17,21 @@ from image.reaper.metrics import (
     METRIC_SWEEP_UNREACHED,
     Figure,
 )
-from image.reaper.model import Decision, Fleet, Plan, Verdict
+from image.reaper.model import Decision, Inventory, Plan, Verdict
 from image.reaper.money.spending import Spending
 from image.reaper.sweep.ledger import saved_usd_per_month
 from image.reaper.sweep.watch import Watch
 from image.reaper.times import format_time
 
 USD = "USD"
-NO_FLEET = Fleet(())
+NO_FLEET = Inventory(())
 
 
 @dataclass(frozen=True)
 class Ended:
-    """One machine that was stopped or terminated.
+    """One instance that was stopped or terminated.
 
     Attributes:
-        decision: why.
         group: the scaling group it was taken out of, if any.
         ledger_key: where its record lies.
     """
@@ -47,9 +46,9 @@ class Done:
     """What a sweep did, filled in as it goes.
 
     Attributes:
-        ended: machines stopped or terminated.
-        marked: machines marked; their owners were told.
-        unmarked: ids of machines whose mark was taken away.
+        ended: instances stopped or terminated.
+        marked: instances marked; their owners were told.
+        unmarked: ids of instances whose mark was taken away.
         failures: what did not work.
         unreached: user, or a team's room -> why no notice reached them: an alarm, and no failure.
     """
@@ -62,7 +61,7 @@ class Done:
 
     @property
     def saved_per_month(self) -> Decimal:
-        """What the ended machines would have cost in a month."""
+        """What the ended instances would have cost in a month."""
         return sum((saved_usd_per_month(one.decision) for one in self.ended), Decimal(0))
 
 
@@ -73,12 +72,10 @@ class Result:
     Attributes:
         now: when it decided.
         dry_run: nothing was changed.
-        currency: of all prices.
-        plan: a verdict on each machine.
-        done: what was done of it.
+        plan: a verdict on each instance.
         read_calls: calls that only looked.
         write_calls: calls that may have changed something.
-        fleet: what was looked at, ended machines included.
+        fleet: what was looked at, ended instances included.
         leftovers: volumes, addresses and the like that nobody uses, as JSON objects.
         spending: what the stack costs; None where nothing is metered.
         watch: what was seen so far, of a sweep that only watches.
@@ -92,7 +89,7 @@ class Result:
     done: Done
     read_calls: int
     write_calls: int
-    fleet: Fleet = NO_FLEET
+    fleet: Inventory = NO_FLEET
     leftovers: Sequence[dict[str, Any]] = ()
     spending: Spending | None = None
     watch: Watch | None = None

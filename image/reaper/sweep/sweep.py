@@ -1,4 +1,4 @@
-"""One sweep over the managed machines of a stack: look, decide, check again, act, report."""
+"""One sweep over the managed instances of a stack: look, decide, check again, act, report."""
 
 import logging
 import time
@@ -17,18 +17,18 @@ from image.reaper.model import (
     TAG_REAP_AFTER,
     Activity,
     Decision,
-    Fleet,
     Instance,
+    Inventory,
     Plan,
     Verdict,
 )
 from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep import watch as watching
-from image.reaper.sweep.cloud import Cloud
+from image.reaper.sweep.cloud import SweepCloud
 from image.reaper.sweep.evidence import look_closely, observe
-from image.reaper.sweep.lease import Lease, Memory, remembered
-from image.reaper.sweep.leftovers import Finding
+from image.reaper.sweep.lease import Lease, SweepMemory, remembered
+from image.reaper.sweep.leftovers import LeftoverFinding
 from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
 from image.reaper.sweep.results import Done, Result
 from image.reaper.sweep.verdict import (
@@ -48,15 +48,15 @@ CLOCK_SKEW_S = 60
 
 
 @dataclass(frozen=True)
-class Options:
+class SweepOptions:
     """How to sweep.
 
     Attributes:
         clock: the time now, aware; it may stand still.
         holder: a name for this sweep that no other has.
         dry_run: decide and report, change nothing.
-        check_clock: refuse to act when this machine's clock and the cloud's differ.
-        override_breaker: a person looked, and the many idle machines are idle.
+        check_clock: refuse to act when this instance's clock and the cloud's differ.
+        override_breaker: a user looked, and the many idle instances are idle.
         leftovers: a dry run looks for leftovers too; a sweep that acts does so every few hours.
         wait: waits some seconds.
     """
@@ -70,13 +70,13 @@ class Options:
     wait: Callable[[float], None] = time.sleep
 
 
-def sweep(cloud: Cloud, policy: Policy, options: Options) -> Result:
+def sweep(cloud: SweepCloud, policy: Policy, options: SweepOptions) -> Result:
     """Sweep once.
 
     Raises:
         LeaseError: another sweep is at work.
         CloudError: the fleet could not be listed or the lease not be read; nothing was changed.
-        ConfigurationError: a live sweep without ledger or topic, or this machine's clock is wrong.
+        ConfigurationError: a live sweep without ledger or topic, or this instance's clock is wrong.
     """
     if options.dry_run:
         return _Sweep(cloud, policy, options).look_only()
@@ -84,7 +84,7 @@ def sweep(cloud: Cloud, policy: Policy, options: Options) -> Result:
         raise ConfigurationError("a sweep that acts needs GPU_FLEET_LEDGER_URI and GPU_FLEET_TOPIC_ARN")
     lease = Lease(cloud.store, options.holder, options.clock)
     lease.acquire()
-    tools = carry_out.Tools(cloud.machines, cloud.notifier, cloud.store, policy, options.clock, options.wait)
+    tools = carry_out.Tools(cloud.instances, cloud.notifier, cloud.store, policy, options.clock, options.wait)
     running = _Sweep(cloud, policy, options)
     try:
         watch = watching.load(cloud.store, options.clock()) if policy.watch_days else None
@@ -113,7 +113,7 @@ def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
     ]
 
 
-def _remembering(situation: Situation, memory: Memory) -> Situation:
+def _remembering(situation: Situation, memory: SweepMemory) -> Situation:
     """The situation with what the sweeps before know."""
     replaced, usual = memory.replaced_lately(situation.now), memory.usual(situation.now)
     return replace(situation, replaced=replaced, usual=usual, withdrawn=dict(memory.withdrawn))
@@ -127,14 +127,14 @@ class _Sweep:
     """One sweep on its way: what it knows, and what it has done."""
 
     def __init__(
-        self, cloud: Cloud, policy: Policy, options: Options, watch: watching.Watch | None = None
+        self, cloud: SweepCloud, policy: Policy, options: SweepOptions, watch: watching.Watch | None = None
     ) -> None:
         self._watch = watch
         self._cloud = cloud
         self._policy = policy
         self._options = options
         self.done = Done()
-        self._findings = list[Finding]()
+        self._findings = list[LeftoverFinding]()
 
     def look_only(self) -> Result:
         """Plan, and change nothing."""
@@ -161,13 +161,13 @@ class _Sweep:
         self._learn(lease.memory, situation, plan)
         return self._result(situation, plan)
 
-    def _note_ending(self, memory: Memory, decisions: Sequence[Decision], now: datetime) -> None:
+    def _note_ending(self, memory: SweepMemory, decisions: Sequence[Decision], now: datetime) -> None:
         memory.note_ending(decisions, now)
         for one in decisions:
             if one.reap_after is not None and now >= one.reap_after + BREAKER_LASTS:
                 memory.note_idle(one.instance.pool, now, [one.instance.id])
 
-    def _learn(self, memory: Memory, situation: Situation, plan: Plan) -> None:
+    def _learn(self, memory: SweepMemory, situation: Situation, plan: Plan) -> None:
         """What is usual in each pool: how many were idle and are used again, or are, as an operator says.
 
         And whose marks their agents withdrew.
@@ -221,7 +221,7 @@ class _Sweep:
 
     def _take(self, steps: Mapping[str, Callable[[], None]]) -> None:
         for name, step in steps.items():
-            # What one step ran into must not keep the report of the others from people.
+            # What one step ran into must not keep the report of the others from users.
             try:
                 step()
             except (CloudError, DeadlineError) as error:
@@ -236,7 +236,7 @@ class _Sweep:
         lease.memory.leftovers_at = situation.now
 
     def _look(self) -> Situation:
-        fleet = self._cloud.machines.fleet()
+        fleet = self._cloud.instances.fleet()
         if self._watch is not None:
             self._unmark_really(fleet)
             fleet = self._watch.overlaid(fleet)
@@ -249,7 +249,7 @@ class _Sweep:
         words = self._heard(fleet, now)
         return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker, words)
 
-    def _heard(self, fleet: Fleet, now: datetime) -> Words:
+    def _heard(self, fleet: Inventory, now: datetime) -> Words:
         """What the instances say for their marks, where any mark is due; without an answer nothing."""
         asked = [
             one for one in fleet.instances if one.pool in self._policy.pools and is_asked(self._policy, one)
@@ -276,29 +276,29 @@ class _Sweep:
         if pool.action != "terminate" and (instance.state != "running" or is_unfit(activity)):
             actions.append("terminate")
         try:
-            locks = [self._cloud.machines.lock(instance.id, action) for action in actions]
+            locks = [self._cloud.instances.lock(instance.id, action) for action in actions]
             return replace(instance, locked=" and ".join(lock for lock in locks if lock))
         except CloudError as error:
             self.done.failures.append(Failure(instance.id, "read termination protection", str(error)))
             return replace(instance, locked="its termination protection could not be read")
 
-    def _unmark_really(self, fleet: Fleet) -> None:
+    def _unmark_really(self, fleet: Inventory) -> None:
         """Marks of a time before the watch: no instance is to expect an end that does not come."""
         marked = [one.id for one in fleet.instances if is_marked(one)]
-        untag = self._cloud.machines.untag
+        untag = self._cloud.instances.untag
         for batch in batches(marked, carry_out.TAG_BATCH):
             failed = bisect(batch, "unmark", lambda some: untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER)))
             self.done.failures += failed
 
-    def _remembered(self) -> Memory:
+    def _remembered(self) -> SweepMemory:
         """As the sweeps before remember it; nothing where they cannot be asked."""
         if self._cloud.store is None:
-            return Memory()
+            return SweepMemory()
         try:
             return remembered(self._cloud.store)
         except CloudError as error:
             self.done.failures.append(Failure("*", "read the lease", str(error)))
-            return Memory()
+            return SweepMemory()
 
     def _look_for_leftovers(self, situation: Situation) -> None:
         instances = situation.fleet.instances
@@ -315,7 +315,7 @@ class _Sweep:
         if not alarms:
             return frozenset()
         try:
-            firing = self._cloud.machines.alarms_firing(sorted(alarms))
+            firing = self._cloud.instances.alarms_firing(sorted(alarms))
         except CloudError as error:
             self.done.failures.append(Failure("*", "read alarms", str(error)))
             return frozenset()
@@ -325,7 +325,7 @@ class _Sweep:
         skew_s = self._cloud.calls.skew_s
         if self._options.check_clock and skew_s is not None and abs(skew_s) > CLOCK_SKEW_S:
             raise ConfigurationError(
-                f"this machine's clock differs from the cloud's by {skew_s:.0f} s; allowed: {CLOCK_SKEW_S} s"
+                f"this computer's clock differs from the cloud's by {skew_s:.0f} s; allowed: {CLOCK_SKEW_S} s"
             )
 
     def _end(self, tools: carry_out.Tools, lease: Lease, situation: Situation, plan: Plan) -> None:
@@ -351,7 +351,7 @@ class _Sweep:
         carry_out.end(tools, still, again.fleet, again.now, self.done)
 
     def _look_again(self, situation: Situation, chosen: Sequence[Decision]) -> Situation:
-        """The situation with everything about the chosen machines read anew.
+        """The situation with everything about the chosen instances read anew.
 
         Their words first, their tags after: `keep` sets its tag first and decides after, so that whoever of
         the two is later sees what the other did.
@@ -359,7 +359,7 @@ class _Sweep:
         words = self._heard(situation.fleet, situation.now)
         ids = [one.instance.id for one in chosen]
         groups = {group.name for key in ids if (group := situation.fleet.group_of(key))}
-        fresh = self._cloud.machines.again(ids, sorted(groups))
+        fresh = self._cloud.instances.again(ids, sorted(groups))
         now = self._options.clock()
         running = [one for one in fresh.instances if one.state == "running"]
         activity, failures = look_closely(
@@ -368,17 +368,17 @@ class _Sweep:
         self.done.failures += failures
         others = tuple(one for one in situation.fleet.instances if one.id not in ids)
         old_groups = tuple(group for group in situation.fleet.groups if group.name not in groups)
-        fleet = Fleet(others + fresh.instances, old_groups + fresh.groups)
+        fleet = Inventory(others + fresh.instances, old_groups + fresh.groups)
         activity = {**situation.activity, **activity}
         return replace(situation, now=now, fleet=fleet, activity=activity, words=words)
 
     def _alert(self, notifier: Notifier, lease: Lease, plan: Plan, now: datetime) -> None:
-        """Tell the operators once a day of each machine that somebody should look at."""
+        """Tell the operators once a day of each instance that a user should look at."""
         due, remembered = due_alerts(plan.decisions, lease.memory.told, now)
         if not due:
             lease.memory.told = remembered
             return
-        what = "mass-idle breaker tripped" if plan.breaker else "machines to look at"
+        what = "mass-idle breaker tripped" if plan.breaker else "instances to look at"
         try:
             notifier.tell(f"{self._policy.stack}: {what}", alert_text(due))
         except (CloudError, DeadlineError) as error:

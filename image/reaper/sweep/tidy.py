@@ -11,7 +11,7 @@ from image.reaper.sweep import leftovers
 from image.reaper.sweep.carry_out import Tools
 from image.reaper.sweep.cloud import Leftovers
 from image.reaper.sweep.ledger import leftover_key, leftover_record, write
-from image.reaper.sweep.leftovers import Finding, Kind, Step
+from image.reaper.sweep.leftovers import Kind, LeftoverFinding, Step
 from image.reaper.times import format_time
 
 # They cost little and change slowly; looking at each sweep would double the calls of a small fleet.
@@ -23,7 +23,9 @@ def is_due(last: datetime | None, now: datetime) -> bool:
     return last is None or now - last >= LOOK_EVERY
 
 
-def look(where: Leftovers, instances: Sequence[Instance], policy: Policy, now: datetime) -> list[Finding]:
+def look(
+    where: Leftovers, instances: Sequence[Instance], policy: Policy, now: datetime
+) -> list[LeftoverFinding]:
     """Everything that nobody uses, and what is to become of it.
 
     Raises:
@@ -39,7 +41,9 @@ def look(where: Leftovers, instances: Sequence[Instance], policy: Policy, now: d
     return leftovers.judge(found, snapshots, policy, now)
 
 
-def carry_out(tools: Tools, where: Leftovers, findings: Sequence[Finding], now: datetime) -> list[Failure]:
+def carry_out(
+    tools: Tools, where: Leftovers, findings: Sequence[LeftoverFinding], now: datetime
+) -> list[Failure]:
     """Note, forget and remove; at most ``max_actions`` removals, the dearest first.
 
     Returns:
@@ -58,12 +62,12 @@ def carry_out(tools: Tools, where: Leftovers, findings: Sequence[Finding], now: 
     return failures
 
 
-def _carry_out_one(tools: Tools, where: Leftovers, finding: Finding, now: datetime) -> None:
+def _carry_out_one(tools: Tools, where: Leftovers, finding: LeftoverFinding, now: datetime) -> None:
     key = finding.leftover.id
     if finding.step is Step.NOTE:
-        tools.machines.tag([key], {TAG_IDLE_SINCE: format_time(now)})
+        tools.instances.tag([key], {TAG_IDLE_SINCE: format_time(now)})
     elif finding.step is Step.FORGET:
-        tools.machines.untag([key], [TAG_IDLE_SINCE])
+        tools.instances.untag([key], [TAG_IDLE_SINCE])
     else:
         write(tools.store, leftover_key(finding), leftover_record(finding, tools.policy, now))
         where.remove(finding.leftover)

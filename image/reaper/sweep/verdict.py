@@ -27,16 +27,16 @@ from image.reaper.model import (
     TAG_WITHDRAWN,
     Activity,
     Decision,
-    Fleet,
     Group,
     Instance,
+    Inventory,
     Plan,
     Verdict,
 )
 from image.reaper.policy import Policy, PoolPolicy, unit_price
 from image.reaper.times import format_span, format_time, is_quiet
 
-# A machine that was asked for goes when it is idle this long, and never two within the cooldown.
+# An instance that was asked for goes when it is idle this long, and never two within the cooldown.
 IDLE_ON_REQUEST = timedelta(minutes=30)
 COOLDOWN = timedelta(minutes=10)
 # One that was given back goes when it is idle this long: the metric's periods of a heartbeat or two.
@@ -45,7 +45,7 @@ IDLE_GIVEN_BACK = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms a machine may go.
+    """On what terms an instance may go.
 
     Attributes:
         idle_after: idle time before the mark.
@@ -62,18 +62,18 @@ def usual_terms(pool: PoolPolicy) -> Terms:
 
 
 def requested_terms(pool: PoolPolicy) -> Terms:
-    """The terms of a machine that was asked for."""
+    """The terms of an instance that was asked for."""
     usual = usual_terms(pool)
     return Terms(min(usual.idle_after, IDLE_ON_REQUEST), max(usual.grace, COOLDOWN))
 
 
 def given_back_terms(pool: PoolPolicy) -> Terms:
-    """The terms of a machine whose owner gave it back: once nothing runs there, nobody is waited for."""
+    """The terms of an instance whose owner gave it back: once nothing runs there, nobody is waited for."""
     return Terms(min(usual_terms(pool).idle_after, IDLE_GIVEN_BACK), timedelta(0))
 
 
 def past_lifetime(instance: Instance, pool: PoolPolicy, now: datetime) -> bool:
-    """Whether a running machine is older than its pool allows; a stop and start makes it young again."""
+    """Whether a running instance is older than its pool allows; a stop and start makes it young again."""
     if pool.max_lifetime_hours is None or instance.state != "running":
         return False
     return now - instance.launched_at >= timedelta(hours=pool.max_lifetime_hours)
@@ -82,7 +82,7 @@ def past_lifetime(instance: Instance, pool: PoolPolicy, now: datetime) -> bool:
 def shortest_idle_time(
     instance: Instance, pool: PoolPolicy, now: datetime, scale_in: Collection[str]
 ) -> timedelta:
-    """The idle time from which the machine's heartbeats deserve a close look."""
+    """The idle time from which the instance's heartbeats deserve a close look."""
     if TAG_GIVE_BACK in instance.tags:
         return given_back_terms(pool).idle_after
     asked = instance.pool in scale_in or past_lifetime(instance, pool, now)
@@ -91,15 +91,13 @@ def shortest_idle_time(
 
 @dataclass(frozen=True)
 class Case:
-    """One machine and all that is known of it.
+    """One instance and all that is known of it.
 
     Attributes:
         now: the moment of the decision.
-        instance: the machine.
         group: its scaling group, if any.
         activity: its heartbeats, if they were asked for and answered.
-        policy: of the stack.
-        pool: of the machine's pool.
+        pool: of the instance's pool.
         idle_after: idle time from which it counts as forgotten.
         grace: time between mark and action.
         words: what the instances said for their marks.
@@ -131,7 +129,7 @@ class Case:
         return latest - timedelta(seconds=self.idle_s)
 
     def decide(self, verdict: Verdict, reason: str, *, alert: bool = False) -> Decision:
-        """A decision on this machine."""
+        """A decision on this instance."""
         mark = mark_of(self.instance)
         return Decision(
             instance=self.instance,
@@ -146,7 +144,7 @@ class Case:
 
 
 def forgotten(case: Case) -> Decision:
-    """The next step with a running machine that is idle for long enough."""
+    """The next step with a running instance that is idle for long enough."""
     idle = format_span(timedelta(seconds=case.idle_s or 0.0))
     return _next_step(case, case.idle_since or case.now, f"idle for {idle}")
 
@@ -188,7 +186,7 @@ def _nothing_takes_its_place(case: Case) -> str:
 
 
 def stopped(case: Case) -> Decision:
-    """The next step with a stopped machine: nothing, or the second stage of its pool."""
+    """The next step with a stopped instance: nothing, or the second stage of its pool."""
     days, since = case.pool.terminate_stopped_after_days, case.instance.stopped_at
     if days is None:
         return case.decide(Verdict.KEEP_PROTECTED, "stopped: costs its disk only")
@@ -215,7 +213,7 @@ Ending = Callable[[Case, Mark, str], Decision]
 
 
 def _next_step(case: Case, idle_since: datetime, why: str, end: Ending | None = None) -> Decision:
-    """Mark, wait, or end a machine that nobody uses; one that the cloud would not let go is its owner's."""
+    """Mark, wait, or end an instance that nobody uses; one that the cloud would not let go is its owner's."""
     if case.instance.locked:
         reason = f"{why}, but {case.instance.locked}: lift it, or keep the instance"
         return case.decide(Verdict.KEEP_PROTECTED, reason, alert=True)
@@ -231,7 +229,7 @@ def _next_step(case: Case, idle_since: datetime, why: str, end: Ending | None = 
         left = format_span(mark.reap_after - case.now)
         return case.decide(Verdict.WAIT, f"{why}; goes in {left} unless used")
     if case.instance.state == "stopped":
-        return case.decide(Verdict.TERMINATE, f"{why}, told {format_time(mark.reap_after - case.grace)}")
+        return case.decide(Verdict.TERMINATE, f"{why}, notified {format_time(mark.reap_after - case.grace)}")
     return (end or _end)(case, mark, why)
 
 
@@ -278,7 +276,7 @@ def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
 
 # Heartbeat, alignment to its period, and two minutes until the cloud shows it.
 OLDEST_HEARTBEAT = timedelta(minutes=4)
-# A sweep over thousands of machines takes this long to read what arrives meanwhile.
+# A sweep over thousands of instances takes this long to read what arrives meanwhile.
 NEWEST_HEARTBEAT = timedelta(minutes=2)
 # Between a heartbeat's own arithmetic and the cloud's time of receipt.
 JITTER = timedelta(seconds=60)
@@ -289,7 +287,7 @@ Rule = Callable[[Case], Decision | None]
 
 
 def assess(case: Case) -> Decision:
-    """The verdict on one running or stopped machine."""
+    """The verdict on one running or stopped instance."""
     rules = STOPPED_RULES if case.instance.state == "stopped" else RULES
     found = next(decision for decision in (rule(case) for rule in rules) if decision is not None)
     keeps = found.verdict.name.startswith("KEEP") or found.verdict is Verdict.ALERT
@@ -362,7 +360,7 @@ def _sensors(case: Case) -> Decision | None:
     if case.activity is not None and case.activity.newest_value == CODE_HUNG:
         return case.decide(Verdict.ALERT, "SUSPECT-HUNG: full GPU utilisation at idle power", alert=True)
     if case.idle_s is None:
-        return _unknown(case, "a sensor failed: the agent cannot tell whether the machine is idle")
+        return _unknown(case, "a sensor failed: the agent cannot tell whether the instance is idle")
     return None
 
 
@@ -388,10 +386,10 @@ def _busy(case: Case) -> Decision | None:
         return case.decide(
             Verdict.KEEP_BUSY, f"idle for {format_span(idle)}, forgotten after {format_span(case.idle_after)}"
         )
-    # Every heartbeat counts, not only the newest: two agents on one machine may disagree.
+    # Every heartbeat counts, not only the newest: two agents on one instance may disagree.
     if active is not None and active > case.now - case.idle_after + JITTER:
         return case.decide(
-            Verdict.KEEP_BUSY, f"an earlier heartbeat told of activity at {format_time(active)}"
+            Verdict.KEEP_BUSY, f"an earlier heartbeat reports activity at {format_time(active)}"
         )
     mark = mark_of(case.instance)
     if mark and case.idle_since and not mark.tells_of(case.idle_since):
@@ -440,7 +438,7 @@ BREAKER_SHARE = 0.05
 BREAKER_MARGIN = 4
 # Sensors that go blind stay blind; what is idle is used again, or its owner looks after it, within a day.
 BREAKER_LASTS = timedelta(hours=24)
-# Of one pool; the next failed boot check after them waits for a person, or for the next day.
+# Of one pool; the next failed boot check after them waits for a user, or for the next day.
 MOST_REPLACED_IN_A_DAY = 3
 LEAVING = frozenset({Verdict.MARK, Verdict.WAIT, *ENDS})
 # Marks of one idle time that its agent withdrew, after which operators look why.
@@ -475,7 +473,6 @@ class Withdrawn:
     Attributes:
         first: when a sweep first found one withdrawn in this idle time.
         last: when it did last.
-        count: how many.
     """
 
     first: datetime
@@ -489,11 +486,10 @@ class Situation:
 
     Attributes:
         now: the moment of the decision.
-        fleet: the machines and their groups, in any order.
+        fleet: the instances and their groups, in any order.
         activity: instance id -> its heartbeats.
-        policy: of the stack.
-        scale_in: pools whose load asks for a machine less.
-        override_breaker: a person looked, and the many idle machines are idle.
+        scale_in: pools whose load asks for an instance less.
+        override_breaker: a user looked, and the many idle instances are idle.
         words: what the instances said for their marks.
         replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
         usual: how many are idle in each pool at other times.
@@ -501,7 +497,7 @@ class Situation:
     """
 
     now: datetime
-    fleet: Fleet
+    fleet: Inventory
     activity: Mapping[str, Activity]
     policy: Policy
     scale_in: frozenset[str] = frozenset()
@@ -513,7 +509,7 @@ class Situation:
 
 
 def decide(situation: Situation) -> Plan:
-    """Decide on every machine."""
+    """Decide on every instance."""
     fleet, policy = situation.fleet, situation.policy
     decisions = {instance.id: _alone(situation, instance) for instance in fleet.instances}
     for pool in sorted(situation.scale_in & policy.pools.keys()):
@@ -534,7 +530,7 @@ def decide(situation: Situation) -> Plan:
 
 
 def _alone(situation: Situation, instance: Instance, *, requested: bool = False) -> Decision:
-    """The verdict on one machine, on its pool's terms or on those of a request."""
+    """The verdict on one instance, on its pool's terms or on those of a request."""
     pool = situation.policy.pools.get(instance.pool)
     if pool is None:
         reason = f"pool {instance.pool!r} is not in the policy"
@@ -563,7 +559,7 @@ def _alone(situation: Situation, instance: Instance, *, requested: bool = False)
 
 
 def _scale_in(situation: Situation, pool: str, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
-    """At most one more machine of the pool may leave, and only when none is leaving already.
+    """At most one more instance of the pool may leave, and only when none is leaving already.
 
     One at a time, each with a grace of at least the cooldown, is what keeps the cooldown.
     """
@@ -582,7 +578,7 @@ def _scale_in_order(decision: Decision) -> tuple[bool, float, str]:
     return not is_marked(decision.instance), -(decision.idle_s or 0.0), decision.instance.id
 
 
-def _floors(fleet: Fleet, policy: Policy, decisions: Iterable[Decision]) -> dict[str, Decision]:
+def _floors(fleet: Inventory, policy: Policy, decisions: Iterable[Decision]) -> dict[str, Decision]:
     """Keep what a group's or a pool's minimum needs; who is due leaves first, then the longest idle."""
     pool_left = _running_by_pool(fleet)
     group_left = {group.name: _spare_of(group) for group in fleet.groups}
@@ -610,7 +606,7 @@ def _floors(fleet: Fleet, policy: Policy, decisions: Iterable[Decision]) -> dict
     return kept
 
 
-def _running_by_pool(fleet: Fleet) -> dict[str, int]:
+def _running_by_pool(fleet: Inventory) -> dict[str, int]:
     counts: dict[str, int] = defaultdict(int)
     for instance in fleet.instances:
         counts[instance.pool] += instance.state == "running"
@@ -704,7 +700,7 @@ def _explained(situation: Situation, decision: Decision) -> Decision:
 def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) -> tuple[Decision, ...]:
     """At most so many replacements of a pool in a day: if new ones fail too, it is the image or the type.
 
-    A loop of them would cost hours of dear instances and mend nothing; somebody must look.
+    A loop of them would cost hours of dear instances and mend nothing; a user must look.
     """
     decisions = tuple(decisions)
     counts = Counter(replaced.values())
@@ -728,7 +724,7 @@ def _few_replaced(replaced: Mapping[str, str], decisions: Iterable[Decision]) ->
 
 
 def _capped(situation: Situation, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
-    """Trim the ends of this sweep to what is allowed; a stopped machine counts like a running one.
+    """Trim the ends of this sweep to what is allowed; a stopped instance counts like a running one.
 
     What is closed already comes first: it waits behind a shut door.
     """
@@ -758,6 +754,6 @@ def is_asked(policy: Policy, instance: Instance) -> bool:
     return instance.state == "running" and policy.pools[instance.pool].require_acknowledgement
 
 
-def action_limit(policy: Policy, machines: int) -> int:
-    """Machines that one sweep may end: the smaller of the two bounds."""
-    return min(policy.max_actions, math.ceil(policy.max_percent * machines / 100))
+def action_limit(policy: Policy, instances: int) -> int:
+    """Instances that one sweep may end: the smaller of the two bounds."""
+    return min(policy.max_actions, math.ceil(policy.max_percent * instances / 100))

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from image.reaper.errors import CloudError
-from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Fleet, Plan, Verdict
+from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Inventory, Plan, Verdict
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.times import format_time, parse_time
@@ -25,7 +25,6 @@ class Watch:
     """What was seen since the first sweep.
 
     Attributes:
-        began: when that was.
         marks: instance id -> the tags that its mark would be.
         would_end: what would have been ended, oldest first, as JSON objects with ``instance_id``, ``pool``,
             ``type``, ``owner``, ``action``, ``at``, ``idle_since``, ``price_per_hour``, and ``used_again_at``
@@ -44,7 +43,7 @@ class Watch:
         """When the sweep begins to act."""
         return self.began + timedelta(days=policy.watch_days)
 
-    def overlaid(self, fleet: Fleet) -> Fleet:
+    def overlaid(self, fleet: Inventory) -> Inventory:
         """The fleet as it would be: with the marks that are kept here, and no others."""
         own = (TAG_IDLE_SINCE, TAG_REAP_AFTER)
         instances = tuple(

@@ -77,7 +77,6 @@ def post(rooms: Mapping[Webhook, str], subject: str, message: str) -> dict[Webho
     Args:
         rooms: webhook -> its address, as its secret holds it.
         subject: the message's first line.
-        message: the others.
 
     Returns:
         Why a room did not take it; nothing for one that did. An answer that comes later counts as none.

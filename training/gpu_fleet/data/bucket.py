@@ -24,7 +24,7 @@ GAP_BYTES, LONGEST_READ_BYTES = 1 << 16, 1 << 22
 T = TypeVar("T")
 
 
-class Place(NamedTuple):
+class BytesInShard(NamedTuple):
     """Some bytes of a tar."""
 
     shard: str
@@ -36,7 +36,7 @@ class Place(NamedTuple):
         return self.start + self.size
 
 
-class DataStore:
+class BucketSource:
     """A bucket as data are read from it: every question is asked again for `retry_s` seconds."""
 
     def __init__(
@@ -77,9 +77,9 @@ class DataStore:
 class BucketFolder:
     """One split of shards in a bucket; see data.shards.Folder."""
 
-    def __init__(self, source: DataStore, split: str) -> None:
+    def __init__(self, source: BucketSource, split: str) -> None:
         self._source, self._split = source, split
-        self._fetched: dict[Place, bytes] = {}  # what `expect` has brought, until it is read
+        self._fetched: dict[BytesInShard, bytes] = {}  # what `expect` has brought, until it is read
 
     @property
     def label(self) -> str:
@@ -108,31 +108,31 @@ class BucketFolder:
             except DataError as error:
                 raise DataError(str(error).replace(folder, self.label)) from error
 
-    def expect(self, places: Iterable[Place]) -> None:
+    def expect(self, places: Iterable[BytesInShard]) -> None:
         reads = list(merged(places))
         with ThreadPoolExecutor(min(CONNECTIONS, max(1, len(reads)))) as pool:
             fetched = pool.map(self._fetch, reads)
         self._fetched = {place: content for found in fetched for place, content in found.items()}
 
-    def _fetch(self, places: list[Place]) -> dict[Place, bytes]:
+    def _fetch(self, places: list[BytesInShard]) -> dict[BytesInShard, bytes]:
         first, size = places[0], max(place.end for place in places) - places[0].start
-        content = self._part(Place(first.shard, first.start, size))
+        content = self._part(BytesInShard(first.shard, first.start, size))
         return {place: content[place.start - first.start :][: place.size] for place in places}
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: BytesInShard) -> bytes:
         content = self._fetched.get(place)
         return self._part(place) if content is None else content
 
-    def _part(self, place: Place) -> bytes:
+    def _part(self, place: BytesInShard) -> bytes:
         if not place.size:
             return b""
         name = f"{self._split}/{place.shard}"
         return self._source.ask(lambda store: store.part(name, place.start, place.size))
 
 
-def merged(places: Iterable[Place]) -> Iterator[list[Place]]:
+def merged(places: Iterable[BytesInShard]) -> Iterator[list[BytesInShard]]:
     """All places, once each, in groups that one read takes each, from the first one's start."""
-    group: list[Place] = []
+    group: list[BytesInShard] = []
     for place in sorted(set(places)):
         if group and not (
             place.shard == group[0].shard

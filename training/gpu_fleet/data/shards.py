@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from gpu_fleet import config
-from gpu_fleet.data.bucket import INDEX, BucketFolder, DataStore, Place
+from gpu_fleet.data.bucket import INDEX, BucketFolder, BucketSource, BytesInShard
 from gpu_fleet.data.dataset import Array, CorruptSampleError, Description, is_bucket
 from gpu_fleet.data.images import SUFFIXES, decode
 from gpu_fleet.errors import DataError
@@ -49,7 +49,7 @@ def open_split(
 def folder_of(settings: config.Data, split: str) -> "Folder":
     """Where the tars of a split lie."""
     if is_bucket(settings.path):
-        return BucketFolder(DataStore(settings.path, settings.endpoint, settings.retry_s), split)
+        return BucketFolder(BucketSource(settings.path, settings.endpoint, settings.retry_s), split)
     return DiskFolder(Path(settings.path) / split)
 
 
@@ -77,11 +77,11 @@ class Folder(Protocol):
         """A tar on this disk, for as long as the block lasts; raises DataError."""
         ...
 
-    def expect(self, places: Iterable[Place]) -> None:
+    def expect(self, places: Iterable[BytesInShard]) -> None:
         """These are read next; what is far away is fetched at once. Raises DataError."""
         ...
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: BytesInShard) -> bytes:
         """Some bytes of a tar; raises OSError or DataError."""
         ...
 
@@ -109,10 +109,10 @@ class DiskFolder:
     def file(self, name: str) -> AbstractContextManager[Path]:
         return nullcontext(self._folder / name)
 
-    def expect(self, places: Iterable[Place]) -> None:
+    def expect(self, places: Iterable[BytesInShard]) -> None:
         """A read takes microseconds here."""
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: BytesInShard) -> bytes:
         return os.pread(self._descriptor(place.shard), place.size, place.start)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -181,9 +181,9 @@ class Tars:
             raise CorruptSampleError("its CRC-32 is not that of the index")
         return content
 
-    def _place(self, row: int) -> Place:
+    def _place(self, row: int) -> BytesInShard:
         found = self.index[row]
-        return Place(self._names[found["shard"]], int(found["start"]), int(found["size"]))
+        return BytesInShard(self._names[found["shard"]], int(found["start"]), int(found["size"]))
 
 
 class ShardFolder:

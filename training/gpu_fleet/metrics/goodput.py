@@ -35,7 +35,7 @@ def process_started_at_s() -> float:
 
 
 @dataclass(frozen=True)
-class Price:
+class HourPrice:
     """Of an hour."""
 
     amount: float
@@ -48,7 +48,7 @@ class Book:
 
     started_at_s: float = field(default_factory=process_started_at_s)
     clock: Callable[[], float] = time.time
-    price: Price | None = None  # of an hour of all instances of the run, where the stack says it
+    price: HourPrice | None = None  # of an hour of all instances of the run, where the stack says it
     resumed_from_step: int = 0
     _account: str = START
     _seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BOOKED, 0.0))
@@ -101,7 +101,7 @@ class Goodput:
     waiting_s: float  # for data
     lost_s: float  # steps done again, and between tries
     tries: int
-    price: Price | None = None  # of an hour, as the last try knew it
+    price: HourPrice | None = None  # of an hour, as the last try knew it
 
     @property
     def ettr(self) -> float:
@@ -145,9 +145,9 @@ def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
     )
 
 
-def _price(record: Mapping[str, Any]) -> Price | None:
+def _price(record: Mapping[str, Any]) -> HourPrice | None:
     known = "price_per_hour" in record
-    return Price(record["price_per_hour"], record["currency"]) if known else None
+    return HourPrice(record["price_per_hour"], record["currency"]) if known else None
 
 
 def _done_again(tried: Sequence[Mapping[str, Any]], resumed_from_step: int) -> float:

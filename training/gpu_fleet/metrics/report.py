@@ -13,7 +13,7 @@ import click
 from jinja2 import Environment
 
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.metrics.goodput import KIND, SECONDS_PER_HOUR, Goodput, Price, goodput
+from gpu_fleet.metrics.goodput import KIND, SECONDS_PER_HOUR, Goodput, HourPrice, goodput
 from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
 from gpu_fleet.outcome import RESULT
 
@@ -67,7 +67,7 @@ def report(run: Path, price: float | None) -> None:
     figure = draw(timeline)
     vector = io.StringIO()
     figure.savefig(vector, format="svg")
-    said = None if price is None else Price(price, "USD")
+    said = None if price is None else HourPrice(price, "USD")
     lines = summary(timeline, read_result(run)) | time_lines(goodput(timeline.times), said)
     page = render_page(run.resolve().name, lines, vector.getvalue())
     with named("RUN", run):
@@ -150,7 +150,7 @@ def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def time_lines(found: Goodput | None, price: Price | None = None) -> dict[str, str]:
+def time_lines(found: Goodput | None, price: HourPrice | None = None) -> dict[str, str]:
     """Where the wall time went, and what the unproductive part of it cost at `price`, else the run's own."""
     if found is None:
         return {}

@@ -12,7 +12,7 @@ from typing import Any
 from gpu_fleet import instance_file
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, ConfigError, LaunchError
-from gpu_fleet.metrics.goodput import Price
+from gpu_fleet.metrics.goodput import HourPrice
 from gpu_fleet.pool.this_instance import MetadataClient
 
 POLICY = "policy.json"
@@ -20,7 +20,7 @@ SPOT, ON_DEMAND = "spot", "on_demand"  # as the policy names its tables
 log = logging.getLogger(__name__)
 
 
-def of_this_instance() -> Price | None:
+def of_this_instance() -> HourPrice | None:
     """The instance with its disks at list price, on the spot market the most it may cost; None if unknown.
 
     A price that cannot be found stops no run: the log says why.
@@ -50,7 +50,7 @@ def _is_spot(table: Mapping[str, Any], metadata: MetadataClient) -> bool:
     return spot and not (table["cloud"] == "aws" and metadata.read("instance-life-cycle") == "on-demand")
 
 
-def listed(policy: Mapping[str, Any], pool: str, kind: str, *, spot: bool) -> Price | None:
+def listed(policy: Mapping[str, Any], pool: str, kind: str, *, spot: bool) -> HourPrice | None:
     """The price of an instance type in the policy, its disks with it; raises LookupError or ValueError."""
     budget = policy["budget"]
     prices = budget["pools"][pool]
@@ -59,13 +59,13 @@ def listed(policy: Mapping[str, Any], pool: str, kind: str, *, spot: bool) -> Pr
         amount = budget["assumed"].get(kind)
     if amount is None:
         return None
-    return Price(float(amount) + float(prices["disk_per_hour"]), str(policy["currency"]))
+    return HourPrice(float(amount) + float(prices["disk_per_hour"]), str(policy["currency"]))
 
 
-def of_all(found: Iterable[Price | None]) -> Price | None:
+def of_all(found: Iterable[HourPrice | None]) -> HourPrice | None:
     """Of several instances together; None where one is unknown."""
     prices = list(found)
     known = [price for price in prices if price is not None]
     if not known or len(known) < len(prices):
         return None
-    return Price(sum(price.amount for price in known), known[0].currency)
+    return HourPrice(sum(price.amount for price in known), known[0].currency)

@@ -116,11 +116,11 @@ class OwnUse:
         return moved.read_bytes + moved.write_bytes
 
 
-class MachineCounters:
-    """Reads the whole machine's counters, less what the agent uses itself.
+class InstanceCounters:
+    """Reads the whole instance's counters, less what the agent uses itself.
 
     While the agent copies, the network is left out altogether: who sent which bytes is not known. CPU, disk,
-    GPU and people still tell of work then; behind the shut door there is a look each second after the copy.
+    GPU and users still tell of work then; behind the shut door there is a look each second after the copy.
 
     Args:
         own: what the agent uses.
@@ -179,9 +179,6 @@ def _sum_of_files(paths: Iterable[Path]) -> float:
 
 class TreeCounters:
     """Reads the counters of a process tree.
-
-    Args:
-        pid: root of the tree.
 
     Raises:
         ConfigurationError: when there is no such process.

@@ -38,11 +38,11 @@ class _Slow:
 
 
 class GpuSensor:
-    """Reads every GPU of the machine.
+    """Reads every GPU of the instance.
 
     Args:
         nvml: the module ``pynvml``, or something that speaks like it.
-        expected: GPUs the machine must have; fewer is a failure, also when there is no NVML at all.
+        expected: GPUs the instance must have; fewer is a failure, also when there is no NVML at all.
         real_s: real seconds, monotonic.
         only_pids: in a rehearsal, the processes that are watched; GPUs without one of them are left out.
     """

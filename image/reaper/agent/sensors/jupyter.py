@@ -48,7 +48,6 @@ class Server:
     """A Jupyter server.
 
     Attributes:
-        pid: its process.
         port: where it listens on the loopback.
         base_url: first part of its paths.
         secure: it speaks TLS.
@@ -70,9 +69,7 @@ def kernel_sessions(
     A kernel of no server (an editor's own, papermill's) is in neither: the process table alone has it.
 
     Args:
-        kernels: their processes.
         table: process id -> process, for the kernels' parents.
-        root: where /proc is.
     """
     sessions, unknown = list[Session](), list[str]()
     for server in servers_of(kernels, table, root):
@@ -221,7 +218,7 @@ def ask(
         asking = _Asking(server, path, None if own.readlink() == its.readlink() else its)
         asking.method, asking.body = method, json.dumps(body) if body else None
     except OSError as error:
-        raise SensorError(f"its network cannot be told: {error.strerror}") from error
+        raise SensorError(f"its network is not known: {error.strerror}") from error
     asking.start()
     asking.join(2 * TIMEOUT_S)
     if asking.is_alive():

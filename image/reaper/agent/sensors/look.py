@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import pynvml  # type: ignore[import-untyped] # NVIDIA ships no types
 
 from image.reaper.agent.sensors.busy_command import BusyCommand
-from image.reaper.agent.sensors.counters import MachineCounters, OwnUse, RateSensor, TreeCounters
+from image.reaper.agent.sensors.counters import InstanceCounters, OwnUse, RateSensor, TreeCounters
 from image.reaper.agent.sensors.gpu import GpuSensor
 from image.reaper.agent.sensors.jupyter import kernel_sessions
 from image.reaper.agent.sensors.processes import ProcessTable
@@ -38,7 +38,7 @@ class Gpus(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class SensorOptions:
     """What the stack asks for beyond the sensors' own lists (``idle`` of the pool).
 
     Attributes:
@@ -57,7 +57,6 @@ class Sensors:
 
     Args:
         rates: CPU, disk and network.
-        gpus: the GPUs.
         people: process table, terminals and notebooks; None where only one process tree is watched.
         asked: what the stack asks for at the moment.
     """
@@ -67,7 +66,7 @@ class Sensors:
         rates: Comparing[Rates],
         gpus: Gpus,
         people: Comparing[People] | None,
-        asked: Callable[[], Asked] = Asked,
+        asked: Callable[[], SensorOptions] = SensorOptions,
     ) -> None:
         self._rates = rates
         self._gpus = gpus
@@ -135,8 +134,11 @@ def _with(people: People, busy: str | None) -> People:
     return replace(people, watched=(*people.watched, f"{busy} says busy")) if busy else people
 
 
-def whole_machine(
-    gpus_expected: int, own: OwnUse, real_s: Callable[[], float], asked: Callable[[], Asked] = Asked
+def whole_instance(
+    gpus_expected: int,
+    own: OwnUse,
+    real_s: Callable[[], float],
+    asked: Callable[[], SensorOptions] = SensorOptions,
 ) -> Sensors:
     """Sensors for everything on this instance.
 
@@ -148,7 +150,7 @@ def whole_machine(
     """
     gpus = GpuSensor(pynvml, gpus_expected, real_s)
     people = ProcessTable(lambda: gpus.pids, real_s, kernel_sessions, lambda: asked().watch)
-    return Sensors(RateSensor(MachineCounters(own), real_s), gpus, people, asked)
+    return Sensors(RateSensor(InstanceCounters(own), real_s), gpus, people, asked)
 
 
 def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Sensors:

@@ -47,7 +47,7 @@ SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems
 # Of any language's kernel; jupyter_client names the file so.
 CONNECTION_FILE = re.compile(r"(?:.*/)?kernel-(?P<id>[\w-]+)\.json")
 CONTAINERS = re.compile(r"docker|libpod|kubepods|containerd|crio")
-FIRST_PERSON = 1000  # the first user id of people (login.defs, UID_MIN)
+FIRST_PERSON = 1000  # the first user id of users (login.defs, UID_MIN)
 STARTED_LATELY_S = 900.0
 TTY_STEP_S = 8.0
 PROC_CHUNK = 1 << 16
@@ -59,13 +59,10 @@ class Process:
     """One line of the process table.
 
     Attributes:
-        pid: its id.
         command: its arguments, the program first.
-        parent: id of its parent.
         terminal: device number of its terminal; 0 without one.
         cpu_s: CPU time, with that of children it waited for.
         began_s: when it began, in seconds after the boot.
-        uid: whose it is.
     """
 
     pid: int
@@ -88,7 +85,7 @@ class Process:
 
     @property
     def shown(self) -> str:
-        """For people: name, id and whose it is."""
+        """For users: name, id and whose it is."""
         return f"{self.name} ({self.pid}, {self.user})"
 
 
@@ -432,7 +429,7 @@ def _managed_sessions(table: Iterable[Process]) -> Iterator[Session]:
 
 
 def trainers(among: Callable[[], frozenset[int]] | None = None) -> list[str]:
-    """Training processes that run now, for people.
+    """Training processes that run now, for users.
 
     Args:
         among: in a rehearsal, the processes that are watched; None for all.

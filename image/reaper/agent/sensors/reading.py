@@ -29,8 +29,6 @@ class Gpu:
         name: index and UUID, for messages.
         utilisation_percent: share of NVML's last sampling period (1/6 to 1 s) with a kernel running; None
             where the GPU does not tell (MIG).
-        memory_used_gib: in use.
-        memory_total_gib: fitted.
         power_w: mean power since the look before where the energy counter is there, else at this moment; None
             where the GPU tells neither.
         power_limit_w: enforced limit; None where unknown.
@@ -48,14 +46,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Session:
-    """Somebody is logged in.
+    """A user is logged in.
 
     Attributes:
         kind: ``terminal``, ``session-manager`` or ``jupyter``.
-        who: user and terminal or kernel, for people.
+        who: user and terminal or kernel, for users.
         unused_s: real seconds since the last input, or since a kernel last ran something; 0 for one that is
             in use while it is open.
-        user: the login name.
     """
 
     kind: str
@@ -78,13 +75,12 @@ class ProcessUse:
 
     Attributes:
         kind: ``gpu``, ``kernel`` (of a notebook) or ``ssh`` (a connection without a terminal).
-        who: name, id and user, for people.
+        who: name, id and user, for users.
         age_s: real seconds since it began.
         cpu_cores: CPU time over real time.
         bytes_per_s: moved through system calls.
         ranks: of the distributed job that it is one rank of; 1 where it gets on, or is no rank.
         peers: connections of such a rank to other instances.
-        user: the login name.
     """
 
     kind: str
@@ -109,9 +105,6 @@ class Started:
     """A user's process that began lately.
 
     Attributes:
-        pid: its id.
-        name: the program.
-        user: whose it is.
         age_s: real seconds since it began.
         began_s: when it began, in seconds after the boot.
         command: all of its arguments, which may hold secrets: never shown.

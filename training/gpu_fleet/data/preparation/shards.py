@@ -12,7 +12,7 @@ import click
 import numpy as np
 from PIL import Image
 
-from gpu_fleet.data.bucket import BucketFolder, DataStore
+from gpu_fleet.data.bucket import BucketFolder, BucketSource
 from gpu_fleet.data.dataset import (
     DESCRIPTION,
     Array,
@@ -72,7 +72,10 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str) -> None:
         raise click.UsageError(
             "--classes names those of pictures, --keys the parts of other samples: give one"
         )
-    store, here = DataStore(data_dir, endpoint, key="DATA") if is_bucket(data_dir) else None, Path(data_dir)
+    store, here = (
+        BucketSource(data_dir, endpoint, key="DATA") if is_bucket(data_dir) else None,
+        Path(data_dir),
+    )
     if store is None and not here.is_dir():
         raise DataError(f"DATA = {data_dir!r}: is not a folder")
     splits: dict[str, Folder] = {

@@ -10,11 +10,11 @@ from image.reaper.alicloud.lifecycle import IN_SERVICE, PROTECTED
 from image.reaper.alicloud.session import Answer, Clients
 from image.reaper.calls import TRANSIENT, Calls, batches
 from image.reaper.errors import CloudError
-from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Fleet, Group, Instance
+from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Group, Instance, Inventory
 from image.reaper.times import format_time, parse_time
 
-TAG_GROUP = "acs:autoscaling:scalingGroupId"  # set by Auto Scaling on the machines that it starts
-# The API tells no time of a stop. The sweep writes down its own; what people stop, it never ends.
+TAG_GROUP = "acs:autoscaling:scalingGroupId"  # set by Auto Scaling on the instances that it starts
+# The API tells no time of a stop. The sweep writes down its own; what users stop, it never ends.
 TAG_STOPPED_AT = "gpu-fleet:stopped-at"
 STOPS = frozenset({"stopping", "stopped"})
 LAUNCH = "ScaleOut"  # a scaling process
@@ -28,7 +28,7 @@ STATES = {
 
 
 def instance_of(raw: Mapping[str, Any]) -> Instance:
-    """One machine of DescribeInstances."""
+    """One instance of DescribeInstances."""
     tags = {tag["TagKey"]: tag["TagValue"] for tag in raw.get("Tags", {}).get("Tag", [])}
     # The cloud tells whole minutes. The end of that minute: nobody may count as older than they are.
     launched_at = parse_time(raw.get("StartTime") or raw["CreationTime"]) + timedelta(minutes=1)
@@ -92,15 +92,13 @@ RESOURCES = {
 }  # prefix of an id -> ResourceType of TagResources
 
 
-class Machines:
-    """The managed machines of one stack.
+class Instances:
+    """The managed instances of one stack.
 
     A group's name here is its id: the API of Auto Scaling goes by nothing else.
 
     Args:
-        clients: of the region.
-        calls: makes the calls.
-        stack: whose machines; no others are ever listed.
+        stack: whose instances; no others are ever listed.
     """
 
     end_batch, detach_batch = END_BATCH, DETACH_BATCH
@@ -110,11 +108,11 @@ class Machines:
         self._calls = calls
         self._stack = stack
 
-    def fleet(self) -> Fleet:
-        """Every managed machine of the stack, and its scaling groups.
+    def fleet(self) -> Inventory:
+        """Every managed instance of the stack, and its scaling groups.
 
-        Who is in which group is told here by the machines' tags, at no call more; ``again`` asks Auto
-        Scaling. A machine that was released is gone at once: the cloud tells of it no more.
+        Who is in which group is told here by the instances' tags, at no call more; ``again`` asks Auto
+        Scaling. An instance that was released is gone at once: the cloud tells of it no more.
 
         Raises:
             CloudError: a list could not be read to its end.
@@ -128,10 +126,10 @@ class Machines:
         # A group without the stack's tag would replace what is ended behind its back.
         unknown = sorted(members.keys() - groups.keys())
         groups |= {raw["ScalingGroupId"]: raw for raw in self._groups_of(unknown)}
-        return Fleet(instances, tuple(group_of(raw, members[key]) for key, raw in groups.items()))
+        return Inventory(instances, tuple(group_of(raw, members[key]) for key, raw in groups.items()))
 
-    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
-        """The same machines and their groups, read anew; what is no longer managed is left out.
+    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
+        """The same instances and their groups, read anew; what is no longer managed is left out.
 
         In ``gone`` are those that the cloud knows no more.
 
@@ -151,10 +149,10 @@ class Machines:
             rows = self._members(ScalingGroupId=raw["ScalingGroupId"])
             groups.append(group_of(raw, {row["InstanceId"]: row["LifecycleState"] for row in rows}))
         gone = (Instance(one, "", "terminated", self._calls.now()) for one in ids if one not in there)
-        return Fleet(tuple(found.values()), tuple(groups), tuple(gone))
+        return Inventory(tuple(found.values()), tuple(groups), tuple(gone))
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """A machine's tags; none for one that is not there. Raises CloudError."""
+        """An instance's tags; none for one that is not there. Raises CloudError."""
         found = self._instances(InstanceIds=json.dumps([instance_id]))
         return dict(found[0].tags) if found else {}
 
@@ -180,7 +178,7 @@ class Machines:
         self._tag("UntagResources", ids, TagKey=list(keys))
 
     def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
-        """Take machines out of their group, which then wants fewer, or starts others where ``replaced``.
+        """Take instances out of their group, which then wants fewer, or starts others where ``replaced``.
 
         The group itself refuses to fall below its minimum. Raises CloudError.
         """
@@ -189,14 +187,14 @@ class Machines:
         )
 
     def attach(self, group: str, ids: Sequence[str]) -> None:
-        """Put machines back into their group, which then wants more; raises CloudError."""
+        """Put instances back into their group, which then wants more; raises CloudError."""
         self._change_group("AttachInstances", group, InstanceIds=list(ids), Entrusted=True)
 
     def stop(self, ids: Sequence[str]) -> None:
-        """Stop machines, all or none, and pay for their disks alone. Raises CloudError.
+        """Stop instances, all or none, and pay for their disks alone. Raises CloudError.
 
-        When is noted afterwards: a note on a machine that was not stopped would make a later stop by its user
-        look like one of the sweep's.
+        When is noted afterwards: a note on an instance that was not stopped would make a later stop by its
+        user look like one of the sweep's.
         """
         try:
             self._calls.change(
@@ -216,22 +214,22 @@ class Machines:
         self.tag(ids, {TAG_STOPPED_AT: format_time(self._calls.now())})
 
     def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:
-        """End machines for good; raises CloudError, also where one of the ``stopped`` runs.
+        """End instances for good; raises CloudError, also where one of the ``stopped`` runs.
 
         Without ``Force`` the cloud itself refuses what is not stopped (help.aliyun.com, API DeleteInstances).
         """
         self._calls.change(self._ecs.action("DeleteInstances"), InstanceId=list(ids), Force=not stopped)
 
     def limit(self, group: str, max_size: int) -> None:
-        """Let a group grow to so many machines and no further; raises CloudError."""
+        """Let a group grow to so many instances and no further; raises CloudError."""
         self._change_group("ModifyScalingGroup", group, MaxSize=max_size)
 
     def close(self, group: str) -> None:
-        """Let a group start no machine any more; raises CloudError."""
+        """Let a group start no instance any more; raises CloudError."""
         self._change_group("SuspendProcesses", group, Processes=[LAUNCH])
 
     def open(self, group: str) -> None:
-        """Let a group start machines again; raises CloudError."""
+        """Let a group start instances again; raises CloudError."""
         self._change_group("ResumeProcesses", group, Processes=[LAUNCH])
 
     def _own(self) -> list[dict[str, str]]:
@@ -241,7 +239,7 @@ class Machines:
         self._calls.change(self._ess.action(action), ScalingGroupId=group, **parameters)
 
     def _tag(self, action: str, ids: Sequence[str], **parameters: Any) -> None:
-        """Machines and disks by one product, addresses by another that spells one action its own way."""
+        """Instances and disks by one product, addresses by another that spells one action its own way."""
         for prefix, kind in RESOURCES.items():
             own = [one for one in ids if one.startswith(prefix)]
             product = self._vpc if prefix == ADDRESS else self._ecs

@@ -1,4 +1,4 @@
-"""The stack's machines on AWS: list them, mark them, end them."""
+"""The stack's instances on AWS: list them, mark them, end them."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from image.reaper.aws.session import Clients
 from image.reaper.calls import Calls
-from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Fleet, Group, Instance
+from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_STACK, Group, Instance, Inventory
 
 PAGE = 1000  # DescribeInstances: 5 to 1000
 GROUP_PAGE = 100  # DescribeAutoScalingGroups: at most 100
@@ -22,13 +22,11 @@ LOCKS = {"stop": ("disableApiStop", "stop"), "terminate": ("disableApiTerminatio
 STOPPED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
-class Machines:
-    """The managed machines of one stack.
+class Instances:
+    """The managed instances of one stack.
 
     Args:
-        clients: of the region.
-        calls: makes the calls.
-        stack: whose machines; no others are ever listed.
+        stack: whose instances; no others are ever listed.
     """
 
     end_batch, detach_batch = END_BATCH, DETACH_BATCH
@@ -38,8 +36,8 @@ class Machines:
         self._calls = calls
         self._stack = stack
 
-    def fleet(self) -> Fleet:
-        """Every managed machine of the stack, and its scaling groups.
+    def fleet(self) -> Inventory:
+        """Every managed instance of the stack, and its scaling groups.
 
         Raises:
             CloudError: a list could not be read to its end.
@@ -54,8 +52,8 @@ class Machines:
         unknown = sorted(named - {group.name for group in groups})
         return _fleet(found.values(), groups + (self._groups(unknown) if unknown else ()))
 
-    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Fleet:
-        """The same machines and groups, read anew; what is no longer managed or known is left out.
+    def again(self, ids: Sequence[str], group_names: Sequence[str]) -> Inventory:
+        """The same instances and groups, read anew; what is no longer managed or known is left out.
 
         A filter instead of ``InstanceIds``: one id that vanished would fail the whole call.
 
@@ -75,18 +73,17 @@ class Machines:
         return _fleet(found.values(), groups)
 
     def tags(self, instance_id: str) -> dict[str, str]:
-        """A machine's tags; none for one that is not there. Raises CloudError."""
+        """An instance's tags; none for one that is not there. Raises CloudError."""
         named = [{"Name": "resource-id", "Values": [instance_id]}]
         found = self._calls.look(self._ec2.describe_tags, Filters=named)["Tags"]
         return {tag["Key"]: tag["Value"] for tag in found}
 
     def lock(self, instance_id: str, action: str) -> str:
-        """Why the cloud would not stop or terminate a machine, or an empty text.
+        """Why the cloud would not stop or terminate an instance, or an empty text.
 
         One call for each: EC2 tells these attributes in no list (API DescribeInstanceAttribute).
 
         Args:
-            instance_id: the machine.
             action: ``stop`` or ``terminate``.
 
         Raises:
@@ -143,7 +140,7 @@ class Machines:
         self._calls.change(self._ec2.delete_tags, Resources=list(ids), Tags=wire)
 
     def detach(self, group: str, ids: Sequence[str], *, replaced: bool = False) -> None:
-        """Take machines out of their group, which then wants fewer, or starts others where ``replaced``.
+        """Take instances out of their group, which then wants fewer, or starts others where ``replaced``.
 
         The group itself refuses to fall below its minimum. Raises CloudError.
         """
@@ -155,24 +152,24 @@ class Machines:
         )
 
     def attach(self, group: str, ids: Sequence[str]) -> None:
-        """Put machines back into their group, which then wants more; raises CloudError."""
+        """Put instances back into their group, which then wants more; raises CloudError."""
         self._calls.change(
             self._autoscaling.attach_instances, AutoScalingGroupName=group, InstanceIds=list(ids)
         )
 
     def stop(self, ids: Sequence[str]) -> None:
-        """Stop machines; their disks stay. Raises CloudError."""
+        """Stop instances; their disks stay. Raises CloudError."""
         self._calls.change(self._ec2.stop_instances, InstanceIds=list(ids))
 
     def terminate(self, ids: Sequence[str], *, stopped: bool = False) -> None:  # noqa: ARG002 - as there
-        """End machines for good; raises CloudError.
+        """End instances for good; raises CloudError.
 
         No condition on their state can go with it (API TerminateInstances; IAM, condition keys of EC2).
         """
         self._calls.change(self._ec2.terminate_instances, InstanceIds=list(ids))
 
     def limit(self, group: str, max_size: int) -> None:
-        """Let a group grow to so many machines and no further; it ends none of those it has.
+        """Let a group grow to so many instances and no further; it ends none of those it has.
 
         One that wants more than that wants so many from now on. Raises CloudError.
         """
@@ -181,13 +178,13 @@ class Machines:
         )
 
     def close(self, group: str) -> None:
-        """Let a group start no machine any more; raises CloudError."""
+        """Let a group start no instance any more; raises CloudError."""
         self._calls.change(
             self._autoscaling.suspend_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
         )
 
     def open(self, group: str) -> None:
-        """Let a group start machines again; raises CloudError."""
+        """Let a group start instances again; raises CloudError."""
         self._calls.change(
             self._autoscaling.resume_processes, AutoScalingGroupName=group, ScalingProcesses=[LAUNCH]
         )
@@ -202,10 +199,10 @@ class Machines:
             arguments["NextToken"] = page["NextToken"]
 
 
-def _fleet(found: Iterable[Instance], groups: tuple[Group, ...]) -> Fleet:
+def _fleet(found: Iterable[Instance], groups: tuple[Group, ...]) -> Inventory:
     every = tuple(found)
     living = tuple(one for one in every if one.state not in GONE)
-    return Fleet(living, groups, tuple(one for one in every if one.state in GONE))
+    return Inventory(living, groups, tuple(one for one in every if one.state in GONE))
 
 
 def _instances(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

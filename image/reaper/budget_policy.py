@@ -4,21 +4,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from image.reaper.policy_fields import Fields
+from image.reaper.json_fields import Fields
 
 NOTIFY, FREEZE = "notify", "freeze"
 
 
 @dataclass(frozen=True)
 class PoolPrices:
-    """What a pool's machines cost an hour, in the policy's currency.
+    """What a pool's instances cost an hour, in the policy's currency.
 
     Attributes:
-        freezes: the pool takes no new machines once the budget is spent.
+        freezes: the pool takes no new instances once the budget is spent.
         on_demand: instance type -> price; None where no list has one.
-        spot: the same for machines bought on the spot market, at the most that they may cost.
-        disk_per_hour: the disks of one machine, stopped or not.
-        gpus: instance type -> GPUs of one machine.
+        spot: the same for instances bought on the spot market, at the most that they may cost.
+        disk_per_hour: the disks of one instance, stopped or not.
+        gpus: instance type -> GPUs of one instance.
     """
 
     freezes: bool
@@ -29,14 +29,14 @@ class PoolPrices:
 
 
 @dataclass(frozen=True)
-class Budget:
+class BudgetPolicy:
     """What a month may cost.
 
     Attributes:
         monthly: the amount, in the policy's currency.
         percents: shares of it that raise an alarm once they are spent, rising.
         on_exceeded: ``notify``, or ``freeze``: the last but one share caps the pools that freeze at their
-            size, the last closes them to new machines.
+            size, the last closes them to new instances.
         shared_per_hour: what all pools share: gateways, endpoints, storage.
         pools: pool -> its prices.
         assumed: instance type -> what an hour counts where no list has a price, as the stack's owner said.
@@ -53,7 +53,6 @@ class Budget:
         """What an hour of an instance counts, without its disks; None where nobody knows.
 
         Args:
-            pool: whose it is.
             kind: its instance type.
             spot: whether it was bought on the spot market.
         """
@@ -69,9 +68,9 @@ class Budget:
         return self.on_exceeded == FREEZE
 
 
-def read(fields: Fields) -> Budget:
+def read(fields: Fields) -> BudgetPolicy:
     """A policy's ``budget``; what is wrong with it goes to the fields' problems."""
-    budget = Budget(
+    budget = BudgetPolicy(
         monthly=fields.amount("monthly"),
         percents=fields.rising("percents"),
         on_exceeded=fields.choice("on_exceeded", (NOTIFY, FREEZE)),
@@ -110,7 +109,7 @@ def _assumed(fields: Fields) -> Iterator[tuple[str, Decimal]]:
             fields.problem(f"assumed.{name}", price, "a price above 0")
 
 
-def _refuse_unused(fields: Fields, budget: Budget) -> None:
+def _refuse_unused(fields: Fields, budget: BudgetPolicy) -> None:
     """Only a type that some pool has and no list knows the price of needs an assumption."""
     unknown = {
         kind
