@@ -49,7 +49,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
     ),
     "one notice a day": (lambda: gives("_knows", "False"), "its_mark_is_withdrawn_again_and_again", BOTH),
     "alert of what never ends": (
-        lambda: gives("Memory.note_withdrawn", "None"),
+        lambda: gives("SweepMemory.note_withdrawn", "None"),
         "its_mark_is_withdrawn_again_and_again",
         BOTH,
     ),
@@ -213,7 +213,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
     ),
     "instances, not events": (
         lambda: becomes(
-            "Memory.note_idle",
+            "SweepMemory.note_idle",
             "self, pool, at, ids",
             "self.idle.setdefault(pool, {}).setdefault('a day', set()).update(f'{one} {at}' for one in ids)",
         ),
