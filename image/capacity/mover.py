@@ -202,7 +202,7 @@ class _Mover:
         )
 
     def _record(self, number: int, decision: PlacementDecision, now: datetime) -> None:
-        name = f"{now:%Y%m%dT%H%M%SZ}-{number:03d}-{decision.action}-{decision.pool}"
+        name = f"{now:%Y%m%dT%H%M%S.%fZ}-{number:03d}-{decision.action}-{decision.pool}"
         self._store.create(f"{LEDGER}/{now:%Y/%m/%d}/{name}.json", record_of(decision, self._policy, now))
 
     def _carry_out(self, state: MoverState, decisions: Iterable[PlacementDecision]) -> MoverState:

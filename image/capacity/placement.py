@@ -346,7 +346,8 @@ class _Pass:
 
     def _want(self, pool: str, purpose: str, number: int) -> None:
         for _ in range(number):
-            name = f"{self._now:%Y%m%dT%H%M%SZ}-{pool}-{next(self._numbers)}"
+            # two passes may fall into one second: the schedule's, and that of a launch that failed
+            name = f"{self._now:%Y%m%dT%H%M%S.%fZ}-{pool}-{next(self._numbers)}"
             self._coming.append(Coming(name, pool, purpose, self._now))
 
     def _spares(self, pool: str) -> list[Instance]:

@@ -190,6 +190,16 @@ def test_a_pass_that_was_cut_off_before_it_said_so_raises_nothing_twice():
     assert cloud.desired == {A: 1, B: 0}
 
 
+def test_what_two_passes_of_one_second_start_has_names_of_its_own():
+    """The schedule and a launch that failed may wake the mover at once."""
+    cloud = Cloud()
+    cloud.move(request())
+    cloud.now += timedelta(milliseconds=10)
+    cloud.move(request(who="bob", number=2))
+
+    assert len({one.id for one in cloud.waiting()}) == 2
+
+
 def test_nothing_changes_where_nothing_is_to_do():
     cloud = Cloud()
     cloud.move(request())
