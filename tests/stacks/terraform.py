@@ -24,6 +24,7 @@ VERSION = "5.100.0"
 RENAMED = {
     "aws_cloudwatch_metric_alarm": {"name": "alarm_name"},
     "aws_lambda_function": {"name": "function_name", "code": "filename"},
+    "aws_lambda_permission": {"function": "function_name"},
     "aws_sns_topic_subscription": {"topic": "topic_arn"},
     "aws_fsx_lustre_file_system": {"filesystemTypeVersion": "file_system_type_version"},
 }

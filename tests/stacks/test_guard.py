@@ -32,6 +32,7 @@ from stacks.settings import (
     ReaperSettings,
     Stack,
     StorageSettings,
+    TakeSettings,
 )
 from stacks.settings.reader import from_mapping
 from tests.stacks import plans
@@ -147,6 +148,7 @@ SECTIONS = {
     "budget": BudgetSettings,
     "reaper": ReaperSettings,
     "notify": NotifySettings,
+    "take": TakeSettings,
     "image": ImageSettings,
 }
 
