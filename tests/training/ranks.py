@@ -72,17 +72,17 @@ def run_ranks(
     try:
         answers: list[tuple[Any, str]] = []
         for pipe, process in zip(pipes, processes, strict=True):
-            failed = any(error for _, error in answers)
-            if failed and _is_stopped(process.pid):
+            one_failed = any(error for _, error in answers)
+            if one_failed and _is_stopped(process.pid):
                 process.kill()
-            answers.append(_receive(pipe, min(deadline_s, AFTER_ANOTHER_S) if failed else deadline_s))
+            answers.append(_receive(pipe, min(deadline_s, AFTER_ANOTHER_S) if one_failed else deadline_s))
     finally:
         for process in processes:
             process.join(5)
             process.kill()
-    for rank, (_, error) in enumerate(answers):
-        if error:
-            raise AssertionError(f"rank {rank} of {size}:\n{error}")
+    failed = [f"rank {rank} of {size}:\n{error}" for rank, (_, error) in enumerate(answers) if error]
+    if failed:  # all of them: the first may only have lost touch with the one that did
+        raise AssertionError("\n".join(failed))
     return [result for result, _ in answers]
 
 

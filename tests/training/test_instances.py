@@ -114,7 +114,7 @@ def brought_up(
             uploaded.extend(names)
             super().upload_files(folder, step, names, moved)
 
-    manager.Store = NotingStore
+    manager.CheckpointStore = NotingStore
     found = train_rank(changed(table, run={"directory": str(disk)}), stop_at)
     left = sorted(path.name for path in disk.glob("checkpoints/step-*/*"))
     return found, uploaded, left
@@ -145,7 +145,7 @@ def failing_upload(table: dict[str, Any], root: Path) -> str:
                 raise StoreError(f"{self.uri}: cannot take step {step}: AccessDenied")
             super().upload_files(folder, step, names, moved)
 
-    manager.Store = RefusingStore
+    manager.CheckpointStore = RefusingStore
     try:
         train_rank(changed(table, run={"directory": str(disk)}))
     except CheckpointError as error:
