@@ -47,11 +47,13 @@ class Hold:
         until: when it ends; None where the tag cannot be read, which holds and is told.
         reason: why, in the person's words.
         problem: what is wrong with the tag, or an empty text.
+        is_far: it is for longer than is allowed, and ends that long after a sweep first saw it.
     """
 
     until: datetime | None
     reason: str
     problem: str = ""
+    is_far: bool = False
 
 
 def is_marked(instance: Instance) -> bool:
@@ -86,7 +88,15 @@ def hold_in(tags: Mapping[str, str], now: datetime) -> Hold | None:
     if until <= now:
         return None
     if until > now + KEEP_AT_MOST:
-        return Hold(
-            until, reason, f"{TAG_KEEP_UNTIL} = {text!r}; allowed: at most {KEEP_AT_MOST.days} days ahead"
-        )
+        problem = f"{TAG_KEEP_UNTIL} = {text!r}; allowed: at most {KEEP_AT_MOST.days} days ahead"
+        return Hold(until, reason, problem, is_far=True)
     return Hold(until, reason)
+
+
+def held_until(tags: Mapping[str, str], now: datetime) -> str:
+    """The text of a hold that an agent goes by, or an empty one.
+
+    One that is too far is for the sweep to judge, which alone knows since when it stands.
+    """
+    hold = hold_in(tags, now)
+    return tags[TAG_KEEP_UNTIL] if hold and not hold.is_far else ""

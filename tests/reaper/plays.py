@@ -791,6 +791,23 @@ def its_owner_keeps_it_for_longer_than_is_allowed(stage: Stage) -> list[str]:
 
 
 @play
+def a_hold_of_many_years_is_over_after_two_weeks(stage: Stage) -> list[str]:
+    stage.terms(require_acknowledgement=True)
+    (machine,) = stage.start()
+    machine.keep(stage.world.now + timedelta(days=20_000))
+    stage.forget([machine])
+    stage.sweep()
+    stage.world.pass_minutes(14 * 24 * 60 - 20)
+    stage.sweep_for(10)
+    in_time = stage.told() == 0
+    stage.world.pass_minutes(20)
+    stage.sweep_for(60)
+    return expect(in_time, "its owner was told within the two weeks") + expect(
+        machine.state == "terminated", "it is kept for ever"
+    )
+
+
+@play
 def its_owner_keeps_it_between_plan_and_second_look(stage: Stage) -> list[str]:
     (machine,) = stage.marked()
     stage.before_second_look(lambda: machine.keep(stage.world.now + timedelta(hours=8)))

@@ -166,6 +166,16 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "its_owner_keeps_it_between_plan_and_second_look",
         BOTH,
     ),
+    "end of a hold that is too far": (
+        lambda: swaps("sweep:_hold", "case.far_for >= KEEP_AT_MOST", "False"),
+        "a_hold_of_many_years_is_over_after_two_weeks",
+        BOTH,
+    ),
+    "agent's part in that": (
+        lambda: swaps("held_until", "hold and (not hold.is_far)", "hold"),
+        "a_hold_of_many_years_is_over_after_two_weeks",
+        BOTH,
+    ),
     "protection": (
         lambda: swaps("_licence", "TAG_PROTECTED in tags", "False"),
         "an_administrator_protects_it",

@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from image.reaper.aws.instances import TAG_GROUP
 from image.reaper.metrics import CODE_HUNG
 from image.reaper.model import (
+    KEEP_AT_MOST,
     TAG_KEEP_UNTIL,
     TAG_MANAGED,
     TAG_POOL,
@@ -134,7 +135,8 @@ class Machine:
     def keep(self, until: datetime | str) -> None:
         """Its owner asks to keep it, perhaps in words that nobody can read."""
         self.release()
-        self.line.holds.append(Span(self._clock(), until if isinstance(until, datetime) else NEVER))
+        until_at = min(until, self._clock() + KEEP_AT_MOST) if isinstance(until, datetime) else NEVER
+        self.line.holds.append(Span(self._clock(), until_at))
         self.tags[TAG_KEEP_UNTIL] = until.isoformat() if isinstance(until, datetime) else until
 
     def release(self) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from image.instance.metadata import Metadata
 from image.reaper.errors import CloudError
-from image.reaper.marks import hold_in
+from image.reaper.marks import held_until
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER
 from image.reaper.times import parse_time
 
@@ -70,7 +70,7 @@ def mark(metadata: Metadata) -> datetime | None:
 def hold(metadata: Metadata, now: datetime) -> str:
     """Until when the owner keeps the instance, by its tag; empty where nobody does. Raises CloudError."""
     until = metadata.get(f"{TAGS}/{TAG_KEEP_UNTIL}")
-    return until if until is not None and hold_in({TAG_KEEP_UNTIL: until}, now) else ""
+    return held_until({TAG_KEEP_UNTIL: until}, now) if until is not None else ""
 
 
 def time_of_mark(text: str) -> datetime | None:

@@ -20,9 +20,9 @@ from image.reaper.alicloud.oss import OssStore, users_key
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls, batches
 from image.reaper.errors import AnswerError, CloudError
-from image.reaper.marks import hold_in
+from image.reaper.marks import held_until
 from image.reaper.metrics import DIMENSION_INSTANCE
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, User
+from image.reaper.model import TAG_REAP_AFTER, User
 from image.reaper.times import parse_time
 
 # https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata: 404 while there is no notice
@@ -180,7 +180,7 @@ class Notices:
 
     def hold(self) -> str:
         """Until when the owner keeps the instance, as of the last look; empty where nobody does."""
-        return self._tags[TAG_KEEP_UNTIL] if hold_in(self._tags, self._now()) else ""
+        return held_until(self._tags, self._now())
 
     def _protect(self, group: str) -> None:
         """Nobody but the sweep may take this instance, not even a user's smaller ``size.max``.

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from image.reaper.errors import LeaseError
-from image.reaper.model import Decision
+from image.reaper.marks import hold_of
+from image.reaper.model import TAG_KEEP_UNTIL, Decision, Instance
 from image.reaper.store import Store
 from image.reaper.sweep.verdict import Usual, Withdrawn
 from image.reaper.times import format_time, parse_time
@@ -33,6 +34,7 @@ class SweepMemory:
         ended: instance that was to be stopped or terminated -> its pool, and when.
         idle: pool -> day -> ids of the instances that were idle then and were seen to be.
         withdrawn: instance -> its marks of one idle time that its agent withdrew.
+        far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
     """
 
     told: dict[str, datetime] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class SweepMemory:
     ended: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     idle: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     withdrawn: dict[str, Withdrawn] = field(default_factory=dict)
+    far_holds: dict[str, tuple[str, datetime]] = field(default_factory=dict)
 
     def replaced_lately(self, now: datetime) -> dict[str, str]:
         """Instance that was to be replaced within the last day -> its pool."""
@@ -62,6 +65,15 @@ class SweepMemory:
     def note_idle(self, pool: str, at: datetime, ids: Iterable[str]) -> None:
         """These of a pool were idle on a day and were seen to be; however often, each counts once."""
         self.idle.setdefault(pool, {}).setdefault(f"{at:%Y-%m-%d}", set()).update(ids)
+
+    def note_holds(self, instances: Iterable[Instance], now: datetime) -> None:
+        """Remember since when holds stand that are too far ahead; another text begins anew."""
+        before, self.far_holds = self.far_holds, {}
+        for one in instances:
+            hold = hold_of(one, now)
+            if hold is not None and hold.is_far:
+                text, known = one.tags[TAG_KEEP_UNTIL], before.get(one.id)
+                self.far_holds[one.id] = known if known and known[0] == text else (text, now)
 
     def note_withdrawn(self, decision: Decision, now: datetime) -> None:
         """An agent withdrew the mark of an instance that is idle by its heartbeats."""
@@ -98,6 +110,7 @@ class SweepMemory:
                 key: [format_time(one.first), format_time(one.last), one.count]
                 for key, one in sorted(self.withdrawn.items())
             },
+            "far_holds": {key: [text, format_time(at)] for key, (text, at) in sorted(self.far_holds.items())},
         }
 
 
@@ -191,18 +204,19 @@ def _memory(content: dict[str, Any]) -> SweepMemory:
     return SweepMemory(
         {subject: at for subject, at in times.items() if at},
         _time(raw.get("leftovers_at")),
-        dict(_replaced(raw.get("replaced"))),
-        dict(_replaced(raw.get("ended"))),
+        dict(_noted(raw.get("replaced"))),
+        dict(_noted(raw.get("ended"))),
         dict(_idle(raw.get("idle"))),
         dict(_withdrawn(raw.get("withdrawn"))),
+        dict(_noted(raw.get("far_holds"))),
     )
 
 
-def _replaced(raw: object) -> Iterator[tuple[str, tuple[str, datetime]]]:
+def _noted(raw: object) -> Iterator[tuple[str, tuple[str, datetime]]]:
     for key, value in (raw if isinstance(raw, dict) else {}).items():
         match value:
-            case [str(pool), text] if (at := _time(text)) is not None:
-                yield key, (pool, at)
+            case [str(what), text] if (at := _time(text)) is not None:
+                yield key, (what, at)
 
 
 def _idle(raw: object) -> Iterator[tuple[str, dict[str, set[str]]]]:

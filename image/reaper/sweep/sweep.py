@@ -115,8 +115,10 @@ def _still(situation: Situation, chosen: Sequence[Decision]) -> list[Decision]:
 
 def _remembering(situation: Situation, memory: SweepMemory) -> Situation:
     """The situation with what the sweeps before know."""
+    memory.note_holds(situation.fleet.instances, situation.now)
     replaced, usual = memory.replaced_lately(situation.now), memory.usual(situation.now)
-    return replace(situation, replaced=replaced, usual=usual, withdrawn=dict(memory.withdrawn))
+    withdrawn, far = dict(memory.withdrawn), dict(memory.far_holds)
+    return replace(situation, replaced=replaced, usual=usual, withdrawn=withdrawn, far_holds=far)
 
 
 def _must_yet_close(situation: Situation, decision: Decision) -> bool:

@@ -20,7 +20,9 @@ from image.reaper.marks import Mark, hold_of, is_marked, mark_of
 from image.reaper.metrics import CODE_HUNG, CODE_UNFIT, HEARTBEAT
 from image.reaper.model import (
     ENDS,
+    KEEP_AT_MOST,
     TAG_GIVE_BACK,
+    TAG_KEEP_UNTIL,
     TAG_MANAGED,
     TAG_PROTECTED,
     TAG_STACK,
@@ -101,6 +103,7 @@ class Case:
         idle_after: idle time from which it counts as forgotten.
         grace: time between mark and action.
         words: what the instances said for their marks.
+        far_for: for how long its hold is known to be too far ahead.
     """
 
     now: datetime
@@ -112,6 +115,7 @@ class Case:
     idle_after: timedelta
     grace: timedelta
     words: Words = field(default_factory=dict)
+    far_for: timedelta = timedelta(0)
 
     @property
     def idle_s(self) -> float | None:
@@ -320,7 +324,7 @@ def _lifecycle(case: Case) -> Decision | None:
 
 def _hold(case: Case) -> Decision | None:
     hold = hold_of(case.instance, case.now)
-    if hold is None:
+    if hold is None or (hold.is_far and case.far_for >= KEEP_AT_MOST):
         return None
     if hold.problem:
         return case.decide(Verdict.KEEP_HELD, f"held, but {hold.problem}", alert=True)
@@ -494,6 +498,7 @@ class Situation:
         replaced: instance that a sweep replaced for a failed boot check within the last day -> its pool.
         usual: how many are idle in each pool at other times.
         withdrawn: instance -> its marks that were withdrawn, as far as the sweeps before know.
+        far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
     """
 
     now: datetime
@@ -506,6 +511,12 @@ class Situation:
     replaced: Mapping[str, str] = field(default_factory=dict)
     usual: Usual = field(default_factory=Usual)
     withdrawn: Mapping[str, Withdrawn] = field(default_factory=dict)
+    far_holds: Mapping[str, tuple[str, datetime]] = field(default_factory=dict)
+
+    def far_for(self, instance: Instance) -> timedelta:
+        """For how long the hold that stands on an instance now has been seen to be too far ahead."""
+        text, since = self.far_holds.get(instance.id, ("", self.now))
+        return self.now - since if instance.tags.get(TAG_KEEP_UNTIL) == text else timedelta(0)
 
 
 def decide(situation: Situation) -> Plan:
@@ -550,6 +561,7 @@ def _alone(situation: Situation, instance: Instance, *, requested: bool = False)
             idle_after=terms.idle_after,
             grace=terms.grace,
             words=situation.words,
+            far_for=situation.far_for(instance),
         )
     )
     if not old:
