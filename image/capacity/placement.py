@@ -151,6 +151,7 @@ def decide(view: PoolView, before: MoverState) -> tuple[MoverState, list[Placeme
     made.spares()
     made.load()
     made.expire()
+    made.release()
     made.place()
     return made.state(), made.decisions
 
@@ -339,7 +340,7 @@ class _Pass:
         return given.owner if given else instance.owner
 
     def _fill(self, request: Request) -> None:
-        spares = self._spares(request.pool)[: request.count]
+        spares = self._spares_for(request)
         for one in spares:
             self._give(one, request.key, request.pool, "was spare, now")
         self._want(request.pool, request.key, request.count - len(spares))
@@ -355,6 +356,24 @@ class _Pass:
         own = [one for one in self._view.instances if one.pool == pool and one.state == "running"]
         spare = [one for one in own if self._purpose_of(one) == SPARE]
         return sorted(spare, key=lambda one: (one.launched_at, one.id))
+
+    def _spares_for(self, request: Request) -> list[Instance]:
+        """Those that a request gets: of a pool that stands together, from a group with room for the rest."""
+        spares = self._spares(request.pool)
+        if not self._is_together(request.pool):
+            return spares[: request.count]
+        for site in self._view.sites.get(request.pool, ()):
+            own = [one for one in spares if one.id in site.group.members][: request.count]
+            if own and self._has_room(site, request.count - len(own)):
+                return own
+        return []
+
+    def _has_room(self, site: Site, number: int) -> bool:
+        """Whether a group may start so many more; anybody may be given what it has."""
+        if number == 0:
+            return True
+        fits = self._desired(site.group.name) + number <= site.group.max_size
+        return fits and not site.group.closed and site.group.name not in self._trouble
 
     def spares(self) -> None:
         """Keep as many hot spares as each pool wants."""
@@ -477,12 +496,28 @@ class _Pass:
                     self._take_back(one, f"{self._label(one.group)}: not within {WAIT.seconds // 60} minutes")
                 self._coming = [other for other in self._coming if other.id != one.id]
             tried = "; ".join(self._requests[request.key].tried) or self._blocked(request.pool)
-            came = f" ({len(request.instances)} of {request.count} came)" if request.instances else ""
-            reason = f"no capacity anywhere{came}: {tried}"
+            kept = () if self._is_together(request.pool) else request.instances
+            reason = f"no capacity anywhere{_what_came(request, kept)}: {tried}"
             self._requests[request.key] = replace(
-                self._requests[request.key], fate=Fate.FAILED, reason=reason
+                self._requests[request.key], fate=Fate.FAILED, reason=reason, instances=kept
             )
             self._note(Action.FAIL, request.pool, reason, owner=request.owner)
+
+    def release(self) -> None:
+        """Leave to the idle rules what came of a cluster that never was whole; tried until it is written."""
+        for one in self._view.instances:
+            request = self._requests.get(self._purpose_of(one))
+            if request is None or request.fate is not Fate.FAILED or one.id in request.instances:
+                continue
+            self._given[one.id] = SHARED
+            self._note(
+                Action.RELEASE,
+                request.pool,
+                f"{one.id} is nobody's: the rest of what {request.owner} asked for never came",
+                instance=one.id,
+                tags={TAG_TAKEN: SHARED},
+                untag=(TAG_OWNER, TAG_KEEP_UNTIL, TAG_KEEP_REASON),
+            )
 
     def _blocked(self, pool: str) -> str:
         return self._may_not_grow(pool, 0, None) or f"every group of {pool} is full or closed"
@@ -491,13 +526,16 @@ class _Pass:
         """Find each that waits the first place with room, and what was decided before but not done again."""
         waiting = [one for one in self._coming if not one.started]
         together = dict[tuple[str, str], str]()
+        missing = Counter(one.purpose for one in waiting if one.purpose in self._requests)
         for coming in sorted(waiting, key=lambda one: one.asked_at):
             capacity = self._capacity(coming.pool)
             if capacity is None:
                 self._coming.remove(coming)
                 continue
             cluster = (coming.pool, coming.purpose) if capacity.together else None
-            site = self._place_for(coming, together.get(cluster, "") if cluster else "")
+            number = max(1, missing[coming.purpose]) if cluster else 1
+            site = self._place_for(coming, together.get(cluster, "") if cluster else "", number)
+            missing[coming.purpose] -= 1
             if site is None:
                 if coming.group:
                     self._replace(coming, coming.back())
@@ -506,7 +544,8 @@ class _Pass:
                 together[cluster] = site.group.name
             self._start(coming, site)
 
-    def _place_for(self, coming: Coming, only: str) -> Site | None:
+    def _place_for(self, coming: Coming, only: str, number: int) -> Site | None:
+        """The first group with room for so many: it and what has to stand close to it."""
         if self._limits(coming):
             return None
         companion = self._companions_group(coming)
@@ -514,8 +553,7 @@ class _Pass:
             name = site.group.name
             if companion not in ("", name) or only not in ("", name):
                 continue
-            full = self._desired(name) + 1 > site.group.max_size
-            if not (site.group.closed or full or name in self._trouble):
+            if self._has_room(site, number):
                 return site
         return None
 
@@ -535,8 +573,8 @@ class _Pass:
 
     def _companions_group(self, coming: Coming) -> str:
         """Where others of the same request stand, for a pool whose instances must stand close together."""
-        capacity, request = self._capacity(coming.pool), self._requests.get(coming.purpose)
-        if capacity is None or not capacity.together or request is None:
+        request = self._requests.get(coming.purpose)
+        if request is None or not self._is_together(coming.pool):
             return ""
         for one in self._coming:
             if one.purpose == coming.purpose and one.started:
@@ -565,6 +603,10 @@ class _Pass:
         for name, pool in self._view.policy.pools.items():
             if pool.capacity is not None:
                 yield name, pool.capacity
+
+    def _is_together(self, pool: str) -> bool:
+        capacity = self._capacity(pool)
+        return capacity is not None and capacity.together
 
     def _capacity(self, pool: str) -> CapacityPolicy | None:
         known = self._view.policy.pools.get(pool)
@@ -600,6 +642,14 @@ class _Pass:
                 action, pool, reason, group, coming, desired, instance, tags or {}, untag, owner
             )
         )
+
+
+def _what_came(request: Request, kept: Sequence[str]) -> str:
+    """What a request that failed has to show, and whose it is now."""
+    if not request.instances:
+        return ""
+    whose = "yours: gpu-fleet give-back returns it" if kept else "nobody's, since the rest is missing"
+    return f" ({len(request.instances)} of {request.count} came, {', '.join(request.instances)}, {whose})"
 
 
 def _who(owner: str, purpose: str) -> str:

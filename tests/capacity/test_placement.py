@@ -1,6 +1,7 @@
 """Where the next instance starts: in order, within every limit, and elsewhere when there is no room."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -97,6 +98,73 @@ def test_the_instances_of_one_request_stand_together_where_the_pool_says_so():
 
     assert cloud.desired == {A: 0, B: 3}
     assert len(cloud.owned("ada")) == 3
+
+
+def test_a_cluster_starts_where_all_of_it_has_room():
+    cloud, asked = Cloud(policy=policy(together=True, max_size=8)), request(2)
+    cloud.groups[A] = replace(cloud.groups[A], desired=3, members=dict.fromkeys(("x", "y", "z"), "InService"))
+
+    cloud.move(asked)
+    cloud.later()
+    cloud.move()
+
+    assert cloud.desired == {A: 3, B: 2}
+    assert fate(cloud, asked) is Fate.FILLED
+
+
+def test_a_spare_is_no_part_of_a_cluster_that_has_no_room_beside_it():
+    cloud, asked = Cloud(policy=policy(together=True, max_size=8, spare=1)), request(2)
+    cloud.move()
+    cloud.later()
+    cloud.move()
+    (spare,) = cloud.instances
+    cloud.groups[A] = replace(cloud.groups[A], max_size=1)
+
+    cloud.move(asked)
+    cloud.later()
+    cloud.move()
+
+    assert cloud.instances[spare].tags[TAG_TAKEN] == SPARE
+    assert cloud.desired == {A: 1, B: 2}
+    assert len(cloud.owned("ada")) == 2
+
+
+@pytest.mark.parametrize(("together", "whose"), [(True, "nobody's"), (False, "yours")])
+def test_what_came_of_a_request_that_failed_is_told_and_a_part_of_a_cluster_is_let_go(together, whose):
+    cloud, asked = Cloud(policy=policy(together=together)), request(2, hours=30)
+    cloud.room[B] = False
+    cloud.move(asked)
+    cloud._launch(A)
+    cloud.room[A] = False
+
+    for _ in range(WAIT // timedelta(minutes=1) + 2):
+        cloud.later()
+        cloud.move()
+
+    (came,) = cloud.instances.values()
+    assert fate(cloud, asked) is Fate.FAILED
+    assert f"1 of 2 came, {came.id}, {whose}" in reason(cloud, asked)
+    assert cloud.owned("ada") == ([] if together else [came.id])
+    assert (TAG_KEEP_UNTIL in came.tags) is not together
+    assert sum(cloud.desired.values()) == 1
+
+
+def test_a_release_that_could_not_be_written_is_tried_again():
+    cloud, asked = Cloud(policy=policy(together=True)), request(2, hours=30)
+    cloud.room[B] = False
+    cloud.move(asked)
+    cloud._launch(A)
+    cloud.room[A] = False
+    while asked.key not in cloud.state.requests or fate(cloud, asked) is Fate.OPEN:
+        cloud.later()
+        before = dict(cloud.instances)
+        cloud.move()
+    cloud.instances = before
+    assert cloud.owned("ada")
+
+    cloud.move()
+
+    assert cloud.owned("ada") == []
 
 
 @pytest.mark.parametrize(
