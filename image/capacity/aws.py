@@ -26,8 +26,18 @@ class Groups:
         self._autoscaling, self._calls = autoscaling, calls
 
     def start(self, group: str, number: int) -> None:
-        """As the protocol: counted from what the group wants at this moment, for a sweep may just detach."""
-        self._set(group, self._now(group)["DesiredCapacity"] + number)
+        """As the protocol: counted from what the group wants at this moment, for a sweep may just detach.
+
+        SetDesiredCapacity has no condition: what a sweep takes between reading and setting is seen right
+        after, and taken off again.
+        """
+        before = self._now(group)
+        self._set(group, before["DesiredCapacity"] + number)
+        after = self._now(group)
+        left = _staying(before) - _staying(after)
+        wanted = max(before["DesiredCapacity"] + number - len(left), after["MinSize"])
+        if left and wanted < after["DesiredCapacity"]:
+            self._set(group, wanted)
 
     def withdraw(self, group: str, number: int) -> None:
         """As the protocol. Members launch protected from scale-in: one that comes at this moment stays."""
@@ -66,6 +76,11 @@ class Groups:
             DesiredCapacity=desired,
             HonorCooldown=False,
         )
+
+
+def _staying(group: Mapping[str, Any]) -> set[str]:
+    """Members that nobody detaches."""
+    return {one["InstanceId"] for one in group["Instances"] if not one["LifecycleState"].startswith("Detach")}
 
 
 def handle(event: object, context: Any) -> Mapping[str, Any]:  # noqa: ARG001 - whatever wakes it, it looks itself

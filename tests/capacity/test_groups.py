@@ -74,6 +74,40 @@ def test_a_start_counts_from_what_the_group_wants_at_that_moment():
     assert wanted(account) == [4]
 
 
+class Raced:
+    """An Auto Scaling group of two, from which a sweep detaches one right before or after a call."""
+
+    def __init__(self, before_call):
+        self.desired, self.members, self._before_call, self._calls = 2, ["i-1", "i-2"], before_call, 0
+
+    def _count(self):
+        self._calls += 1
+        if self._calls == self._before_call:
+            self.members.pop()
+            self.desired -= 1
+
+    def describe_auto_scaling_groups(self, AutoScalingGroupNames):  # noqa: N803 - boto3's
+        self._count()
+        instances = [{"InstanceId": one, "LifecycleState": "InService"} for one in self.members]
+        group = {"DesiredCapacity": self.desired, "MinSize": 0, "Instances": instances}
+        return {"AutoScalingGroups": [group]}
+
+    def set_desired_capacity(self, DesiredCapacity, **_):  # noqa: N803 - boto3's
+        self._count()
+        self.desired = DesiredCapacity
+        return {}
+
+
+@pytest.mark.parametrize("before_call", [1, 2, 3])
+def test_a_sweep_that_detaches_while_a_group_is_raised_costs_no_instance_more(before_call):
+    """Before the group is read, before it is set, and before it is read again."""
+    group = Raced(before_call)
+
+    aws.Groups(group, calls()).start("g", 1)
+
+    assert (group.desired, group.members) == (2, ["i-1"])
+
+
 @pytest.mark.parametrize(("desired", "members", "after"), [(2, 0, [1]), (2, 1, [1]), (2, 2, []), (1, 1, [])])
 def test_what_is_taken_back_ends_no_member(desired, members, after):
     groups, account = on_aws(desired, members)
