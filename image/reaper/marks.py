@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from image.reaper.model import (
     KEEP_AT_MOST,
+    TAG_GIVE_BACK,
     TAG_IDLE_SINCE,
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,
@@ -91,6 +92,19 @@ def hold_in(tags: Mapping[str, str], now: datetime) -> Hold | None:
         problem = f"{TAG_KEEP_UNTIL} = {text!r}; allowed: at most {KEEP_AT_MOST.days} days ahead"
         return Hold(until, reason, problem, is_far=True)
     return Hold(until, reason)
+
+
+def is_given_back(instance: Instance) -> bool:
+    """Whether its user gave the instance back in this run of it, and has not kept it since.
+
+    Giving back takes a hold's tags off, so that one beside it is younger, be it over or not.
+    """
+    if TAG_KEEP_UNTIL in instance.tags:
+        return False
+    try:
+        return parse_time(instance.tags[TAG_GIVE_BACK]) >= instance.launched_at
+    except (KeyError, ValueError):
+        return False
 
 
 def held_until(tags: Mapping[str, str], now: datetime) -> str:

@@ -377,6 +377,20 @@ def test_a_stopped_instance_that_is_started_before_the_last_look_at_it_stays(liv
     assert TAG_REAP_AFTER not in live.tags(instance.id)
 
 
+def test_a_member_of_a_group_that_its_user_stopped_ends_though_detaching_takes_a_tag_off(live):
+    live.policy(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
+    instance, other = live.start(2, group="grp")
+    other.begin_job()
+    instance.stop()
+    live.pass_minutes(25 * 60)
+    live.sweep()
+    live.pass_minutes(12)
+
+    report = live.sweep()
+
+    assert (report["failed"], ended([instance])) == ([], [instance.id])
+
+
 def test_a_hold_on_a_stopped_instance_typed_before_the_decision_holds(live):
     instance = stopped_and_due(live)
     said = []

@@ -12,10 +12,12 @@ from image.reaper.agent.users import LONGEST
 from image.reaper.aws.notify import Topic
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, DeadlineError
-from image.reaper.model import Decision, Verdict
+from image.reaper.model import Decision, Plan, Verdict
+from image.reaper.sweep.carry_out import Tools, mark
 from image.reaper.sweep.notify import Notifier, Reach, Roster, due_alerts
+from image.reaper.sweep.results import Done
 from image.reaper.sweep.webhooks import LONGEST_TEXT, Webhook
-from tests.reaper.situations import NOW, machine
+from tests.reaper.situations import NOW, POLICY, machine
 
 SWEEPS_A_DAY = 144
 
@@ -345,3 +347,35 @@ def test_a_subject_says_whose_instances_and_a_message_how_to_name_each():
         "aws-dev: 2 idle GPU instance(s) of vision will be stopped or terminated",
     ]
     assert ["each by its own id" in one for one in sns.messages] == [False, True]
+
+
+class Marking:
+    """What marking asks of a cloud."""
+
+    def tag(self, ids, tags):
+        pass
+
+
+def mails_of_marking(team, told):
+    """How many mails one more mark of the same idle instance brings."""
+    topic = Topic(Sns(), Calls(lambda: NOW), "arn:aws:sns:::alarms")
+    tools = Tools(Marking(), Notifier(topic, team.reach()), None, POLICY, lambda: NOW)
+    found = Decision(
+        machine("i-1"),
+        Verdict.MARK,
+        "idle",
+        idle_since=NOW - timedelta(hours=1),
+        reap_after=NOW + timedelta(hours=1),
+    )
+    before = len(team.mails)
+    mark(tools, Plan((found,)), NOW, told, Done())
+    return len(team.mails) - before
+
+
+def test_who_came_to_an_instance_after_its_notice_has_one_too():
+    team, told = Team(Roster(PEOPLE, sender="fleet@example.com"), {"i-1": ["ada:login"]}), {}
+    mails = [mails_of_marking(team, told), mails_of_marking(team, told)]
+
+    team.users["i-1"] = ["grace:process", "ada:login"]
+
+    assert [*mails, mails_of_marking(team, told), mails_of_marking(team, told)] == [1, 0, 2, 0]

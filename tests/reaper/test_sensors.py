@@ -405,7 +405,7 @@ def test_the_process_table_is_read_only_when_asked_for():
 
 
 def test_a_look_in_between_leaves_the_rates_of_the_next_sample_alone():
-    steps = [(0.0, Counters(0, 0, 0)), (4.0, Counters(4, 0, 0)), (5.0, Counters(5, 0, 0))]
+    steps = [(0.0, Counters(0, 0, 0)), (6.0, Counters(6, 0, 0)), (8.0, Counters(8, 0, 0))]
     sensor = counted(steps)
 
     sensor.read()
@@ -413,6 +413,16 @@ def test_a_look_in_between_leaves_the_rates_of_the_next_sample_alone():
 
     assert between.cpu_cores == 1.0
     assert sensor.read().cpu_cores == 1.0
+
+
+def test_a_look_within_a_second_takes_no_burst_for_a_rate():
+    sensor = counted([(0.0, Counters(0, 0, 0)), (1.0, Counters(0.1, 102_400, 0))])
+
+    sensor.read()
+    look = sensor.read(keep=True)
+
+    assert look.cpu_cores == 0.1 / 5
+    assert look.disk_bytes_per_s == 102_400 / 5
 
 
 def test_a_stopped_process_is_idle():

@@ -375,6 +375,22 @@ def test_what_was_given_back_and_is_held_again_stays():
     assert given_back(10, tags=held).verdict is Verdict.KEEP_HELD
 
 
+def test_what_was_kept_after_it_was_given_back_has_its_pools_terms_once_the_hold_is_over():
+    over = {"gpu-fleet:keep-until": (NOW - timedelta(minutes=1)).isoformat()}
+
+    assert given_back(10, tags=over).verdict is Verdict.KEEP_BUSY
+
+
+def test_what_was_given_back_before_it_was_started_again_has_its_pools_terms():
+    earlier = {TAG_GIVE_BACK: (NOW - timedelta(minutes=21)).isoformat()}
+
+    assert given_back(10, up_minutes=20, tags=earlier).verdict is Verdict.KEEP_YOUNG
+
+
+def test_a_give_back_that_cannot_be_read_shortens_nothing():
+    assert given_back(10, tags={TAG_GIVE_BACK: "now"}).verdict is Verdict.KEEP_BUSY
+
+
 def test_a_young_instance_that_nobody_gave_back_is_left_alone():
     young = machine(marked_minutes_ago=None, launched_at=NOW - timedelta(minutes=20))
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -11,7 +11,16 @@ from image.reaper.calls import Failure, batches, bisect
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.handshake import Exchange, Winner, Word, Words, said_of
 from image.reaper.marks import Mark, hold_of
-from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Inventory, Plan, Verdict
+from image.reaper.model import (
+    ENDS,
+    TAG_IDLE_SINCE,
+    TAG_REAP_AFTER,
+    Decision,
+    Instance,
+    Inventory,
+    Plan,
+    Verdict,
+)
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep import ledger
@@ -26,6 +35,7 @@ STOPS = frozenset({"stopping", "stopped"})
 # An agent looks every five seconds. Copying what is kept once more may take longer: the next sweep goes on.
 LOOKS_AT_CLOSING = 9
 LOOK_EVERY_S = 5.0
+CLOUDS_TAGS = ("aws:", "acs:")  # names that only the clouds themselves write
 TAG_BATCH = 500  # resources of one CreateTags or DeleteTags
 
 
@@ -69,8 +79,8 @@ def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetim
 
     Args:
         planned_at: when it was made.
-        told: instance -> when a user was last notified; kept up to date, so that nobody is notified twice
-            of the same idle time within a day: where the mark could not be written, or was withdrawn.
+        told: instance, and user of it -> when last notified; kept up to date, so that nobody is notified
+            twice of the same idle time within a day: where the mark could not be written, or was withdrawn.
     """
     late = max(timedelta(0), tools.clock() - planned_at)
     timely = [
@@ -78,11 +88,13 @@ def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetim
         for one in plan.with_verdict(Verdict.MARK)
         if one.reap_after is not None
     ]
-    known = [one for one in timely if _knows(told.get(_notice_of(one)), one, tools.clock())]
+    known = [one for one in timely if _all_know(tools, told, one)]
     announced = tools.notifier.announce(tools.policy.stack, [one for one in timely if one not in known])
     done.unreached |= announced.unreached
     done.failures += [Failure("*", "notify", problem) for problem in announced.problems]
-    told |= {_notice_of(one): tools.clock() for one in announced.told}
+    for one in announced.told:
+        names = ("", *announced.users.get(one.instance.id, ()))
+        told |= {_notice_of(one, name): tools.clock() for name in names}
     alike: dict[Mark, list[Decision]] = defaultdict(list)
     for decision in [*known, *announced.told]:
         if decision.idle_since is not None and decision.reap_after is not None:
@@ -92,8 +104,28 @@ def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetim
             _mark_batch(tools, found, decisions[start : start + TAG_BATCH], done)
 
 
-def _notice_of(decision: Decision) -> str:
-    return f"{decision.instance.id} notified"  # no alert of its has this name (notify.due_alerts)
+def _as_checked(instance: Instance | None) -> Instance | None:
+    """An instance less the cloud's own tags: detaching takes that of its scaling group off."""
+    if instance is None:
+        return None
+    own = {name: value for name, value in instance.tags.items() if not name.startswith(CLOUDS_TAGS)}
+    return replace(instance, tags=own)
+
+
+def _notice_of(decision: Decision, user: str = "") -> str:
+    return f"{decision.instance.id} notified {user}".strip()  # no alert has this name (notify.due_alerts)
+
+
+def _all_know(tools: Tools, told: Mapping[str, datetime], decision: Decision) -> bool:
+    """Whether everybody who was seen on the instance was notified: who came since was not."""
+    now = tools.clock()
+    if not _knows(told.get(_notice_of(decision)), decision, now):
+        return False
+    try:
+        names = tools.notifier.seen_on(decision.instance)
+    except (CloudError, DeadlineError):
+        return False
+    return all(_knows(told.get(_notice_of(decision, name)), decision, now) for name in names)
 
 
 def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
@@ -263,7 +295,7 @@ class _Batch:
         return [
             Failure(one.instance.id, "look again", "started, or changed, at the last moment")
             for one in decisions
-            if found.get(one.instance.id) != one.instance
+            if _as_checked(found.get(one.instance.id)) != _as_checked(one.instance)
         ]
 
     def _without_ended(self, refused: list[Failure]) -> list[Failure]:

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from image.reaper.calls import Failure, batches
-from image.reaper.marks import is_marked
+from image.reaper.marks import is_given_back, is_marked
 from image.reaper.metrics import HEARTBEAT, METRIC_SECONDS_SINCE_ACTIVITY
-from image.reaper.model import TAG_GIVE_BACK, Activity, Coverage, Instance
+from image.reaper.model import Activity, Coverage, Instance
 from image.reaper.policy import Policy
 from image.reaper.sweep.cloud import Heartbeats, Query, Span
 from image.reaper.sweep.verdict import given_back_terms, shortest_idle_time, usual_terms
@@ -53,8 +53,7 @@ def periods_of(window: timedelta, period_s: int) -> int:
 def window_of(instance: Instance, policy: Policy) -> timedelta:
     """How far back heartbeats must cover an instance: its pool's idle time, less once it was given back."""
     pool = policy.pools[instance.pool]
-    given_back = TAG_GIVE_BACK in instance.tags
-    return (given_back_terms(pool) if given_back else usual_terms(pool)).idle_after
+    return (given_back_terms(pool) if is_given_back(instance) else usual_terms(pool)).idle_after
 
 
 def coarse_period_s(window: timedelta) -> int:

@@ -100,11 +100,13 @@ class Announced:
         told: the decisions of which a user was told.
         problems: why nobody was told of the others, for users.
         unreached: user, or room -> why nobody reached them.
+        users: instance -> login names of who was seen on it.
     """
 
     told: list[Decision] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreached: dict[str, str] = field(default_factory=dict)
+    users: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Notifier:
@@ -123,6 +125,10 @@ class Notifier:
         """Tell operators one message; raises CloudError when nobody heard it."""
         self._channel.tell(subject, message)
 
+    def seen_on(self, instance: Instance) -> tuple[str, ...]:
+        """The login names of who was seen on an instance, as its agent says; raises CloudError."""
+        return tuple(user.name for user in users_of(self._reach, instance))
+
     def announce(self, stack: str, decisions: Iterable[Decision]) -> Announced:
         """Notify who is on the instances, and their owners, that these are about to be terminated.
 
@@ -137,6 +143,12 @@ class Notifier:
             except REFUSED as error:
                 return Announced(problems=[f"nobody notified: {error}"])
         return _Round(stack, self._channel, self._reach, roster, found).announce()
+
+
+def users_of(reach: Reach | None, instance: Instance) -> tuple[User, ...]:
+    """Who was seen on an instance. Its own word: whoever is root there may have written it."""
+    words = reach.users(instance) if reach is not None else ()
+    return tuple(user for word in words[:MOST_USERS] if (user := User.of(word)))
 
 
 class _Round:
@@ -178,18 +190,15 @@ class _Round:
             if (problem := self._tell_operators(owner, part))
         ]
         told = [one for one in self._decisions if one.instance.id in self._told]
-        return Announced(told, problems, self._unreached)
+        seen = {key: tuple(user.name for user in users) for key, users in self._users.items()}
+        return Announced(told, problems, self._unreached, seen)
 
     def _users_of(self, instance: Instance) -> tuple[User, ...]:
-        """Who was seen on it. An instance's word: whoever is root there may have written it."""
-        if self._reach is None:
-            return ()
         try:
-            words = self._reach.users(instance)
+            return users_of(self._reach, instance)
         except REFUSED as error:
             self._unreached[f"the users of {instance.id}"] = str(error)
             return ()
-        return tuple(user for word in words[:MOST_USERS] if (user := User.of(word)))
 
     def _people_of(self, instance: Instance) -> list[str]:
         """Those seen on it, and the owner where the roster knows that name."""

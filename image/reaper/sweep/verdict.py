@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from image.reaper.handshake import Word, Words, said_of
-from image.reaper.marks import Mark, hold_of, is_marked, mark_of
+from image.reaper.marks import Mark, hold_of, is_given_back, is_marked, mark_of
 from image.reaper.metrics import CODE_HUNG, CODE_UNFIT, HEARTBEAT
 from image.reaper.model import (
     ENDS,
     KEEP_AT_MOST,
-    TAG_GIVE_BACK,
     TAG_KEEP_UNTIL,
     TAG_MANAGED,
     TAG_PROTECTED,
@@ -85,7 +84,7 @@ def shortest_idle_time(
     instance: Instance, pool: PoolPolicy, now: datetime, scale_in: Collection[str]
 ) -> timedelta:
     """The idle time from which the instance's heartbeats deserve a close look."""
-    if TAG_GIVE_BACK in instance.tags:
+    if is_given_back(instance):
         return given_back_terms(pool).idle_after
     asked = instance.pool in scale_in or past_lifetime(instance, pool, now)
     return (requested_terms(pool) if asked else usual_terms(pool)).idle_after
@@ -335,7 +334,7 @@ def _hold(case: Case) -> Decision | None:
 def _young(case: Case) -> Decision | None:
     uptime = case.now - case.instance.launched_at
     needed = timedelta(minutes=case.pool.min_uptime_minutes)
-    if uptime < needed and TAG_GIVE_BACK not in case.instance.tags:
+    if uptime < needed and not is_given_back(case.instance):
         up, least = format_span(uptime), format_span(needed)
         return case.decide(Verdict.KEEP_YOUNG, f"up {up}, left alone for its first {least}")
     return None
@@ -548,7 +547,7 @@ def _alone(situation: Situation, instance: Instance, *, requested: bool = False)
         return Decision(instance, Verdict.KEEP_PROTECTED, reason, alert=True)
     old = past_lifetime(instance, pool, situation.now)
     terms = requested_terms(pool) if requested or old else usual_terms(pool)
-    if TAG_GIVE_BACK in instance.tags:
+    if is_given_back(instance):
         terms = given_back_terms(pool)
     decision = assess(
         Case(

@@ -18,6 +18,7 @@ from image.reaper.errors import ConfigurationError, SensorError
 # Other block devices (md, dm, loop, zram) only pass on what these count, or never leave memory.
 PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
 SHORTEST_INTERVAL_S = 0.05  # five ticks of /proc/stat; a shorter one tells nothing
+LOOKED_OVER_S = 5.0  # a look takes no burst for a rate: the system's own 0.1 CPU s within a second, say
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class RateSensor:
             raise SensorError(f"counters of CPU, disk and network: {error}") from error
         rates = self._rates
         if self._before is not None:
-            rates = rates_between(self._before, counters, now_s - self._before_s)
+            over_s = now_s - self._before_s
+            rates = rates_between(self._before, counters, max(over_s, LOOKED_OVER_S) if keep else over_s)
         if not keep or self._before is None:
             self._rates, self._before, self._before_s = rates, counters, now_s
         return rates
