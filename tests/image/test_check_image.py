@@ -12,6 +12,26 @@ from image import build_requirements, payload
 CHECK = payload.PROJECT / "image/rootfs/usr/libexec/gpu-fleet/check-image"
 
 
+# The gate's own judgement, of as many GPUs as would answer it; every other module says yes.
+GATE = """
+import sys
+sys.path[:0] = ["{top}", *{path}]
+if sys.argv[1] == "image.readiness":
+    from image.readiness import __main__ as gate
+    from image.readiness.checks import ProbedGpu, ProbedInstance
+    gpus = tuple(ProbedGpu(str(number), 24) for number in range({gpus}))
+    gate._look = lambda copies: ProbedInstance(gpus)
+    sys.exit(gate.main())
+"""
+# What a sound image answers to all else that is looked at.
+OTHERS = {
+    "dpkg-query": "echo nvidia-graphics-drivers-580 580.95.05 installed",
+    "systemctl": "true",
+    "find": 'case "$*" in *nvidia.ko*) echo nvidia.ko ;; /lib/modules*) echo 6.8.0 ;; '
+    '*) exec /usr/bin/find "$@" ;; esac',
+}
+
+
 @pytest.fixture
 def check(tmp_path):
     """Runs check-image where the bus and the driver are made up; gives what it says of the GPUs."""
@@ -20,7 +40,7 @@ def check(tmp_path):
     if not Path("/sys/bus/pci/devices").is_dir():
         pytest.skip("no PCI bus on this computer")
 
-    def run(bus, driven, when, status=0):
+    def run(bus, driven, when, status=0, answering=None):
         for number, (vendor, kind) in enumerate(bus):
             device = tmp_path / f"bus/0000:00:{number:02}.0"
             device.mkdir(parents=True)
@@ -32,14 +52,32 @@ def check(tmp_path):
         (tmp_path / "driver").mkdir(exist_ok=True)
         opt = tmp_path / "opt/gpu-fleet/venv/bin"
         opt.mkdir(parents=True)
+        (tmp_path / "opt/gpu-fleet/bin").mkdir()
+        (tmp_path / "opt/gpu-fleet/bin/run").write_text(
+            GATE.format(gpus=driven if answering is None else answering, top=payload.PROJECT, path=sys.path)
+        )
+        for name in ("manifest.json", "sbom.cdx.json"):
+            file = tmp_path / "share/gpu-fleet" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("{}")
+        (tmp_path / "bin").mkdir()
+        for name, body in OTHERS.items():
+            (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+            (tmp_path / "bin" / name).chmod(0o755)
         (opt / "python").write_text(f'#!/bin/bash\necho "$*" >>"{tmp_path}/calls"\nexit {status}\n')
         (opt / "python").chmod(0o755)
-        mounts = {"bus": "/sys/bus/pci/devices", "driver": "/proc/driver", "opt": "/opt"}
+        mounts = {
+            "bus": "/sys/bus/pci/devices",
+            "driver": "/proc/driver",
+            "opt": "/opt",
+            "share": "/usr/share",
+        }
         lines = [f"mount --bind {tmp_path}/{name} {place}" for name, place in mounts.items()]
-        script = "\n".join([*lines, f"exec bash {CHECK} {when}"])
+        script = "\n".join([*lines, f"PATH={tmp_path}/bin:$PATH exec bash {CHECK} {when}"])
         done = subprocess.run(
             ["unshare", "--mount", "bash", "-e", "-c", script], capture_output=True, text=True, check=False
         )
+        run.status, run.output = done.returncode, done.stdout + done.stderr
         calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
         said = [line for line in done.stdout.splitlines() if "name=gpus " in line]
         return said, [line for line in calls.splitlines() if "torch.distributed.run" in line]
@@ -52,6 +90,22 @@ GPU, SWITCH, CARD = ("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x1d0f", "
 
 def test_an_instance_without_a_gpu_is_asked_for_none(check):
     assert check([CARD], 0, "booted") == ([], [])
+    assert check.status == 0, check.output
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_a_sound_image_passes_as_a_whole_on_an_instance_with_gpus(check, gpus):
+    check([GPU] * gpus, gpus, "booted")
+
+    assert check.status == 0, check.output
+    assert "name=gate ok=true" in check.output
+
+
+def test_a_gate_that_sees_fewer_gpus_than_the_bus_fails_the_build(check):
+    check([GPU, GPU], 2, "booted", answering=1)
+
+    assert check.status == 1
+    assert "name=gate ok=false" in check.output
 
 
 def test_nccl_has_a_rank_for_each_gpu_and_none_for_a_switch(check):
