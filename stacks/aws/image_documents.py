@@ -11,8 +11,6 @@ from stacks.settings import Stack
 
 # docs.aws.amazon.com/imagebuilder/latest/APIReference/API_CreateComponent.html: data
 LARGEST_COMPONENT_CHARACTERS = 16_000
-# docs.aws.amazon.com/imagebuilder/latest/userguide/wfdoc-step-actions.html: an hour by default
-LAUNCH_TIMEOUT_S = 6 * 3600
 FOLDER = "/opt/gpu-fleet-recipe"
 FILES = "/var/cache/gpu-fleet/files"
 
@@ -44,14 +42,15 @@ def tests_content() -> str:
 
 
 def canary_types(stack: Stack) -> list[str]:
-    """The GPU types that a built image is tried on, the cheapest first; the first to be had is taken.
+    """The cheapest GPU type of the stack, on which a built image is tried.
 
-    Empty where the stack has none that runs it, or wants none.
+    Empty where the stack has none that runs it, or wants none. No second choice: a dearer type
+    would start in every week that the cheapest is not to be had.
     """
     known = {name: catalog.load().get(name) for pool in stack.pools for name in pool.types}
     fitting = [kind for kind in known.values() if kind.gpu_count and kind.runs_bundled_image and kind.price]
     by_price = sorted(fitting, key=lambda kind: (kind.price.amount_per_hour if kind.price else 0, kind.name))
-    return [kind.name for kind in by_price] if stack.image.canary else []
+    return [kind.name for kind in by_price[:1]] if stack.image.canary else []
 
 
 def canary_content(types: list[str]) -> str:
@@ -63,7 +62,6 @@ def canary_content(types: list[str]) -> str:
             "name": "LaunchCanary",
             "action": "LaunchInstance",
             "onFailure": "Abort",
-            "timeoutSeconds": LAUNCH_TIMEOUT_S,
             "inputs": launch,
         },
         {"name": "Test", "action": "ExecuteComponents", "onFailure": "Abort", "inputs": instance},
