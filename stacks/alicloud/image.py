@@ -85,7 +85,7 @@ class Image(pulumi.ComponentResource):
             f"{self._name}-pipeline",
             name=naming.prefixed(stack.name, payload.sha256[:12]),
             description=f"Builds what gpu-fleet stack {stack.name} boots",
-            image_name=naming.prefixed(stack.name),
+            image_name=image_files.built_name(stack),
             base_image=base_id,
             base_image_type="IMAGE",
             build_content=pulumi.Output.concat("COMPONENT ", component.id),

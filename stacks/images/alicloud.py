@@ -15,6 +15,8 @@ ENDED = {
     **dict.fromkeys(("FAILED", "TEST_FAILED", "PARTITION_SUCCESS", "CANCELLED"), BuildState.FAILED),
 }
 
+PAGE_SIZE = 100  # the most that DescribeImages gives at once
+
 
 class AlicloudBuilds:
     """A stack's pipeline; see ``stacks.images.builds.Builds``.
@@ -32,10 +34,27 @@ class AlicloudBuilds:
         self._pipeline()
 
     def history(self) -> list[Build]:
-        """Of the pipeline of this payload; another payload's is another pipeline."""
+        """Another payload is another pipeline."""
         answer = self._ask("DescribeImagePipelineExecutions", ImagePipelineId=self._pipeline())
         found = [_build(one) for one in listed(answer, "ImagePipelineExecution", "ImagePipelineExecutionSet")]
         return sorted(found, key=lambda build: build.created, reverse=True)
+
+    def made(self) -> list[Build]:
+        """Images by their names, since a pipeline goes with its payload and takes its builds along."""
+        prefix, images, page = image_files.built_name(self._stack), [], 1
+        while True:
+            answer = self._ask(
+                "DescribeImages", ImageOwnerAlias="self", PageSize=str(PAGE_SIZE), PageNumber=str(page)
+            )
+            found = listed(answer, "Images", "Image")
+            images += [one for one in found if one["ImageName"].startswith(prefix)]
+            if len(found) < PAGE_SIZE:
+                break
+            page += 1
+        done = [
+            Build(one["ImageId"], BuildState.DONE, "", one["ImageId"], one["CreationTime"]) for one in images
+        ]
+        return sorted(done, key=lambda build: build.created, reverse=True)
 
     def start(self) -> Build:
         """One more."""
@@ -54,8 +73,11 @@ class AlicloudBuilds:
         """What the stack file names: launch templates hold an id."""
         return str(self._stack.image.id)
 
-    def promote(self, image_id: str) -> str:
-        """A stack file and an ``up`` do it: launch templates hold an id."""
+    def promote(self, image_id: str) -> None:
+        """Nothing: launch templates hold an id, which a stack file and an ``up`` change."""
+
+    def left(self, image_id: str) -> str:
+        """What to write into the stack file."""
         image = self._stack.image
         if image_id == image.id and image.mode is ImageMode.BAKED:
             return ""

@@ -57,7 +57,15 @@ class AwsBuilds:
             )
 
     def history(self) -> list[Build]:
-        """By the day that the service writes on each."""
+        """Their ARNs hold name and version of the recipe."""
+        recipe = self._pipeline["imageRecipeArn"].rpartition(":image-recipe/")[2]
+        return [build for build in self._all() if f":image/{recipe}/" in build.id]
+
+    def made(self) -> list[Build]:
+        """One pipeline for all recipes."""
+        return [build for build in self._all() if build.state is BuildState.DONE and build.image_id]
+
+    def _all(self) -> list[Build]:
         summaries = self._aws.pages(
             *(SERVICE, "list_image_pipeline_images", "imageSummaryList"),
             mark="nextToken",
@@ -88,7 +96,7 @@ class AwsBuilds:
         answer = self._ask_ssm("get_parameters", Names=[self._parameter])
         return str(next((one["Value"] for one in answer["Parameters"]), ""))
 
-    def promote(self, image_id: str) -> str:
+    def promote(self, image_id: str) -> None:
         """Write the parameter; instances read it at each launch."""
         if image_id != self.promoted():
             self._ask_ssm(
@@ -99,6 +107,12 @@ class AwsBuilds:
                 DataType="aws:ec2:image",
                 Overwrite=True,
             )
+
+    def left(self, image_id: str) -> str:
+        """Of an image that is not promoted, which one is."""
+        promoted = self.promoted()
+        if image_id != promoted:
+            return f"{promoted or 'no image'} is promoted; --again builds a new one"
         image = self._stack.image
         if image.parameter == self._parameter and image.mode is ImageMode.BAKED:
             return ""

@@ -47,7 +47,10 @@ class Builds(Protocol):
         """Raise ``StacksError`` where the pipeline would build another recipe than the checkout's."""
 
     def history(self) -> list[Build]:
-        """Its builds, the newest first."""
+        """The builds of its present recipe, the newest first."""
+
+    def made(self) -> list[Build]:
+        """Every build of the stack whose image is there, of whatever recipe, the newest first."""
 
     def start(self) -> Build:
         """Begin one."""
@@ -58,8 +61,11 @@ class Builds(Protocol):
     def promoted(self) -> str:
         """The image that instances boot from now on; empty before there is one."""
 
-    def promote(self, image_id: str) -> str:
-        """Let instances boot an image from now on; gives what is left to do, a sentence, or nothing."""
+    def promote(self, image_id: str) -> None:
+        """Let instances boot an image from now on, as far as the cloud can."""
+
+    def left(self, image_id: str) -> str:
+        """What a person has still to do until instances boot an image, a sentence, or nothing."""
 
 
 def follow(
@@ -92,15 +98,17 @@ def still_to_do(stack: str, source: str) -> str:
     Args:
         source: the setting that names the image, as YAML.
     """
-    setting = f"image: {{{source}, mode: baked, bundled: true}}"
-    return f"instances boot it once the stack file says {setting} and `gpu-fleet up {stack}` has run"
+    setting = f"{source}, mode: baked, bundled: true"
+    rest = "base_id and the rest stay; of id and parameter one goes"
+    said = f"instances boot it once the stack file says below image: {setting} ({rest})"
+    return f"{said} and `gpu-fleet up {stack}` has run"
 
 
 def before(history: Sequence[Build], image_id: str) -> Build:
     """The build whose image instances booted before the one that is promoted. Pure.
 
     Args:
-        history: the newest first.
+        history: every build that made an image, the newest first.
 
     Raises:
         StacksError: no build made that image, or there is none before it.

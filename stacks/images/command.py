@@ -15,21 +15,30 @@ from stacks.settings.stack_files import StackName
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image build aws-prod")
 @click.argument("name", metavar="STACK", type=StackName())
-def build(name: str) -> None:
+@click.option(
+    "--again", is_flag=True, help="Build although this recipe was built: a newer base, newer packages."
+)
+def build(name: str, again: bool) -> None:
     """Build a stack's image on its cloud, and let instances boot it once it has passed its tests.
 
     Starts the pipeline that `gpu-fleet up` declared, or follows a build that runs. Ctrl-C leaves the build
-    alone; the same command follows it again.
+    alone; the same command follows it again, and once it has ended says what came out.
     """
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
     builds.check()
-    running = [one for one in builds.history() if one.state is BuildState.RUNNING]
-    begun = running[0] if running else builds.start()
+    newest = next(iter(builds.history()), None)
+    if newest is not None and newest.state is BuildState.DONE and not again:
+        told = f"{newest.image_id} of this recipe was built and tested on {newest.created}"
+        click.echo(f"{name}: {_with(told, builds.left(newest.image_id), ', and is promoted')}")
+        return
+    running = newest is not None and newest.state is BuildState.RUNNING
+    begun = newest if newest is not None and running else builds.start()
     click.echo(f"{name}: {'follows' if running else 'started'} build {begun.id}")
     done = follow(builds, begun, click.echo, _now, time.sleep)
-    left = builds.promote(done.image_id)
-    click.echo(f"{name}: {done.image_id} is built and tested{f'; {left}' if left else ', and promoted'}")
+    builds.promote(done.image_id)
+    told = f"{done.image_id} is built and tested"
+    click.echo(f"{name}: {_with(told, builds.left(done.image_id), ', and promoted')}")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image rollback aws-prod")
@@ -42,10 +51,10 @@ def rollback(name: str) -> None:
     stack = stack_files.settings_of(name)
     builds = builds_of(stack)
     promoted = builds.promoted()
-    older = before(builds.history(), promoted)
-    left = builds.promote(older.image_id)
-    taken = f"{name}: {promoted} is replaced by {older.image_id} of {older.created}"
-    click.echo(f"{taken}; {left}" if left else taken)
+    older = before(builds.made(), promoted)
+    builds.promote(older.image_id)
+    told = f"{promoted} is replaced by {older.image_id} of {older.created}"
+    click.echo(f"{name}: {_with(told, builds.left(older.image_id), '')}")
 
 
 def builds_of(stack: Stack, **asks: Any) -> Builds:
@@ -67,6 +76,10 @@ def builds_of(stack: Stack, **asks: Any) -> Builds:
     from stacks.images.aws import AwsBuilds  # noqa: PLC0415 - as above
 
     return AwsBuilds(stack, **asks)
+
+
+def _with(told: str, left: str, otherwise: str) -> str:
+    return f"{told}; {left}" if left else told + otherwise
 
 
 def _now() -> datetime:

@@ -5,6 +5,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from stacks import naming
 from stacks.errors import StacksError
 from stacks.files import replace
 from stacks.payload import built
@@ -61,6 +62,11 @@ def recipe(stack: Stack) -> ImageFile:
     if not path.is_file():
         replace(path, gzip.decompress(packed.path.read_bytes()))
     return ImageFile(path, packed.sha256)
+
+
+def built_name(stack: Stack) -> str:
+    """How a stack's built images begin on Alibaba Cloud; no stack's own name has an underscore."""
+    return f"{naming.prefixed(stack.name)}_built"
 
 
 def digest(*parts: str) -> str:

@@ -1,9 +1,11 @@
 """``gpu-fleet image build`` and ``rollback``: started once, followed, promoted when tested, taken back."""
 
 import hashlib
+import re
 from datetime import UTC, datetime
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from stacks.calls.aws import Aws
@@ -87,10 +89,10 @@ def run(monkeypatch):
     monkeypatch.setattr(command.time, "sleep", waited.append)
     monkeypatch.setattr(command, "_now", lambda: datetime(2026, 11, 22, 3, 0, tzinfo=UTC))
 
-    def invoke(one, builds, settings=BUILDING):
+    def invoke(one, builds, settings=BUILDING, *flags):
         monkeypatch.setattr(stack_files, "settings_of", lambda _name: settings)
         monkeypatch.setattr(command, "builds_of", lambda _stack: builds)
-        return CliRunner().invoke(one, ["aws-prod"]), waited
+        return CliRunner().invoke(one, ["aws-prod", *flags]), waited
 
     return invoke
 
@@ -104,8 +106,9 @@ def test_one_command_starts_follows_and_promotes(run):
     assert said.output.splitlines() == [
         f"aws-prod: started build {BUILD_ARN.format(9)}",
         *("03:00 pending", "03:00 building", "03:00 testing", "03:00 distributing"),
-        f"aws-prod: {AMI.format(9)} is built and tested; instances boot it once the stack file says image: "
-        f"{{parameter: {PARAMETER}, mode: baked, bundled: true}} and `gpu-fleet up test` has run",
+        f"aws-prod: {AMI.format(9)} is built and tested; instances boot it once the stack file says below "
+        f"image: parameter: {PARAMETER}, mode: baked, bundled: true (base_id and the rest stay; of id and "
+        "parameter one goes) and `gpu-fleet up test` has run",
     ]
     assert waited == [POLL_S] * 5
     (started,) = cloud.asked("StartImagePipelineExecution")
@@ -130,6 +133,67 @@ def test_a_build_that_runs_is_followed_and_no_second_is_started(run):
 
     assert said.output.splitlines()[0] == f"aws-prod: follows build {BUILD_ARN.format(9)}"
     assert cloud.asked("StartImagePipelineExecution") == []
+
+
+def test_a_build_that_ended_meanwhile_is_told_and_no_second_is_started(run):
+    cloud = Cloud([summary(8), summary(9)], promoted=AMI.format(9))
+
+    said, waited = run(command.build, cloud.builds)
+
+    assert said.exit_code == 0
+    assert said.output.startswith(
+        f"aws-prod: {AMI.format(9)} of this recipe was built and tested on 2026-11-09T03:00:00Z; instances"
+    )
+    assert cloud.asked("StartImagePipelineExecution") == []
+    assert waited == []
+
+
+def test_another_build_of_the_same_recipe_is_asked_for_by_name(run):
+    cloud = Cloud([summary(8)], ["AVAILABLE"], promoted=AMI.format(8))
+
+    said, _ = run(command.build, cloud.builds, BUILDING, "--again")
+
+    assert said.exit_code == 0, said.output
+    assert len(cloud.asked("StartImagePipelineExecution")) == 1
+
+
+def test_an_image_that_was_rolled_back_is_not_promoted_by_asking_again(run):
+    cloud = Cloud([summary(8), summary(9)], promoted=AMI.format(8))
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert f"{AMI.format(8)} is promoted; --again builds a new one" in said.output
+    assert cloud.parameter == AMI.format(8)
+
+
+def test_a_build_of_another_recipe_is_no_build_of_this_one(run):
+    other = summary(8) | {"arn": BUILD_ARN.format(8).replace("gpu-fleet-test-0", "gpu-fleet-test-1")}
+    cloud = Cloud([other], ["AVAILABLE"])
+
+    said, _ = run(command.build, cloud.builds)
+
+    assert len(cloud.asked("StartImagePipelineExecution")) == 1, said.output
+
+
+def test_rollback_crosses_recipes(run):
+    other = summary(8) | {"arn": BUILD_ARN.format(8).replace("gpu-fleet-test-0", "gpu-fleet-test-1")}
+    cloud = Cloud([other, summary(9)], promoted=AMI.format(9))
+
+    run(command.rollback, cloud.builds)
+
+    assert cloud.parameter == AMI.format(8)
+
+
+def test_what_is_told_to_write_keeps_the_pipeline(run):
+    """Pasted below image: it must leave a stack that still builds."""
+    cloud = Cloud(statuses=["AVAILABLE"])
+
+    said, _ = run(command.build, cloud.builds)
+
+    told = yaml.safe_load("{" + re.search(r"below image: (.*) \(", said.output).group(1) + "}")
+    kept = {"base_id": BUILDING.image.base_id, "payload": BUILDING.image.payload}
+    assert stack(image=told | kept).image.built
+    assert "(base_id and the rest stay" in said.output
 
 
 def test_a_failed_build_promotes_nothing_and_names_step_and_log(run):
@@ -326,7 +390,7 @@ def test_on_alibaba_cloud_the_image_is_built_and_the_stack_file_promotes_it(ecs,
 
     assert said.exit_code == 0, said.output
     assert said.output.splitlines()[1:4] == ["03:00 preparing", "03:00 building", "03:00 testing"]
-    assert "once the stack file says image: {id: m-new, mode: baked, bundled: true}" in said.output
+    assert "once the stack file says below image: id: m-new, mode: baked, bundled: true" in said.output
     (started,) = [parameters for name, parameters in account.asked if name.startswith("Start")]
     assert started["ImagePipelineId"] == "ip-1"
 
@@ -357,15 +421,56 @@ def test_on_alibaba_cloud_a_pipeline_of_another_payload_builds_nothing(ecs, run)
 
 def test_on_alibaba_cloud_rollback_names_the_image_before(ecs, run):
     account, builds = ecs
-    account.answers["DescribeImagePipelineExecutions"] = executions(
-        ("exec-0", "SUCCESS", "m-0", "2026-11-08"), ("exec-1", "SUCCESS", "m-1", "2026-11-15")
-    )
+    # of another recipe: its pipeline is gone, and its builds with it
+    account.answers["DescribeImagePipelines"] = {"ImagePipeline": {"ImagePipelineSet": []}}
+    names = ["gpu-fleet-test_built_2", "gpu-fleet-test_built_1", "gpu-fleet-test-b_built_1", "mine"]
+    images = [
+        {"ImageId": f"m-{2 - number}", "ImageName": name, "CreationTime": f"2026-11-{20 - number}"}
+        for number, name in enumerate(names)
+    ]
+    images[0]["ImageId"] = "m-1"
+    images[1]["ImageId"] = "m-0"
+    account.answers["DescribeImages"] = lambda parameters: {
+        "Images": {"Image": images if parameters["PageNumber"] == "1" else []}
+    }
 
     said, _ = run(command.rollback, builds, ALICLOUD)
 
     assert said.exit_code == 0, said.output
-    assert "m-1 is replaced by m-0 of 2026-11-08" in said.output
-    assert "image: {id: m-0, mode: baked, bundled: true}" in said.output
+    assert "m-1 is replaced by m-0 of 2026-11-19" in said.output
+    assert "below image: id: m-0, mode: baked, bundled: true" in said.output
+
+
+def test_on_alibaba_cloud_images_of_every_page_are_known(ecs):
+    account, builds = ecs
+    pages = {
+        str(page): [
+            {
+                "ImageId": f"m-{page}-{number}",
+                "ImageName": "gpu-fleet-test_built_x",
+                "CreationTime": f"{page}{number:03}",
+            }
+            for number in range(100 if page == 1 else 2)
+        ]
+        for page in (1, 2)
+    }
+    account.answers["DescribeImages"] = lambda parameters: {
+        "Images": {"Image": pages[parameters["PageNumber"]]}
+    }
+
+    assert len(builds.made()) == 102
+
+
+def test_on_alibaba_cloud_a_build_that_ended_is_told(ecs, run):
+    account, builds = ecs
+    account.answers["DescribeImagePipelineExecutions"] = executions(
+        ("exec-1", "SUCCESS", "m-new", "2026-11-15")
+    )
+
+    said, _ = run(command.build, builds, ALICLOUD)
+
+    assert "m-new of this recipe was built and tested on 2026-11-15; instances boot" in said.output
+    assert not [name for name, _ in account.asked if name.startswith("Start")]
 
 
 def test_without_a_file_the_checkouts_own_payload_is_built():
