@@ -423,13 +423,17 @@ def test_on_alibaba_cloud_rollback_names_the_image_before(ecs, run):
     account, builds = ecs
     # of another recipe: its pipeline is gone, and its builds with it
     account.answers["DescribeImagePipelines"] = {"ImagePipeline": {"ImagePipelineSet": []}}
-    names = ["gpu-fleet-test_built_2", "gpu-fleet-test_built_1", "gpu-fleet-test-b_built_1", "mine"]
+    # what other stacks and people made lies between
+    names = {
+        "m-1": "gpu-fleet-test_built_2",
+        "m-of-another-stack": "gpu-fleet-test-b_built_1",
+        "m-of-somebody": "mine",
+        "m-0": "gpu-fleet-test_built_1",
+    }
     images = [
-        {"ImageId": f"m-{2 - number}", "ImageName": name, "CreationTime": f"2026-11-{20 - number}"}
-        for number, name in enumerate(names)
+        {"ImageId": one, "ImageName": name, "CreationTime": f"2026-11-{20 - number}"}
+        for number, (one, name) in enumerate(names.items())
     ]
-    images[0]["ImageId"] = "m-1"
-    images[1]["ImageId"] = "m-0"
     account.answers["DescribeImages"] = lambda parameters: {
         "Images": {"Image": images if parameters["PageNumber"] == "1" else []}
     }
@@ -437,7 +441,7 @@ def test_on_alibaba_cloud_rollback_names_the_image_before(ecs, run):
     said, _ = run(command.rollback, builds, ALICLOUD)
 
     assert said.exit_code == 0, said.output
-    assert "m-1 is replaced by m-0 of 2026-11-19" in said.output
+    assert "m-1 is replaced by m-0 of 2026-11-17" in said.output
     assert "below image: id: m-0, mode: baked, bundled: true" in said.output
 
 
