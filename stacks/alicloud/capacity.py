@@ -4,11 +4,15 @@ It runs each minute: a group that could start nothing is passed over within one.
 tags instances, and can end none.
 """
 
+import json
 from dataclasses import dataclass
 
 import pulumi
+import pulumi_alicloud as alicloud
 
+from stacks import naming
 from stacks.alicloud import policies
+from stacks.alicloud.alarms import SILENCE_S
 from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from stacks.alicloud.reaper import HANDLER, archive
 from stacks.alicloud.reaper_role import MANAGED, STACK
@@ -18,6 +22,7 @@ from stacks.settings import Stack
 
 TIMEOUT_S = 120
 EVERY_MINUTES = 1
+ERRORS_PERIOD_S, FAILED_PASSES = 60, 3
 # ModifyScalingGroup takes back what could not start, of a group that expects a number. RAM knows no parts of
 # it to leave out.
 RAISE_ACTIONS = ("ess:ScaleWithAdjustment", "ess:ModifyScalingGroup")
@@ -57,12 +62,14 @@ class CapacityArgs:
     Attributes:
         key_id: encrypts log and ledger.
         records_arn: the bucket of requests and ledger.
+        contact_group: who is told when the mover fails.
     """
 
     stack: Stack
     key_id: pulumi.Output[str]
     key_arn: pulumi.Output[str]
     records_arn: pulumi.Output[str]
+    contact_group: pulumi.Input[str]
 
 
 class Capacity(pulumi.ComponentResource):
@@ -95,8 +102,34 @@ class Capacity(pulumi.ComponentResource):
             ),
             pulumi.ResourceOptions(parent=self),
         )
+        self._alarm_of_failures(f"{name}-capacity-errors", args, mover.function_name)
         self.function_name = mover.function_name
         self.register_outputs({"function_name": mover.function_name})
+
+    def _alarm_of_failures(self, name: str, args: CapacityArgs, function: pulumi.Output[str]) -> None:
+        """Nobody gets an instance: the mover fails again and again.
+
+        Function Compute counts that by itself, by region and function; its metrics know periods of a minute
+        and the statistics ``Value`` (help.aliyun.com/en/functioncompute/fc/user-guide/monitoring-data).
+        """
+        region = args.stack.region
+        which = function.apply(lambda made: json.dumps([{"region": region, "functionName": made}]))
+        alicloud.cms.Alarm(
+            name,
+            name=name,
+            project="acs_fc",
+            metric="FunctionFunctionErrors",
+            metric_dimensions=which,
+            contact_groups=[args.contact_group],
+            period=ERRORS_PERIOD_S,
+            silence_time=SILENCE_S,
+            enabled=True,
+            escalations_critical=alicloud.cms.AlarmEscalationsCriticalArgs(
+                statistics="Value", comparison_operator=">", threshold="0", times=FAILED_PASSES
+            ),
+            tags=naming.tags(args.stack.name, args.stack.owner),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
 
 
 def bundle(stack: Stack) -> dict[str, bytes]:
@@ -133,7 +166,9 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     """What a person needs to take, keep, reach and give back instances: to attach to users or a role.
 
     RAM knows no variable for the caller, so that one person of the group can ask in another's name; the
-    bucket's access log says who wrote.
+    bucket's access log says who wrote. Keeping and giving back are tags, so that each of them can set and
+    remove every tag of every instance of the stack: another's owner and hold, and the tag by which the sweep
+    knows its instances. ActionTrail says who did.
     """
     own = f"{args.stack.region}:{args.stack.account_id}"
     of_stack = {"StringEquals": {f"acs:ResourceTag/{STACK}": [args.stack.name]}}

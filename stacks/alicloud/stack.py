@@ -72,7 +72,7 @@ def build(stack: Stack) -> dict[str, Any]:
     fleets = {pool.name: fleet(pool) for pool in stack.pools}
     records = storage.bucket_arns["records"]
     reaper = Reaper(name, ReaperArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group), own)
-    moving = CapacityArgs(stack, keys.key_id, keys.key_arn, records)
+    moving = CapacityArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group)
     capacity = Capacity(name, moving, own)
     return {
         "region": stack.region,

@@ -94,9 +94,9 @@ class Storage(pulumi.ComponentResource):
             versioning=alicloud.oss.BucketVersioningArgs(status="Enabled"),
             lifecycle_rules=[
                 _leftovers(self._stack.storage.old_versions_days),
-                *(_states_of_the_sweep() if kind == "records" else []),
+                *(_numbered_states() if kind == "records" else []),
             ],
-            # The sweep's states lie below the whole bucket's rule, and both let objects expire.
+            # These states lie below the whole bucket's rule, and both let objects expire.
             lifecycle_rule_allow_same_action_overlap=kind == "records",
             tags=self._tags(kind),
             opts=pulumi.ResourceOptions(
@@ -233,9 +233,10 @@ class Storage(pulumi.ComponentResource):
         return target.mount_target_domain
 
 
-def _states_of_the_sweep() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
-    """Each state of lease and meter is an object of its own; a silent sweep of a month begins anew."""
+def _numbered_states() -> list[alicloud.oss.BucketLifecycleRuleArgs]:
+    """Each state of lease, meter and mover is its own object; what is silent for a month begins anew."""
     prefixes = {
+        "old-states-of-capacity": ("reaper/capacity/state.json.", OLD_STATES_DAYS),
         "old-states-of-lease": ("reaper/lease.json.", OLD_STATES_DAYS),
         "old-states-of-meter": ("reaper/meter.json.", OLD_STATES_DAYS),
         "handshake": ("reaper/handshake/", HANDSHAKE_DAYS),

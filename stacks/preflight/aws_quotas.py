@@ -17,9 +17,10 @@ from stacks.settings.quantities import gateways
 
 # docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
 ADDRESSES, NETWORKS = "L-0263D0A3", "L-F678F1CE"
-# docs.aws.amazon.com/lambda/latest/dg/configuration-concurrency.html: the sweep reserves one run for itself,
-# and 100 must stay for functions that reserve none. A young account has 10, and refuses the function.
+# docs.aws.amazon.com/lambda/latest/dg/configuration-concurrency.html: sweep and mover reserve one run each,
+# and 100 must stay for functions that reserve none. A young account has 10, and refuses the functions.
 FUNCTIONS, KEPT_UNRESERVED = "L-B99A9384", 100
+RESERVING = ("reaper", "capacity")
 TAG = f"{naming.PROJECT}:stack"
 RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
@@ -44,7 +45,7 @@ class Need:
 def quotas(stack: Stack, aws: Aws) -> Iterator[Finding]:
     """Every quota that the stack touches."""
 
-    for need in (*_of_instances(stack, aws), *_of_the_network(stack, aws), _of_the_sweep(stack, aws)):
+    for need in (*_of_instances(stack, aws), *_of_the_network(stack, aws), _of_functions(stack, aws)):
         yield guarded(need.subject, partial(_held, stack, aws, need))
 
 
@@ -95,18 +96,22 @@ def _of_the_network(stack: Stack, aws: Aws) -> Iterator[Need]:
     yield Need("VPCs", "vpc", NETWORKS, 1, partial(others, "describe_vpcs", "Vpcs"))
 
 
-def _of_the_sweep(stack: Stack, aws: Aws) -> Need:
-    return Need("functions at once", "lambda", FUNCTIONS, KEPT_UNRESERVED + 1, partial(_reserved, stack, aws))
+def _of_functions(stack: Stack, aws: Aws) -> Need:
+    wanted = KEPT_UNRESERVED + len(RESERVING)
+    return Need("functions at once", "lambda", FUNCTIONS, wanted, partial(_reserved, stack, aws))
 
 
 def _reserved(stack: Stack, aws: Aws) -> int:
-    """Runs that functions of the account have reserved, without this stack's sweep."""
+    """Runs that functions of the account have reserved, without this stack's own."""
     limit = aws.ask("lambda", "get_account_settings")["AccountLimit"]
-    sweep = partial(
-        aws.ask, "lambda", "get_function_concurrency", FunctionName=naming.prefixed(stack.name, "reaper")
-    )
-    own: int = unless_missing(sweep, "ResourceNotFoundException").get("ReservedConcurrentExecutions", 0)
+    own = sum(_reserved_by(aws, naming.prefixed(stack.name, label)) for label in RESERVING)
     return int(limit["ConcurrentExecutions"]) - int(limit["UnreservedConcurrentExecutions"]) - own
+
+
+def _reserved_by(aws: Aws, function: str) -> int:
+    asked = partial(aws.ask, "lambda", "get_function_concurrency", FunctionName=function)
+    found: int = unless_missing(asked, "ResourceNotFoundException").get("ReservedConcurrentExecutions", 0)
+    return found
 
 
 def _running(stack: Stack, aws: Aws) -> dict[str, int]:

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from image.capacity.model import STATE
+from image.reaper.money import budget_check
+from image.reaper.sweep import lease
 from stacks import catalog
 from stacks.catalog import Cloud
 from stacks.payload.sweep_archive import policy_document
@@ -206,6 +209,33 @@ def test_each_threshold_alarms_at_its_share_of_the_month():
     assert {one["project"] for one in alarms.values()} == {"acs_customMetric_1234567890123456"}
     contacts = inputs(found, "alicloud:cms/alarmContact:AlarmContact")
     assert [one["channelsMail"] for one in contacts] == ["a@b.org", "c@d.org"]
+
+
+def test_a_mover_that_fails_three_times_on_end_is_told():
+    found = register(stack())
+
+    (alarm,) = inputs(found, "alicloud:cms/alarm:Alarm", name="capacity-errors")
+    (function,) = inputs(found, "alicloud:fc/v3Function:V3Function", name="-capacity")
+    assert (alarm["project"], alarm["metric"], alarm["period"]) == ("acs_fc", "FunctionFunctionErrors", 60)
+    assert json.loads(alarm["metricDimensions"]) == [
+        {"region": "cn-shenzhen", "functionName": function["functionName"]}
+    ]
+    assert alarm["escalationsCritical"] == {
+        "statistics": "Value",
+        "comparisonOperator": ">",
+        "threshold": "0",
+        "times": 3,
+    }
+    assert alarm["contactGroups"]
+
+
+def test_every_state_that_is_written_under_a_number_expires():
+    """OSS knows no condition in a bucket with versions, so that each state is an object of its own."""
+    buckets = inputs(register(stack()), "alicloud:oss/bucket:Bucket", name="records")
+
+    rules = {rule["prefix"]: rule["expirations"] for rule in buckets[0]["lifecycleRules"]}
+    for key in (lease.KEY, budget_check.KEY, STATE):
+        assert rules[f"reaper/{key}."] == [{"days": 35}]
 
 
 def test_a_contact_goes_by_its_address_wherever_that_stands_in_the_list():

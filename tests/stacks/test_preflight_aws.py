@@ -175,16 +175,16 @@ def test_a_denied_quota_is_a_line_that_names_the_permission_and_hides_no_other_a
     assert found["image"].rating is Rating.FINE
 
 
-def of_the_sweep(cloud: Account) -> Finding:
+def of_functions(cloud: Account) -> Finding:
     return look(stack(), cloud)["functions at once"]
 
 
-def test_a_young_account_has_no_run_that_the_sweep_could_reserve():
+def test_a_young_account_has_no_runs_that_sweep_and_mover_could_reserve():
     """Lambda answers "decreases account's UnreservedConcurrentExecution below its minimum value of [10]"."""
-    told = of_the_sweep(account(**{"service-quotas_GetServiceQuota": quota(10)}))
+    told = of_functions(account(**{"service-quotas_GetServiceQuota": quota(10)}))
 
     assert told.rating is Rating.PROBLEM
-    assert told.says == "needs 101, 0 in use beside it, 10 allowed (L-B99A9384)"
+    assert told.says == "needs 102, 0 in use beside it, 10 allowed (L-B99A9384)"
     assert "--service-code lambda --quota-code L-B99A9384" in told.remedy
 
 
@@ -194,16 +194,16 @@ def test_a_young_account_has_no_run_that_the_sweep_could_reserve():
         (Refusal("ResourceNotFoundException", "Function not found"), Rating.PROBLEM),
         ({"ReservedConcurrentExecutions": 1}, Rating.FINE),
     ],
-    ids=["before the first up", "with its run reserved"],
+    ids=["before the first up", "with their runs reserved"],
 )
-def test_what_other_functions_reserve_counts_and_what_the_sweep_has_already_does_not(own, rating):
+def test_what_other_functions_reserve_counts_and_what_sweep_and_mover_have_already_does_not(own, rating):
     cloud = account(
         **{"service-quotas_GetServiceQuota": quota(1000)},
         lambda_GetAccountSettings=functions(unreserved=100),
         lambda_GetFunctionConcurrency=own,
     )
 
-    assert of_the_sweep(cloud).rating is rating
+    assert of_functions(cloud).rating is rating
 
 
 def test_addresses_and_networks_of_others_count():
