@@ -50,6 +50,8 @@ NEVER_ACTIONS = (
     "ec2:StopInstances",
     "ec2:TerminateInstances",
 )
+# docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
+SESSION_ACTIONS = ("ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel")
 PEOPLE_LOOK_ACTIONS = (
     "autoscaling:DescribeAutoScalingGroups",
     "cloudwatch:DescribeAlarms",
@@ -286,37 +288,61 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     """
     stack = args.stack
     arn = f"arn:{policies.partition(stack.region)}"
-    instances = f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/*"
-    whose = ("users/${aws:username}/*", "sessions/${aws:userid}/*")
-    theirs: Conditions = {
-        "StringEquals": {f"aws:ResourceTag/{STACK}": stack.name},
-        "StringLike": {f"aws:ResourceTag/{TAKEN}": [f"*/{one}" for one in whose]},
-    }
-    requests = [pulumi.Output.concat(args.records_arn, f"/reaper/capacity/requests/*/{one}") for one in whose]
     state = pulumi.Output.concat(args.records_arn, "/reaper/capacity/state.json")
     policy = pulumi.Output.concat(args.records_arn, f"/{sweep_archive.POLICY_KEY}")
-    keys = _only_keys(PERSONAL_TAGS)
+    documents = [
+        f"{arn}:ssm:{stack.region}::document/AWS-StartPortForwardingSession",
+        f"{arn}:ssm:{stack.region}:{stack.account_id}:document/SSM-SessionManagerRunShell",
+    ]
     return policies.document(
         policies.allow("Look", PEOPLE_LOOK_ACTIONS, "*"),
-        policies.allow("Ask", ["s3:PutObject"], requests),
         policies.allow("Read", ["s3:GetObject"], [state, policy, *_money(args)]),
         policies.allow("Absence", ["s3:ListBucket"], args.records_arn),
         use_key(stack, args.key_arn, "s3"),
-        policies.allow(
-            "KeepAndGiveBack",
-            ["ec2:CreateTags", "ec2:DeleteTags"],
-            instances,
-            {**theirs, **keys},
-        ),
-        policies.allow("Connect", ["ssm:StartSession"], instances, theirs),
-        policies.allow(
+        policies.allow("SessionDocuments", ["ssm:StartSession"], documents),
+        *_of_caller(args, "User", "users/${aws:username}", "${aws:username}", {}),
+        *_of_caller(
+            args,
             "Session",
-            ["ssm:StartSession"],
-            f"{arn}:ssm:{stack.region}::document/AWS-StartPortForwardingSession",
-        ),
-        policies.allow(
-            "OwnSessions",
-            ["ssm:TerminateSession", "ssm:ResumeSession"],
-            f"{arn}:ssm:*:*:session/${{aws:userid}}-*",
+            "sessions/${aws:userid}",
+            "${aws:userid}",
+            {"StringLike": {"aws:userid": "AROA*:*"}},
         ),
     )
+
+
+def _of_caller(
+    args: CapacityArgs, kind: str, whose: str, session: str, only: Conditions
+) -> Sequence[policies.Statement]:
+    """What users or sessions of roles may do to what is theirs.
+
+    Statements of their own: a variable that one kind of caller lacks must spoil none of the other's.
+
+    Args:
+        args: the stack's.
+        kind: begins the statements' names.
+        whose: the folder of their requests, with a policy variable.
+        session: how Session Manager begins the ids of their sessions.
+        only: that the caller is of this kind.
+    """
+    stack = args.stack
+    arn = f"arn:{policies.partition(stack.region)}"
+    instances = f"{arn}:ec2:{stack.region}:{stack.account_id}:instance/*"
+    likes = {f"aws:ResourceTag/{TAKEN}": f"*/{whose}/*"} | dict(only.get("StringLike", {}))
+    theirs: Conditions = {
+        "StringEquals": {f"aws:ResourceTag/{STACK}": stack.name},
+        "StringLike": likes,
+    }
+    request = pulumi.Output.concat(args.records_arn, f"/reaper/capacity/requests/*/{whose}/*")
+    own = f"{arn}:ssm:{stack.region}:{stack.account_id}:session/{session}-*"
+    return [
+        policies.allow(f"{kind}Asks", ["s3:PutObject"], request, only or None),
+        policies.allow(
+            f"{kind}KeepsAndGivesBack",
+            ["ec2:CreateTags", "ec2:DeleteTags"],
+            instances,
+            {**theirs, **_only_keys(PERSONAL_TAGS)},
+        ),
+        policies.allow(f"{kind}Connects", ["ssm:StartSession"], instances, theirs),
+        policies.allow(f"{kind}Sessions", SESSION_ACTIONS, own, only or None),
+    ]

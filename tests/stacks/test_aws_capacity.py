@@ -117,6 +117,45 @@ def test_a_user_reaches_and_gives_back_what_they_took_alone(declared, taken, ver
     assert person(declared, "ec2:CreateTags", instance, **context) is verdict
 
 
+def session(declared, action: str, resource: str, **context) -> Verdict:
+    """What ada may do in a session of a role, which has no name of a user."""
+    me = {"aws:userid": "AROA1:ada"} | context
+    policy = declared.rehearsed.outputs["people_policy"]
+    return decide(Request(action, resource, context=me), identity=[policy])
+
+
+def test_a_session_of_a_role_asks_connects_and_gives_back_as_a_user_does(declared):
+    instance = arn(declared, INSTANCE)
+    mine = own(declared, taken="2026-11-22/sessions/AROA1:ada/100000Z-0a")
+
+    assert session(declared, "s3:PutObject", requests(declared, "sessions/AROA1:ada")) is Verdict.ALLOWED
+    assert session(declared, "s3:PutObject", requests(declared, "sessions/AROA1:bob")) is Verdict.NOT_ALLOWED
+    assert session(declared, "ssm:StartSession", instance, **mine) is Verdict.ALLOWED
+
+
+def test_a_user_is_no_second_one_by_their_own_id(declared):
+    assert person(declared, "s3:PutObject", requests(declared, "sessions/AIDA1")) is Verdict.NOT_ALLOWED
+
+
+def test_each_statement_for_callers_knows_one_kind_of_them(declared):
+    """A variable that a caller lacks could make the whole statement void."""
+    stated = json.loads(declared.rehearsed.outputs["people_policy"])["Statement"]
+
+    both = [one["Sid"] for one in stated if "${aws:username}" in str(one) and "${aws:userid}" in str(one)]
+    assert both == []
+
+
+@pytest.mark.parametrize("document", ["SSM-SessionManagerRunShell", "AWS-StartPortForwardingSession"])
+def test_a_shell_and_a_port_open_through_session_manager(declared, document):
+    settings = declared.settings
+    account = settings.account_id if document.startswith("SSM-") else ""
+    place = f"arn:aws:ssm:{settings.region}:{account}:document/{document}"
+    channel = f"arn:aws:ssm:{settings.region}:{settings.account_id}:session/ada-0123"
+
+    assert person(declared, "ssm:StartSession", place) is Verdict.ALLOWED
+    assert person(declared, "ssmmessages:OpenDataChannel", channel) is Verdict.ALLOWED
+
+
 def test_a_user_ends_and_raises_nothing_and_makes_nothing_theirs(declared):
     mine = own(declared, taken=KEY)
     taking = mine | {"aws:TagKeys": ["gpu-fleet:taken"]}
