@@ -287,7 +287,7 @@ def test_each_class_has_what_aws_s_has(own, other):
 
 
 def test_both_connectors_have_the_same_functions():
-    names = ("connect", "machines", "bucket_client")
+    names = ("connect", "instances", "bucket_client", "caller", "account_id")
 
     assert all(callable(getattr(one, name)) for one in (aws_connect, alicloud_connect) for name in names)
 
