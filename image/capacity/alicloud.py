@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,14 +27,15 @@ class Groups:
     def __init__(self, ess: Product, calls: Calls) -> None:
         self._ess, self._calls = ess, calls
 
-    def start(self, group: str, number: int) -> None:
+    def start(self, group: str, number: int) -> str:
         """As the protocol. Relative: a group may have no expected number (stacks/alicloud/README.md)."""
-        self._calls.change(
+        made = self._calls.change(
             self._ess.action("ScaleWithAdjustment"),
             ScalingGroupId=group,
             AdjustmentType="QuantityChangeInCapacity",
             AdjustmentValue=number,
         )
+        return str(made.get("ScalingActivityId", ""))
 
     def withdraw(self, group: str, number: int) -> None:
         """As the protocol. A group without an expected number wants nothing more once its activity failed."""
@@ -48,11 +49,14 @@ class Groups:
                 self._ess.action("ModifyScalingGroup"), ScalingGroupId=group, DesiredCapacity=least
             )
 
-    def failure(self, group: str) -> Trouble | None:
-        """As the protocol."""
+    def failure(self, group: str, activities: Collection[str]) -> Trouble | None:
+        """As the protocol: the list names no kind of activity, and a sweep's may fail too."""
+        if not activities:
+            return None
         page = self._calls.look(
             self._ess.action("DescribeScalingActivities"),
             ScalingGroupId=group,
+            ScalingActivityIds=sorted(activities),
             PageNumber=1,
             PageSize=NEWEST,
         )

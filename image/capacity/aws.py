@@ -1,6 +1,6 @@
 """The mover on AWS: what it does to Auto Scaling groups, and its Lambda function."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +25,7 @@ class Groups:
     def __init__(self, autoscaling: Any, calls: Calls) -> None:
         self._autoscaling, self._calls = autoscaling, calls
 
-    def start(self, group: str, number: int) -> None:
+    def start(self, group: str, number: int) -> str:
         """As the protocol: counted from what the group wants at this moment, for a sweep may just detach.
 
         SetDesiredCapacity has no condition: what a sweep takes between reading and setting is seen right
@@ -38,6 +38,7 @@ class Groups:
         wanted = max(before["DesiredCapacity"] + number - len(left), after["MinSize"])
         if left and wanted < after["DesiredCapacity"]:
             self._set(group, wanted)
+        return ""
 
     def withdraw(self, group: str, number: int) -> None:
         """As the protocol. Members launch protected from scale-in: one that comes at this moment stays."""
@@ -47,8 +48,8 @@ class Groups:
         if least < now["DesiredCapacity"]:
             self._set(group, least)
 
-    def failure(self, group: str) -> Trouble | None:
-        """As the protocol."""
+    def failure(self, group: str, activities: Collection[str] = ()) -> Trouble | None:  # noqa: ARG002 - none is named
+        """As the protocol, of all that begin as a launch does."""
         found = self._calls.look(
             self._autoscaling.describe_scaling_activities, AutoScalingGroupName=group, MaxRecords=NEWEST
         )

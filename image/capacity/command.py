@@ -230,6 +230,11 @@ def give_back(instance_id: str | None, asked: Asked) -> None:
     mine = owner_of(f"2000-01-01/{caller_of(desk.place)}/0-0")
     running = [one for one in desk.cloud.instances.fleet().instances if one.state == RUNNING]
     taken = [one for one in running if REQUEST_KEY.fullmatch(one.tags.get(TAG_TAKEN, ""))]
+    others = {one.id: one for one in running if one not in taken}
+    if instance_id in others:
+        raise ConfigurationError(
+            f"{described(others[instance_id])} was taken by nobody: the sweep terminates it once it is idle"
+        )
     found = chosen(taken, instance_id, None, mine if instance_id is None else None)
     give_back_instance(desk, found.id)
     click.echo(f"{described(found)} is given back; the next sweeps terminate it unless something runs there")

@@ -27,7 +27,10 @@ SCHEMA = 1
 TAG_TAKEN = "gpu-fleet:taken"
 SPARE, SHARED = "spare", "shared"
 LONGEST_HOURS = 14 * 24
-REQUEST_KEY = re.compile(r"\d{4}-\d\d-\d\d/(users|sessions)/([^/]{1,64})/([0-9TZ]{1,20}-[0-9a-f]{1,16})")
+# A session's id has a colon, a user's has none: an IAM user's own id is no second name of the same user.
+REQUEST_KEY = re.compile(
+    r"\d{4}-\d\d-\d\d/(?:users/([^/:]{1,64})|sessions/([^/:]{1,64}:[^/:]{1,64}))/[0-9TZ]{1,20}-[0-9a-f]{1,16}"
+)
 POOL_NAME = re.compile(r"[a-z0-9-]{1,64}")
 REMEMBERED = timedelta(days=2)
 
@@ -67,7 +70,7 @@ class Request:
 
     @property
     def owner(self) -> str:
-        """Who asks, by the name that the cloud vouches for: a user's, or that of a role's session."""
+        """Who asks: a user's name, or a session's, as far as the role lets nobody choose another one."""
         return owner_of(self.key)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def owner_of(key: str) -> str:
     found = REQUEST_KEY.fullmatch(key)
     if found is None:
         raise ValueError(f"{key}: no key of a request")
-    return found[2].rpartition(":")[2]
+    return (found[1] or found[2]).rpartition(":")[2]
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class Coming:
         since: since when there.
         goal: desired capacity of that group once it was raised for this one.
         started: the group was raised.
+        activity: what the cloud calls the activity that raised it, where it says so.
     """
 
     id: str
@@ -114,10 +118,11 @@ class Coming:
     since: datetime | None = None
     goal: int = 0
     started: bool = False
+    activity: str = ""
 
     def back(self) -> "Coming":
         """The same without a place."""
-        return replace(self, group="", since=None, goal=0, started=False)
+        return replace(self, group="", since=None, goal=0, started=False, activity="")
 
     def to_json(self) -> dict[str, Any]:
         """As the state holds it."""
@@ -130,6 +135,7 @@ class Coming:
             "since": format_time(self.since) if self.since else None,
             "goal": self.goal,
             "started": self.started,
+            "activity": self.activity,
         }
 
 
@@ -213,6 +219,7 @@ def _coming(raw: Mapping[str, Any]) -> Coming:
         parse_time(raw["since"]) if raw["since"] else None,
         int(raw["goal"]),
         bool(raw["started"]),
+        str(raw.get("activity", "")),
     )
 
 
@@ -224,10 +231,10 @@ def asked(key: str, raw: Mapping[str, Any], now: datetime) -> Request:
         problems.append(f"pool = {str(pool)[:64]!r}; allowed: the name of a pool")
         pool = "unknown"
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        problems.append(f"count = {count!r}; allowed: a whole number of at least 1")
+        problems.append(f"count = {str(count)[:64]!r}; allowed: a whole number of at least 1")
     in_range = isinstance(hours, int | float) and not isinstance(hours, bool) and 0 < hours <= LONGEST_HOURS
     if hours is not None and not in_range:
-        problems.append(f"hours = {hours!r}; allowed: up to {LONGEST_HOURS}")
+        problems.append(f"hours = {str(hours)[:64]!r}; allowed: up to {LONGEST_HOURS}")
     if problems:
         return Request(key, pool, 0, None, now, Fate.REFUSED, "; ".join(problems))
     return Request(key, pool, int(count or 0), hours, now)

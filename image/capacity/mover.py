@@ -7,7 +7,7 @@ the next one.
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -37,6 +37,11 @@ from image.reaper.times import format_time
 
 # Older requests are of nobody who still waits.
 STALE = timedelta(hours=1)
+# More wait for the next pass; what is longer is no request.
+MOST_REQUESTS, LONGEST_REQUEST = 100, 4096
+NO_REQUEST = frozenset({"Malformed", "InvalidRange", "416"})
+# Another activity of the group still runs: next minute (ESS, error codes).
+LATER = frozenset({"ScalingActivityInProgress", "IncorrectScalingGroupStatus"})
 NO_METER = (
     "nobody knows yet what is spent: the first sweep, within 10 minutes of the stack's first `up`, tells"
 )
@@ -45,14 +50,14 @@ NO_METER = (
 class Groups(Protocol):
     """What the mover does to scaling groups, on either cloud; each raises CloudError."""
 
-    def start(self, group: str, number: int) -> None:
-        """Want so many instances more."""
+    def start(self, group: str, number: int) -> str:
+        """Want so many instances more; gives the cloud's name of that activity, where it says one."""
 
     def withdraw(self, group: str, number: int) -> None:
         """Want so many fewer, never fewer than there are: no instance is terminated."""
 
-    def failure(self, group: str) -> Trouble | None:
-        """The newest launch that failed, where none succeeded since."""
+    def failure(self, group: str, activities: Collection[str]) -> Trouble | None:
+        """The newest launch that failed, where none succeeded since; of these activities, if any is known."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class _Mover:
         now = self._clock()
         found = self._store.get(STATE)
         before = state_of(found.content) if found else MoverState()
-        requests = [one for one in self._requests(now) if one.key not in before.requests]
+        requests = self._requests(now, before.requests)
         fleet = self._cloud.instances.fleet()
         view = PoolView(
             now,
@@ -132,30 +137,32 @@ class _Mover:
             self._failures.append(Failure("*", "write the state", "another pass was quicker"))
         return MoveResult(tuple(decisions), tuple(self._failures))
 
-    def _requests(self, now: datetime) -> list[Request]:
-        """What users wrote down of late, whole or not."""
-        made = []
+    def _requests(self, now: datetime, known: Container[str]) -> list[Request]:
+        """What users wrote down of late, whole or not, and no pass has seen."""
+        found = dict[str, str]()
         days = sorted({f"{moment:%Y-%m-%d}" for moment in (now - STALE, now, now + STALE)})
         for day in days:
             for one in self._store.listed(f"{REQUESTS}/{day}/"):
                 key = one.key.removeprefix(f"{REQUESTS}/").removesuffix(".json")
-                if one.age > STALE or REQUEST_KEY.fullmatch(key) is None:
-                    continue
-                made.append(self._request(key, one.key, now))
-        return sorted(made, key=lambda one: one.key)
+                if one.age <= STALE and key not in known and REQUEST_KEY.fullmatch(key):
+                    found[key] = one.key
+        return [self._request(key, found[key], now) for key in sorted(found)[:MOST_REQUESTS]]
 
     def _request(self, key: str, where: str, now: datetime) -> Request:
         try:
-            found = self._store.newest(where)
+            found = self._store.beginning(where, LONGEST_REQUEST)
             return asked(key, found.content if found else {}, now)
         except CloudError as error:
-            if error.code != "Malformed":
+            if error.code not in NO_REQUEST:
                 raise
             return asked(key, {}, now)
 
     def _sites(self, fleet: Inventory, before: MoverState) -> dict[str, tuple[Site, ...]]:
         """Pool -> its groups in order; whether one failed is asked only where something is on its way."""
-        busy = {one.group for one in before.coming if one.group}
+        busy: dict[str, set[str]] = {one.group: set() for one in before.coming if one.group}
+        for one in before.coming:
+            if one.activity:
+                busy[one.group].add(one.activity)
         sites = {}
         for pool, settings in self._policy.pools.items():
             found = []
@@ -163,7 +170,8 @@ class _Mover:
                 title = f"gpu-fleet-{self._policy.stack}-{label}"
                 for group in fleet.groups:
                     if group.pool == pool and (group.title == title or group.title.startswith(f"{title}-")):
-                        failed = self._groups.failure(group.name) if group.name in busy else None
+                        running = busy.get(group.name)
+                        failed = None if running is None else self._groups.failure(group.name, running)
                         found.append(Site(group, label, failed))
             sites[pool] = tuple(found)
         return sites
@@ -209,25 +217,27 @@ class _Mover:
         """Do it; the state with what was started, and without a place where nothing could be."""
         for decision in decisions:
             try:
-                self._do(decision)
+                activity = self._do(decision)
             except (CloudError, DeadlineError) as error:
                 self._failures.append(
                     Failure(decision.instance or decision.group, decision.action, str(error))
                 )
-                state = _failed(state, decision, self._clock(), str(error))
+                state = _failed(state, decision, self._clock(), error)
             else:
-                state = _done(state, decision)
+                state = _done(state, decision, activity)
         return state
 
-    def _do(self, decision: PlacementDecision) -> None:
+    def _do(self, decision: PlacementDecision) -> str:
+        activity = ""
         if decision.action is Action.START:
-            self._groups.start(decision.group, len(decision.coming))
+            activity = self._groups.start(decision.group, len(decision.coming))
         elif decision.action is Action.WITHDRAW:
             self._groups.withdraw(decision.group, len(decision.coming))
         if decision.untag:
             self._cloud.instances.untag([decision.instance], decision.untag)
         if decision.tags:
             self._cloud.instances.tag([decision.instance], decision.tags)
+        return activity
 
 
 def prices(policy: Policy) -> dict[str, Decimal | None]:
@@ -272,19 +282,24 @@ def _after(decision: PlacementDecision) -> int | None:
     return None if decision.desired is None else decision.desired + change * len(decision.coming)
 
 
-def _done(state: MoverState, decision: PlacementDecision) -> MoverState:
+def _done(state: MoverState, decision: PlacementDecision, activity: str) -> MoverState:
     if decision.action is not Action.START:
         return state
-    started = tuple(replace(one, started=True) if one.id in decision.coming else one for one in state.coming)
+    started = tuple(
+        replace(one, started=True, activity=activity) if one.id in decision.coming else one
+        for one in state.coming
+    )
     return replace(state, coming=started)
 
 
-def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error: str) -> MoverState:
-    """A group that refuses to be raised is passed over for a while."""
+def _failed(state: MoverState, decision: PlacementDecision, now: datetime, error: Exception) -> MoverState:
+    """A group that refuses to be raised is passed over for a while; one that is busy is asked again."""
     if decision.action is not Action.START:
         return state
     coming = tuple(one.back() if one.id in decision.coming else one for one in state.coming)
-    trouble = {**state.trouble, decision.group: Trouble(now, error)}
+    if isinstance(error, CloudError) and error.code in LATER:
+        return replace(state, coming=coming)
+    trouble = {**state.trouble, decision.group: Trouble(now, str(error))}
     return replace(state, coming=coming, trouble=trouble)
 
 

@@ -193,7 +193,7 @@ class _Pass:
         kept = {
             key: one
             for key, one in self._requests.items()
-            if one.fate is Fate.OPEN or self._now - one.at < REMEMBERED
+            if one.fate is Fate.OPEN or self._now - one.at < max(REMEMBERED, timedelta(hours=one.hours or 0))
         }
         return MoverState(kept, tuple(self._coming), self._trouble, self._loads, self._held)
 
@@ -324,7 +324,7 @@ class _Pass:
                 "gpu-fleet give-back returns one"
             )
         short = request.count - len(self._spares(request.pool))
-        return self._may_not_grow(request.pool, short, request.hours) if short > 0 else ""
+        return self._may_not_grow(request.pool, max(0, short), request.hours, paid=request.count)
 
     def _held_by(self, owner: str) -> int:
         """Instances that a user took, here or on their way."""
@@ -432,17 +432,24 @@ class _Pass:
         self._want(pool, purpose, number)
         return True
 
-    def _may_not_grow(self, pool: str, number: int, hours: float | None) -> str:
-        """Why a pool gets no more instances, whatever room the cloud has; empty where it may."""
+    def _may_not_grow(self, pool: str, number: int, hours: float | None, paid: int | None = None) -> str:
+        """Why a pool gets no more instances, whatever room the cloud has; empty where it may.
+
+        Args:
+            pool: which.
+            number: of instances that would start.
+            hours: for how long they are asked for.
+            paid: of instances that cost then, spares that only change hands included.
+        """
         capacity, money = self._capacity(pool), self._view.money
         if capacity is None:
             return f"no such pool: {pool}"
         if pool in money.frozen:
             return f"{pool} is frozen, since the budget is spent: gpu-fleet unfreeze lifts it"
         total = self._total(pool)
-        if total + number > capacity.max_size:
+        if number and total + number > capacity.max_size:
             return f"{pool} has {total} of size.max {capacity.max_size}, and {number} more are wanted"
-        return self._too_dear(pool, number, hours)
+        return self._too_dear(pool, number if paid is None else paid, hours)
 
     def _too_dear(self, pool: str, number: int, hours: float | None) -> str:
         money = self._view.money
@@ -451,7 +458,7 @@ class _Pass:
             return money.why
         if price is None:
             return f"nobody knows what {pool} costs: budget.assume in the stack file says it"
-        needed = price * number * Decimal(str(hours or 1))
+        needed = price * number * _billed(hours)
         left = money.left - self._promised()
         if needed > left:
             return (
@@ -466,7 +473,7 @@ class _Pass:
         for one in self._requests.values():
             price = self._view.money.prices.get(one.pool)
             if one.fate in (Fate.OPEN, Fate.FILLED) and price is not None:
-                ends = one.at + timedelta(hours=one.hours or 1)
+                ends = one.at + timedelta(hours=float(_billed(one.hours)))
                 left_s = max(0, (ends - self._now).total_seconds())
                 whole += price * one.count * Decimal(str(left_s)) / 3600
         return whole
@@ -591,7 +598,11 @@ class _Pass:
         placed = replace(coming, group=name, since=self._now, goal=desired + 1)
         self._replace(coming, placed)
         owner = self._requests[coming.purpose].owner if coming.purpose in self._requests else ""
-        said = f"one more in {site.label} for {_who(owner, coming.purpose)}"
+        said = f"in {site.label} for {_who(owner, coming.purpose)}"
+        for number, one in enumerate(self.decisions):
+            if (one.action, one.group, one.reason) == (Action.START, name, said):
+                self.decisions[number] = replace(one, coming=(*one.coming, coming.id))
+                return
         self._note(
             Action.START, coming.pool, said, group=name, coming=(coming.id,), desired=desired, owner=owner
         )
@@ -650,6 +661,11 @@ def _what_came(request: Request, kept: Sequence[str]) -> str:
         return ""
     whose = "yours: gpu-fleet give-back returns it" if kept else "nobody's, since the rest is missing"
     return f" ({len(request.instances)} of {request.count} came, {', '.join(request.instances)}, {whose})"
+
+
+def _billed(hours: float | None) -> Decimal:
+    """Hours that a request is held against the budget with: an hour at least."""
+    return Decimal(str(max(hours or 1, 1)))
 
 
 def _who(owner: str, purpose: str) -> str:

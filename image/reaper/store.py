@@ -74,6 +74,14 @@ class Store:
         """What was last written to a key, be it by a user who was too late; errors as of ``get``."""
         return self._read(key)
 
+    def beginning(self, key: str, length: int) -> Found | None:
+        """As ``newest``, but of an object that others write no more than so many bytes are read.
+
+        Raises:
+            CloudError: as of ``get``; one that is longer, or empty, is no JSON object.
+        """
+        return self._read(key, Range=f"bytes=0-{length - 1}")
+
     def create(self, key: str, content: dict[str, Any]) -> str | None:
         """Write an object that must not be there yet: its version, or None where it is. Raises CloudError."""
         answer = self._put(key, content, IfNoneMatch="*")
@@ -170,7 +178,7 @@ def found_in(answer: dict[str, Any], key: str) -> Found:
     """
     try:
         content = json.loads(answer["Body"].read())
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise CloudError(f"{key}: not a JSON object", "Malformed")

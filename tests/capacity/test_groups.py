@@ -146,8 +146,9 @@ class Ess:
     def describe_scaling_groups(self, _):
         return {"ScalingGroups": [self.group], "TotalCount": 1}
 
-    def describe_scaling_activities(self, _):
-        return {"ScalingActivities": self.activities, "TotalCount": len(self.activities)}
+    def describe_scaling_activities(self, ask):
+        found = [one for one in self.activities if one["ScalingActivityId"] in ask["ScalingActivityIds"]]
+        return {"ScalingActivities": found, "TotalCount": len(found)}
 
     def scale_with_adjustment(self, ask):
         self.changes.append((ask["AdjustmentType"], ask["AdjustmentValue"]))
@@ -161,8 +162,9 @@ class Ess:
 def test_alibaba_cloud_is_asked_for_more_by_an_adjustment():
     ess = Ess()
     with serving(ess) as server:
-        alicloud.Groups(clients(server).ess, calls()).start("asg-1", 2)
+        activity = alicloud.Groups(clients(server).ess, calls()).start("asg-1", 2)
 
+    assert activity == "asa-1"
     assert ess.changes == [("QuantityChangeInCapacity", "2")]
 
 
@@ -186,10 +188,19 @@ def test_alibaba_cloud_takes_back_only_what_never_started(group, changes):
 def test_an_activity_of_alibaba_cloud_that_failed_says_why(status):
     ess = Ess()
     ess.activities = [
-        {"StatusCode": status, "StartTime": "2026-11-22T10:00Z", "ErrorMessage": NO_ROOM, "Cause": "asked"}
+        {
+            "ScalingActivityId": "asa-1",
+            "StatusCode": status,
+            "StartTime": "2026-11-22T10:00Z",
+            "ErrorMessage": NO_ROOM,
+            "Cause": "asked",
+        }
     ]
     with serving(ess) as server:
-        found = alicloud.Groups(clients(server).ess, calls()).failure("asg-1")
+        groups = alicloud.Groups(clients(server).ess, calls())
+        found, of_another = groups.failure("asg-1", ["asa-1"]), groups.failure("asg-1", ["asa-2"])
 
+    assert of_another is None
+    assert groups.failure("asg-1", []) is None
     assert found is not None
     assert (found.at, found.why) == (AT, NO_ROOM)

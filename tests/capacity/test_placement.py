@@ -268,6 +268,54 @@ def test_what_two_passes_of_one_second_start_has_names_of_its_own():
     assert len({one.id for one in cloud.waiting()}) == 2
 
 
+def test_the_instances_of_one_request_are_asked_for_in_one_call_a_group():
+    """Alibaba Cloud refuses a second activity of a group while the first one runs."""
+    cloud = Cloud()
+
+    decisions = cloud.move(request(3))
+
+    (start,) = [one for one in decisions if one.action is Action.START]
+    assert len(start.coming) == 3
+    assert cloud.desired == {A: 3, B: 0}
+
+
+def test_a_short_time_costs_an_hour_at_least():
+    cloud, asked = Cloud(left=Decimal(5)), request(hours=0.001)
+
+    cloud.move(asked)
+
+    assert fate(cloud, asked) is Fate.REFUSED
+
+
+def test_money_that_was_promised_for_a_week_stays_so_for_a_week():
+    cloud = Cloud(left=Decimal(2000))
+    cloud.move(request(hours=168))
+    cloud.later()
+    cloud.move()
+    cloud.now += timedelta(days=3)
+    cloud.move()
+    second = request(hours=120, who="bob", number=2)
+
+    cloud.left = Decimal(1200)
+    cloud.move(second)
+
+    assert fate(cloud, second) is Fate.REFUSED
+
+
+@pytest.mark.parametrize("changes", [{"left": Decimal(5)}, {"frozen": frozenset({"train"})}])
+def test_a_spare_is_given_to_nobody_whom_the_limits_refuse(changes):
+    cloud, asked = Cloud(policy=policy(spare=1)), request()
+    cloud.move()
+    cloud.later()
+    cloud.move()
+    for name, value in changes.items():
+        setattr(cloud, name, value)
+
+    cloud.move(asked)
+
+    assert fate(cloud, asked) is Fate.REFUSED
+
+
 def test_nothing_changes_where_nothing_is_to_do():
     cloud = Cloud()
     cloud.move(request())
@@ -318,7 +366,7 @@ def test_whatever_happens_no_limit_is_passed_and_every_rise_has_its_line(acts, s
         cloud.move(*asked, until=until)
 
         new = cloud.ledger[lines:]
-        rising = [one.group for one in new if one.action is Action.START]
+        rising = [one.group for one in new if one.action is Action.START for _ in one.coming]
         risen = [group for group, by in cloud.rises[rises:] for _ in range(by)]
         assert risen == rising[: len(risen)]
         assert not (rising and (cloud.frozen or cloud.left is None or cloud.left <= 0))

@@ -272,10 +272,11 @@ def test_past_the_budget_nothing_is_taken_and_the_answer_says_what_is_left(door,
 
 
 def test_a_request_under_a_made_up_name_is_passed_over(door):
-    """Whoever may write below ``sessions/eve/`` writes no request of another by a longer key."""
+    """Whoever may write below ``sessions/AROA1:eve/`` writes no request of another by a longer key."""
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     asked = {"pool": "train", "count": 1, "hours": None}
-    put(door, f"capacity/requests/{day}/sessions/eve/users/ada/100000Z-0a.json", asked)
+    put(door, f"capacity/requests/{day}/sessions/AROA1:eve/users/ada/100000Z-0a.json", asked)
+    put(door, f"capacity/requests/{day}/sessions/AIDA1/100000Z-0c.json", asked)  # a user's own id
     put(door, f"capacity/requests/{day}/users/eve/100000Z-0b.json", asked | {"owner": "ada"})
 
     door.move()
@@ -288,11 +289,13 @@ def test_a_request_that_is_no_request_is_refused_and_harms_no_other(door):
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     put(door, f"capacity/requests/{day}/users/eve/100000Z-0a.json", {"pool": 7, "count": -1})
     boto3.client("s3", REGION).put_object(
-        Bucket=BUCKET, Key=f"reaper/capacity/requests/{day}/users/eve/100000Z-0b.json", Body=b"no json"
+        Bucket=BUCKET, Key=f"reaper/capacity/requests/{day}/users/eve/100000Z-0b.json", Body=b"[" * 100_000
     )
+    put(door, f"capacity/requests/{day}/users/eve/100000Z-0d.json", {"count": "7" * 3_000_000})
     put(door, f"capacity/requests/{day}/users/ada/100000Z-0c.json", {"pool": "train", "count": 1})
 
     done = door.move()
 
     assert done["failed"] == []
-    assert [one["action"] for one in door.ledger()] == ["accept", "refuse", "refuse", "start"]
+    assert [one["action"] for one in door.ledger()] == ["accept", "refuse", "refuse", "refuse", "start"]
+    assert len(json.dumps(get("capacity/state.json"))) < 4096
