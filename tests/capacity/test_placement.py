@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from image.capacity.model import SPARE, TAG_TAKEN, Fate, state_of
-from image.capacity.placement import SILENT, WAIT, Action
+from image.capacity.placement import COOL_OFF, SILENT, WAIT, Action
 from image.reaper.model import TAG_KEEP_UNTIL
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, Cloud, policy, request
 
@@ -314,6 +314,43 @@ def test_a_spare_is_given_to_nobody_whom_the_limits_refuse(changes):
     cloud.move(asked)
 
     assert fate(cloud, asked) is Fate.REFUSED
+
+
+def waiting_for_room():
+    """A cloud where somebody waits, and a zone has just got room."""
+    cloud = Cloud(room=dict.fromkeys(LABELS, False))
+    cloud.move(request())
+    for _ in range(2):
+        cloud.later(10)
+        cloud.move()
+    cloud.now += COOL_OFF
+    cloud.room[A] = True
+    return cloud
+
+
+@pytest.mark.parametrize(
+    "changes", [{"frozen": frozenset({"train"})}, {"left": Decimal(0)}, {"left": None}, {"raised_by_hand": 4}]
+)
+def test_limits_hold_again_when_what_waited_finds_room(changes):
+    """A freeze, an empty budget, or an operator who raised another group by hand up to the pool's limit."""
+    cloud = waiting_for_room()
+    for name, value in changes.items():
+        if name == "raised_by_hand":
+            cloud.groups[B] = replace(cloud.groups[B], desired=value)
+        else:
+            setattr(cloud, name, value)
+
+    cloud.move()
+
+    assert cloud.desired[A] == 0
+
+
+def test_what_waited_starts_where_room_came():
+    cloud = waiting_for_room()
+
+    cloud.move()
+
+    assert cloud.desired[A] == 1
 
 
 def test_nothing_changes_where_nothing_is_to_do():
