@@ -32,7 +32,7 @@ $(POLICY): stacks/crossguard/requirements.lock $(READY)
 rehearse: $(READY) ## Run the main job on this computer: stack, trainer with a spot notice, reaper
 	@$(FLEET) rehearse $(STACK)
 
-test: $(READY) ## Run the tests (under 10 minutes on 2 cores)
+test: $(READY) ## Run the tests
 	@$(PY) -m pytest -m "not image and not libraries" -n 2 --dist worksteal $(ARGS)
 
 test-image: $(READY) ## Check what instances boot with: needs root and Debian packages

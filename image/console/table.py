@@ -31,7 +31,7 @@ class Rows:
 
 
 IMAGE = Rows(
-    "Bake the image, and its lockfile.",
+    "Build images, roll them back, and hold what they take from outside.",
     "gpu-fleet image build aws-prod",
     {
         "build": Row("stacks.images.command:build", "Build a stack's image on its cloud, and promote it."),

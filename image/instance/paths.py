@@ -40,7 +40,7 @@ def stop_file() -> Path:
 
 
 def closed_file() -> Path:
-    """Its presence tells ``gpu-fleet launch`` to start nothing: the instance is being terminated."""
+    """Its presence tells ``gpu-fleet train launch`` to start nothing: the instance is being terminated."""
     return run_dir() / "closed"
 
 

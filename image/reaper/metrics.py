@@ -14,7 +14,7 @@ from datetime import timedelta
 
 HEARTBEAT = timedelta(seconds=60)
 
-# Share of the last minute's samples, 0 to 1, in which anything worked. For users's dashboards.
+# Share of the last minute's samples, 0 to 1, in which anything worked. For users' dashboards.
 METRIC_ACTIVE_FRACTION = "ActiveFraction"
 # Seconds since the last activity, by a monotonic clock, watched without a gap: after a restart of agent or
 # instance it counts from the first complete sample, unless the agent knows of nothing missed. Or a code.

@@ -1,4 +1,4 @@
-"""Where a stack is, and the policy that it published: for users's commands, wherever they run."""
+"""Where a stack is, and the policy that it published: for users' commands, wherever they run."""
 
 import os
 from collections.abc import Callable, Mapping
