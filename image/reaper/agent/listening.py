@@ -83,7 +83,7 @@ class Senses:
 
 
 class Door:
-    """Refuses log-ins (``pam_nologin``) and jobs (``gpu-fleet train launch`` looks for ``closed``); root may pass.
+    """Refuses log-ins (``pam_nologin``) and jobs (``gpu-fleet train launch`` asks ``closed``); root may pass.
 
     Both files hold the same text, and ``closed`` is written first and removed last: a ``nologin`` with
     another text is an administrator's, or the system's own while it boots. It is neither overwritten nor
