@@ -262,10 +262,15 @@ def test_where_run_is_full_nobody_is_locked_out_and_the_agent_goes_on(live, monk
     live.sweep()
     assert ended([instance]) == []
     assert not instance.door_is_ajar
+    assert live.said("refused") == [instance.id], "else nobody looks at what begins, and `keep` is too late"
+    said = keep(instance)
+    assert said.exit_code == 0, said.output
 
     monkeypatch.undo()
-    live.pass_minutes(10)
-    live.sweep()
+    live.ec2.delete_tags(Resources=[instance.id], Tags=[{"Key": TAG_KEEP_UNTIL}])
+    for _ in range(4):
+        live.pass_minutes(10)
+        live.sweep()
 
     assert ended([instance]) == [instance.id]
 

@@ -13,10 +13,11 @@ import pytest
 from image.instance import instance_file
 from image.reaper.agent import listening, notices
 from image.reaper.agent.answers import Act, Seen, Talk, View
-from image.reaper.agent.listening import Answers, Door, Going, Senses, Target, answers
+from image.reaper.agent.listening import CLOSED, Answers, Door, Going, Senses, Target, answers
 from image.reaper.agent.notices import Notice
 from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.errors import CloudError
+from image.reaper.handshake import Word
 from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.samples import NOON
 
@@ -347,3 +348,38 @@ def test_a_door_shut_again_is_whole_again(door, tmp_path):
 
     assert not door.is_shut
     assert not (tmp_path / "nologin").exists()
+
+
+def test_a_door_of_which_the_agent_s_own_file_was_removed_is_opened_all_the_same(door, tmp_path):
+    """By an administrator who lets jobs in; log-ins would be refused for good."""
+    door.shut(CLOSED)
+    (tmp_path / "run/closed").unlink()
+    assert door.is_shut, "an agent that starts leaves it as it is"
+
+    door.open()
+
+    assert not door.is_shut
+    assert not (tmp_path / "nologin").exists()
+
+
+def test_a_door_that_cannot_be_shut_again_ends_the_mark_and_says_nothing_else(door, monkeypatch):
+    going, said = Heard(Told(), door).going, []
+    going.talk = Talk(NOON, fenced=True, closed_at=NOON)
+
+    def fail(message):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    class Exchange:
+        """Where words go."""
+
+        def say(self, word, **more):
+            said.append((word, more))
+
+    monkeypatch.setattr(door, "shut", fail)
+    monkeypatch.setattr(going, "_exchange", Exchange)
+
+    going._say(Word.CLOSED)
+
+    reason = "log-ins and jobs cannot be refused: [Errno 28] No space left on device"
+    assert said == [(Word.REFUSED, {"reason": reason})]
+    assert going.talk.over

@@ -87,7 +87,7 @@ class Door:
 
     Both files hold the same text, and ``closed`` is written first and removed last: a ``nologin`` with
     another text is an administrator's, or the system's own while it boots. It is neither overwritten nor
-    removed.
+    removed. Whoever removes ``closed`` alone is told from those by the text.
 
     Args:
         closed: the agent's own file.
@@ -100,7 +100,7 @@ class Door:
     @property
     def is_shut(self) -> bool:
         """Whether this refuses anything now."""
-        return self._closed.exists()
+        return self._closed.exists() or self._is_ours()
 
     def shut(self, message: str) -> None:
         """Refuse from now on; what is shut already stays as it is.
@@ -123,10 +123,16 @@ class Door:
         self._closed.unlink(missing_ok=True)
 
     def _is_ours(self) -> bool:
-        try:
-            return read_text(self._nologin) == read_text(self._closed)
-        except (OSError, UnicodeDecodeError):  # absent, or nothing that this wrote
-            return False
+        found = _text_of(self._nologin)
+        return found is not None and found in (CLOSED + "\n", _text_of(self._closed))
+
+
+def _text_of(file: Path) -> str | None:
+    """None for one that is absent, or nothing that this wrote."""
+    try:
+        return read_text(file)
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def long_ago() -> datetime:
@@ -268,9 +274,7 @@ class Going:
             case Act.WITHDRAW:
                 self._withdraw(view)
             case Act.CLOSE:
-                self._answers.door.shut(CLOSED)
-                self._change(closed_at=self._now())
-                self._answers.notify(CLOSED)
+                self._close()
                 return None
             case Act.REFUSE:
                 why = view.seen.why if view.seen else ""
@@ -297,9 +301,23 @@ class Going:
         )
         self._change(notified=True)
 
+    def _close(self) -> None:
+        if self._is_shut():
+            self._change(closed_at=self._now())
+            self._answers.notify(CLOSED)
+
+    def _is_shut(self) -> bool:
+        """Whether nobody comes in from now on; where that cannot be, say in a full /run, the mark is over."""
+        try:
+            self._answers.door.shut(CLOSED)
+        except OSError as error:
+            self._refuse(f"log-ins and jobs cannot be refused: {error}")
+            return False
+        return True
+
     def _say(self, word: Word, **more: str) -> None:
-        if word is Word.CLOSED:
-            self._answers.door.shut(CLOSED)  # still: an administrator may have removed what he wrote
+        if word is Word.CLOSED and not self._is_shut():  # an administrator may have removed what was written
+            return
         self._exchange().say(word, **more)
         self._change(word=word, said_at=self._now())
 

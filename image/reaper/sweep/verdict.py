@@ -704,7 +704,7 @@ def _explained(situation: Situation, decision: Decision) -> Decision:
     count = found.count + decision.withdrawn
     reason = f"{decision.reason}; its agent withdrew {count} mark(s) since {format_time(found.first)}"
     often = decision.withdrawn and count >= OFTEN_WITHDRAWN
-    told = ": something begins there again and again (journalctl -u gpu-reaper names it)" if often else ""
+    told = ": its journal says why (journalctl -u gpu-reaper)" if often else ""
     return replace(decision, reason=reason + told, alert=decision.alert or often)
 
 
