@@ -34,7 +34,7 @@ DIGEST = "payload.sha256"
 # Where no git says what belongs to the project: nothing else of its folders leaves the computer. A test holds
 # every tracked file against them.
 PATTERNS = (
-    *("*.py", "*.sh", "*.toml", "*.txt", "README.md", "steps/ORDER", "keys/*.asc"),
+    *("*.py", "*.sh", "*.toml", "*.txt", "py.typed", "README.md", "steps/ORDER", "keys/*.asc"),
     *("rootfs/etc/*", "rootfs/opt/gpu-fleet/bin/*", "rootfs/usr/libexec/gpu-fleet/*"),
     *("rootfs/usr/local/bin/*", "rootfs/usr/share/*"),
 )
