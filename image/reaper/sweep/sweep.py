@@ -33,7 +33,6 @@ from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
 from image.reaper.sweep.results import Done, Result
 from image.reaper.sweep.verdict import (
     BREAKER_LASTS,
-    USUAL_LASTS,
     Situation,
     decide,
     idle_within_a_day,
@@ -177,7 +176,7 @@ class _Sweep:
         """
         for one in plan.with_verdict(Verdict.UNMARK):
             mark = mark_of(one.instance)
-            if mark and one.idle_since and one.idle_since - mark.idle_since >= USUAL_LASTS:
+            if mark and one.idle_since and not mark.tells_of(one.idle_since):
                 memory.note_idle(one.instance.pool, mark.reap_after, [one.instance.id])
             # once for each mark: one that could not be taken away is found again
             if one.withdrawn and one.instance.id in self.done.unmarked:

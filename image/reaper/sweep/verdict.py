@@ -441,9 +441,6 @@ BREAKER_SHARE = 0.05
 BREAKER_MARGIN = 4
 # Sensors that go blind stay blind; what is idle is used again, or its owner looks after it, within a day.
 BREAKER_LASTS = timedelta(hours=24)
-# A shorter idleness teaches nothing about what is usual: sensors that went blind may see a minute of work
-# every few hours. A night does.
-USUAL_LASTS = timedelta(hours=8)
 # Of one pool; the next failed boot check after them waits for a user, or for the next day.
 MOST_REPLACED_IN_A_DAY = 3
 LEAVING = frozenset({Verdict.MARK, Verdict.WAIT, *ENDS})
