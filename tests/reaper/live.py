@@ -37,7 +37,6 @@ from image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
 from image.reaper.agent.loop import Agent
 from image.reaper.agent.publish import heartbeat
 from image.reaper.agent.sensors.counters import OwnUse
-from image.reaper.agent.sensors.processes import STARTED_LATELY_S
 from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
 from image.reaper.aws import agent as aws_agent
 from image.reaper.aws import session as aws_session
@@ -180,7 +179,7 @@ class Instance:
         (folder / "keep").mkdir(parents=True)
         (folder / "keep/notes.txt").write_text("mine")
         self.messages: list[str] = []
-        self.alive, self.cores = True, 1.0
+        self.alive = True
         self.stopped_at: datetime | None = None
         self.idle_since = self.booted_at = live.now - timedelta(hours=IDLE_HOURS)
         self.start_agent(self.idle_since)
@@ -271,14 +270,10 @@ class Instance:
     def sample(self, now: datetime, *, everything: bool) -> Reading:
         """What the sensors read: a job takes a core, and its process is there from its first moment."""
         truth, at = self.truth, self._live.now
-        share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0) * self.cores
+        share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0)
         people = People(
             sessions=tuple(Session("terminal", "ada on pts/0", _since(at, one)) for one in truth.typed_at),
-            started=tuple(
-                Started(1, "python", "ada", age)
-                for one in truth.jobs
-                if (age := _since(at, one)) < STARTED_LATELY_S
-            ),
+            started=tuple(Started(1, "python", "ada", _since(at, one)) for one in truth.jobs),
         )
         return Reading(now, Rates(cpu_cores=share), (), people if everything else None)
 

@@ -79,25 +79,6 @@ def test_each_state_of_a_mark_that_is_due_has_one_next_act(talk, look, act):
     assert next_act(View(NOW, MARK, "", made, look)) is act
 
 
-@pytest.mark.parametrize(
-    ("talk", "look", "act"),
-    [
-        # a job that began after the mark was due shows for minutes only
-        ({"saved_at": ago(60), "busy_looks": 2}, Seen(("process: wait.py",), is_new=True), Act.WITHDRAW),
-        ({"saved_at": ago(60), "busy_looks": 1}, Seen(("process: wait.py",), is_new=True), Act.NOTHING),
-        # other use shows in heartbeats, and the sweep takes the mark away
-        ({"saved_at": ago(60), "busy_looks": 2}, Seen(("gpu",)), Act.NOTHING),
-        # nobody looked for so long that it may have been forgotten
-        ({"saved_at": ago(60), "missed": True}, CLEAN, Act.WITHDRAW),
-        ({**CLOSED, "missed": True}, CLEAN, Act.REFUSE),
-    ],
-)
-def test_what_will_not_show_for_long_ends_the_mark_whatever_was_said_before(talk, look, act):
-    made = Talk(**({"mark": MARK, "notified": True} | talk))
-
-    assert next_act(View(NOW, MARK, "", made, look)) is act
-
-
 def test_before_a_mark_is_due_users_are_notified_and_nothing_else():
     talk = Talk(mark=MARK)
 

@@ -351,29 +351,6 @@ def test_an_instance_that_its_user_starts_again_is_open_and_a_later_mark_may_sto
     assert ended([instance]), "used by nobody since"
 
 
-@pytest.mark.parametrize("waits_min", [0, 20])
-def test_a_job_that_does_little_and_begins_before_the_first_answer_is_not_forgotten(live, waits_min):
-    """It shows for a quarter of an hour; the agent may not even look meanwhile, where it cannot save."""
-    (instance,) = live.start()
-    live.pass_minutes(2)
-    live.sweep()
-    mark = datetime.fromisoformat(live.tags(instance.id)[TAG_REAP_AFTER])
-    live.pass_seconds((mark - live.now).total_seconds())
-    instance.cores = 0.0
-    live.agents_refused = "SlowDown" if waits_min else ""
-    live.after(2, instance.begin_job)
-    live.pass_minutes(waits_min or 20)
-    live.agents_refused = ""
-    live.pass_minutes(2)
-
-    for _ in range(3):
-        live.sweep()
-        live.pass_minutes(3)
-
-    assert live.said("refused") == [instance.id]
-    assert ended([instance]) == []
-
-
 # what users do with a stopped instance
 
 

@@ -23,9 +23,6 @@ SAY_AGAIN_AFTER = {Word.IDLE: IDLE_LASTS / 3, Word.CLOSED: CLOSED_LASTS / 3}
 CLOSED_AT_MOST = timedelta(hours=1)
 # A sweep that read the last word in time may still be trying to terminate, with the cloud's retries.
 CLOSED_FORGOTTEN = CLOSED_LASTS + timedelta(seconds=90)
-# In times of ``save_again_after``. What users begin shows for a quarter of an hour
-# (``processes.STARTED_LATELY_S``): looks that are ten minutes apart may have missed it.
-LOOKS_APART = 2
 # Five seconds apart: a timer of the system's is over by then, a job is not.
 BUSY_LOOKS = 2
 
@@ -53,12 +50,10 @@ class Seen:
     Attributes:
         signs: of use, and of what began after the mark was due, for users.
         unknown: sensors that failed.
-        is_new: some of it began, or was typed, after the mark was due: a later look may know nothing of it.
     """
 
     signs: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    is_new: bool = False
 
     @property
     def why(self) -> str:
@@ -77,14 +72,14 @@ def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = Fals
     """
     since_s = (reading.at - mark).total_seconds()
     people = reading.people or People()
-    new = [f"session: {one.kind} {one.who}" for one in people.sessions if one.unused_s < since_s]
-    new += [
+    used = (f"session: {one.kind} {one.who}" for one in people.sessions if one.unused_s < since_s)
+    began = (
         f"process: {one.name} ({one.pid}, {one.user})"
         for one in people.started
         if one.age_s < since_s and not one.repeats
-    ]
+    )
     failed = (one for one in unknowns([reading], limits) if not (unfit and one.startswith("gpu")))
-    return Seen((*activity([reading], limits), *new), tuple(failed), is_new=bool(new))
+    return Seen((*activity([reading], limits), *used, *began), tuple(failed))
 
 
 @dataclass(frozen=True)
@@ -97,8 +92,6 @@ class Talk:
         saved_at: when everything was last saved.
         word: what was said last, and ``said_at`` when.
         busy_looks: looks in a row that showed signs of use.
-        looked_at: when everything was last looked at for it.
-        missed: so long nothing was looked at that what began then may be forgotten.
         decision: what is decided, as far as is known.
         closed_at: since when log-ins and jobs are refused.
         refusing: why the decision to end will not be followed; empty while it may.
@@ -114,8 +107,6 @@ class Talk:
     word: Word | None = None
     said_at: datetime | None = None
     busy_looks: int = 0
-    looked_at: datetime | None = None
-    missed: bool = False
     decision: Winner | None = None
     closed_at: datetime | None = None
     refusing: str = ""
@@ -178,14 +169,9 @@ def _answering(view: View) -> Act:
         return Act.SAVE
     if seen is None:
         return Act.LOOK
-    if talk.missed or (_is_news(view, seen) and talk.busy_looks >= BUSY_LOOKS):
+    if seen.signs and talk.word is Word.IDLE and talk.busy_looks >= BUSY_LOOKS:
         return Act.WITHDRAW
     return _say(view, Word.IDLE, Act.SAY_IDLE)
-
-
-def _is_news(view: View, seen: Seen) -> bool:
-    """Whether a look contradicts what was said, or shows what will not show for long."""
-    return bool(seen.signs) and (view.talk.word is Word.IDLE or seen.is_new)
 
 
 def _closing(view: View) -> Act:
@@ -198,7 +184,7 @@ def _closing(view: View) -> Act:
         return Act.SAVE
     if seen is None:
         return Act.LOOK
-    if talk.missed or (seen.why and (talk.word is Word.CLOSED or talk.busy_looks >= BUSY_LOOKS)):
+    if seen.why and (talk.word is Word.CLOSED or talk.busy_looks >= BUSY_LOOKS):
         return Act.REFUSE
     return _say(view, Word.CLOSED, Act.SAY_CLOSED)
 

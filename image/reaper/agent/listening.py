@@ -13,16 +13,7 @@ from image.instance import paths
 from image.instance.files import read_text, replace_text
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent import kept_files
-from image.reaper.agent.answers import (
-    CLOSED_FORGOTTEN,
-    LOOKS_APART,
-    SAVE_AGAIN_AFTER,
-    Act,
-    Seen,
-    Talk,
-    View,
-    next_act,
-)
+from image.reaper.agent.answers import CLOSED_FORGOTTEN, SAVE_AGAIN_AFTER, Act, Seen, Talk, View, next_act
 from image.reaper.agent.cloud import AgentCloud, Fence
 from image.reaper.agent.drain import Drain, Holds, Steps
 from image.reaper.agent.kept_files import Saved
@@ -38,7 +29,6 @@ LOG = logging.getLogger(__name__)
 # Behind a shut door a job can begin in a terminal that was open before; it is to be seen within a second.
 CLOSED_FASTER = 5
 OPEN_AGAIN = "This instance is not terminated for now: log-ins and jobs are accepted again."
-MISSED = "nothing was looked at for minutes, and what began then may be forgotten"
 CLOSED = "This instance is idle and is being terminated: nothing new can be started here. Start another one."
 
 
@@ -288,8 +278,7 @@ class Going:
                 return None
             case Act.REFUSE:
                 why = view.seen.why if view.seen else ""
-                missed = MISSED if view.talk.missed else ""
-                self._refuse(view.talk.refusing or why or missed or "nobody came to terminate it")
+                self._refuse(view.talk.refusing or why or "nobody came to terminate it")
             case Act.OPEN:
                 self._open()
             case Act.LOWER:
@@ -301,10 +290,7 @@ class Going:
         seen = self._answers.look(self._mark)
         if seen.why and view.talk.busy_looks == 0:  # once for each stretch of use, not every few seconds
             LOG.info("event=in-use mark=%s why=%r", view.mark, seen.why)
-        now, since = self._now(), view.talk.looked_at or self._mark
-        missed = view.talk.missed or now - since > LOOKS_APART * self._save_again_after
-        busy_looks = view.talk.busy_looks + 1 if seen.why else 0
-        self._change(busy_looks=busy_looks, looked_at=now, missed=missed)
+        self._change(busy_looks=view.talk.busy_looks + 1 if seen.why else 0)
         return seen
 
     def _notify(self) -> None:
@@ -337,7 +323,7 @@ class Going:
 
     def _withdraw(self, view: View) -> None:
         why = f"held: {view.hold}" if view.hold else view.seen.why if view.seen else ""
-        reason = why or (MISSED if view.talk.missed else "withdrawn before")
+        reason = why or "withdrawn before"
         decided = self._exchange().claim(Winner.WITHDRAWN, reason, self._now())
         self._change(decision=decided)
         if decided is Winner.END:
