@@ -16,7 +16,6 @@ from stacks.alicloud.alarms import SILENCE_S
 from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from stacks.alicloud.reaper import HANDLER, archive
 from stacks.alicloud.reaper_role import MANAGED, STACK
-from stacks.alicloud.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
@@ -90,12 +89,6 @@ class Capacity(pulumi.ComponentResource):
                 files=bundle(stack),
                 every_minutes=EVERY_MINUTES,
                 timeout_s=TIMEOUT_S,
-                environment={
-                    "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper",
-                    "GPU_FLEET_ACCOUNT_ID": stack.account_id,
-                    # functions share the region's inner network; the public name refuses newer accounts
-                    "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": f"https://s3.oss-{stack.region}-internal.aliyuncs.com",
-                },
                 statements=role_policy(args),
                 key_id=args.key_id,
                 key_arn=args.key_arn,

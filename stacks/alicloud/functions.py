@@ -1,4 +1,4 @@
-"""A function on a timer: its role, its log, its schedule. Lambda and its scheduler need no such file."""
+"""A function on a timer: its role, its log, its schedule."""
 
 import base64
 import io
@@ -14,6 +14,7 @@ from stacks import naming
 from stacks.alicloud import policies
 from stacks.alicloud.logs import LogStore, LogStoreArgs
 from stacks.alicloud.roles import role_with_policy
+from stacks.alicloud.storage import bucket_name
 from stacks.settings import Stack
 
 # The newest Python that Function Compute runs (alicloud_fcv3_function, runtime).
@@ -44,7 +45,6 @@ class ScheduledFunctionArgs:
     files: Mapping[str, bytes]
     every_minutes: int
     timeout_s: int
-    environment: Mapping[str, pulumi.Input[str]]
     statements: list[policies.Statement]
     key_id: pulumi.Input[str]
     key_arn: pulumi.Input[str]
@@ -117,7 +117,7 @@ class ScheduledFunction(pulumi.ComponentResource):
             timeout=args.timeout_s,
             instance_concurrency=1,
             internet_access=True,
-            environment_variables=dict(args.environment),
+            environment_variables=_environment(args.stack),
             log_config=alicloud.fc.V3FunctionLogConfigArgs(
                 project=log.project_name,
                 logstore=log.store_name,
@@ -128,6 +128,16 @@ class ScheduledFunction(pulumi.ComponentResource):
             tags=naming.tags(args.stack.name, args.stack.owner),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[attachment]),
         )
+
+
+def _environment(stack: Stack) -> dict[str, str]:
+    """What the programs of the functions know their stack by."""
+    return {
+        "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper",
+        "GPU_FLEET_ACCOUNT_ID": stack.account_id,
+        # functions share the region's inner network; the public name refuses newer accounts
+        "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": f"https://s3.oss-{stack.region}-internal.aliyuncs.com",
+    }
 
 
 def timer(every_minutes: int) -> str:

@@ -7,7 +7,6 @@ import pulumi
 from stacks.alicloud.functions import ScheduledFunction, ScheduledFunctionArgs
 from stacks.alicloud.reaper_alarms import declare_alarms
 from stacks.alicloud.reaper_role import RoleArgs, role_policy
-from stacks.alicloud.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
@@ -52,12 +51,6 @@ class Reaper(pulumi.ComponentResource):
                 files=bundle(stack),
                 every_minutes=stack.reaper.every_minutes,
                 timeout_s=TIMEOUT_S,
-                environment={
-                    "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper",
-                    "GPU_FLEET_ACCOUNT_ID": stack.account_id,
-                    # functions share the region's inner network; the public name refuses newer accounts
-                    "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": f"https://s3.oss-{stack.region}-internal.aliyuncs.com",
-                },
                 statements=role_policy(RoleArgs(stack, args.key_arn, args.records_arn)),
                 key_id=args.key_id,
                 key_arn=args.key_arn,

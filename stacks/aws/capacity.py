@@ -14,6 +14,7 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import policies
+from stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from stacks.aws.reaper import archive
 from stacks.aws.reaper_role import MANAGED, STACK, use_key
 from stacks.aws.storage import bucket_name
@@ -23,8 +24,6 @@ from stacks.settings import Stack
 Conditions = dict[str, Mapping[str, Any]]
 HANDLER = f"{sweep_archive.MOVER}.aws.handle"
 TIMEOUT_S = 120
-MEMORY_MIB = 512
-LOG_DAYS = 90
 LATEST_START_S = 60
 # Failed passes within 5 minutes, of five at least, that call an operator: one alone is made good by the next.
 PERIOD_S, FAILED_PASSES = 300, 3
@@ -89,7 +88,6 @@ class Capacity(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         self._tags = naming.tags(args.stack.name, args.stack.owner)
         function = self._function()
-        self._each_minute(function)
         self._on_failed_launches(function)
         aws.cloudwatch.MetricAlarm(
             f"{self._name}-errors",
@@ -113,86 +111,22 @@ class Capacity(pulumi.ComponentResource):
 
     def _function(self) -> aws.lambda_.Function:
         args, stack = self._args, self._args.stack
-        log = aws.cloudwatch.LogGroup(
+        return declare_function(
             self._name,
-            name=f"/aws/lambda/{self._name}",
-            kms_key_id=args.key_arn,
-            retention_in_days=LOG_DAYS,
-            tags=self._tags,
-            opts=self._child,
-        )
-        role = aws.iam.Role(
-            self._name,
-            # Lambda names no source account when it takes an execution role.
-            assume_role_policy=policies.trust("lambda.amazonaws.com", stack.account_id, check_source=False),
-            description=f"The mover of gpu-fleet stack {stack.name}",
-            tags=self._tags,
-            opts=self._child,
-        )
-        policy = aws.iam.RolePolicy(
-            self._name, role=role.id, policy=role_policy(args, log.arn), opts=self._child
-        )
-        function = aws.lambda_.Function(
-            self._name,
-            name=self._name,
-            description=f"Decides where instances of gpu-fleet stack {stack.name} start",
-            runtime="python3.12",
-            architectures=["arm64"],
-            handler=HANDLER,
-            code=bundle(stack),
-            role=role.arn,
-            timeout=TIMEOUT_S,
-            memory_size=MEMORY_MIB,
-            reserved_concurrent_executions=1,
-            environment={
-                "variables": {"GPU_FLEET_LEDGER_URI": f"s3://{bucket_name(stack, 'records')}/reaper"}
-            },
-            tags=self._tags,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[log, policy]),
-        )
-        # The next minute is the retry.
-        aws.lambda_.FunctionEventInvokeConfig(
-            self._name,
-            function_name=function.name,
-            maximum_retry_attempts=0,
-            maximum_event_age_in_seconds=LATEST_START_S,
-            opts=self._child,
-        )
-        return function
-
-    def _each_minute(self, function: aws.lambda_.Function) -> None:
-        stack = self._args.stack
-        role = aws.iam.Role(
-            f"{self._name}-schedule",
-            assume_role_policy=policies.trust("scheduler.amazonaws.com", stack.account_id),
-            description=f"Starts the mover of gpu-fleet stack {stack.name}",
-            tags=self._tags,
-            opts=self._child,
-        )
-        policy = aws.iam.RolePolicy(
-            f"{self._name}-schedule",
-            role=role.id,
-            policy=policies.document(
-                policies.allow("Start", ["lambda:InvokeFunction"], function.arn),
+            ScheduledFunctionArgs(
+                stack=stack,
+                program="the mover",
+                purpose=f"Decides where instances of gpu-fleet stack {stack.name} start",
+                handler=HANDLER,
+                code=bundle(stack),
+                every="rate(1 minute)",  # of one: EventBridge refuses the plural
+                timeout_s=TIMEOUT_S,
+                latest_start_s=LATEST_START_S,
+                environment={"GPU_FLEET_LEDGER_URI": f"s3://{bucket_name(stack, 'records')}/reaper"},
+                key_arn=args.key_arn,
+                policy=lambda log_arn: role_policy(args, log_arn),
             ),
-            opts=self._child,
-        )
-        aws.scheduler.Schedule(
-            self._name,
-            name=self._name,
-            description=f"The mover of gpu-fleet stack {stack.name}",
-            schedule_expression="rate(1 minute)",  # of one: EventBridge refuses the plural
-            flexible_time_window={"mode": "OFF"},
-            target={
-                "arn": function.arn,
-                "role_arn": role.arn,
-                "input": "{}",
-                "retry_policy": {
-                    "maximum_event_age_in_seconds": LATEST_START_S,
-                    "maximum_retry_attempts": 0,
-                },
-            },
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
+            self,
         )
 
     def _on_failed_launches(self, function: aws.lambda_.Function) -> None:

@@ -6,17 +6,15 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies
+from stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from stacks.aws.reaper_alarms import declare_alarms
-from stacks.aws.reaper_role import RoleArgs, role_policy, use_key
+from stacks.aws.reaper_role import RoleArgs, role_policy
 from stacks.aws.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
 # A fleet of thousands is swept within a minute; the lease of a sweep lasts 15 minutes.
 TIMEOUT_S = 300
-MEMORY_MIB = 512
-LOG_DAYS = 90
 FAILED_EVENT_DAYS = 14
 DAY_S = 86_400
 LATEST_START_S = 300
@@ -49,7 +47,6 @@ class Reaper(pulumi.ComponentResource):
         self._tags = naming.tags(args.stack.name, args.stack.owner)
         queue = self._queue()
         function = self._function(queue)
-        self._schedule(function, queue)
         declare_alarms(
             self._name,
             args.stack,
@@ -74,100 +71,28 @@ class Reaper(pulumi.ComponentResource):
 
     def _function(self, queue: aws.sqs.Queue) -> aws.lambda_.Function:
         args, stack = self._args, self._args.stack
-        log = aws.cloudwatch.LogGroup(
+        return declare_function(
             self._name,
-            name=f"/aws/lambda/{self._name}",
-            kms_key_id=args.key_arn,
-            retention_in_days=LOG_DAYS,
-            tags=self._tags,
-            opts=self._child,
-        )
-        role_arn, policy = self._role(queue, log)
-        function = aws.lambda_.Function(
-            self._name,
-            name=self._name,
-            description=f"Terminates forgotten instances of gpu-fleet stack {stack.name}",
-            runtime="python3.12",
-            architectures=["arm64"],
-            handler=sweep_archive.HANDLER,
-            code=bundle(stack),
-            role=role_arn,
-            timeout=TIMEOUT_S,
-            memory_size=MEMORY_MIB,
-            reserved_concurrent_executions=1,
-            environment={
-                "variables": {
+            ScheduledFunctionArgs(
+                stack=stack,
+                program="the sweep",
+                purpose=f"Terminates forgotten instances of gpu-fleet stack {stack.name}",
+                handler=sweep_archive.HANDLER,
+                code=bundle(stack),
+                every=f"rate({stack.reaper.every_minutes} minutes)",
+                timeout_s=TIMEOUT_S,
+                latest_start_s=LATEST_START_S,
+                environment={
                     "GPU_FLEET_LEDGER_URI": f"s3://{bucket_name(stack, 'records')}/reaper",
                     "GPU_FLEET_TOPIC_ARN": args.topic_arn,
-                }
-            },
-            dead_letter_config={"target_arn": queue.arn},
-            tags=self._tags,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[log, policy]),
-        )
-        # The next sweep is the retry: what a late one would do has been done by then.
-        aws.lambda_.FunctionEventInvokeConfig(
-            self._name,
-            function_name=function.name,
-            maximum_retry_attempts=0,
-            maximum_event_age_in_seconds=LATEST_START_S,
-            opts=self._child,
-        )
-        return function
-
-    def _role(
-        self, queue: aws.sqs.Queue, log: aws.cloudwatch.LogGroup
-    ) -> tuple[pulumi.Output[str], aws.iam.RolePolicy]:
-        """The function's role, and the policy that must stand before it runs."""
-        args, stack = self._args, self._args.stack
-        role = aws.iam.Role(
-            self._name,
-            # Lambda names no source account when it takes an execution role.
-            assume_role_policy=policies.trust("lambda.amazonaws.com", stack.account_id, check_source=False),
-            description=f"The sweep of gpu-fleet stack {stack.name}",
-            tags=self._tags,
-            opts=self._child,
-        )
-        allowed = RoleArgs(stack, args.key_arn, args.records_arn, args.topic_arn, queue.arn, log.arn)
-        policy = aws.iam.RolePolicy(self._name, role=role.id, policy=role_policy(allowed), opts=self._child)
-        return role.arn, policy
-
-    def _schedule(self, function: aws.lambda_.Function, queue: aws.sqs.Queue) -> None:
-        stack = self._args.stack
-        role = aws.iam.Role(
-            f"{self._name}-schedule",
-            assume_role_policy=policies.trust("scheduler.amazonaws.com", stack.account_id),
-            description=f"Starts the sweep of gpu-fleet stack {stack.name}",
-            tags=self._tags,
-            opts=self._child,
-        )
-        policy = aws.iam.RolePolicy(
-            f"{self._name}-schedule",
-            role=role.id,
-            policy=policies.document(
-                policies.allow("Start", ["lambda:InvokeFunction"], function.arn),
-                policies.allow("FailedEvents", ["sqs:SendMessage"], queue.arn),
-                use_key(stack, self._args.key_arn, "sqs"),
-            ),
-            opts=self._child,
-        )
-        aws.scheduler.Schedule(
-            self._name,
-            name=self._name,
-            description=f"The sweep of gpu-fleet stack {stack.name}",
-            schedule_expression=f"rate({stack.reaper.every_minutes} minutes)",
-            flexible_time_window={"mode": "OFF"},
-            target={
-                "arn": function.arn,
-                "role_arn": role.arn,
-                "input": "{}",
-                "dead_letter_config": {"arn": queue.arn},
-                "retry_policy": {
-                    "maximum_event_age_in_seconds": LATEST_START_S,
-                    "maximum_retry_attempts": 2,
                 },
-            },
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[policy]),
+                key_arn=args.key_arn,
+                policy=lambda log_arn: role_policy(
+                    RoleArgs(stack, args.key_arn, args.records_arn, args.topic_arn, queue.arn, log_arn)
+                ),
+                queue=queue,
+            ),
+            self,
         )
 
 
