@@ -1,7 +1,9 @@
 """The development environment: each version written once, current locks, torch without CUDA where it can."""
 
 import importlib.util
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -164,6 +166,24 @@ def test_a_wheel_that_was_tampered_with_ends_the_set_up(pip, capsys):
     assert environment.install() == 1
     assert pip.asked[-1][-1] == environment.TORCH_CPU
     assert "DO NOT MATCH" in capsys.readouterr().out
+
+
+def test_make_lets_python_keep_what_it_compiled():
+    """`.venv` comes uncompiled, and hundreds of processes of the tests import torch."""
+    forbidden = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    asking = 'include Makefile\ntold: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"\n'
+
+    told = subprocess.run(
+        ["make", "--silent", "-f", "-", "told"],
+        input=asking,
+        cwd=ROOT,
+        env=forbidden,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert told.stdout == "[]\n"
 
 
 def test_the_hooks_use_the_tools_of_the_environment():
