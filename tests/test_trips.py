@@ -26,6 +26,7 @@ HANDED_ON = {
     ("stacks/Pulumi.aws-prod.yaml", "stacks/settings/schema.py"): "network",
     ("image/reaper/agent/sensors/look.py", "image/reaper/agent/loop.py"): "sample(",
     ("image/reaper/agent/publish.py", "image/reaper/sweep/evidence.py"): "METRIC_SECONDS_SINCE_ACTIVITY",
+    ("image/reaper/sweep/evidence.py", "image/reaper/aws/metrics.py"): "Heartbeats",
     ("image/reaper/sweep/carry_out.py", "image/reaper/aws/instances.py"): "terminate",
 }
 

@@ -12,7 +12,7 @@ from image.reaper import policy as policies
 from image.reaper.alicloud.connect import credentials
 from image.reaper.alicloud.session import ENDPOINT, Product, clients
 from image.reaper.calls import Calls
-from image.reaper.sweep.cloud import connect, policy_file
+from image.reaper.cloud import connect, policy_file
 from image.reaper.times import parse_time
 
 RESERVE = timedelta(seconds=15)

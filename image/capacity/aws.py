@@ -9,7 +9,7 @@ from image.capacity.mover import log, move
 from image.reaper import policy as policies
 from image.reaper.aws.session import clients
 from image.reaper.calls import Calls
-from image.reaper.sweep.cloud import connect, policy_file
+from image.reaper.cloud import connect, policy_file
 
 # Left at the end, to write down what was begun.
 RESERVE = timedelta(seconds=15)

@@ -23,7 +23,9 @@ from image.capacity.model import (
     state_of,
 )
 from image.capacity.placement import WAIT
+from image.reaper import cloud as clouds
 from image.reaper.calls import Calls
+from image.reaper.cloud import Query, Span, SweepCloud
 from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.metrics import METRIC_GATE_PASSED
 from image.reaper.model import TAG_GIVE_BACK, TAG_KEEP_REASON, TAG_KEEP_UNTIL
@@ -33,8 +35,6 @@ from image.reaper.options import POOL_NAME, stack_options
 from image.reaper.people.connect import RUNNING, chosen, described
 from image.reaper.place import Asked, Place, subject
 from image.reaper.policy import CapacityPolicy, Policy
-from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.cloud import Query, Span, SweepCloud
 from image.reaper.times import format_time
 
 LOOK_EVERY_S = 5.0

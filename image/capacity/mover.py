@@ -26,13 +26,13 @@ from image.capacity.model import (
 )
 from image.capacity.placement import Action, MoneyLeft, PlacementDecision, PoolView, Site, decide, wants_money
 from image.reaper.calls import Failure
+from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
 from image.reaper.model import Inventory
 from image.reaper.money.budget_check import look
 from image.reaper.money.freeze_rules import FreezeStage
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import SweepCloud
 from image.reaper.times import format_time
 
 # Older requests are of nobody who still waits.

@@ -237,3 +237,30 @@ class Plan:
     def with_verdict(self, *verdicts: Verdict) -> tuple[Decision, ...]:
         """The decisions with one of these verdicts."""
         return tuple(decision for decision in self.decisions if decision.verdict in verdicts)
+
+
+class Kind(StrEnum):
+    """What an instance left behind."""
+
+    VOLUME = "volume"
+    ADDRESS = "address"
+    INSTANCE = "stopped instance"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """One thing that nobody uses.
+
+    Attributes:
+        size_gib: of a volume, or of a stopped instance's volumes; 0 for an address.
+        unused_since: where the cloud tells; else the note on it counts.
+        in_use: it carries a note but is used again.
+    """
+
+    kind: Kind
+    id: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    size_gib: int = 0
+    volume_type: str = ""
+    unused_since: datetime | None = None
+    in_use: bool = False

@@ -10,9 +10,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from image.reaper import cloud as clouds
+from image.reaper.cloud import LEDGER_URI
 from image.reaper.place import Asked
-from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.cloud import LEDGER_URI
 from image.reaper.times import parse_time
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from image.instance import instance_file, paths
+from image.reaper import cloud as clouds
 from image.reaper import policy as policies
 from image.reaper.calls import DENIED, Calls
+from image.reaper.cloud import LEDGER_URI, POLICY_FILE, policy_file
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError
 from image.reaper.policy import Policy
 from image.reaper.store import ABSENT
-from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.cloud import LEDGER_URI, POLICY_FILE, policy_file
 
 POLICY_KEY = "reaper/policy.json"
 LEDGER_PREFIX = "reaper"

@@ -29,11 +29,11 @@ from gpu_fleet.data.loader import RankShare, training_slices
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.parallel.spread import Whole
-from gpu_fleet.parallel.world import world
 from gpu_fleet.prepared_run import fresh_state, opened, rehearse
 from gpu_fleet.state import State
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.world import world
 from tests.training.programs import DIGITS, torchrun
 from tests.training.ranks import run_ranks
 

@@ -20,7 +20,7 @@ from PIL import Image
 from gpu_fleet import cli, config
 from gpu_fleet.bench import StepTimes, measure_steps
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.parallel.world import world
+from gpu_fleet.world import world
 
 COMMAND = "python -m tests.bench.bench_trainer_gpu"
 GOAL_RATIO = 0.99  # bare step over trainer's step, at least

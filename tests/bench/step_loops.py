@@ -28,11 +28,11 @@ from gpu_fleet.loop import train_steps
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.models import registry
 from gpu_fleet.models.definitions import Facts
-from gpu_fleet.parallel.world import world
 from gpu_fleet.prepared_run import fresh_state, opened, rehearse
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, sources
 from gpu_fleet.stopping.watchdog import Watchdog
+from gpu_fleet.world import world
 
 STEPS_A_TURN = 20
 FOREVER = 10**6  # steps; the process ends when nobody gives it another turn

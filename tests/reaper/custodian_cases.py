@@ -7,9 +7,9 @@ with ``instance-uptime`` it is right about the one that just booted, and it refu
 
 from collections.abc import Callable
 
+from image.reaper.cloud import MAX_QUERIES
 from image.reaper.model import ENDS, TAG_MANAGED, TAG_POOL, TAG_STACK, Verdict
 from image.reaper.policy import Policy
-from image.reaper.sweep.evidence import MAX_QUERIES
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World, refusal
 

@@ -40,12 +40,12 @@ from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
 from image.reaper.aws import agent as aws_agent
 from image.reaper.aws import session as aws_session
+from image.reaper.cloud import connect
 from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, namespace
 from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_REAP_AFTER, TAG_STACK, TAG_WITHDRAWN
 from image.reaper.people import keep
 from image.reaper.sweep import handler
-from image.reaper.sweep.cloud import connect
 from tests.reaper.moto_fleet import policy_json, pool_policy
 
 REGION, STACK, ACCOUNT = "us-east-1", "test", "123456789012"

@@ -11,10 +11,10 @@ from typing import Any
 
 from image.reaper import policy as policies
 from image.reaper.alicloud.session import Clients
+from image.reaper.cloud import SweepCloud, connect
+from image.reaper.notify.notifier import Notifier
 from image.reaper.policy import Policy, PoolPolicy
 from image.reaper.sweep.carry_out import CHECK_LASTS
-from image.reaper.sweep.cloud import SweepCloud, connect
-from image.reaper.sweep.notify import Notifier
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.sweep.verdict import OLDEST_HEARTBEAT

@@ -9,10 +9,10 @@ import pytest
 
 from image.reaper.calls import bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
+from image.reaper.notify.notifier import Notifier
 from image.reaper.people.ledger_reader import LedgerPlace, read_ends
 from image.reaper.people.monthly_savings import month_of
 from image.reaper.sweep.lease import KEY as LEASE_KEY
-from image.reaper.sweep.notify import Notifier
 from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.sweep.tidy import LOOK_EVERY
 from tests.reaper.custodian_cases import POLICY, TAGS, forgotten, marked

@@ -23,11 +23,10 @@ from image.reaper.aws import instances as aws
 from image.reaper.aws import leftovers as aws_leftovers
 from image.reaper.aws import metrics as aws_metrics
 from image.reaper.calls import Calls
+from image.reaper.cloud import Query, Span
 from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
-from image.reaper.model import TAG_REAP_AFTER, Decision, Verdict
-from image.reaper.sweep.cloud import Query, Span
-from image.reaper.sweep.leftovers import Kind, Leftover
+from image.reaper.model import TAG_REAP_AFTER, Decision, Kind, Leftover, Verdict
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
 from tests.reaper.situations import machine

@@ -10,8 +10,8 @@ from moto import mock_aws
 
 from image.reaper.aws.leftovers import Leftovers
 from image.reaper.calls import Calls
-from image.reaper.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance
-from image.reaper.sweep.leftovers import Kind, Leftover, Step, judge
+from image.reaper.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance, Kind, Leftover
+from image.reaper.sweep.leftovers import Step, judge
 from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client
 from tests.reaper.sweeping import policy
 

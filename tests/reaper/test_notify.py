@@ -13,10 +13,10 @@ from image.reaper.aws.notify import Topic
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.model import Decision, Plan, Verdict
+from image.reaper.notify.notifier import Notifier, Reach, Roster, due_alerts
+from image.reaper.notify.webhooks import LONGEST_TEXT, Webhook
 from image.reaper.sweep.carry_out import Tools, mark
-from image.reaper.sweep.notify import Notifier, Reach, Roster, due_alerts
 from image.reaper.sweep.results import Done
-from image.reaper.sweep.webhooks import LONGEST_TEXT, Webhook
 from tests.reaper.situations import NOW, POLICY, machine
 
 SWEEPS_A_DAY = 144

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from image.reaper.sweep import webhooks
-from image.reaper.sweep.webhooks import Webhook
+from image.reaper.notify import webhooks
+from image.reaper.notify.webhooks import Webhook
 
 
 class Handler(BaseHTTPRequestHandler):

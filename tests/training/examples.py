@@ -18,8 +18,8 @@ from gpu_fleet.checkpoint import local
 from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.metrics.records import read_json_lines
-from gpu_fleet.parallel.world import world
 from gpu_fleet.stopping.interrupt import Interruption, Reason
+from gpu_fleet.world import world
 from tests.training.ranks import run_ranks
 
 # From a good configuration and a folder of the test to a changed configuration.

@@ -11,9 +11,9 @@ import pytest
 from gpu_fleet import config
 from gpu_fleet.checkpoint.manager import Checkpoints, location
 from gpu_fleet.errors import CheckpointError, DivergenceError
-from gpu_fleet.parallel.world import World, world
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, Reason
+from gpu_fleet.world import World, world
 from tests.training.examples import (
     CountingInterruption,
     changed,

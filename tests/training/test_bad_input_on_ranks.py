@@ -12,7 +12,7 @@ from moto.core import set_initial_no_auth_action_count
 
 from gpu_fleet import config, loop
 from gpu_fleet.errors import ParallelError
-from gpu_fleet.parallel.world import world
+from gpu_fleet.world import world
 from tests.training.commands import command, tried, tried_alone
 from tests.training.examples import (
     Change,

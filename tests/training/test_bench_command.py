@@ -10,7 +10,7 @@ from transformers import GPT2Config
 from gpu_fleet import bench, config
 from gpu_fleet.bench import StepTimes, Turns
 from gpu_fleet.errors import ParallelError
-from gpu_fleet.parallel.world import world
+from gpu_fleet.world import world
 from tests.training.examples import changed, gpt_table, write_tokens
 from tests.training.ranks import run_ranks
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_fleet import cli, config
-from gpu_fleet.checkpoint.store import CheckpointStore, patiently
 from gpu_fleet.data import bucket as buckets
 from gpu_fleet.data.bucket import (
     GAP_BYTES,
@@ -27,6 +26,7 @@ from gpu_fleet.data.bucket import (
 from gpu_fleet.data.loader import batches
 from gpu_fleet.data.shards import DiskFolder, Records
 from gpu_fleet.errors import DataError, SilentSourceError, StoreError
+from gpu_fleet.storage.object_store import ObjectStore, patiently
 from tests.training.commands import tried_alone
 from tests.training.examples import changed, resnet_table, train_on
 
@@ -81,8 +81,8 @@ def test_records_of_a_bucket_are_those_of_the_disk_in_a_request_for_each_part_of
     away = Records(folder, keys, settings, training=False)
     (tmp_path / "train").symlink_to(shards / "train")
     asked = []
-    real = CheckpointStore.part
-    monkeypatch.setattr(CheckpointStore, "part", lambda *place: asked.append(place) or real(*place))
+    real = ObjectStore.part
+    monkeypatch.setattr(ObjectStore, "part", lambda *place: asked.append(place) or real(*place))
     indices = [3, 4, 1400, 399]
 
     away.expect(indices)
@@ -129,15 +129,15 @@ class Failing:
 
     def __init__(self, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left, self.slept, self._now = times, 0.0, 0.0
-        real = CheckpointStore.part
+        real = ObjectStore.part
 
-        def part(store: CheckpointStore, *place: object) -> bytes:
+        def part(store: ObjectStore, *place: object) -> bytes:
             self.left -= 1
             if self.left >= 0:
                 raise StoreError("500 of the bucket", passing=True)
             return real(store, *place)
 
-        monkeypatch.setattr(CheckpointStore, "part", part)
+        monkeypatch.setattr(ObjectStore, "part", part)
         waited = partial(patiently, clock=lambda: self._now, sleep=self._sleep)
         monkeypatch.setattr(buckets, "patiently", waited)
 

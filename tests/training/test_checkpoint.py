@@ -15,11 +15,12 @@ from gpu_fleet import config
 from gpu_fleet.checkpoint import local, restore, sharded
 from gpu_fleet.checkpoint.manager import Checkpoints
 from gpu_fleet.checkpoint.saver import STATE, AbandonedError, Saver, Snapshot, UploadProgress
-from gpu_fleet.checkpoint.store import CheckpointStore, patiently
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, StoreError, TrainingError
 from gpu_fleet.parallel.spread import Whole
-from gpu_fleet.parallel.world import World, world
 from gpu_fleet.state import State, capture_tensors
+from gpu_fleet.storage.object_store import patiently
+from gpu_fleet.world import World, world
 from tests.training.examples import changed, resnet_table
 
 URI = "s3://checkpoints/runs/a"
@@ -422,7 +423,7 @@ def test_an_error_that_passes_costs_no_step(
     alone: World, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "here", 5, 10, store=CheckpointStore(URI))
-    monkeypatch.setattr("gpu_fleet.checkpoint.store.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("gpu_fleet.storage.object_store.FIRST_PAUSE_S", 0.0)
 
     manifest = restore.newest_whole(alone, tmp_path / "there", FailingStore(3, passing=True))
 

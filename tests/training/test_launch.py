@@ -16,9 +16,10 @@ from moto import mock_aws
 
 from gpu_fleet import cli, launch
 from gpu_fleet.errors import LaunchError
+from gpu_fleet.metadata import ThisInstance
+from gpu_fleet.pool.identity import Expected, read_identity
 from gpu_fleet.pool.members import in_order, members_in_service
 from gpu_fleet.pool.network import control_environment, environment
-from gpu_fleet.pool.this_instance import Expected, ThisInstance, read_identity
 from tests.training.programs import DIGITS, started
 
 INSTANCE_FILE = """

@@ -18,8 +18,8 @@ import gpu_fleet.prepared_run
 from gpu_fleet import config, loop
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.records import read_json_lines
-from gpu_fleet.parallel.world import world
 from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.world import world
 from tests.training.examples import changed, gpt_table, train_on, write_tokens
 from tests.training.ranks import run_ranks
 

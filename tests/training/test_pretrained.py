@@ -35,8 +35,8 @@ from gpu_fleet.data.dataset import Description, write_description
 from gpu_fleet.models import pretrained
 from gpu_fleet.models.definitions import Facts
 from gpu_fleet.parallel import spread
-from gpu_fleet.parallel.world import world
 from gpu_fleet.state import parameters_sha256
+from gpu_fleet.world import world
 from tests.training.commands import tried_alone
 from tests.training.examples import VOCABULARY, changed, few_digits, gpt_table, losses, train_on
 from tests.training.ranks import run_ranks

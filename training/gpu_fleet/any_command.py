@@ -13,10 +13,10 @@ import click
 
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, CommandError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
+from gpu_fleet.storage.object_store import ObjectStore
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 LOOK_EVERY_S, POLL_S = 0.2, 1.0
@@ -51,7 +51,7 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="level=%(levelname)s %(message)s")
     place = place_of_checkpoints(uri, "", checkpoints) if checkpoints else ""
-    sync = FolderSync(checkpoints, CheckpointStore(place)) if checkpoints and place else None
+    sync = FolderSync(checkpoints, ObjectStore(place)) if checkpoints and place else None
     if uri and not checkpoints:
         raise click.UsageError("--uri needs --checkpoints FOLDER")
     if checkpoints:

@@ -27,10 +27,10 @@ from gpu_fleet.loop import train_steps
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.profiling import StepTrace
 from gpu_fleet.parallel.spread import reduced_last
-from gpu_fleet.parallel.world import World, world
 from gpu_fleet.prepared_run import PreparedRun, build_model, fresh_state, opened, ready, rehearse
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption
+from gpu_fleet.world import World, world
 
 MIB = 2**20
 SIZES_MIB = (1, 16, 64)  # of a gradient bucket (25 MiB by default), and to both sides of it

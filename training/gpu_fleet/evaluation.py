@@ -18,7 +18,7 @@ from gpu_fleet.data.loader import (
     batches,
     evaluation_slices,
 )
-from gpu_fleet.parallel.world import World
+from gpu_fleet.world import World
 
 
 @dataclass(frozen=True)

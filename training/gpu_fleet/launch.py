@@ -19,12 +19,13 @@ from gpu_fleet import config, exit_codes, outcome
 from gpu_fleet.errors import LaunchError
 from gpu_fleet.instance_file import run_directory
 from gpu_fleet.lazy_groups import configured, identity_flags, identity_options
+from gpu_fleet.metadata import MetadataClient, ThisInstance
 from gpu_fleet.outcome import COLLECTIVES
 from gpu_fleet.pool.alicloud_peers import alicloud_peers
 from gpu_fleet.pool.aws_peers import aws_peers
+from gpu_fleet.pool.identity import Expected, PoolIdentity, read_identity
 from gpu_fleet.pool.members import in_order
 from gpu_fleet.pool.network import control_environment, environment
-from gpu_fleet.pool.this_instance import Expected, MetadataClient, PoolIdentity, ThisInstance, read_identity
 
 LOOK_EVERY_S = 0.5  # for word that the run has failed for good
 PORT = 29400  # of the c10d rendezvous; the default of torch.distributed

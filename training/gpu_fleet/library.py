@@ -40,10 +40,10 @@ from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, Collate, OwnReader, Stream, adapted
 from gpu_fleet.errors import CheckpointError, ConfigError, TrainingError
 from gpu_fleet.instance_file import place_of_checkpoints
-from gpu_fleet.parallel.world import World
 from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, sources
+from gpu_fleet.world import World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
 PLAIN = (Tensor, int, float, bool, str, bytes, type(None))

@@ -16,7 +16,6 @@ from gpu_fleet.metrics.meter import Meter
 from gpu_fleet.metrics.profiling import marked
 from gpu_fleet.models import registry
 from gpu_fleet.outcome import Outcome
-from gpu_fleet.parallel.world import World
 from gpu_fleet.prepared_run import PreparedRun, fresh_state, opened, rehearse
 from gpu_fleet.state import State, parameters_sha256, whole_weights
 from gpu_fleet.stopping.agreement import Stop
@@ -24,6 +23,7 @@ from gpu_fleet.stopping.interrupt import Interruption
 from gpu_fleet.stopping.peers import of_world
 from gpu_fleet.stopping.watchdog import LOOKS_PER_LIMIT, SOONER, Watchdog
 from gpu_fleet.task import Task, evaluate_task
+from gpu_fleet.world import World
 
 MODEL_FOLDER = "model"
 log = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
     settings = run.settings
     last_step = state.step + run.steps_left(state)
     batches = run.batches(state)
-    meter = Meter(run.where, run.share.world, CorruptionCounter(settings.data.corrupt_limit), run.book)
+    corrupt = CorruptionCounter(settings.data.corrupt_limit)
+    meter = Meter(run.where, run.share.world, corrupt, run.book, utilisation=state.utilisation)
     state.model.train()
     if state.step < last_step and stop.agreed_now():
         return True
@@ -84,7 +85,7 @@ def train_steps(run: PreparedRun, state: State, stop: Stop) -> bool:
             norm = take_step(run, state, batches, meter, with_norm=logged)
         run.trace.after_step(state.step)
         if logged:
-            run.writer.write(meter.report(state, run.epoch(state), rate, norm))
+            run.writer.write(meter.report(state.step, state.position, run.epoch(state), rate, norm))
             if run.book.due():
                 run.writer.write(run.book.record(state.step))
         if stop.take_save_request() or run.checkpoints.due_by_step(state.step):

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gpu_fleet.checkpoint.local import sync_folder, write_bytes
 from gpu_fleet.errors import CheckpointError
+from gpu_fleet.files import sync_folder, write_bytes
 
 RESULT = "result.json"
 FAILURE = "failure.json"

@@ -57,11 +57,11 @@ from gpu_fleet.own_code import identity as identity_of
 from gpu_fleet.parallel.pipeline import cut
 from gpu_fleet.parallel.replicas import Replicas
 from gpu_fleet.parallel.spread import Spread, Whole, shard
-from gpu_fleet.parallel.world import World, check_sizes, ranks_per_replica
 from gpu_fleet.pool import price
 from gpu_fleet.run_identity import of_run
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
 from gpu_fleet.task import Task, try_out
+from gpu_fleet.world import World, check_sizes, ranks_per_replica
 
 RECORDS = "records"  # the kind of tars of any keys
 

@@ -9,8 +9,8 @@ from gpu_fleet import config
 from gpu_fleet.errors import CheckpointError, OutOfMemoryError, OwnCodeError, PeerError, TrainingError
 from gpu_fleet.loop import train as train_model
 from gpu_fleet.own_code import description, place_of
-from gpu_fleet.parallel.world import world
 from gpu_fleet.stopping.interrupt import Interruption, sources
+from gpu_fleet.world import world
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError

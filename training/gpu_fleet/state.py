@@ -14,7 +14,7 @@ from gpu_fleet.errors import CheckpointError
 from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.optimization import load_moments
 from gpu_fleet.parallel.spread import Spread
-from gpu_fleet.parallel.world import World
+from gpu_fleet.world import World
 
 
 @dataclass

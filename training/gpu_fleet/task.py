@@ -12,8 +12,8 @@ from gpu_fleet.data.order import Slice
 from gpu_fleet.errors import ConfigError
 from gpu_fleet.evaluation import Evaluated, HeldOutScore, mean_loss
 from gpu_fleet.own_code import Own, told
-from gpu_fleet.parallel.world import World
 from gpu_fleet.state import capture_rng, restore_rng
+from gpu_fleet.world import World
 
 LossOfBatch = Callable[[nn.Module, Any], Tensor]
 

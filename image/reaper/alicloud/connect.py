@@ -16,11 +16,11 @@ from image.reaper.alicloud.notify import Mail, NoticesAlarm
 from image.reaper.alicloud.oss import OssStore, users_key
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls
+from image.reaper.cloud import LEDGER_URI, SweepCloud
 from image.reaper.model import Instance
+from image.reaper.notify.notifier import Notifier, Reach, roster_in
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import LEDGER_URI, SweepCloud
-from image.reaper.sweep.notify import Notifier, Reach, roster_in
 
 MAX_PAGES = 100  # of one type; a cloud that hands out offsets for ever is not believed
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from image.reaper.alicloud.session import Clients
 from image.reaper.calls import Calls
-from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance
-from image.reaper.sweep.leftovers import Kind, Leftover
+from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance, Kind, Leftover
 from image.reaper.times import parse_time
 
 PAGE = 100  # DescribeDisks, DescribeSnapshots, DescribeEipAddresses: at most 100

@@ -15,9 +15,9 @@ from typing import Any
 
 from image.reaper.alicloud.session import Product
 from image.reaper.calls import Calls, Failure, batches
+from image.reaper.cloud import COMPLETE, Answer, Query, Span, Statistic, give_up
 from image.reaper.errors import CloudError
 from image.reaper.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, HEARTBEAT, Figure
-from image.reaper.sweep.cloud import COMPLETE, Answer, Query, Span, Statistic, give_up
 
 DIMENSION_STACK = "Stack"
 NO_GROUP = "0"  # the application group of metrics that name no other (API PutCustomMetric)

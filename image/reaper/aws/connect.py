@@ -13,11 +13,11 @@ from image.reaper.aws.metrics import Heartbeats
 from image.reaper.aws.notify import Mail, Topic
 from image.reaper.aws.session import Clients, clients
 from image.reaper.calls import Calls
+from image.reaper.cloud import LEDGER_URI, TOPIC_ARN, SweepCloud
 from image.reaper.model import TAG_USERS, Instance
+from image.reaper.notify.notifier import Notifier, Reach, roster_in
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import LEDGER_URI, TOPIC_ARN, SweepCloud
-from image.reaper.sweep.notify import Notifier, Reach, roster_in
 
 PRODUCT = "Linux/UNIX"
 CURRENCY = "USD"  # of every price of the API

@@ -5,8 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from image.reaper.calls import Calls
-from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance
-from image.reaper.sweep.leftovers import Kind, Leftover
+from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_STACK, Instance, Kind, Leftover
 
 PAGE = 500  # DescribeVolumes: 5 to 500
 VALUES = 200  # of one filter, EC2 API

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from image.reaper.calls import Calls, Failure, batches
+from image.reaper.cloud import COMPLETE, MAX_POINTS, MAX_QUERIES, Answer, Query, Span, give_up
 from image.reaper.errors import CloudError
 from image.reaper.metrics import DIMENSION_INSTANCE, DIMENSION_POOL, Figure
-from image.reaper.sweep.cloud import COMPLETE, Answer, Query, Span, give_up
-from image.reaper.sweep.evidence import MAX_POINTS, MAX_QUERIES
 
 MAX_DATA_PER_CALL = 1000  # PutMetricData
 MAX_PAGES = 1000  # of one batch; a cloud that hands out tokens for ever is not believed

@@ -1,11 +1,12 @@
 """After each sweep: what the stack costs is counted, and held against its budget."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from image.reaper.budget_policy import BudgetPolicy
 from image.reaper.calls import Failure
+from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.model import Inventory
 from image.reaper.money import daily_report, freezer, meter
@@ -14,47 +15,59 @@ from image.reaper.money.meter_state import MeterReading, from_json
 from image.reaper.money.spending import Spending
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import SweepCloud
-from image.reaper.sweep.results import Result
 
 KEY = "meter.json"
 TRIES = 3  # another sweep may count at the same moment; then this one counts on from there
 
 
-def settle(cloud: SweepCloud, policy: Policy, result: Result, *, act: bool) -> Spending | None:
+@dataclass(frozen=True)
+class SweptFleet:
+    """What a sweep leaves to be counted.
+
+    Attributes:
+        fleet: what was looked at, ended instances included.
+        ended: ids of those that it stopped or terminated.
+    """
+
+    now: datetime
+    fleet: Inventory
+    ended: Sequence[str]
+
+
+def settle(
+    cloud: SweepCloud, policy: Policy, swept: SweptFleet, *, act: bool
+) -> tuple[Spending | None, list[Failure]]:
     """Count, hold against the budget, and report the days that ended.
 
     Args:
-        result: of the sweep; what fails here is added to its failures.
         act: groups may be changed; not in a dry run.
 
     Returns:
-        None where the policy has no budget, there is no bucket, or the meter could not be read.
+        The spending, None where the policy has no budget, there is no bucket, or the meter could not be
+        read; and what failed.
     """
-    store, failures = cloud.store, result.done.failures
+    store = cloud.store
     if policy.budget is None or store is None:
-        return None
-    budget, failed = _at_market_prices(cloud, policy.budget, result.fleet)
-    failures += failed
+        return None, []
+    budget, failures = _at_market_prices(cloud, policy.budget, swept.fleet)
     try:
-        reading = _count(store, policy, budget, result)
+        reading = _count(store, policy, budget, swept)
     except (CloudError, DeadlineError) as error:
-        failures.append(Failure("*", "meter", str(error)))
-        return None
+        return None, [*failures, Failure("*", "meter", str(error))]
     freeze = None
     if budget.freezes:
         try:
-            freeze, failed = _hold(cloud, policy, result, reading, act=act)
+            freeze, failed = _hold(cloud, policy, swept, reading, act=act)
             failures += failed
         except (CloudError, DeadlineError) as error:
             failures.append(Failure("*", "freeze", str(error)))
-    spending = _spending(policy, budget, reading, result.fleet, freeze)
+    spending = _spending(policy, budget, reading, swept.fleet, freeze)
     try:
         if reported := daily_report.report(cloud, store, policy, reading):
             _forget_reported(store, reported)
     except (CloudError, DeadlineError) as error:
         failures.append(Failure("*", "report the day", str(error)))
-    return spending
+    return spending, failures
 
 
 def look(cloud: SweepCloud, policy: Policy, fleet: Inventory, now: datetime) -> Spending | None:
@@ -98,17 +111,16 @@ def _spending(
     return Spending(policy.currency, budget, reading, rates, unpriced, freeze)
 
 
-def _count(store: Store, policy: Policy, budget: BudgetPolicy, result: Result) -> MeterReading:
+def _count(store: Store, policy: Policy, budget: BudgetPolicy, swept: SweptFleet) -> MeterReading:
     """Move the meter in the bucket on to the sweep's moment.
 
     Raises:
         CloudError: it could not be read or written, or counts in another currency.
     """
-    ended = [one.decision.instance.id for one in result.done.ended]
     for _ in range(TRIES):
         before, version = _read(store)
-        reading, days = meter.advance(before, result.fleet, budget, policy.currency, result.now)
-        reading = meter.note_ends(reading, ended, result.now)
+        reading, days = meter.advance(before, swept.fleet, budget, policy.currency, swept.now)
+        reading = meter.note_ends(reading, swept.ended, swept.now)
         # A day is on record before the meter moves past it; one that was written before stays as it is.
         for day in days:
             daily_report.keep(store, day)
@@ -134,10 +146,10 @@ def _forget_reported(store: Store, reported: Iterable[str]) -> None:
 
 
 def _hold(
-    cloud: SweepCloud, policy: Policy, result: Result, reading: MeterReading, *, act: bool
+    cloud: SweepCloud, policy: Policy, swept: SweptFleet, reading: MeterReading, *, act: bool
 ) -> tuple[Freeze, list[Failure]]:
     if act:
-        groups, spent = result.fleet.groups, reading.month_cost
-        return freezer.Freezer(cloud, policy, groups, spent).enforce(result.now)
+        groups, spent = swept.fleet.groups, reading.month_cost
+        return freezer.Freezer(cloud, policy, groups, spent).enforce(swept.now)
     assert cloud.store is not None, "the meter was just written there"
-    return freezer.read(cloud.store, result.now)[0], []
+    return freezer.read(cloud.store, swept.now)[0], []

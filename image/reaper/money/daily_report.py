@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from image.reaper.calls import batches
+from image.reaper.cloud import Query, Span, Statistic, SweepCloud
 from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_ACTIVE_FRACTION, METRIC_TRAINING_SAMPLES
 from image.reaper.money.efficiency import Efficiency, sum_up
@@ -12,7 +13,6 @@ from image.reaper.money.meter import DAY
 from image.reaper.money.meter_state import Day, MeterReading, day_from_json
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import Query, Span, Statistic, SweepCloud
 
 DAYS, REPORTS = "days", "reports"
 PERIOD_S = int(DAY.total_seconds())

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from image.reaper.calls import Failure
+from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
 from image.reaper.model import Group
 from image.reaper.money.freeze_rules import Freeze, FreezeStage, follow, from_json, lift, note, steps
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.cloud import SweepCloud
 from image.reaper.times import format_time
 
 KEY = "freeze.json"

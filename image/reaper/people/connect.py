@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 
 import click
 
+from image.reaper import cloud as clouds
 from image.reaper.calls import Calls
 from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.model import Instance
 from image.reaper.options import POOL_NAME, where_options
 from image.reaper.place import Asked, Place, place_of
-from image.reaper.sweep import cloud as clouds
 
 RUNNING = "running"
 PORTS = 65_535

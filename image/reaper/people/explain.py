@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from image.reaper.cloud import Query, Span, SweepCloud, connect
 from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.marks import mark_of
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
@@ -18,7 +19,6 @@ from image.reaper.people.status import WIDTH, row
 from image.reaper.people.timeline import LEGEND, Cell, PeriodRow
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
-from image.reaper.sweep.cloud import Query, Span, SweepCloud, connect
 from image.reaper.sweep.evidence import LOOK_AHEAD
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import SweepOptions, sweep

@@ -9,8 +9,10 @@ import click
 
 from image.instance import instance_file, paths
 from image.instance.metadata import Metadata
+from image.reaper import cloud as clouds
 from image.reaper.agent import cloud as agent_cloud
 from image.reaper.calls import Calls
+from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError, TooLateError
 from image.reaper.handshake import Exchange, Winner, heard, said_of
 from image.reaper.marks import hold_of, mark_of
@@ -26,8 +28,6 @@ from image.reaper.place import (
     place_of,
     region_of_environment,
 )
-from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.cloud import Instances
 from image.reaper.times import format_time, parse_duration
 
 # A clock that is behind by less still finds a due mark due; with another the sweep does nothing yet.

@@ -8,11 +8,11 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 from rich.progress import track
 
+from image.reaper.cloud import LEDGER_URI
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.money.freezer import RECORDS
 from image.reaper.people.ledger_records import End, FreezeChange, change_of, end_of
 from image.reaper.people.monthly_savings import Month
-from image.reaper.sweep.cloud import LEDGER_URI
 from image.reaper.sweep.ledger import ENDED, FAILED, PREFIX, confirms
 from image.reaper.times import parse_time
 

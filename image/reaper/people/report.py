@@ -5,14 +5,14 @@ from pathlib import Path
 
 import click
 
+from image.reaper import cloud as clouds
+from image.reaper.cloud import LEDGER_URI, connect
 from image.reaper.errors import ConfigurationError
 from image.reaper.money import daily_report, efficiency_page
 from image.reaper.options import stack_options
 from image.reaper.people.ledger_reader import LedgerPlace, read_changes, read_ends
 from image.reaper.people.monthly_savings import month_of, parse_month, summarise
 from image.reaper.place import Asked, Subject, subject
-from image.reaper.sweep import cloud as clouds
-from image.reaper.sweep.cloud import LEDGER_URI, connect
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet report --stack aws-dev --month 2026-11")

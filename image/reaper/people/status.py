@@ -15,6 +15,7 @@ from rich.table import Table
 
 from image.instance import paths
 from image.reaper.agent import activity_file
+from image.reaper.cloud import connect
 from image.reaper.errors import ConfigurationError
 from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Verdict
@@ -24,7 +25,6 @@ from image.reaper.options import now_option, stack_options
 from image.reaper.place import Asked, subject
 from image.reaper.policy import Policy
 from image.reaper.sweep import watch as watching
-from image.reaper.sweep.cloud import connect
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.times import format_span, format_time

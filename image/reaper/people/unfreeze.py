@@ -8,13 +8,13 @@ from decimal import Decimal
 
 import click
 
+from image.reaper.cloud import connect
 from image.reaper.errors import ConfigurationError
 from image.reaper.money import freezer
 from image.reaper.money.budget_check import look
 from image.reaper.money.freeze_rules import FreezeStage
 from image.reaper.options import stack_options
 from image.reaper.place import Asked, subject
-from image.reaper.sweep.cloud import connect
 
 
 def login() -> str:

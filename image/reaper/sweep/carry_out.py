@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from image.reaper import handshake
 from image.reaper.calls import Failure, batches, bisect
+from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.handshake import Exchange, Winner, Word, Words, said_of
 from image.reaper.marks import Mark, hold_of
@@ -21,11 +22,10 @@ from image.reaper.model import (
     Plan,
     Verdict,
 )
+from image.reaper.notify.notifier import TELL_AGAIN_AFTER, Notifier
 from image.reaper.policy import Policy
 from image.reaper.store import Store
 from image.reaper.sweep import ledger
-from image.reaper.sweep.cloud import Instances
-from image.reaper.sweep.notify import TELL_AGAIN_AFTER, Notifier
 from image.reaper.sweep.results import Done, Ended
 from image.reaper.sweep.verdict import is_asked, is_closed
 

@@ -11,12 +11,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from image.reaper.cloud import connect
 from image.reaper.errors import ConfigurationError
 from image.reaper.model import ENDS, Verdict
 from image.reaper.money.spending import line_of
 from image.reaper.options import now_option, stack_options
 from image.reaper.place import Asked, subject
-from image.reaper.sweep.cloud import connect
 from image.reaper.sweep.handler import conclude
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import SweepOptions

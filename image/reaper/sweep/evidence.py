@@ -14,18 +14,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from image.reaper.calls import Failure, batches
+from image.reaper.cloud import MAX_POINTS, MAX_QUERIES, Heartbeats, Query, Span
 from image.reaper.marks import is_given_back, is_marked
 from image.reaper.metrics import HEARTBEAT, METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Activity, Coverage, Instance
 from image.reaper.policy import Policy
-from image.reaper.sweep.cloud import Heartbeats, Query, Span
 from image.reaper.sweep.verdict import given_back_terms, shortest_idle_time, usual_terms
 
 COARSE_PERIOD_S = 900
 FINE_PERIOD_S = 60
 FINE_WINDOW = timedelta(hours=1)
-MAX_POINTS = 100_800  # of one GetMetricData answer (API GetMetricData)
-MAX_QUERIES = 500  # of one GetMetricData call
 # A heartbeat shows up this much later at most; younger periods are not counted as missing.
 INGESTION_DELAY = timedelta(minutes=2)
 # Ten years. No agent counts so far: a larger value is a mistake or a joke, and says as little as no number.

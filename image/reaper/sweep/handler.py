@@ -9,10 +9,10 @@ from typing import Any
 
 from image.reaper import policy as policies
 from image.reaper.calls import Failure
+from image.reaper.cloud import SweepCloud, connect, policy_file
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, nearest
-from image.reaper.money.budget_check import settle
+from image.reaper.money.budget_check import SweptFleet, settle
 from image.reaper.policy import Policy
-from image.reaper.sweep.cloud import SweepCloud, connect, policy_file
 from image.reaper.sweep.results import Result
 from image.reaper.sweep.sweep import SweepOptions, sweep
 
@@ -70,7 +70,9 @@ def conclude(cloud: SweepCloud, policy: Policy, result: Result) -> Result:
 
     What fails here is one more failure of the sweep.
     """
-    spending = settle(cloud, policy, result, act=not result.dry_run)
+    swept = SweptFleet(result.now, result.fleet, [one.decision.instance.id for one in result.done.ended])
+    spending, failures = settle(cloud, policy, swept, act=not result.dry_run)
+    result.done.failures += failures
     result = replace(result, spending=spending)
     try:
         cloud.heartbeats.publish([*result.metrics(), *(spending.figures() if spending else ())])

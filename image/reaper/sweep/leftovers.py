@@ -5,14 +5,14 @@ it. Only time after that counts, and only a snapshot made after it is a copy of 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
 from image.reaper.marks import hold_of
-from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, Instance
+from image.reaper.model import TAG_IDLE_SINCE, TAG_MANAGED, TAG_PROTECTED, TAG_STACK, Instance, Kind, Leftover
 from image.reaper.policy import Policy
 from image.reaper.times import format_time, parse_time
 
@@ -31,14 +31,6 @@ GIB_MONTH = {
 ADDRESS_MONTH = Decimal("3.65")
 
 
-class Kind(StrEnum):
-    """What is left over."""
-
-    VOLUME = "volume"
-    ADDRESS = "address"
-    INSTANCE = "stopped instance"
-
-
 class Step(StrEnum):
     """What is to be done with it."""
 
@@ -46,25 +38,6 @@ class Step(StrEnum):
     LIST = "list"
     REMOVE = "remove"
     FORGET = "forget"  # it is in use again: take the note away
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """One thing that nobody uses.
-
-    Attributes:
-        size_gib: of a volume, or of a stopped instance's volumes; 0 for an address.
-        unused_since: where the cloud tells; else the note on it counts.
-        in_use: it carries a note but is used again.
-    """
-
-    kind: Kind
-    id: str
-    tags: Mapping[str, str] = field(default_factory=dict)
-    size_gib: int = 0
-    volume_type: str = ""
-    unused_since: datetime | None = None
-    in_use: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from image.reaper.calls import Failure, batches, bisect
+from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
 from image.reaper.handshake import Words, heard
 from image.reaper.marks import is_marked, mark_of
@@ -22,14 +23,13 @@ from image.reaper.model import (
     Plan,
     Verdict,
 )
+from image.reaper.notify.notifier import Notifier, alert_text, due_alerts
 from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep import watch as watching
-from image.reaper.sweep.cloud import SweepCloud
 from image.reaper.sweep.evidence import look_closely, observe
 from image.reaper.sweep.lease import Lease, SweepMemory, remembered
 from image.reaper.sweep.leftovers import LeftoverFinding
-from image.reaper.sweep.notify import Notifier, alert_text, due_alerts
 from image.reaper.sweep.results import Done, Result
 from image.reaper.sweep.verdict import (
     BREAKER_LASTS,

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from image.reaper.calls import Failure
+from image.reaper.cloud import Leftovers
 from image.reaper.errors import CloudError, DeadlineError
-from image.reaper.model import TAG_IDLE_SINCE, Instance
+from image.reaper.model import TAG_IDLE_SINCE, Instance, Kind
 from image.reaper.policy import Policy
 from image.reaper.sweep import leftovers
 from image.reaper.sweep.carry_out import Tools
-from image.reaper.sweep.cloud import Leftovers
 from image.reaper.sweep.ledger import leftover_key, leftover_record, write
-from image.reaper.sweep.leftovers import Kind, LeftoverFinding, Step
+from image.reaper.sweep.leftovers import LeftoverFinding, Step
 from image.reaper.times import format_time
 
 # They cost little and change slowly; looking at each sweep would double the calls of a small fleet.

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
+from gpu_fleet.storage.object_store import ObjectStore
 
 POLL_S = 1.0
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Guard:
         """`uri` as checkpoint.uri: empty is the stack's bucket, and none elsewhere."""
         self.directory = Path(directory)
         place = place_of_checkpoints(uri, "", self.directory)
-        self._sync = FolderSync(self.directory, CheckpointStore(place)) if place else None
+        self._sync = FolderSync(self.directory, ObjectStore(place)) if place else None
         self._interruption = Interruption(sources(), POLL_S)
         self.stopped = False
 

@@ -1,1 +1,1 @@
-"""Checkpoints: local.py commits folders, store.py object stores, saver.py does both beside the training."""
+"""Checkpoints: local.py commits folders, store.py in object stores, saver.py both beside the training."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError
+from gpu_fleet.storage.object_store import ObjectStore
 
 LIST, CONTENTS = "folder.json", "contents"
 QUIET_S = 2.0  # a file that was written to more recently may not be whole
@@ -25,7 +25,7 @@ Records = dict[str, local.FileRecord]
 class FolderSync:
     """Keeps a folder in a store, and brings it back."""
 
-    def __init__(self, folder: Path, store: CheckpointStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, store: ObjectStore, clock: Callable[[], float] = time.time) -> None:
         """`clock` gives seconds of the epoch, as the times of files are."""
         self._folder, self._store, self._clock = folder, store, clock
         self._hashed: dict[str, tuple[tuple[int, int], local.FileRecord]] = {}  # with size and time it had

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from gpu_fleet.errors import CheckpointError
+from gpu_fleet.files import sync_folder, write_bytes
 
 MANIFEST = "manifest.json"
 LOCK = "lock"
@@ -160,23 +161,6 @@ def _write_hashed(path: Path, writer: Writer) -> FileRecord:
         file.flush()
         os.fsync(file.fileno())
     return hashing.record
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file and waits until it is down."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are down."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def steps(root: Path) -> list[int]:

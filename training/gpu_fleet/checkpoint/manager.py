@@ -14,9 +14,10 @@ from gpu_fleet.checkpoint.saver import STATE, Saver
 from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.checkpoint.team import of_world
 from gpu_fleet.errors import CheckpointError
-from gpu_fleet.parallel.world import World
+from gpu_fleet.files import write_bytes
 from gpu_fleet.run_identity import Identity
 from gpu_fleet.state import State, apply, apply_tensors, apply_weights, capture, capture_tensors
+from gpu_fleet.world import World
 
 FOLDER = "checkpoints"
 MEETINGS_PER_TIMEOUT = 4
@@ -104,7 +105,7 @@ class Checkpoints:
             self._root.mkdir(parents=True, exist_ok=True)
             self._lock = local.lock(self._root)
             local.sweep(self._root)
-            local.write_bytes(self._root / "write-check", b"")
+            write_bytes(self._root / "write-check", b"")
             (self._root / "write-check").unlink()
         except OSError as error:
             raise CheckpointError(

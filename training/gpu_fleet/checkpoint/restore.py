@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from gpu_fleet.checkpoint import local
-from gpu_fleet.checkpoint.store import CheckpointStore, patiently
+from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, StoreError
-from gpu_fleet.parallel.world import World
+from gpu_fleet.storage.object_store import patiently
+from gpu_fleet.world import World
 
 log = logging.getLogger(__name__)
 

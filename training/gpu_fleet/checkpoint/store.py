@@ -1,43 +1,26 @@
-"""Checkpoints and data in an object store: AWS S3, or Alibaba Cloud OSS by its S3-compatible endpoint.
+"""Checkpoints and leases of a run in an object store.
 
 The data goes up first and the manifest last, so that a manifest is the commit; taken away in the other order.
 """
 
 import hashlib
-import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, TypeVar
 
-import boto3
-from boto3.exceptions import Boto3Error
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+from botocore.exceptions import ClientError
 
-from gpu_fleet.checkpoint import local, oss
-from gpu_fleet.errors import CheckpointError, ConfigError, StoreError
+from gpu_fleet.checkpoint import local
+from gpu_fleet.errors import CheckpointError
+from gpu_fleet.files import write_bytes
+from gpu_fleet.storage.object_store import ObjectStore
 
-SCHEMES = ("s3", "oss")
 TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # of a key that is created only once
-MISSING = ("NoSuchKey", "404")  # of an object; a missing bucket is NoSuchBucket
-THROTTLED = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests")
-FIRST_SERVER_ERROR = 500
-# Of one request: an answer that takes longer comes no more, and another connection may be quicker.
-CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS = 5, 20, 4
-CONNECTIONS = 32  # at once, of one process
-# Longer than a disturbance of S3 that its own retries do not bridge, shorter than anybody's patience.
-PATIENCE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 180.0, 1.0, 20.0
-T = TypeVar("T")
-log = logging.getLogger(__name__)
-
-
 LEASE = "lease"
 RENEWAL = ".renewed"  # after the name of a lease: an object that only changes
 LEASE_NAME = re.compile(r"(\d{12})(\.[0-9a-f]+)?")
@@ -55,30 +38,8 @@ class LeaseKey:
     age_s: float
 
 
-class CheckpointStore:
-    """What is under one `s3://bucket/prefix` or `oss://bucket/prefix`."""
-
-    def __init__(self, uri: str, endpoint: str = "", key: str = "checkpoint.uri") -> None:
-        """`key`, of a configuration or a command line, holds `uri`; raises ConfigError, CheckpointError."""
-        scheme, _, place = uri.partition("://")
-        bucket, _, prefix = place.partition("/")
-        if scheme not in SCHEMES or not bucket:
-            raise ConfigError(f"{key} = {uri!r}: write s3://bucket/prefix or oss://bucket/prefix")
-        self.uri = uri.rstrip("/")
-        self._bucket, self._prefix, self._scheme = bucket, prefix.strip("/"), scheme
-        section, dot, _ = key.partition(".")
-        named = f"{section}.endpoint" if dot else "--endpoint"
-        try:
-            self._client = _client(scheme, endpoint, named)
-        except ValueError as error:
-            raise ConfigError(f"{named} = {endpoint!r}: {error}; write https://host") from error
-
-    def check_writable(self) -> None:
-        """Writes and removes a small object; raises CheckpointError that names what is missing or denied."""
-        with self._explained("cannot be written"):
-            key = self._key("write-check")
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=b"")
-            self._client.delete_object(Bucket=self._bucket, Key=key)
+class CheckpointStore(ObjectStore):
+    """The checkpoints of one run, and who holds it."""
 
     def upload(
         self, folder: Path, manifest: local.Manifest, moved: Callable[[int], None] = lambda _: None
@@ -118,58 +79,11 @@ class CheckpointStore:
             key = self._key(name, local.MANIFEST)
             body = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
             manifest = local.Manifest.from_json(body.decode())
-            local.write_bytes(folder / local.MANIFEST, body)
+            write_bytes(folder / local.MANIFEST, body)
             for file in manifest.files:
                 self._client.download_file(self._bucket, self._key(name, file), str(folder / file))
         local.verify(folder)
         local.commit_stage(root, manifest)
-
-    def put(self, name: str, content: bytes | Path) -> None:
-        """Writes one object below the prefix, from memory or a file; raises CheckpointError."""
-        with self._explained(f"cannot take {name}"):
-            if isinstance(content, Path):
-                self._client.upload_file(str(content), self._bucket, self._key(name))
-            else:
-                self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=content)
-
-    def get(self, name: str, file: Path | None = None) -> bytes | None:
-        """One object, into memory or into a file; None where there is none. Raises CheckpointError."""
-        with self._explained(f"cannot give {name}"):
-            try:
-                if file is None:
-                    answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name))
-                    content: bytes = answer["Body"].read()
-                    return content
-                self._client.download_file(self._bucket, self._key(name), str(file))
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") not in MISSING:
-                    raise
-                return None
-        return b""
-
-    def part(self, name: str, start: int, size: int) -> bytes:
-        """`size` bytes of an object from byte `start` on; raises CheckpointError."""
-        reach = f"bytes={start}-{start + size - 1}"
-        with self._explained(f"cannot give {name}"):
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=reach)
-            content: bytes = answer["Body"].read()
-        if len(content) != size:
-            found = f"{len(content)} of {size} bytes"
-            raise StoreError(f"{self.uri}: cannot give {name}: {found}", passing=True)
-        return content
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Name and bytes of every object in a folder below the prefix; raises CheckpointError."""
-        root = self._key(folder, "")
-        with self._explained("cannot be listed"):
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
-            items = [item for page in pages for item in page.get("Contents", [])]
-        return {item["Key"].removeprefix(root): int(item["Size"]) for item in items}
-
-    def delete(self, name: str) -> None:
-        """Removes one object; raises CheckpointError."""
-        with self._explained(f"cannot remove {name}"):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(name))
 
     def manifest(self, step: int) -> local.Manifest:
         """Of a committed checkpoint; raises CheckpointError."""
@@ -285,57 +199,3 @@ class CheckpointStore:
                     if match and name:
                         found.setdefault(int(match[1]), set()).add(name)
         return found
-
-    def _key(self, *parts: str) -> str:
-        return "/".join([self._prefix, *parts] if self._prefix else parts)
-
-    @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except ClientError as error:
-            answer = error.response.get("Error", {})
-            text = f"{self.uri}: {what}: {answer.get('Code', 'error')}: {answer.get('Message', error)}"
-            if answer.get("Code") in MISSING:
-                raise CheckpointError(text) from error
-            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            passing = status >= FIRST_SERVER_ERROR or answer.get("Code") in THROTTLED
-            raise StoreError(text, passing=passing) from error
-        except ParamValidationError as error:
-            raise StoreError(f"{self.uri}: {what}: {error}") from error
-        except (Boto3Error, BotoCoreError) as error:
-            raise StoreError(f"{self.uri}: {what}: {error}", passing=True) from error
-        except OSError as error:  # of the local disk
-            raise CheckpointError(f"{self.uri}: {what}: {error}") from error
-
-
-def _client(scheme: str, endpoint: str, named: str) -> Any:
-    """A client that retries; `named` is the key that holds the endpoint."""
-    options = Config(
-        retries={"mode": "standard", "max_attempts": ATTEMPTS},
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-        max_pool_connections=CONNECTIONS,
-    )
-    if scheme == "oss":
-        return oss.client(endpoint, options, named)
-    return boto3.client("s3", endpoint_url=endpoint or None, config=options)
-
-
-def patiently(
-    action: Callable[[], T],
-    within_s: float = PATIENCE_S,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """Tries again for `within_s` seconds while the object store fails in a way that may pass."""
-    until, pause_s = clock() + within_s, FIRST_PAUSE_S
-    while True:
-        try:
-            return action()
-        except StoreError as error:
-            if not error.passing or clock() + pause_s > until:
-                raise
-            log.warning("event=store-silent next_try_s=%.0f error=%r", pause_s, str(error))
-        sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gpu_fleet.checkpoint.store import CONNECTIONS, PATIENCE_S, CheckpointStore, patiently
 from gpu_fleet.data.dataset import DESCRIPTION, Description, parsed
 from gpu_fleet.errors import CheckpointError, DataError, SilentSourceError, StoreError
+from gpu_fleet.storage.object_store import CONNECTIONS, PATIENCE_S, ObjectStore, patiently
 
 INDEX = "index.npy"
 # One read takes members that are near each other: what lies between costs less than another request.
@@ -44,11 +44,11 @@ class BucketSource:
     ) -> None:
         self.uri = uri.rstrip("/")
         self._given, self._endpoint, self._retry_s, self._key = uri, endpoint, retry_s, key
-        self._store: tuple[int, CheckpointStore] | None = (
+        self._store: tuple[int, ObjectStore] | None = (
             None  # of this process: a fork must not share connections
         )
 
-    def ask(self, action: Callable[[CheckpointStore], T]) -> T:
+    def ask(self, action: Callable[[ObjectStore], T]) -> T:
         """Raises SilentSourceError where the bucket does not answer in time, DataError where it refuses."""
         try:
             store = self._here()
@@ -65,9 +65,9 @@ class BucketSource:
             raise DataError(f"{self.uri}/{DESCRIPTION}: is missing; `prepare index {self.uri}` writes it")
         return parsed(content, f"{self.uri}/{DESCRIPTION}")
 
-    def _here(self) -> CheckpointStore:
+    def _here(self) -> ObjectStore:
         if self._store is None or self._store[0] != os.getpid():
-            self._store = os.getpid(), CheckpointStore(self._given, self._endpoint, key=self._key)
+            self._store = os.getpid(), ObjectStore(self._given, self._endpoint, key=self._key)
         return self._store[1]
 
     def __getstate__(self) -> dict[str, object]:

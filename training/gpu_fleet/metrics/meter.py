@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.errors import DivergenceError
+from gpu_fleet.metrics.flops import Utilisation
 from gpu_fleet.metrics.goodput import STALL, WAITING, Book
 from gpu_fleet.metrics.records import Record
-from gpu_fleet.parallel.world import World
-from gpu_fleet.state import State
+from gpu_fleet.world import World
 
 Clock = Callable[[], float]
 BYTES_PER_GIB = 2**30
@@ -31,10 +31,12 @@ class Meter:
         readers: int,
         corrupt: CorruptionCounter,
         book: Book,
+        *,
+        utilisation: Utilisation | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._where, self._readers, self._corrupt = where, readers, corrupt
-        self._book = book
+        self._book, self._utilisation = book, utilisation
         self.clock = clock
         self._losses: list[Tensor] = []  # () each, on the device: nobody waits for them before the report
         self._loss_steps: list[int] = []  # the step of each
@@ -104,16 +106,16 @@ class Meter:
         return sum(losses) / max(1, len(losses))
 
     def report(
-        self, state: State, epoch: float, learning_rate: float, gradient_norm: Tensor | None
+        self, step: int, samples: int, epoch: float, learning_rate: float, gradient_norm: Tensor | None
     ) -> Record:
         """The record of the steps since the last report; afterwards the sums are zero."""
         loss = self.check()
         seconds = max(self.clock() - self._begin, 1e-9)
         record: dict[str, float | int | str] = {
             "kind": "train",
-            "step": state.step,
+            "step": step,
             "epoch": round(epoch, 6),
-            "samples": state.position,
+            "samples": samples,
             "loss": loss,
             "learning_rate": learning_rate,
             "samples_per_s": self._samples * self._readers / seconds,
@@ -129,8 +131,8 @@ class Meter:
             record["memory_gib"] = torch.cuda.max_memory_allocated(self._where.device) / BYTES_PER_GIB
         else:
             record["memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_GIB
-        if state.utilisation is not None:
-            record["mfu"] = state.utilisation.of(float(record["samples_per_s"]))
+        if self._utilisation is not None:
+            record["mfu"] = self._utilisation.of(float(record["samples_per_s"]))
         self._reset()
         return record
 

@@ -1,1 +1,1 @@
-"""How a run lies on its processes: world.py how they meet and agree, the others how they share a model."""
+"""How the processes of a run share a model."""

@@ -14,7 +14,7 @@ from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.errors import ParallelError
 from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.parallel.spread import LossFunction, Spread, TargetShare, decoder_of, fully_shard_blocks
-from gpu_fleet.parallel.world import World
+from gpu_fleet.world import World
 
 
 class Passed(nn.Module):

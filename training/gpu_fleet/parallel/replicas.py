@@ -12,7 +12,7 @@ from gpu_fleet import config, precision
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.evaluation import mean_loss
 from gpu_fleet.parallel.spread import Whole
-from gpu_fleet.parallel.world import World
+from gpu_fleet.world import World
 
 # PowerSGD compresses from here on: the first, large gradients are over.
 POWERSGD_FIRST_STEP = 10

@@ -17,7 +17,7 @@ from gpu_fleet import config, precision
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.errors import ParallelError
 from gpu_fleet.models import definitions, pretrained, registry
-from gpu_fleet.parallel.world import World, divisors
+from gpu_fleet.world import World, divisors
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 

@@ -14,8 +14,9 @@ from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped] # the
 from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped] # the same
 
 from gpu_fleet.errors import LaunchError
+from gpu_fleet.metadata import MetadataClient, ThisInstance
+from gpu_fleet.pool.identity import PoolIdentity
 from gpu_fleet.pool.members import in_order, members_in_service
-from gpu_fleet.pool.this_instance import MetadataClient, PoolIdentity, ThisInstance
 
 # inside the network, which need have no way out: the list of Auto Scaling's endpoints has one in every region
 ENDPOINT = "https://ess-vpc.{region}.aliyuncs.com"

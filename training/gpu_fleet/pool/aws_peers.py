@@ -8,8 +8,9 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from gpu_fleet.errors import LaunchError
+from gpu_fleet.metadata import ThisInstance
+from gpu_fleet.pool.identity import PoolIdentity
 from gpu_fleet.pool.members import in_order, members_in_service
-from gpu_fleet.pool.this_instance import PoolIdentity, ThisInstance
 
 STATES_PER_CALL = 50  # of DescribeAutoScalingInstances
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.pool.this_instance import ThisInstance
+from gpu_fleet.metadata import ThisInstance
 
 IN_SERVICE = "InService"
 TAKES_WORK = {IN_SERVICE, "Protected"}  # the second: in service and kept from scale-in, on Alibaba Cloud

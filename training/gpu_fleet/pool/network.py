@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpu_fleet.pool.this_instance import Expected
+from gpu_fleet.pool.identity import Expected
 
 # The EFA provider of libfabric and nothing else: a pool that declares EFA must not fall back to TCP unseen.
 # Huge pages off: reader processes fork, and a fork fails where the huge pages have run out.

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpu_fleet import instance_file
-from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.errors import CheckpointError, ConfigError, LaunchError
+from gpu_fleet.metadata import MetadataClient
 from gpu_fleet.metrics.goodput import HourPrice
-from gpu_fleet.pool.this_instance import MetadataClient
+from gpu_fleet.storage.object_store import ObjectStore
 
 POLICY = "policy.json"
 SPOT, ON_DEMAND = "spot", "on_demand"  # as the policy names its tables
@@ -30,7 +30,7 @@ def of_this_instance() -> HourPrice | None:
     if not uri:
         return None
     try:
-        content = CheckpointStore(uri).get(POLICY)
+        content = ObjectStore(uri).get(POLICY)
         if content is None:
             raise CheckpointError(f"{uri}/{POLICY}: is missing")
         metadata = MetadataClient(str(table["cloud"]))

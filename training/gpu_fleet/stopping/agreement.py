@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-from gpu_fleet.parallel.world import Agreement, World
 from gpu_fleet.stopping.interrupt import Interruption, Reason
+from gpu_fleet.world import Agreement, World
 
 MOST_CALLS = 16  # from one exchange to the next: a step may suddenly take longer than those measured
 US_PER_S = 1_000_000

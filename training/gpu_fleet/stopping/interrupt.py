@@ -6,23 +6,17 @@ import os
 import signal
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from enum import IntEnum
-from http.client import HTTPException
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpu_fleet import instance_file
+from gpu_fleet.metadata import ALICLOUD_METADATA, AWS_METADATA, TOKEN_TTL_S, ask
 
 log = logging.getLogger(__name__)
 
-AWS_METADATA = "http://169.254.169.254"
-ALICLOUD_METADATA = "http://100.100.100.200"
-TIMEOUT_S = 1.0  # of one question to the metadata service, which is on the same host
-TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
 SAME_SIGNAL_S = 1.0  # torchrun and the terminal may both deliver one key press
 
 
@@ -195,17 +189,3 @@ class AlicloudNotice:
     def __call__(self) -> Notice | None:
         status, text = ask(self._url, {})
         return (Reason.SPOT_NOTICE, f"spot release at {text}") if status == 200 else None  # noqa: PLR2004 - HTTP
-
-
-def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
-    """Status and body of one question; status 0 when nobody answers, which is no reason to stop."""
-    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http to the own host
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, ""
-    except (OSError, ValueError, HTTPException) as error:
-        log.debug("event=metadata-silent url=%s error=%r", url, str(error))
-        return 0, ""

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from image.reaper.calls import batches
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.model import Decision, Instance, Tie, User
+from image.reaper.notify import webhooks
+from image.reaper.notify.webhooks import Webhook
 from image.reaper.store import Store
-from image.reaper.sweep import webhooks
-from image.reaper.sweep.webhooks import Webhook
 from image.reaper.times import format_time
 
 # A line of an instance has up to 1,000 bytes; SNS takes 262,144, DirectMail 80,000, a room 15,000.

@@ -1,4 +1,4 @@
-"""What a sweep needs of a cloud, and how it gets there from a policy and the environment.
+"""What sweep, meter and commands need of a cloud, and how it gets there from a policy and the environment.
 
 ``aws/connect.py`` and ``alicloud/connect.py`` have the same functions. Neither is imported here: the archive
 of one cloud's sweep carries nothing of the other's.
@@ -17,13 +17,14 @@ from typing import Any, Literal, Protocol
 from image.reaper.calls import Calls, Failure
 from image.reaper.errors import CloudError
 from image.reaper.metrics import Figure
-from image.reaper.model import Instance, Inventory
+from image.reaper.model import Instance, Inventory, Leftover
+from image.reaper.notify.notifier import Notifier
 from image.reaper.policy import Policy
 from image.reaper.store import Store
-from image.reaper.sweep.leftovers import Leftover
-from image.reaper.sweep.notify import Notifier
 
 COMPLETE = "Complete"
+MAX_POINTS = 100_800  # of one GetMetricData answer (API GetMetricData)
+MAX_QUERIES = 500  # of one GetMetricData call
 Statistic = Literal["Minimum", "Average", "Sum"]
 
 
@@ -200,7 +201,7 @@ LEDGER_URI = "GPU_FLEET_LEDGER_URI"
 TOPIC_ARN = "GPU_FLEET_TOPIC_ARN"
 POLICY_FILE = "GPU_FLEET_POLICY_FILE"
 # policy.json lies beside the package: at the root of the function's archive.
-BESIDE_PACKAGE = Path(__file__).resolve().parents[3] / "policy.json"
+BESIDE_PACKAGE = Path(__file__).resolve().parents[2] / "policy.json"
 
 
 def policy_file(environ: Mapping[str, str] = os.environ) -> Path:

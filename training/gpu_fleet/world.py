@@ -1,4 +1,4 @@
-"""The processes of a run: how they meet, agree, and spread a model over themselves."""
+"""The processes of a run: how they meet and agree."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator

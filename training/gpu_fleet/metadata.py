@@ -1,41 +1,25 @@
-"""Who this instance is: its pool by instance.toml, its id, type and address by the metadata service."""
+"""What the cloud tells this instance about itself, by its metadata service."""
 
 import json
+import logging
 import os
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
-from typing import Literal
+from http.client import HTTPException
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from gpu_fleet import instance_file
 from gpu_fleet.errors import LaunchError
-from gpu_fleet.stopping.interrupt import ALICLOUD_METADATA, AWS_METADATA, TOKEN_TTL_S, ask
 
+AWS_METADATA = "http://169.254.169.254"
+ALICLOUD_METADATA = "http://100.100.100.200"
+TIMEOUT_S = 1.0  # of one question to the metadata service, which is on the same host
+TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
 ROLES = "ram/security-credentials/"  # of Alibaba Cloud's service
 OK = 200  # HTTP
 ATTEMPTS = 5  # of a second each: the service may be slow on an instance that has just started
-
-
-class Expected(BaseModel):
-    """What the stack promises of one instance type of the pool; more keys may follow, they are not ours."""
-
-    model_config = ConfigDict(frozen=True)
-
-    gpus: int = 0
-    efa_interfaces: int = 0
-    erdma_interfaces: int = 0
-
-
-class PoolIdentity(BaseModel):
-    """The part of instance.toml that a launch needs."""
-
-    model_config = ConfigDict(frozen=True)
-
-    cloud: Literal["aws", "alicloud"]
-    region: str
-    stack: str
-    pool: str
-    expected: dict[str, Expected] = {}  # by instance type
+log = logging.getLogger(__name__)
 
 
 class ThisInstance(BaseModel):
@@ -46,19 +30,6 @@ class ThisInstance(BaseModel):
     instance_id: str
     instance_type: str
     address: str  # private IPv4
-
-
-def read_identity() -> PoolIdentity | None:
-    """The identity in instance.toml, None on instances of no fleet; raises LaunchError naming a wrong key."""
-    table = instance_file.table()
-    if not table:
-        return None
-    try:
-        return PoolIdentity.model_validate(table)
-    except ValidationError as error:
-        item = error.errors()[0]
-        key = ".".join(str(part) for part in item["loc"])
-        raise LaunchError(f"instance.toml: {key} = {item['input']!r}: {item['msg']}") from error
 
 
 @dataclass(frozen=True)
@@ -133,3 +104,17 @@ def _answer(url: str, headers: dict[str, str], method: str = "GET") -> str:
         said = f"answers {status}" if status else "does not answer"
         raise LaunchError(f"{url}: the metadata service {said}; --alone needs no peers and does not ask")
     return text.strip()
+
+
+def ask(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
+    """Status and body of one question; status 0 when nobody answers, which is no reason to stop."""
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - http to the own host
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+    except (OSError, ValueError, HTTPException) as error:
+        log.debug("event=metadata-silent url=%s error=%r", url, str(error))
+        return 0, ""

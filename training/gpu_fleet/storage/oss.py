@@ -10,7 +10,7 @@ from botocore.credentials import CredentialProvider, RefreshableCredentials
 
 from gpu_fleet import instance_file
 from gpu_fleet.errors import CheckpointError, LaunchError
-from gpu_fleet.pool.this_instance import MetadataClient
+from gpu_fleet.metadata import MetadataClient
 
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss: from inside,
 # which is free, needs no way out of the network, and is open to accounts that the public name refuses.

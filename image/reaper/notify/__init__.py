@@ -1,0 +1,1 @@
+"""Notices to users, owners, rooms and operators: what they say, and who was reached."""
