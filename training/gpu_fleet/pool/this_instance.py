@@ -19,7 +19,7 @@ ATTEMPTS = 5  # of a second each: the service may be slow on an instance that ha
 class Expected(BaseModel):
     """What the stack promises of one instance type of the pool; more keys may follow, they are not ours."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
     gpus: int = 0
     efa_interfaces: int = 0
@@ -29,7 +29,7 @@ class Expected(BaseModel):
 class PoolIdentity(BaseModel):
     """The part of instance.toml that a launch needs."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
     cloud: Literal["aws", "alicloud"]
     region: str
