@@ -10,11 +10,13 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
+SITE = Path(sysconfig.get_path("purelib"))
 LOCK, TORCH_PYPI, TORCH_CPU = "requirements.lock", "torch-pypi.lock", "torch-cpu.lock"
 # Which environment each lock is for, and what it is made from.
 REQUIREMENTS = {
@@ -83,7 +85,18 @@ def install() -> int:
     error = error or pip("--no-build-isolation", "--editable", ".")
     if error:
         say(error)
-    return 1 if error else 0
+        return 1
+    show_trainer(SITE)
+    return 0
+
+
+def show_trainer(site: Path) -> None:
+    """Let type checkers and editors find ``gpu_fleet`` from any folder.
+
+    They run no import hook, which is all that an installation in place leaves; they do read a path in a
+    ``.pth`` file. Its folder holds the trainer alone: no user's `image`, `stacks` or `tests` is shadowed.
+    """
+    (site / "gpu_fleet_trainer.pth").write_text(f"{TOP / 'training'}\n", encoding="utf-8")
 
 
 def install_torch() -> str:

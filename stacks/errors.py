@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+LONGEST_VALUE = 200
+
 
 class StacksError(Exception):
     """Anything this room refuses. Its text needs no traceback beside it."""
@@ -34,7 +36,13 @@ class Problem:
     allowed: str
 
     def __str__(self) -> str:
-        return f"{self.key} = {self.value!r}: {self.allowed}"
+        return f"{self.key} = {_shown(self.value)}: {self.allowed}"
+
+
+def _shown(value: object) -> str:
+    """A value as written, the begin alone of a long one."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 class SettingsError(StacksError):

@@ -135,7 +135,7 @@ def test_an_index_that_cannot_be_reached_is_named_and_asked_once(monkeypatch, ca
 
 
 @pytest.fixture
-def pip(monkeypatch):
+def pip(monkeypatch, tmp_path):
     """Stands for pip: refuses the CPU build with what it is told; remembers what was asked for."""
     asked = []
 
@@ -145,6 +145,7 @@ def pip(monkeypatch):
 
     answer.asked = asked
     sources = [environment.CPU_ELSEWHERE, environment.FROM_PYPI]
+    monkeypatch.setattr(environment, "SITE", tmp_path)
     monkeypatch.setattr(environment, "pip", answer)
     monkeypatch.setattr(environment, "torch_sources", lambda *_: sources)
     return answer
@@ -158,6 +159,7 @@ def test_set_up_goes_on_with_the_next_source_of_torch(pip, capsys):
     assert [options[-1] for options in pip.asked] == files
     assert all("--require-hashes" in options for options in pip.asked[:3])
     assert "torch: PyPI's build" in capsys.readouterr().out
+    assert [path.suffix for path in environment.SITE.iterdir()] == [".pth"]
 
 
 def test_a_wheel_that_was_tampered_with_ends_the_set_up(pip, capsys):

@@ -31,7 +31,7 @@ from image.reaper.metrics import METRIC_GATE_PASSED
 from image.reaper.model import TAG_GIVE_BACK, TAG_KEEP_REASON, TAG_KEEP_UNTIL
 from image.reaper.money.budget_check import look
 from image.reaper.money.spending import Spending
-from image.reaper.options import POOL_NAME, stack_options
+from image.reaper.options import POOL_NAME, FiniteRange, stack_options
 from image.reaper.people.connect import RUNNING, chosen, described
 from image.reaper.place import Asked, Place, subject
 from image.reaper.policy import CapacityPolicy, Policy
@@ -132,7 +132,7 @@ def refusal(policy: Policy, pool: str, count: int) -> str:
 )
 @click.option(
     "--hours",
-    type=click.FloatRange(0, LONGEST_HOURS, min_open=True),
+    type=FiniteRange(0, LONGEST_HOURS, min_open=True),
     help="Keep them so long, used or not; by default the idle rules alone apply.",
 )
 @click.option("--yes", is_flag=True, help="Ask no question.")

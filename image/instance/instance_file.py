@@ -1,5 +1,6 @@
 """``instance.toml``: what the stack tells an instance about itself."""
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -144,4 +145,4 @@ def _expected_problems(expected: object) -> list[str]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

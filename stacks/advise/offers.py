@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from stacks import catalog
 from stacks.catalog import prices
 from stacks.catalog.instance_types import InstanceType, Price
+from stacks.catalog.numbers import AMOUNT, NUMBER
 from stacks.errors import StacksError
 
 FILE = Path(__file__).with_name("vendors.toml")
@@ -55,18 +56,18 @@ class _Exact(BaseModel):
 class SourcedFigure(_Exact):
     """A number about a vendor, with its source; ``of`` where it is a part of something."""
 
-    value: Annotated[float, Field(ge=0)]
-    of: Annotated[float, Field(gt=0)] | None = None
+    value: Annotated[float, Field(ge=0), NUMBER]
+    of: Annotated[float, Field(gt=0), NUMBER] | None = None
     source: Annotated[str, Field(min_length=10)]
 
 
 class _Instance(_Exact):
     name: str
-    gpus: Annotated[int, Field(gt=0)]
+    gpus: Annotated[int, Field(gt=0), NUMBER]
     gpu_model: str
-    gpu_memory_gib: Annotated[int, Field(gt=0)]
-    network_gbps: Annotated[float, Field(gt=0)] | None = None
-    price: Annotated[Decimal, Field(gt=0)] | None = None
+    gpu_memory_gib: Annotated[int, Field(gt=0), NUMBER]
+    network_gbps: Annotated[float, Field(gt=0), NUMBER] | None = None
+    price: Annotated[Decimal, Field(gt=0), AMOUNT] | None = None
 
 
 class Vendor(_Exact):
@@ -91,7 +92,7 @@ class Vendors(_Exact):
         vendors: short name -> vendor.
     """
 
-    weights: dict[str, Annotated[int, Field(ge=0)]]
+    weights: dict[str, Annotated[int, Field(ge=0), NUMBER]]
     vendors: dict[str, Vendor]
 
 

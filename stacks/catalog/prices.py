@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stacks.catalog.instance_types import Cloud
+from stacks.catalog.numbers import AMOUNT
 from stacks.errors import StacksError
 
 FILE = Path(__file__).with_name("prices.toml")
@@ -77,7 +78,7 @@ class _Exact(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Share = Annotated[Decimal, Field(ge=0, lt=1)]
+Share = Annotated[Decimal, Field(ge=0, lt=1), AMOUNT]
 
 
 class _Discount(_Exact):
@@ -88,7 +89,7 @@ class _Discount(_Exact):
 
 
 class _Row(_Exact):
-    amount: Annotated[Decimal, Field(gt=0)] | None = None
+    amount: Annotated[Decimal, Field(gt=0), AMOUNT] | None = None
     unit: str
     date: datetime.date | None = None
     source: str

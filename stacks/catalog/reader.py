@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stacks.catalog.instance_types import Architecture, Cloud, InstanceType, InterfaceType, NetworkCard, Price
+from stacks.catalog.numbers import AMOUNT, NUMBER
 from stacks.errors import StacksError
 
 BYTES_PER_GB = 1_000_000_000
@@ -29,8 +30,8 @@ class _Exact(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0), NUMBER]
+Count = Annotated[int, Field(ge=0), NUMBER]
 
 
 class _PriceList(_Exact):
@@ -51,14 +52,14 @@ class _Type(_Exact):
     name: str
     gpus: Positive
     vcpu: Positive
-    memory_gib: Annotated[Decimal, Field(gt=0)]
+    memory_gib: Annotated[Decimal, Field(gt=0), AMOUNT]
     nvme_gb: Count = 0
-    network_gbps: Annotated[float, Field(gt=0)]
+    network_gbps: Annotated[float, Field(gt=0), NUMBER]
     efa: Count = 0
     erdma: Count = 0
     cards: str | None = None
     price_list: str | None = None
-    price: Annotated[Decimal, Field(gt=0)] | None = None
+    price: Annotated[Decimal, Field(gt=0), AMOUNT] | None = None
 
 
 class _Family(_Exact):

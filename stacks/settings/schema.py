@@ -17,6 +17,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from stacks.catalog import Cloud
+from stacks.catalog.numbers import NUMBER, Switch, TextSwitch
 
 EXACT = ConfigDict(extra="forbid")
 
@@ -91,14 +92,19 @@ Url = Annotated[str, Matching(r"https?://\S+", "must be an http or https URL")]
 OptionalUrl = Annotated[Url | None, BeforeValidator(lambda text: None if text == "" else text)]
 # More than any account has of anything; beyond it the sums of the estimate outgrow their 28 digits.
 LARGEST = 1_000_000_000
-Positive = Annotated[int, Field(gt=0, le=LARGEST)]
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6)]
+Positive = Annotated[int, Field(gt=0, le=LARGEST), NUMBER]
+Count = Annotated[int, Field(ge=0, le=LARGEST), NUMBER]
+# What the sweep takes too: a policy beyond it would stop every sweep (image/reaper/policy.py).
+MOST_INSTANCES, MOST_DAYS, MOST_HOURS = 100_000, 3650, 100_000
+Instances = Annotated[int, Field(ge=0, le=MOST_INSTANCES), NUMBER]
+SomeInstances = Annotated[int, Field(gt=0, le=MOST_INSTANCES), NUMBER]
+Days = Annotated[int, Field(gt=0, le=MOST_DAYS), NUMBER]
+PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6), NUMBER]
 # More than any hour or GiB costs; less than 0.0001 of any currency is a slip.
-AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6)]
-Percent = Annotated[int, Field(gt=0, le=100)]
+AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6), NUMBER]
+Percent = Annotated[int, Field(gt=0, le=100), NUMBER]
 # The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
-RetentionDays = Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731]
+RetentionDays = Annotated[Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731], NUMBER]
 
 
 class Nat(StrEnum):
@@ -219,11 +225,11 @@ class NetworkSettings:
     cidr: IPv4Network
     zones: Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
     nat: Nat = Nat.ONE
-    interface_endpoints: bool = False
+    interface_endpoints: Switch = False
     peers: tuple[IPv4Network, ...] = ()
     flow_log_retention_days: RetentionDays = 90
     s3_buckets: tuple[BucketPattern, ...] = ()
-    slots: dict[str, Annotated[int, Field(ge=0, le=7)]] | None = None
+    slots: dict[str, Annotated[int, Field(ge=0, le=7), NUMBER]] | None = None
 
     @property
     def slot_of(self) -> dict[str, int]:
@@ -279,10 +285,10 @@ class StorageSettings:
             since a later change would make new buckets.
     """
 
-    key_rotation_days: Annotated[int, Field(ge=7, le=90)] = 90
+    key_rotation_days: Annotated[int, Field(ge=7, le=90), NUMBER] = 90
     kms_instance_id: str | None = None
-    home: bool = False
-    home_gib: Annotated[int, Field(ge=100, le=LARGEST)] = 100
+    home: Switch = False
+    home_gib: Annotated[int, Field(ge=100, le=LARGEST), NUMBER] = 100
     scratch_gib: Count = 0
     old_versions_days: Positive = 30
     redundancy: Redundancy | None = None
@@ -301,9 +307,9 @@ class Size:
         max: the upper limit, of each group.
     """
 
-    min: Count = 0
-    desired: Count = 0
-    max: Positive = 1
+    min: Instances = 0
+    desired: Instances = 0
+    max: SomeInstances = 1
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -328,9 +334,9 @@ class IdleLimits:
         network_kib_per_s: received and sent.
     """
 
-    cpu_cores: Annotated[float, Field(ge=0.01, le=64)] = 0.1
-    disk_kib_per_s: Annotated[float, Field(ge=1, le=1_048_576)] = 100
-    network_kib_per_s: Annotated[float, Field(ge=1, le=1_048_576)] = 64
+    cpu_cores: Annotated[float, Field(ge=0.01, le=64), NUMBER] = 0.1
+    disk_kib_per_s: Annotated[float, Field(ge=1, le=1_048_576), NUMBER] = 100
+    network_kib_per_s: Annotated[float, Field(ge=1, le=1_048_576), NUMBER] = 64
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -356,18 +362,18 @@ class Idle:
         command_timeout_s: the program is killed after so many seconds, and nothing is known then.
     """
 
-    after_hours: Annotated[float, Field(ge=0.05, le=336)] = 24
-    grace_minutes: Annotated[int, Field(ge=0, le=10_080)] = 60
+    after_hours: Annotated[float, Field(ge=0.05, le=336), NUMBER] = 24
+    grace_minutes: Annotated[int, Field(ge=0, le=10_080), NUMBER] = 60
     action: IdleAction = IdleAction.TERMINATE
-    min_uptime_minutes: Annotated[int, Field(ge=0, le=20_160)] = 60
+    min_uptime_minutes: Annotated[int, Field(ge=0, le=20_160), NUMBER] = 60
     coverage_percent: Percent = 90
-    terminate_stopped_after_days: Positive | None = None
+    terminate_stopped_after_days: Days | None = None
     quiet_hours: tuple[QuietHours, ...] = ()
-    quiet_weekends: bool = False
+    quiet_weekends: Switch = False
     watch: tuple[ProgramName, ...] = ()
     limits: IdleLimits = IdleLimits()
     command: tuple[Argument, ...] = ()
-    command_timeout_s: Annotated[int, Field(ge=1, le=20)] = 5
+    command_timeout_s: Annotated[int, Field(ge=1, le=20), NUMBER] = 5
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -409,19 +415,19 @@ class Pool:
     purpose: Purpose = Purpose.INTERACTIVE
     zones: tuple[str, ...] = ()
     groups: Grouping | None = None
-    efa: bool = False
-    erdma: bool = False
+    efa: Switch = False
+    erdma: Switch = False
     gpu_memory_gib: Positive | None = None
     mig_profile: str | None = None
     on_demand_base: Count = 0
     spot_price_limit: PositiveDecimal | None = None
     volume_gib: Positive = 200
     scratch_gib: Count = 0
-    containers: bool = False
-    scaling: bool | None = None
-    spare: Count = 0
+    containers: Switch = False
+    scaling: Switch | None = None
+    spare: Instances = 0
     idle: Idle = Idle()
-    max_lifetime_hours: Annotated[int, Field(ge=24, le=LARGEST)] = 168
+    max_lifetime_hours: Annotated[int, Field(ge=24, le=MOST_HOURS), NUMBER] = 168
     owner: Owner = ""
 
     @property
@@ -490,7 +496,7 @@ class BudgetSettings:
     recipients: tuple[Address, ...] = ()
     thresholds: tuple[Threshold, ...] = DEFAULT_THRESHOLDS
     assume: dict[str, AssumedPrice] = Field(default_factory=dict)
-    allow_overcommit: bool = False
+    allow_overcommit: Switch = False
     on_exceeded: OnExceeded = OnExceeded.NOTIFY
 
 
@@ -503,8 +509,8 @@ class LeftoversSettings:
         remove: remove them, each only with a snapshot made since.
     """
 
-    older_than_days: Positive = 14
-    remove: bool = False
+    older_than_days: Days = 14
+    remove: Switch = False
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -523,13 +529,13 @@ class ReaperSettings:
             0 to act at once.
     """
 
-    every_minutes: Annotated[int, Field(ge=5, le=10)] = 10
-    dry_run: bool = False
-    max_actions: Positive = 10
+    every_minutes: Annotated[int, Field(ge=5, le=10), NUMBER] = 10
+    dry_run: Switch = False
+    max_actions: SomeInstances = 10
     max_percent: Percent = 25
     time_zone: str = "UTC"
     leftovers: LeftoversSettings = LeftoversSettings()
-    watch_days: Annotated[int, Field(ge=0, le=90)] = 0
+    watch_days: Annotated[int, Field(ge=0, le=90), NUMBER] = 0
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -540,7 +546,7 @@ class TakeSettings:
         max_per_person: instances that one user may have taken at once, in all pools; 0 for none.
     """
 
-    max_per_person: Count = 4
+    max_per_person: Instances = 4
 
 
 @dataclass(frozen=True, config=EXACT)
@@ -601,11 +607,11 @@ class ImageSettings:
     id: str | None = None
     parameter: str | None = None
     mode: ImageMode = ImageMode.BOOTSTRAP
-    bundled: bool = False
+    bundled: Switch = False
     size_gib: Positive = 100
     base_id: str | None = None
     payload: str | None = None
-    canary: bool = True
+    canary: Switch = True
     disk: str | None = None
 
     @property
@@ -645,7 +651,7 @@ class Stack:
     network: NetworkSettings
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     owner: Owner = "platform"
-    protected: bool = False
+    protected: TextSwitch = False
     endpoint_url: OptionalUrl = None
     access: AccessSettings = AccessSettings()
     storage: StorageSettings = StorageSettings()

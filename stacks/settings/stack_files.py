@@ -45,7 +45,7 @@ def config_of(path: Path) -> dict[str, Any]:
     """
     try:
         content = yaml_text.read(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8; a date that is none
         raise StacksError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise StacksError(f"{path}: must be a mapping with the key 'config'")

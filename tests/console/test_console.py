@@ -40,6 +40,28 @@ def refusal(command: click.Command, arguments: list[str]) -> str | None:
     return None
 
 
+RANGES = [
+    (" ".join(path), option)
+    for path, command in LEAVES.items()
+    for option in command.params
+    if isinstance(option.type, click.FloatRange | type(click.FLOAT))
+]
+
+
+@pytest.mark.parametrize(("path", "option"), RANGES, ids=[f"{path} {option.name}" for path, option in RANGES])
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_no_option_takes_a_number_that_is_none(path, option, text):
+    """Every comparison with NaN is false, so a range of click's own lets it in."""
+    with pytest.raises(click.BadParameter, match=r"finite number|not in the range"):
+        option.type_cast_value(click.Context(COMMANDS[tuple(path.split())]), text)
+
+
+def test_there_are_such_options():
+    assert {"take hours", "agent clock_speed", "train report price"} <= {
+        f"{path} {option.name}" for path, option in RANGES
+    }
+
+
 def said(command: click.Command) -> str:
     """The lines below `Example:` of a help text, each whole."""
     return (command.epilog or "").partition("Example")[2].replace("\\\n", " ")

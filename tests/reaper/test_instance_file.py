@@ -53,6 +53,17 @@ def test_of_a_pool_without_types_nothing_is_expected(tmp_path):
         ('pool = "dev"', 'pol = "dev"', "pool = None; allowed: a text (nearest: pol)"),
         ('cloud = "aws"', 'cloud = "awz"', "cloud = 'awz'; allowed: aws, alicloud (nearest: aws)"),
         ("after_hours = 24.0", "after_hours = -1", "idle.after_hours = -1; allowed: a number of at least 0"),
+        (
+            "after_hours = 24.0",
+            "after_hours = nan",
+            "idle.after_hours = nan; allowed: a number of at least 0",
+        ),
+        (
+            "grace_minutes = 60",
+            "grace_minutes = inf",
+            "idle.grace_minutes = inf; allowed: a number of at least",
+        ),
+        ("grace_minutes = 60", "grace_minutes = true", "idle.grace_minutes = True; allowed: a number of at"),
         ("gpus = 1", 'gpus = "1"', "expected.g5.xlarge.gpus = '1'; allowed: a whole number"),
         (
             "efa_interfaces = 0",

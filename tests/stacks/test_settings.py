@@ -155,7 +155,7 @@ BAD_INPUTS = {
     ),
     "more instances than can be counted": (
         {"pools": [pool(size={"max": 10**30})]},
-        f"pools[0].size.max = {10**30}: must be less than or equal to 1000000000",
+        f"pools[0].size.max = {10**30}: must be less than or equal to 100000",
     ),
     "a budget beyond all money": (
         {"budget": {"monthly": 10**30, "recipients": ["a@b.org"]}},

@@ -15,6 +15,7 @@ from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.errors import CheckpointError, CommandError
 from gpu_fleet.instance_file import place_of_checkpoints
+from gpu_fleet.options import FiniteRange
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
 from gpu_fleet.storage.object_store import ObjectStore
 
@@ -30,10 +31,10 @@ log = logging.getLogger(__name__)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--checkpoints", type=click.Path(path_type=Path, file_okay=False), help="Kept in the bucket.")
 @click.option("--uri", default="", help="s3:// or oss://bucket/prefix; default: the stack's bucket.")
-@click.option("--every-s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="To sync.")
+@click.option("--every-s", type=FiniteRange(min=0.1), default=60.0, show_default=True, help="To sync.")
 @click.option("--signal", "notice", type=click.Choice(list(SIGNALS)), default="TERM", show_default=True)
 @click.option(
-    "--grace-s", type=click.FloatRange(min=0), default=80.0, show_default=True, help="From signal to kill."
+    "--grace-s", type=FiniteRange(min=0), default=80.0, show_default=True, help="From signal to kill."
 )
 def run(
     *,

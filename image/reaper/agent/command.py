@@ -28,7 +28,7 @@ from image.reaper.agent.sensors.processes import trainers
 from image.reaper.agent.stack_policy import StackPolicy
 from image.reaper.agent.users import Users
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.options import IsoTime
+from image.reaper.options import FiniteRange, IsoTime
 
 LISTEN_EVERY_S = 5.0
 LISTEN_EVERY_FAST_S = 0.2  # on a rehearsal's clock
@@ -72,11 +72,9 @@ class AgentOptions:
 @click.option(
     "--watch-pid", type=click.IntRange(min=1), help="Look only at this process and its descendants."
 )
-@click.option(
-    "--duration", type=click.FloatRange(min=1), help="End after so many seconds of the agent's clock."
-)
+@click.option("--duration", type=FiniteRange(min=1), help="End after so many seconds of the agent's clock.")
 @click.option("--clock-start", type=IsoTime(), help="Rehearsal: what the clock shows first.")
-@click.option("--clock-speed", type=click.FloatRange(min=1), default=1.0, help="Rehearsal: how fast it runs.")
+@click.option("--clock-speed", type=FiniteRange(min=1), default=1.0, help="Rehearsal: how fast it runs.")
 def command(**options: Any) -> None:
     """Watch this instance: look every 5 s, judge every minute, publish a heartbeat.
 

@@ -15,6 +15,7 @@ from jinja2 import Environment
 from gpu_fleet.errors import ConfigError
 from gpu_fleet.metrics.goodput import KIND, SECONDS_PER_HOUR, Goodput, HourPrice, goodput
 from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
+from gpu_fleet.options import FiniteRange
 from gpu_fleet.outcome import RESULT
 
 if TYPE_CHECKING:  # matplotlib takes a second to load, which only a report needs to pay
@@ -57,7 +58,7 @@ class Timeline:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--price",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="USD",
     help="What all instances of the run cost an hour; on a fleet the run knows the stack's list prices.",
 )

@@ -11,7 +11,7 @@ from gpu_fleet.errors import LaunchError
 class Expected(BaseModel):
     """What the stack promises of one instance type of the pool; more keys may follow, they are not ours."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
     gpus: int = 0
     efa_interfaces: int = 0
@@ -21,7 +21,7 @@ class Expected(BaseModel):
 class PoolIdentity(BaseModel):
     """The part of instance.toml that a launch needs."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
     cloud: Literal["aws", "alicloud"]
     region: str

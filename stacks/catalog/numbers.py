@@ -1,0 +1,46 @@
+"""Numbers and switches as a file says them.
+
+pydantic alone takes ``true`` and ``"3"`` for numbers and ``1`` for true. What refuses that stands in
+``Annotated`` after the type and range of a field: ``Annotated[int, Field(gt=0), NUMBER]``.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+
+def _amount(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError("must be a number, without quotes" if _says_one(value) else "must be a number")
+    return _amount(value)
+
+
+def _says_one(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false, without quotes")
+    return value
+
+
+def _text_switch(value: Any) -> Any:
+    return value == "true" if value in ("true", "false") else value
+
+
+NUMBER = BeforeValidator(_number)
+AMOUNT = BeforeValidator(_amount)  # may be a text as well, which a price file has for its exact decimals
+Switch = Annotated[bool, BeforeValidator(_switch)]
+# At the top of a stack file: `pulumi config set` writes texts there, and Pulumi hands texts to the program.
+TextSwitch = Annotated[Switch, BeforeValidator(_text_switch)]

@@ -1,0 +1,149 @@
+"""Every number and switch of a stack file is one: no `true`, no text, nothing without an end."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.reaper import policy
+from stacks.errors import SettingsError, StacksError
+from stacks.payload import sweep_archive
+from stacks.settings import Stack, namespaces, stack_files
+from stacks.settings.reader import from_mapping
+from stacks.settings.reference import json_schema
+from tests.stacks.examples import pool, stack_file
+
+SCHEMA = json_schema()
+Place = tuple[str | int, ...]
+# Names that the schema leaves open, of mappings from a name to a number.
+NAMED = {"slots": "us-east-1a", "assume": "disk"}
+
+
+def leaves(entry: dict[str, Any], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Where a value of the file stands that is no section, and what the schema says of it."""
+    entry = SCHEMA["$defs"][entry["$ref"].removeprefix("#/$defs/")] if "$ref" in entry else entry
+    if entry.get("type") == "array":
+        yield from leaves(entry["items"], (*place, 0))
+    elif "properties" in entry:
+        for key, inner in entry["properties"].items():
+            yield from leaves(inner, (*place, key))
+    elif isinstance(inner := entry.get("additionalProperties"), dict):
+        yield from leaves(inner, (*place, NAMED.get(str(place[-1]), "name")))
+    elif "anyOf" in entry:
+        for option in entry["anyOf"]:
+            yield from leaves(option, place)
+    else:
+        yield place, entry
+
+
+def found(kind: str) -> dict[Place, dict[str, Any]]:
+    config = SCHEMA["properties"]["config"]["properties"]
+    return {
+        place: entry
+        for key, top in config.items()
+        for place, entry in leaves(top, (key.removeprefix(namespaces.PREFIX),))
+        if entry.get("type") == kind or (kind == "integer" and isinstance(entry.get("enum", [""])[0], int))
+    }
+
+
+WHOLE, NUMBERS, SWITCHES = found("integer"), found("integer") | found("number"), found("boolean")
+
+
+def file_with(place: Place, value: object) -> dict[str, Any]:
+    """A sound file with one value replaced."""
+    content: Any = stack_file(pools=[pool()])
+    inner = content
+    for step, following in pairwise(place):
+        if isinstance(inner, list):
+            inner.extend([{}] * (1 - len(inner)))
+            inner = inner[step]
+        else:
+            inner = inner.setdefault(step, [] if following == 0 else {})
+    inner[place[-1]] = value
+    return content
+
+
+def key_of(place: Place) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).removeprefix(".")
+
+
+def said(place: Place, value: object) -> list[str]:
+    """What the reader says of one value."""
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", file_with(place, value))
+    return [str(problem) for problem in caught.value.problems if problem.key == key_of(place)]
+
+
+def test_the_schema_has_numbers_to_try():
+    assert len(NUMBERS) > 35
+    assert len(SWITCHES) > 10
+    assert ("pools", 0, "size", "max") in WHOLE
+    assert ("network", "flow_log_retention_days") in WHOLE
+    assert ("budget", "assume", "disk") in NUMBERS
+
+
+@pytest.mark.parametrize("place", NUMBERS, ids=key_of)
+def test_true_is_no_number(place):
+    assert said(place, True) == [f"{key_of(place)} = True: must be a number, not true or false"]
+
+
+# What is no number anywhere, however large a number may be.
+NO_NUMBERS = (
+    st.booleans()
+    | st.sampled_from([math.nan, math.inf, -math.inf, 1e30, 10**400, {}, []])
+    | st.integers(max_value=-1)
+    | st.integers(0, 10**9).map(str)
+    | st.text(max_size=8)
+)
+
+
+@given(st.sampled_from(sorted(NUMBERS, key=key_of)), NO_NUMBERS)
+def test_what_is_no_number_is_refused_by_its_key(place, value):
+    assert said(place, value)
+
+
+@given(st.sampled_from(sorted(SWITCHES, key=key_of)), st.integers() | st.text() | st.floats())
+def test_what_is_no_switch_is_refused_by_its_key(place, value):
+    if place == ("protected",) and value in ("true", "false"):
+        return
+    assert said(place, value) == [
+        f"{said(place, value)[0].split(': ')[0]}: must be true or false, without quotes"
+    ]
+
+
+@pytest.mark.parametrize("text", ["true", "false"])
+def test_pulumi_hands_a_switch_at_the_top_as_text(text):
+    assert from_mapping("test", file_with(("protected",), text)).protected is (text == "true")
+
+
+def accepted(place: Place, value: int) -> Stack | None:
+    with suppress(SettingsError):
+        return from_mapping("test", file_with(place, value))
+    return None
+
+
+def test_the_sweep_takes_the_largest_numbers_that_a_file_may_say():
+    """It refuses its whole policy otherwise, and sweeps nothing."""
+    largest = {
+        place: accepted(place, entry["maximum"]) for place, entry in WHOLE.items() if "maximum" in entry
+    }
+    stacks = {key_of(place): read for place, read in largest.items() if read}
+
+    assert {"pools[0].size.max", "pools[0].max_lifetime_hours", "reaper.max_actions"} <= stacks.keys()
+    for read in stacks.values():
+        assert policy.parse(json.dumps(sweep_archive.policy_document(read))).stack == "test"
+
+
+@pytest.mark.parametrize("line", ["1" * 5000, "2026-02-30"])
+def test_a_value_that_no_yaml_reader_can_hold_is_one_message(tmp_path, line):
+    path = tmp_path / "Pulumi.test.yaml"
+    path.write_text(f"config:\n  gpu-fleet:owner: {line}\n")
+
+    with pytest.raises(StacksError, match="cannot be read"):
+        stack_files.config_of(path)

@@ -1,0 +1,63 @@
+"""Type checkers find the trainer's types from a user's own repository, whatever its folders are called."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.test_environment import environment
+
+SCRIPT = """\
+import image
+import training
+from gpu_fleet import Run
+
+def follow(run: Run) -> None:
+    for step in run.steps({total}):
+        print(step, image.OWNER, training.OWNER)
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A researcher's repository, two of whose packages have names of this house's rooms."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("training", "image"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("OWNER = 'the researcher'\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment set up from this checkout; its libraries would take mypy a minute."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    environment.show_trainer(next(folder.glob("lib/python*/site-packages")))
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def checked(repository: Path, python: Path, cache: Path, **words: str) -> str:
+    (repository / "script.py").write_text(SCRIPT.format(**words))
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--cache-dir", cache)
+    done = subprocess.run(
+        [*mypy, "script.py"], cwd=repository, env={}, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_mypy_finds_the_types_from_a_folder_of_ones_own(repository: Path, python: Path, cache: Path) -> None:
+    assert checked(repository, python, cache, total="100").startswith("Success")
+
+
+def test_mypy_says_where_a_user_is_wrong(repository: Path, python: Path, cache: Path) -> None:
+    said = checked(repository, python, cache, total="'many'")
+
+    assert 'Argument 1 to "steps" of "Run" has incompatible type "str"; expected "int"' in said
