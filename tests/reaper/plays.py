@@ -1244,11 +1244,11 @@ def instances_of_small_pools_fall_idle_one_after_another(stage: Stage) -> list[s
 
 @play
 def one_user_comes_and_goes_before_others_fall_idle(stage: Stage) -> list[str]:
-    """However often one instance was marked, it is one that is usual."""
+    """However often an operator finds one instance idle, it is one that is usual."""
     made = stage.start(8)
     for _ in range(3):
         made[0].leave()
-        stage.sweep_for(80)
+        stage.sweep_for(80, override_breaker=True)
         made[0].busy = True
         stage.world.pass_minutes(5)
         stage.sweep()
@@ -1256,6 +1256,27 @@ def one_user_comes_and_goes_before_others_fall_idle(stage: Stage) -> list[str]:
     stage.sweep_for(3 * 60)
     return expect(stage.told() >= 6, "the user was never told") + expect(
         stage.ended == [], f"{len(stage.ended)} ended within half a day"
+    )
+
+
+@play
+def sensors_are_blind_for_a_day_and_see_and_are_blind_again(stage: Stage) -> list[str]:
+    """What they saw nothing of is nothing that is usual, whatever they say for their marks."""
+    stage.terms(require_acknowledgement=True)
+    made = stage.start(5)
+    for _ in range(2):
+        for machine in made:
+            machine.agent = "deluded"
+        stage.world.pass_minutes(70)
+        stage.sweep()
+        stage.world.pass_minutes(30)
+        stage.sweep()
+        for machine in made:
+            machine.agent = "alive"
+        stage.world.pass_minutes(5)
+        stage.sweep()
+    return expect(stage.told() == 10, f"{stage.told()} notices, 10 were due") + expect(
+        stage.ended == [], f"{len(stage.ended)} ended"
     )
 
 
@@ -1269,12 +1290,57 @@ def a_fleet_that_is_truly_idle_is_gone_after_a_day(stage: Stage) -> list[str]:
 
 
 @play
-def a_fleet_that_was_idle_lately_is_not_held_again(stage: Stage) -> list[str]:
+def a_fleet_that_was_idle_lately_by_its_own_word_is_not_held_again(stage: Stage) -> list[str]:
+    stage.terms(require_acknowledgement=True)
+    made = stage.start(5)
+    stage.forget(made)
+    stage.sweep()
+    for machine in made:
+        machine.agent = "sightless"  # no answers for a day: they take a test long, and change nothing
+    stage.world.pass_minutes(24 * 60 + 20)
+    for machine in made:
+        machine.agent = "alive"
+    stage.world.pass_minutes(1)
+    stage.sweep()
+    first = len(stage.ended)
+    stage.world.pass_minutes(24 * 60)
+    stage.forget(stage.start(5))
+    stage.sweep_for(40)
+    return expect(first == 5, f"{first} of 5 ended after a day") + expect(
+        len(stage.ended) == 10, f"{len(stage.ended) - 5} of 5 ended two days later"
+    )
+
+
+@play
+def a_fleet_that_was_not_asked_is_held_again(stage: Stage) -> list[str]:
+    """Nobody confirmed that it was idle."""
     a_fleet_that_is_truly_idle_is_gone_after_a_day(stage)
     stage.world.pass_minutes(24 * 60)
     stage.forget(stage.start(8))
     stage.sweep_for(60)
-    return expect(len(stage.ended) == 16, f"{len(stage.ended) - 8} of 8 ended two days later")
+    return expect(len(stage.ended) == 8, f"{len(stage.ended) - 8} of 8 ended two days later")
+
+
+@play
+def a_few_more_are_idle_each_day(stage: Stage) -> list[str]:
+    """What ended without a day's wait makes nothing usual, or blind sensors would creep through a fleet."""
+    stage.terms(require_acknowledgement=True)
+    made = stage.start(12)
+    stage.forget(made[:4])
+    stage.sweep(override_breaker=True)
+    for machine in made[:4]:
+        machine.busy = True
+    stage.world.pass_minutes(5)
+    stage.sweep()
+    stage.forget(made[:5])
+    stage.sweep_for(40)
+    first = len(stage.ended)
+    stage.world.pass_minutes(24 * 60)
+    stage.forget(made[5:11])
+    stage.sweep_for(40)
+    return expect(first == 5, f"{first} of 5 ended, a quarter more than usual") + expect(
+        len(stage.ended) == 5, f"{len(stage.ended) - 5} more ended on the next day"
+    )
 
 
 @play
