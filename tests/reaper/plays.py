@@ -321,6 +321,21 @@ def a_marked_instance_is_used_again(stage: Stage) -> list[str]:
 
 
 @play
+def its_owner_keeps_it_for_a_while(stage: Stage) -> list[str]:
+    """It is no mark that its agent withdrew."""
+    (machine,) = stage.marked(due=False)
+    machine.keep(stage.world.now + timedelta(hours=1))
+    stage.sweep()
+    machine.release()
+    stage.sweep()
+    result = stage.sweep()
+    reasons = [one.reason for one in result.plan.decisions] if result else ["no sweep"]
+    return expect("goes in" in str(reasons), f"it is not marked again: {reasons}") + expect(
+        "withdrew" not in str(reasons), f"its agent is said to have withdrawn a mark: {reasons}"
+    )
+
+
+@play
 def it_is_used_while_no_sweep_runs(stage: Stage) -> list[str]:
     """Idle for long enough again when the next sweep comes, with a mark of the idleness before."""
     (machine,) = stage.marked(due=False)
@@ -342,6 +357,7 @@ def it_is_used_between_plan_and_second_look(stage: Stage) -> list[str]:
 @play
 def it_is_put_on_standby_between_plan_and_second_look(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
+    stage.start(1, "pool")  # in service, so that the group's minimum is no reason to keep the other
     (machine,) = stage.marked(1, "pool")
     stage.before_second_look(lambda: stage.world.lifecycle.update({machine.id: "Standby"}))
     stage.sweep()
