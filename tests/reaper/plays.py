@@ -1133,6 +1133,19 @@ def the_group_keeps_its_minimum(stage: Stage) -> list[str]:
 
 
 @play
+def the_group_of_an_instance_has_no_tag_of_the_stack(stage: Stage) -> list[str]:
+    """It is asked for by its name, or it would start another in the place of what is terminated."""
+    stage.world.group("pool", min_size=0)
+    stage.world.groups["pool"]["untagged"] = True
+    (machine,) = stage.marked(1, "pool")
+    stage.sweep()
+    members = stage.world.groups["pool"]["members"]
+    return expect(stage.ended == [machine.id], "it was not terminated") + expect(
+        members == [], f"its group still has {members}"
+    )
+
+
+@play
 def the_group_s_minimum_is_raised_between_plan_and_second_look(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
     stage.marked(1, "pool")

@@ -265,6 +265,10 @@ class World:
         made = {"min": min_size, "max": max_size, "desired": 0, "members": [], "suspended": set()}
         self.groups[name] = made | {"tags": tags}
 
+    def tagged_groups(self) -> list[str]:
+        """The groups that carry the stack's tag."""
+        return [name for name, group in self.groups.items() if not group.get("untagged")]
+
     def join(self, group: str, tags: dict[str, str], **more: Any) -> Machine:
         """Scale a group out by one instance."""
         self.groups[group]["desired"] += 1
