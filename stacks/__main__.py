@@ -4,10 +4,10 @@ import sys
 
 import click
 
+from stacks.cost.check import check
 from stacks.cost.command import cost
 from stacks.errors import StacksError
 from stacks.guard.pulumi_command import outputs, preview, up
-from stacks.preflight.check import check
 from stacks.preflight.command import preflight
 
 main = click.Group(

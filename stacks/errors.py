@@ -9,18 +9,6 @@ class StacksError(Exception):
     """Anything this room refuses. Its text needs no traceback beside it."""
 
 
-class CannotCheckError(StacksError):
-    """A question that a cloud did not answer; its text says why, and which permission was missing.
-
-    Attributes:
-        code: the cloud's error code; empty where it named none.
-    """
-
-    def __init__(self, said: str, code: str = "") -> None:
-        self.code = code
-        super().__init__(said)
-
-
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong with a stack file.

@@ -14,7 +14,7 @@ from image.console.stack_files import StackFiles
 from image.console.table import SECTIONS
 
 NAME = "gpu-fleet"
-CHECK = "stacks.preflight.check:check"
+CHECK = "stacks.cost.check:check"
 FAILED = 1
 # What a shell reports of a process that Ctrl-C (SIGINT, 2) ended.
 INTERRUPTED = 128 + 2

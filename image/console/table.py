@@ -70,7 +70,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
     },
     "Platform teams": {
         "new": Row("stacks.new.command:new", "Write a stack file from questions or flags."),
-        "check": Row("stacks.preflight.check:check", "Check a stack file; needs no cloud."),
+        "check": Row("stacks.cost.check:check", "Check a stack file; needs no cloud."),
         "schema": Row(
             "stacks.settings.reference:command", "The stack file's keys, as a JSON Schema for editors."
         ),

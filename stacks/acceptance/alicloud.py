@@ -30,7 +30,7 @@ from stacks.acceptance.clock import RunClock
 from stacks.acceptance.errors import CallRefusedError, NotReachableError
 from stacks.calls import buckets, oss
 from stacks.calls.alicloud import VERSIONS, Alicloud, expects_a_number, listed
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.settings import Market, Pool, Stack
 
 LOG = logging.getLogger(__name__)

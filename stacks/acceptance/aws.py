@@ -24,7 +24,7 @@ from stacks.acceptance.clock import RunClock
 from stacks.acceptance.errors import CallRefusedError, NotReachableError
 from stacks.calls import buckets
 from stacks.calls.aws import Clients, clients_in
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.settings import Market, Stack
 
 LOG = logging.getLogger(__name__)

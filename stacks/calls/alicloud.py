@@ -18,7 +18,7 @@ from aliyunsdkcore.auth.credentials import (  # type: ignore[import-untyped]
 from aliyunsdkcore.client import AcsClient  # type: ignore[import-untyped]
 from aliyunsdkcore.request import CommonRequest  # type: ignore[import-untyped]
 
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 
 # Product -> version of its API, and the permission's first half: api.alibabacloud.com, page of each product.
 VERSIONS = {

@@ -8,7 +8,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 
 # docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html, and the same of the JSON services.
 DENIALS = frozenset(

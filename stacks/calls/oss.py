@@ -12,7 +12,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from stacks.calls.alicloud import KEY_ID, KEY_SECRET, TOKEN
 from stacks.calls.buckets import THREADS
-from stacks.errors import CannotCheckError, StacksError
+from stacks.calls.errors import CannotCheckError
+from stacks.errors import StacksError
 
 # The variable that the Pulumi provider reads too (connectivity/endpoint.go: OSS_ENDPOINT).
 CHOSEN = "OSS_ENDPOINT"

@@ -12,12 +12,11 @@ import click
 from stacks.alicloud import first_pass
 from stacks.calls import oss
 from stacks.calls.alicloud import Alicloud
-from stacks.catalog import Cloud
 from stacks.guard import first_values
 from stacks.guard.errors import PlanError
 from stacks.guard.losses import hold
 from stacks.guard.plan import REPLACES, PlanStep, errors, parse
-from stacks.settings import Stack
+from stacks.settings import Cloud, Stack
 
 # Flags of `pulumi up` that `pulumi preview --json` knows not, or that would bend its output.
 NOT_OF_A_PLAN = {

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from stacks.catalog import Cloud
 from stacks.errors import StacksError
 from stacks.images.builds import Builds, BuildState, before, follow
-from stacks.settings import Stack, stack_files
+from stacks.settings import Cloud, Stack, stack_files
 from stacks.settings.stack_files import StackName
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from image import payload, wheel_store
 from image.errors import ImageError
-from stacks.catalog import Cloud
 from stacks.errors import StacksError
 from stacks.files import replace
-from stacks.settings import ImageMode, Stack
+from stacks.settings import Cloud, ImageMode, Stack
 
 FOLDER = payload.PROJECT / "build" / "payload"
 # Below this prefix of the records bucket instances may read, and nowhere else in it.

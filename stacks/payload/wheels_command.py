@@ -17,9 +17,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from image import payload, wheel_store
 from stacks import naming
 from stacks.calls import oss
-from stacks.catalog import Cloud
 from stacks.errors import StacksError
-from stacks.settings import Nat, Stack, stack_files
+from stacks.settings import Cloud, Nat, Stack, stack_files
 from stacks.settings.stack_files import StackName
 
 LISTS = payload.PROJECT / "image" / "wheels"

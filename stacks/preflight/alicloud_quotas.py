@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from stacks.calls.alicloud import Alicloud, listed
+from stacks.calls.errors import CannotCheckError
 from stacks.catalog.instance_types import InstanceType
-from stacks.errors import CannotCheckError
 from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.preflight.needs import vcpus
 from stacks.settings import Market, Stack

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from stacks.calls.alicloud import Alicloud, listed
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Grouping, Market, Pool, Stack
 

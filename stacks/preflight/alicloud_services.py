@@ -8,7 +8,7 @@ from typing import Any
 from stacks import naming
 from stacks.calls import oss
 from stacks.calls.alicloud import DENIALS, Alicloud, listed
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.preflight import usable
 from stacks.preflight.findings import Finding, Rating, guarded
 from stacks.settings import Stack

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 from rich.console import Console
 
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.preflight import report
 from stacks.preflight.findings import Finding, Rating, exit_code
 from stacks.settings import Stack, stack_files

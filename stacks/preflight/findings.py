@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 
 
 class Rating(StrEnum):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.preflight.findings import Finding, Rating
 from stacks.settings import Stack
 

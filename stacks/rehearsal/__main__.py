@@ -11,7 +11,6 @@ import click
 import pulumi
 from rich.console import Console
 
-from stacks.catalog import Cloud
 from stacks.errors import StacksError
 from stacks.rehearsal import (
     bucket_policies,
@@ -27,7 +26,7 @@ from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.processes import ended_like_by_keyboard
 from stacks.rehearsal.program import ROOT, Rehearsed, run_program
 from stacks.rehearsal.tree import Tree
-from stacks.settings import Stack, stack_files
+from stacks.settings import Cloud, Stack, stack_files
 from stacks.settings.stack_files import StackName
 
 # The only stack with instances small and idle enough to play forgetful users with.

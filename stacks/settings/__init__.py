@@ -1,5 +1,6 @@
 """What a stack file may say. In: its YAML; out: a ``Stack`` that can be built, or every problem at once."""
 
+from stacks.catalog import Cloud
 from stacks.settings.schema import (
     AccessSettings,
     BudgetScope,
@@ -32,6 +33,7 @@ __all__ = [
     "AccessSettings",
     "BudgetScope",
     "BudgetSettings",
+    "Cloud",
     "Grouping",
     "Idle",
     "IdleAction",

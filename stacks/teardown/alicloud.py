@@ -7,7 +7,7 @@ from typing import Any
 
 from stacks.calls import buckets, oss
 from stacks.calls.alicloud import KEY_ID, KEY_SECRET, Alicloud, expects_a_number, listed
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.settings import Stack
 from stacks.teardown import state
 from stacks.teardown.errors import TeardownError

@@ -7,7 +7,7 @@ from typing import Any
 
 from stacks.calls import buckets
 from stacks.calls.aws import Aws, Clients, clients_in
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.settings import Stack
 from stacks.teardown import state
 from stacks.teardown.errors import TeardownError

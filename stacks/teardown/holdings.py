@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Protocol
 
 from stacks.calls import buckets
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.teardown import state
 from stacks.teardown.state import StateResource
 

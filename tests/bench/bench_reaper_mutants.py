@@ -4,8 +4,9 @@ Who may see it are all plays, on both clouds, and the quick tests of ``tests/rea
 whole product tells which of them evaluates which condition: nobody else can see it negated. Then each
 mutant lives in a process of its own, forked from one that has everything imported and every test collected,
 and is shown to those who evaluate it until one fails: who saw it the last time
-(``build/reaper_mutants.json``), then the quickest. So a second run takes less than the first, and still
-believes nothing that it has not run.
+(``build/reaper_mutants.json``), then who saw others in the same function, then the quickest. So a second run
+takes less than the first, and still believes nothing that it has not run. Who evaluates what is kept
+(``build/reaper_evaluated.json``) until any source or test changes.
 
 A survivor must be explained in ``tests/reaper/survivors.toml``: it changes nothing. An explanation of what
 is seen, or is no mutant any more, is wrong as well. ``python -m tests.bench.bench_reaper_mutants verdict
@@ -13,6 +14,7 @@ answers`` negates in these modules alone, and gives no figure.
 """
 
 import gc
+import hashlib
 import json
 import logging
 import os
@@ -39,6 +41,8 @@ from tests.reaper.test_mutants import CASES, NAMED
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = ROOT / "build" / "reaper_mutants.json"
+EVALUATED = ROOT / "build" / "reaper_evaluated.json"
+SOURCES = ("image", "stacks", "tests")  # what a play or a test of the reaper may read
 COMMAND = "python -m tests.bench.bench_reaper_mutants"
 # A function of each module on the way of a verdict, wherever it lies.
 DECIDING = (
@@ -122,6 +126,7 @@ class Hunt:
     def __init__(self, modules: Sequence[ModuleType], *, named: bool) -> None:
         self._modules, self._named = modules, named
         self._last: dict[str, str] = json.loads(MEMORY.read_text()) if MEMORY.exists() else {}
+        self._keen = dict[str, list[str]]()
         self.made, self.survivors, self.missed = 0, list[str](), list[str]()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -135,7 +140,7 @@ class Hunt:
         if not self._modules:
             return True
         witnesses = {one.name: one for one in (*_plays(), *map(_test, chosen))}
-        evaluated = _survey(list(witnesses.values()), self._modules)
+        evaluated = _evaluated(list(witnesses.values()))
         for module in self._modules:
             mutants = list(negations(module))
             began, before = time.monotonic(), len(self.survivors)
@@ -150,13 +155,14 @@ class Hunt:
     def _order(self, mutant: Mutant, evaluated: dict[str, Evaluated]) -> list[str]:
         """Who may see a mutant, the likeliest first."""
         names = [name for name, one in evaluated.items() if mutant.name in one.conditions]
-        last = self._last.get(mutant.name)
-        return sorted(names, key=lambda name: (name != last, evaluated[name].seconds))
+        last, keen = self._last.get(mutant.name), self._keen.get(_function_of(mutant), [])
+        return sorted(names, key=lambda name: (name != last, name not in keen, evaluated[name].seconds))
 
     def _show(self, mutant: Mutant, witnesses: Sequence[Witness]) -> None:
         seen = first_to_fail([mutant], witnesses)
         if seen:
             self._last[mutant.name] = seen
+            self._keen.setdefault(_function_of(mutant), []).append(seen)
         else:
             self._last.pop(mutant.name, None)
             self.survivors.append(mutant.name)
@@ -241,6 +247,34 @@ def _is_seen_to_come_back(finding: Finding, items: Iterable[pytest.Item]) -> boo
     assert tests, f"there is no {finding.node}"
     assert not (failed := first_to_fail([], tests)), f"on the whole product: {failed}"
     return bool(first_to_fail([make() for make in finding.broken], tests))
+
+
+def _function_of(mutant: Mutant) -> str:
+    return ": ".join(mutant.name.split(": ")[:2])
+
+
+def _evaluated(witnesses: Sequence[Witness]) -> dict[str, Evaluated]:
+    """What each witness evaluates in all modules, looked at anew where anything changed since."""
+    stamp = _stamp(witnesses)
+    kept: dict[str, Any] = json.loads(EVALUATED.read_text()) if EVALUATED.exists() else {}
+    if kept.get("stamp") == stamp:
+        return {name: Evaluated(seconds, frozenset(told)) for name, (seconds, told) in kept["seen"].items()}
+    found = _survey(witnesses, [home(name) for name in DECIDING])
+    seen = {name: (one.seconds, sorted(one.conditions)) for name, one in found.items()}
+    EVALUATED.parent.mkdir(exist_ok=True)
+    EVALUATED.write_text(json.dumps({"stamp": stamp, "seen": seen}))
+    return found
+
+
+def _stamp(witnesses: Sequence[Witness]) -> str:
+    """Of all that is looked at and all that looks: another one where anything differs."""
+    digest = hashlib.sha256("\n".join(one.name for one in witnesses).encode())
+    for file in sorted(one for folder in SOURCES for one in (ROOT / folder).rglob("*") if one.is_file()):
+        if "__pycache__" not in file.parts:
+            digest.update(
+                f"{file.relative_to(ROOT)} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
+            )
+    return digest.hexdigest()
 
 
 def _survey(witnesses: Sequence[Witness], modules: Sequence[ModuleType]) -> dict[str, Evaluated]:

@@ -108,7 +108,7 @@ class Actions:
 
     def describe_scaling_groups(self, ask: dict[str, Any]) -> dict[str, Any]:
         with faults(self.world, "DescribeScalingGroups"):
-            names = ask.get("ScalingGroupIds", list(self.world.groups))
+            names = ask.get("ScalingGroupIds", self.world.tagged_groups())
             found = [self._group(name) for name in names if name in self.world.groups]
         return self._numbered("ScalingGroups", found, ask)
 

@@ -321,6 +321,21 @@ def a_marked_instance_is_used_again(stage: Stage) -> list[str]:
 
 
 @play
+def its_owner_keeps_it_for_a_while(stage: Stage) -> list[str]:
+    """It is no mark that its agent withdrew."""
+    (machine,) = stage.marked(due=False)
+    machine.keep(stage.world.now + timedelta(hours=1))
+    stage.sweep()
+    machine.release()
+    stage.sweep()
+    result = stage.sweep()
+    reasons = [one.reason for one in result.plan.decisions] if result else ["no sweep"]
+    return expect("goes in" in str(reasons), f"it is not marked again: {reasons}") + expect(
+        "withdrew" not in str(reasons), f"its agent is said to have withdrawn a mark: {reasons}"
+    )
+
+
+@play
 def it_is_used_while_no_sweep_runs(stage: Stage) -> list[str]:
     """Idle for long enough again when the next sweep comes, with a mark of the idleness before."""
     (machine,) = stage.marked(due=False)
@@ -342,6 +357,7 @@ def it_is_used_between_plan_and_second_look(stage: Stage) -> list[str]:
 @play
 def it_is_put_on_standby_between_plan_and_second_look(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
+    stage.start(1, "pool")  # in service, so that the group's minimum is no reason to keep the other
     (machine,) = stage.marked(1, "pool")
     stage.before_second_look(lambda: stage.world.lifecycle.update({machine.id: "Standby"}))
     stage.sweep()
@@ -1117,6 +1133,19 @@ def the_group_keeps_its_minimum(stage: Stage) -> list[str]:
 
 
 @play
+def the_group_of_an_instance_has_no_tag_of_the_stack(stage: Stage) -> list[str]:
+    """It is asked for by its name, or it would start another in the place of what is terminated."""
+    stage.world.group("pool", min_size=0)
+    stage.world.groups["pool"]["untagged"] = True
+    (machine,) = stage.marked(1, "pool")
+    stage.sweep()
+    members = stage.world.groups["pool"]["members"]
+    return expect(stage.ended == [machine.id], "it was not terminated") + expect(
+        members == [], f"its group still has {members}"
+    )
+
+
+@play
 def the_group_s_minimum_is_raised_between_plan_and_second_look(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
     stage.marked(1, "pool")
@@ -1244,11 +1273,11 @@ def instances_of_small_pools_fall_idle_one_after_another(stage: Stage) -> list[s
 
 @play
 def one_user_comes_and_goes_before_others_fall_idle(stage: Stage) -> list[str]:
-    """However often one instance was marked, it is one that is usual."""
+    """However often an operator finds one instance idle, it is one that is usual."""
     made = stage.start(8)
     for _ in range(3):
         made[0].leave()
-        stage.sweep_for(80)
+        stage.sweep_for(80, override_breaker=True)
         made[0].busy = True
         stage.world.pass_minutes(5)
         stage.sweep()
@@ -1256,6 +1285,27 @@ def one_user_comes_and_goes_before_others_fall_idle(stage: Stage) -> list[str]:
     stage.sweep_for(3 * 60)
     return expect(stage.told() >= 6, "the user was never told") + expect(
         stage.ended == [], f"{len(stage.ended)} ended within half a day"
+    )
+
+
+@play
+def sensors_are_blind_for_a_day_and_see_and_are_blind_again(stage: Stage) -> list[str]:
+    """What they saw nothing of is nothing that is usual, whatever they say for their marks."""
+    stage.terms(require_acknowledgement=True)
+    made = stage.start(5)
+    for _ in range(2):
+        for machine in made:
+            machine.agent = "deluded"
+        stage.world.pass_minutes(70)
+        stage.sweep()
+        stage.world.pass_minutes(30)
+        stage.sweep()
+        for machine in made:
+            machine.agent = "alive"
+        stage.world.pass_minutes(5)
+        stage.sweep()
+    return expect(stage.told() == 10, f"{stage.told()} notices, 10 were due") + expect(
+        stage.ended == [], f"{len(stage.ended)} ended"
     )
 
 
@@ -1269,12 +1319,57 @@ def a_fleet_that_is_truly_idle_is_gone_after_a_day(stage: Stage) -> list[str]:
 
 
 @play
-def a_fleet_that_was_idle_lately_is_not_held_again(stage: Stage) -> list[str]:
+def a_fleet_that_was_idle_lately_by_its_own_word_is_not_held_again(stage: Stage) -> list[str]:
+    stage.terms(require_acknowledgement=True)
+    made = stage.start(5)
+    stage.forget(made)
+    stage.sweep()
+    for machine in made:
+        machine.agent = "sightless"  # no answers for a day: they take a test long, and change nothing
+    stage.world.pass_minutes(24 * 60 + 20)
+    for machine in made:
+        machine.agent = "alive"
+    stage.world.pass_minutes(1)
+    stage.sweep()
+    first = len(stage.ended)
+    stage.world.pass_minutes(24 * 60)
+    stage.forget(stage.start(5))
+    stage.sweep_for(40)
+    return expect(first == 5, f"{first} of 5 ended after a day") + expect(
+        len(stage.ended) == 10, f"{len(stage.ended) - 5} of 5 ended two days later"
+    )
+
+
+@play
+def a_fleet_that_was_not_asked_is_held_again(stage: Stage) -> list[str]:
+    """Nobody confirmed that it was idle."""
     a_fleet_that_is_truly_idle_is_gone_after_a_day(stage)
     stage.world.pass_minutes(24 * 60)
     stage.forget(stage.start(8))
     stage.sweep_for(60)
-    return expect(len(stage.ended) == 16, f"{len(stage.ended) - 8} of 8 ended two days later")
+    return expect(len(stage.ended) == 8, f"{len(stage.ended) - 8} of 8 ended two days later")
+
+
+@play
+def a_few_more_are_idle_each_day(stage: Stage) -> list[str]:
+    """What ended without a day's wait makes nothing usual, or blind sensors would creep through a fleet."""
+    stage.terms(require_acknowledgement=True)
+    made = stage.start(12)
+    stage.forget(made[:4])
+    stage.sweep(override_breaker=True)
+    for machine in made[:4]:
+        machine.busy = True
+    stage.world.pass_minutes(5)
+    stage.sweep()
+    stage.forget(made[:5])
+    stage.sweep_for(40)
+    first = len(stage.ended)
+    stage.world.pass_minutes(24 * 60)
+    stage.forget(made[5:11])
+    stage.sweep_for(40)
+    return expect(first == 5, f"{first} of 5 ended, a quarter more than usual") + expect(
+        len(stage.ended) == 5, f"{len(stage.ended) - 5} more ended on the next day"
+    )
 
 
 @play

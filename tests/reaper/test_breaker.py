@@ -122,26 +122,42 @@ def test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody
     assert ended(world) == 16
 
 
-def test_a_pool_that_is_idle_every_night_is_known_after_the_first():
+def test_a_day_of_blind_sensors_that_see_again_does_not_make_the_next_one_usual():
+    world, made = fleet(20)
+
+    tripped = []
+    for _ in range(3):
+        for machine in made[:11]:
+            machine.agent = "sightless"
+        tripped.append(any(sweeps(world, 12, every_minutes=30)))
+        for machine in made[:11]:
+            machine.agent = "alive"
+        sweeps(world, 12, every_minutes=60)
+
+    assert tripped == [True, True, True]
+    assert ended(world) == 0
+
+
+def test_a_pool_that_is_idle_every_night_is_known_once_an_operator_looked():
     world, made = fleet(10)
 
-    def a_night():
+    def a_night(**options):
         for machine in made[:8]:
             machine.leave()
-        tripped = sweeps(world, 4, every_minutes=30)
+        tripped = sweeps(world, 2, every_minutes=30, **options)
+        tripped += sweeps(world, 4, every_minutes=30)
         for machine in made[:8]:
             machine.busy = True
         world.pass_minutes(30)
         sweep_world(world, POLICY)
-        return any(tripped)
+        world.pass_minutes(600)
+        return any(tripped), ended(world)
 
-    first, ended_first = a_night(), ended(world)
-    world.pass_minutes(600)
-    second = a_night()
-
-    assert (first, ended_first) == (True, 0)
-    assert second is False
-    assert ended(world) > 0
+    assert a_night() == (True, 0)
+    assert a_night() == (True, 0)
+    looked, ended_at_once = a_night(override_breaker=True)
+    assert looked is False
+    assert ended_at_once > 0
 
 
 def test_an_operator_s_word_holds_until_those_that_it_is_about_are_ended():

@@ -81,13 +81,14 @@ def test_of_small_pools_together_the_day_with_most_idle_is_usual(world):
     assert memory.usual(world.now).most(["dev", "train"]) == 3
 
 
-def test_a_lease_of_before_is_read_and_its_counts_of_events_are_forgotten(world, store):
+def test_a_lease_of_before_is_read_and_what_blind_sensors_may_have_taught_is_forgotten(world, store):
     at = world.now.replace(microsecond=0)
     idle = {
         "dev": {"2026-02-28": 6, "2026-03-01": ["i-1", 7], "2026-03-02": ["i-1"]},
         "train": {"2026-03-02": 2},
     }
-    memory = {"told": {"i-1": format_time(at)}, "ended": {"i-2": ["dev", format_time(at)]}, "idle": idle}
+    memory = {"told": {"i-1": format_time(at)}, "ended": {"i-2": ["dev", format_time(at)]}}
+    memory |= {"idle": {"dev": {"2026-03-01": ["i-1", "i-2"]}}, "confirmed_idle": idle}
     store.create(KEY, {"holder": None, "memory": memory})
 
     assert remembered(store) == SweepMemory(

@@ -230,6 +230,25 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "one_user_comes_and_goes_before_others_fall_idle",
         BOTH,
     ),
+    "word of what was idle": (
+        lambda: swaps("_Sweep._learn", "is_asked(self._policy, decision.instance)", "True"),
+        "a_fleet_that_was_not_asked_is_held_again",
+        BOTH,
+    ),
+    "a day before it is usual": (
+        lambda: gives("_was_held_for_a_day", "True"),
+        "a_few_more_are_idle_each_day",
+        BOTH,
+    ),
+    "use after a mark teaches nothing": (
+        lambda: swaps(
+            "_Sweep._learn",
+            "one.withdrawn and one.instance.id in self.done.unmarked",
+            "memory.note_idle(one.instance.pool, situation.now, [one.instance.id])",
+        ),
+        "sensors_are_blind_for_a_day_and_see_and_are_blind_again",
+        BOTH,
+    ),
     "breaker over a day": (
         lambda: swaps("idle_within_a_day", "usual.ended.items()", "{}.items()"),
         "instances_fall_idle_one_after_another",

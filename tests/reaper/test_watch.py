@@ -73,6 +73,30 @@ def test_it_is_told_once(fleet, sweep, past_grace):  # noqa: F811
     assert len(fleet.heard()) == 1
 
 
+def test_what_nobody_heard_is_told_by_the_next_sweep_and_the_others_are_not_forgotten(
+    fleet,  # noqa: F811
+    sweep,  # noqa: F811
+    idle,
+    past_grace,
+    monkeypatch,
+):
+    (second,) = fleet.start()
+    fleet.heartbeats([idle, second], idle_hours=2.5, until=AFTER_GRACE)
+    sweep(AFTER_GRACE, watch_days=7)
+    at = AFTER_GRACE + (AFTER_GRACE - NOW)
+    fleet.heartbeats([idle, second], idle_hours=2.5, until=at)
+    with monkeypatch.context() as deaf:
+        deaf.setenv("GPU_FLEET_TOPIC_ARN", "arn:aws:sns:us-east-1:123456789012:gone")
+        result, _ = sweep(at, watch_days=7)
+    assert result.exit_code == 1
+    assert [one["instance_id"] for one in watched()["would_end"]] == [idle]
+
+    sweep(at, watch_days=7)
+
+    assert [one["instance_id"] for one in watched()["would_end"]] == [idle, second]
+    assert len(fleet.heard()) == 2
+
+
 def test_one_that_is_used_again_is_told_as_a_mistake_that_was_not_made(fleet, sweep, idle, past_grace):  # noqa: F811
     later = AFTER_GRACE + timedelta(hours=1)
     fleet.heartbeats([idle], idle_hours=-1.4, until=later, over_hours=1)

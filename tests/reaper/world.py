@@ -62,7 +62,8 @@ class Machine:
         is_a_run: a job looks like one more run of that loop.
         senses: what its agent learned of it.
         agent: ``alive``, ``dead`` (says nothing), ``frozen`` (repeats itself), ``blind`` (a sensor fails),
-            ``sightless`` (its sensors answer, and see nothing) or ``doubtful`` (a GPU looks hung).
+            ``sightless`` (its sensors answer, and see nothing; it answers to no mark), ``deluded`` (the same,
+            and it answers to marks by what it sees) or ``doubtful`` (a GPU looks hung).
     """
 
     def __init__(
@@ -264,6 +265,10 @@ class World:
         made = {"min": min_size, "max": max_size, "desired": 0, "members": [], "suspended": set()}
         self.groups[name] = made | {"tags": tags}
 
+    def tagged_groups(self) -> list[str]:
+        """The groups that carry the stack's tag."""
+        return [name for name, group in self.groups.items() if not group.get("untagged")]
+
     def join(self, group: str, tags: dict[str, str], **more: Any) -> Machine:
         """Scale a group out by one instance."""
         self.groups[group]["desired"] += 1
@@ -317,7 +322,7 @@ class World:
         due = [one for one in self.machines.values() if self._is_due(one) or TAG_WITHDRAWN in one.tags]
         known = [self.machines[key] for key in self.agents]
         asked = {one.id: one for one in (*due, *known) if one.state == "running"}
-        return [one for one in asked.values() if one.agent in {"alive", "blind"}]
+        return [one for one in asked.values() if one.agent in {"alive", "blind", "deluded"}]
 
     def _is_due(self, machine: Machine) -> bool:
         mark = machine.tags.get(TAG_REAP_AFTER)
@@ -355,7 +360,7 @@ class World:
             return
         if machine.agent == "alive" and machine.unfit and not machine.busy:
             value = -3.0
-        elif machine.agent in {"alive", "sightless"}:
+        elif machine.agent in {"alive", "sightless", "deluded"}:
             value = (self.now - machine.seen_active_at).total_seconds()
         elif machine.agent in {"blind", "doubtful"}:
             value = CODE_HUNG if machine.agent == "doubtful" else -1.0

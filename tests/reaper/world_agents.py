@@ -97,12 +97,12 @@ class Agent:
 
     def look(self, now: datetime) -> Reading:
         """Everything that is on the instance at this moment, as real sensors would show it."""
-        line = self._machine.line
+        line, sees = self._machine.line, self._machine.agent != "deluded"
         sessions = [
             Session("terminal", "ada on pts/0", (now - min(one.end, now)).total_seconds())
-            for one in line.typing
+            for one in (line.typing if sees else ())
         ]
-        jobs = line.jobs.holds_at(now) and not self._machine.is_a_run
+        jobs = sees and line.jobs.holds_at(now) and not self._machine.is_a_run
         return Reading(
             at=now,
             rates=Rates(cpu_cores=1.0 if jobs else 0.0),
@@ -110,7 +110,7 @@ class Agent:
             people=People(
                 sessions=tuple(sessions),
                 watched=("python (1, ada)",) if jobs else (),
-                started=tuple(self._runs(now)),
+                started=tuple(self._runs(now)) if sees else (),
             ),
             failures=("gpu: lost",) if self._machine.agent == "blind" else (),
         )

@@ -109,7 +109,7 @@ class _Ec2(_Client):
 class _AutoScaling(_Client):
     def describe_auto_scaling_groups(self, MaxRecords, Filters=None, AutoScalingGroupNames=None):
         self._world.before("DescribeAutoScalingGroups")
-        names = AutoScalingGroupNames or list(self._world.groups)
+        names = AutoScalingGroupNames or self._world.tagged_groups()
         groups = [self._describe(name) for name in names if name in self._world.groups]
         return self._world.answer("DescribeAutoScalingGroups", {"AutoScalingGroups": groups})
 

@@ -14,7 +14,7 @@ from stacks.acceptance.errors import CallRefusedError
 from stacks.calls import buckets, oss
 from stacks.calls.alicloud import Alicloud
 from stacks.calls.aws import Aws
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.rehearsal.moto_server import moto_server
 from stacks.settings.stack_files import settings_of
 from stacks.teardown.alicloud import AlicloudStack

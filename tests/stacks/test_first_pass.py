@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from stacks.alicloud.first_pass import VARIABLE, DeclaredStage, FirstValue, first_values, passes, stage_of
-from stacks.errors import CannotCheckError
+from stacks.calls.errors import CannotCheckError
 from stacks.guard import first_values as reporting
 from stacks.guard.deploy import up
 from stacks.guard.errors import PlanError

@@ -9,7 +9,8 @@ import yaml
 from click.testing import CliRunner
 
 from stacks.calls.aws import Aws
-from stacks.errors import CannotCheckError, StacksError
+from stacks.calls.errors import CannotCheckError
+from stacks.errors import StacksError
 from stacks.images import command
 from stacks.images.alicloud import AlicloudBuilds
 from stacks.images.aws import AwsBuilds

@@ -32,7 +32,7 @@ class SweepMemory:
         leftovers_at: when leftovers were last looked for.
         replaced: instance that was to be replaced -> its pool, and when.
         ended: instance that was to be stopped or terminated -> its pool, and when.
-        idle: pool -> day -> ids of the instances that were idle then and were seen to be.
+        idle: pool -> day -> ids of the instances that were idle then, as they or an operator confirmed.
         withdrawn: instance -> its marks of one idle time that its agent withdrew.
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
     """
@@ -63,7 +63,7 @@ class SweepMemory:
         self.ended = ending | _lately(self.ended, now)
 
     def note_idle(self, pool: str, at: datetime, ids: Iterable[str]) -> None:
-        """These of a pool were idle on a day and were seen to be; however often, each counts once."""
+        """These of a pool were idle on a day, as was confirmed; however often, each counts once."""
         self.idle.setdefault(pool, {}).setdefault(f"{at:%Y-%m-%d}", set()).update(ids)
 
     def note_holds(self, instances: Iterable[Instance], now: datetime) -> None:
@@ -102,7 +102,7 @@ class SweepMemory:
             "leftovers_at": format_time(self.leftovers_at) if self.leftovers_at else None,
             "replaced": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.replaced.items())},
             "ended": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.ended.items())},
-            "idle": {
+            "confirmed_idle": {
                 pool: {day: sorted(ids) for day, ids in sorted(days.items())}
                 for pool, days in sorted(self.idle.items())
             },
@@ -206,7 +206,7 @@ def _memory(content: dict[str, Any]) -> SweepMemory:
         _time(raw.get("leftovers_at")),
         dict(_noted(raw.get("replaced"))),
         dict(_noted(raw.get("ended"))),
-        dict(_idle(raw.get("idle"))),
+        dict(_idle(raw.get("confirmed_idle"))),
         dict(_withdrawn(raw.get("withdrawn"))),
         dict(_noted(raw.get("far_holds"))),
     )
@@ -220,7 +220,7 @@ def _noted(raw: object) -> Iterator[tuple[str, tuple[str, datetime]]]:
 
 
 def _idle(raw: object) -> Iterator[tuple[str, dict[str, set[str]]]]:
-    """The ids of each day. Leases of before held numbers, which counted events: they are forgotten."""
+    """The ids of each day. Leases of before have "idle", which blind sensors may have taught: forgotten."""
     for pool, days in (raw if isinstance(raw, dict) else {}).items():
         if isinstance(days, dict):
             kept = {day: set(ids) for day, ids in days.items() if _are_ids(ids)}

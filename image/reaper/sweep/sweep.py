@@ -121,6 +121,10 @@ def _remembering(situation: Situation, memory: SweepMemory) -> Situation:
     return replace(situation, replaced=replaced, usual=usual, withdrawn=withdrawn, far_holds=far)
 
 
+def _was_held_for_a_day(decision: Decision, now: datetime) -> bool:
+    return decision.reap_after is not None and now >= decision.reap_after + BREAKER_LASTS
+
+
 def _must_yet_close(situation: Situation, decision: Decision) -> bool:
     return is_asked(situation.policy, decision.instance) and not is_closed(situation.words, decision)
 
@@ -163,21 +167,16 @@ class _Sweep:
         self._learn(lease.memory, situation, plan)
         return self._result(situation, plan)
 
-    def _note_ending(self, memory: SweepMemory, decisions: Sequence[Decision], now: datetime) -> None:
-        memory.note_ending(decisions, now)
-        for one in decisions:
-            if one.reap_after is not None and now >= one.reap_after + BREAKER_LASTS:
-                memory.note_idle(one.instance.pool, now, [one.instance.id])
-
     def _learn(self, memory: SweepMemory, situation: Situation, plan: Plan) -> None:
-        """What is usual in each pool: how many were idle and are used again, or are, as an operator says.
+        """What is usual in each pool: how many were idle for a day and said so, or are, as an operator says.
 
-        And whose marks their agents withdrew.
+        An instance that was marked and is used again teaches nothing: one whose sensors were blind and see
+        again looks the same. And whose marks their agents withdrew.
         """
+        for decision in (one.decision for one in self.done.ended):
+            if is_asked(self._policy, decision.instance) and _was_held_for_a_day(decision, situation.now):
+                memory.note_idle(decision.instance.pool, situation.now, [decision.instance.id])
         for one in plan.with_verdict(Verdict.UNMARK):
-            mark = mark_of(one.instance)
-            if mark and one.idle_since and not mark.tells_of(one.idle_since):
-                memory.note_idle(one.instance.pool, mark.reap_after, [one.instance.id])
             # once for each mark: one that could not be taken away is found again
             if one.withdrawn and one.instance.id in self.done.unmarked:
                 memory.note_withdrawn(one, situation.now)
@@ -345,7 +344,7 @@ class _Sweep:
                 still = _still(again, still)
             still = [one for one in still if not _must_yet_close(again, one)]
             # written before they are ended: a sweep that is cut off has counted too many, never too few
-            self._note_ending(lease.memory, still, again.now)
+            lease.memory.note_ending(still, again.now)
             lease.renew()
         except (CloudError, DeadlineError, LeaseError) as error:
             self.done.failures += [Failure(one.instance.id, "check again", str(error)) for one in chosen]

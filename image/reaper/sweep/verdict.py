@@ -454,8 +454,8 @@ class Usual:
 
     Attributes:
         ended: instance that sweeps stopped or terminated within the last day -> its pool.
-        idle: pool -> day of the last two weeks -> number of its instances that were idle then and were seen
-            to be: used again later, idle for a day longer, or known to an operator.
+        idle: pool -> day of the last two weeks -> number of its instances that were idle then for certain:
+            ended by their own word after a day longer, or known to an operator.
     """
 
     ended: Mapping[str, str] = field(default_factory=dict)

@@ -10,9 +10,9 @@ from decimal import Decimal
 from typing import Any
 
 from stacks.calls.alicloud import Alicloud, listed
+from stacks.calls.errors import CannotCheckError
 from stacks.catalog.money import HOURS_PER_MONTH
 from stacks.catalog.refresh.listed import ListedPrices, ListPrice
-from stacks.errors import CannotCheckError
 
 SOURCE = "ECS DescribePrice, pay-as-you-go before discount"
 # A price is per disk, and rounded: of a large one little is lost.

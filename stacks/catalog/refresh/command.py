@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from stacks import files
+from stacks.calls.errors import CannotCheckError
 from stacks.catalog import reader
 from stacks.catalog.instance_types import Cloud
 from stacks.catalog.prices import load
 from stacks.catalog.refresh.listed import ListedPrices
 from stacks.catalog.refresh.rewrite import PriceChange, rewrite_catalog, rewrite_prices, wanted
-from stacks.errors import CannotCheckError, StacksError
+from stacks.errors import StacksError
 
 HERE = Path(__file__).parents[1]
 CATALOG, PRICES = HERE / "catalog.toml", HERE / "prices.toml"
