@@ -23,7 +23,7 @@ from typing import Any
 from image.reaper.calls import DENIED
 from image.reaper.errors import CloudError
 from image.reaper.store import Listed, Store
-from image.reaper.times import format_time
+from image.reaper.times import format_time, parse_time
 
 PREFIX = "handshake"
 DECISION = "decision"
@@ -71,6 +71,18 @@ class Said:
         if self.ages.get(Word.CLOSED, timedelta.max) <= CLOSED_LASTS:
             return Word.CLOSED
         return Word.IDLE if self.ages.get(Word.IDLE, timedelta.max) <= IDLE_LASTS else None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What was decided for a mark.
+
+    Attributes:
+        at: when, by the clock of whoever did; None where that cannot be read.
+    """
+
+    winner: Winner
+    at: datetime | None = None
 
 
 NOTHING_SAID = Said("")
@@ -148,13 +160,22 @@ class Exchange:
 
     def decision(self) -> Winner | None:
         """What is decided, or None."""
+        found = self.decided()
+        return found.winner if found else None
+
+    def decided(self) -> "Decided | None":
+        """What is decided and when, or None."""
         found = self.store.get(self._decision_key) if self._is_there(self._decision_key) else None
         if found is None:
             return None
         try:
-            return Winner(found.content.get("winner", ""))
+            winner = Winner(found.content.get("winner", ""))
         except ValueError as error:
             raise CloudError(f"{self._decision_key}: no decision: {found.content!r}", "Malformed") from error
+        try:
+            return Decided(winner, parse_time(str(found.content.get("at"))))
+        except ValueError:
+            return Decided(winner)  # who won is known all the same
 
     def is_refused(self) -> bool:
         """Whether the instance said *refused*: it stays, and the next sweep takes the mark away."""

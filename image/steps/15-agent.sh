@@ -23,6 +23,7 @@ if [ "$TARGET" = oci ]; then
     exit 0
 fi
 lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fleet/check-image \
+    usr/libexec/gpu-fleet/open-door etc/systemd/system/gpu-door.service etc/systemd/system/gpu-door.timer \
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
     etc/systemd/system/mig.service etc/systemd/system/mig@.service
@@ -36,4 +37,4 @@ if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
     systemd-tmpfiles --create gpu-fleet.conf
     systemctl daemon-reexec # reads system.conf.d too, which a reload does not
 fi
-serve mig.service gpu-ready.service gpu-reaper.service
+serve mig.service gpu-ready.service gpu-reaper.service gpu-door.timer

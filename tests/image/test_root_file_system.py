@@ -24,10 +24,11 @@ ENABLED = (
     "prometheus-node-exporter",
 )
 MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
-PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "scratch")
+PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "open-door", "scratch")
 UNITS = (
     *(f"{name}.service" for name in ENABLED[:6]),
     *("home-tunnel.service", "trainer@.service", "bucket@.service", "mig@.service"),
+    *("gpu-door.service", "gpu-door.timer"),
 )
 SOURCES = ("nvidia-graphics-drivers", "nvidia-open-gpu-kernel-modules")
 PRIVATE_KEY = re.compile(
@@ -103,6 +104,10 @@ def test_nothing_upgrades_behind_our_back(host):
 @pytest.mark.parametrize("unit", ENABLED)
 def test_the_unit_starts_at_boot(host, unit):
     assert host.check_output("systemctl is-enabled %s.service", unit) == "enabled"
+
+
+def test_a_door_that_no_agent_opens_is_looked_for(host):
+    assert host.check_output("systemctl is-enabled gpu-door.timer") == "enabled"
 
 
 def test_the_driver_loads_where_there_is_a_gpu_and_not_on_every_boot(host):

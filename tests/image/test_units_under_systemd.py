@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from image.payload import PROJECT
+from image.reaper.agent.listening import CLOSED
 from tests.reaper.machine_file import MACHINE_FILE
 
 UNITS = PROJECT / "image/rootfs/etc/systemd/system"
@@ -41,6 +42,7 @@ mount --bind "$1/told" "$root/told"
 mount --bind "$4" "$root/opt/gpu-fleet/vendor"
 cp -r "$3" "$root/opt/gpu-fleet/lib/image"
 cp "$2/opt/gpu-fleet/bin/run" "$root/opt/gpu-fleet/bin/run"
+install -D "$2/usr/libexec/gpu-fleet/open-door" "$root/usr/libexec/gpu-fleet/open-door"
 rm -rf "$root/etc/systemd/system"
 cp -r "$2/etc/systemd/system" "$root/etc/systemd/system"
 mkdir -p "$root/etc/"{sysusers.d,tmpfiles.d}
@@ -73,6 +75,11 @@ systemctl stop trainer@demo
 printf '[expected."g5.xlarge"]\ngpus = 1\ngpu_memory_gib = 24\n' >>/etc/gpu-fleet/instance.toml
 tell broken-gate systemctl restart gpu-ready
 tell trainer-after-broken-gate systemctl start trainer@demo
+for door in /run/gpu-fleet/closed /run/nologin; do
+    cp /closing $door; touch --date='66 minutes ago' $door
+done
+tell door systemctl start gpu-door
+ls /run/nologin /run/gpu-fleet/closed >/told/door.left 2>/dev/null
 rm /run/gpu-fleet/*
 tell hung-gate systemctl start hung
 cp /run/gpu-fleet/ready.json /told/hung.json
@@ -172,6 +179,7 @@ def files() -> dict[str, str]:
         "etc/gpu-fleet/instance.toml": NO_GPU,
         "opt/gpu-fleet/venv/bin/python": "#!/bin/sh\nexec sleep 600\n",
         "proof": PROOF,
+        "closing": CLOSED + "\n",
         "sandbox.py": IN_THE_SANDBOX,
         f"{system}/gpu-ready.service.d/test.conf": f"[Service]\n{NOWHERE}\n",
         f"{system}/gpu-reaper.service.d/test.conf": f"[Service]\n{NOWHERE}\nRestart=no\nExecStart=\n"
@@ -235,6 +243,11 @@ def test_no_trainer_starts_after_a_gate_that_failed(told):
     assert status(told, "trainer-after-broken-gate") != 0
 
 
+def test_a_door_that_no_agent_opened_in_time_is_opened_from_within_its_sandbox(told):
+    assert status(told, "door") == 0, (told / "door.out").read_text()
+    assert (told / "door.left").read_text() == ""
+
+
 def test_a_gate_that_hangs_is_a_failed_one(told):
     assert status(told, "hung-gate") != 0
     assert json.loads((told / "hung.json").read_text())["ready"] is False
@@ -275,7 +288,9 @@ def test_the_agents_sandbox_keeps_it_from_all_else(told, way, refusal):
 # The agent's own limit is above 3.0 for what it is there for: it reads every process (CAP_SYS_PTRACE, no
 # ProtectProc), enters containers' networks (CAP_SYS_ADMIN), and runs idle.command as another account
 # (CAP_SETUID, CAP_KILL) that must see /tmp, homes and processes as its author does.
-@pytest.mark.parametrize(("unit", "most"), [("gpu-ready.service", 30), ("gpu-reaper.service", 37)])
+@pytest.mark.parametrize(
+    ("unit", "most"), [("gpu-ready.service", 30), ("gpu-reaper.service", 37), ("gpu-door.service", 30)]
+)
 def test_a_unit_is_exposed_no_more_than_its_work_asks_for(unit, most):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")

@@ -83,6 +83,42 @@ FINDINGS = (
     ),
     Finding(
         3,
+        "a job that begins before the first answer is forgotten after a quarter of an hour",
+        (
+            lambda: swaps("agent:seen", "(*lately, *people.older)", "lately"),
+            lambda: swaps("_answering", "seen.is_new or talk.word is Word.IDLE", "talk.word is Word.IDLE"),
+        ),
+        "test_handshake: test_a_job_that_begins_between_the_due_mark_and_the_first_answer_is_never_forgotten",
+    ),
+    Finding(
+        3,
+        "a job that begins just before the mark is due is killed before anything shows it",
+        (lambda: swaps("agent:seen", "(*failed, *not_judged)", "tuple(failed)"),),
+        "test_handshake: "
+        "test_a_job_that_began_seconds_before_the_mark_was_due_has_a_quarter_of_an_hour_to_show_itself",
+    ),
+    Finding(
+        3,
+        "an agent that starts again and again never opens the door that it shut",
+        (lambda: swaps("_closing", "(talk.closed_at, talk.decided_at)", "(view.now,)"),),
+        "test_handshake: test_an_agent_that_starts_again_and_again_behind_the_shut_door_begins_no_new_hour",
+    ),
+    Finding(
+        3,
+        "an agent shuts a door again that was opened because it could not start",
+        (lambda: swaps("_closing", "(talk.closed_at, talk.decided_at)", "(talk.closed_at,)"),),
+        "test_handshake: "
+        "test_a_door_whose_agent_cannot_start_is_opened_and_an_agent_that_starts_later_shuts_it_no_more",
+    ),
+    Finding(
+        3,
+        "an agent opens the door while a sweep goes by what the agent before it said",
+        (lambda: gives("_is_stale", "True"),),
+        "test_handshake: test_an_agent_that_starts_behind_the_shut_door_opens_it_not_while_a_sweep_may_"
+        "go_by_the_word_before",
+    ),
+    Finding(
+        3,
         "keep says that the instance is kept, and it is terminated",
         (
             lambda: becomes(

@@ -37,6 +37,7 @@ from image.reaper.agent.listening import CLOSED_FASTER, Senses, Target
 from image.reaper.agent.loop import Agent
 from image.reaper.agent.publish import heartbeat
 from image.reaper.agent.sensors.counters import OwnUse
+from image.reaper.agent.sensors.processes import STARTED_LATELY_S
 from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
 from image.reaper.aws import agent as aws_agent
 from image.reaper.aws import session as aws_session
@@ -179,7 +180,7 @@ class Instance:
         (folder / "keep").mkdir(parents=True)
         (folder / "keep/notes.txt").write_text("mine")
         self.messages: list[str] = []
-        self.alive = True
+        self.alive, self.cores = True, 1.0
         self.stopped_at: datetime | None = None
         self.idle_since = self.booted_at = live.now - timedelta(hours=IDLE_HOURS)
         self.start_agent(self.idle_since)
@@ -268,12 +269,14 @@ class Instance:
         return self.sample(now, everything=True)
 
     def sample(self, now: datetime, *, everything: bool) -> Reading:
-        """What the sensors read: a job takes a core, and its process is there from its first moment."""
+        """What the sensors read: a job takes its cores, and its process is there from its first moment."""
         truth, at = self.truth, self._live.now
-        share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0)
+        share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0) * self.cores
+        jobs = [Started(1, "python", "ada", _since(at, one)) for one in truth.jobs]
         people = People(
             sessions=tuple(Session("terminal", "ada on pts/0", _since(at, one)) for one in truth.typed_at),
-            started=tuple(Started(1, "python", "ada", _since(at, one)) for one in truth.jobs),
+            started=tuple(one for one in jobs if one.age_s < STARTED_LATELY_S),
+            older=tuple(one for one in jobs if one.age_s >= STARTED_LATELY_S),
         )
         return Reading(now, Rates(cpu_cores=share), (), people if everything else None)
 

@@ -12,6 +12,7 @@ from image.reaper.handshake import Winner, Word
 MARK = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOW = MARK + timedelta(minutes=10)
 CLEAN, BUSY, UNKNOWN = Seen(), Seen(signs=("cpu",)), Seen(unknown=("gpu: lost",))
+NEW = Seen(signs=("process: wait.py",), is_new=True)
 END, WITHDRAWN = Winner.END, Winner.WITHDRAWN
 
 
@@ -35,6 +36,9 @@ CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(9)}
         ({"saved_at": ago(60)}, BUSY, Act.NOTHING),
         ({"saved_at": ago(60)}, UNKNOWN, Act.NOTHING),
         ({"saved_at": ago(60), "busy_looks": 2}, BUSY, Act.NOTHING),
+        # heartbeats show other use; what began since the mark was due they may never show
+        ({"saved_at": ago(60), "busy_looks": 2}, NEW, Act.WITHDRAW),
+        ({"saved_at": ago(60), "busy_looks": 1}, NEW, Act.NOTHING),
         (IDLE, CLEAN, Act.NOTHING),
         ({**IDLE, "said_at": ago(60)}, CLEAN, Act.SAY_IDLE),
         ({**IDLE, "busy_looks": 1}, BUSY, Act.NOTHING),
@@ -56,6 +60,10 @@ CLOSED = {**SHUT, "saved_at": ago(20), "word": Word.CLOSED, "said_at": ago(9)}
         ({**CLOSED, "busy_looks": 1}, UNKNOWN, Act.REFUSE),
         ({**CLOSED, "closed_at": ago(3599)}, None, Act.LOOK),
         ({**CLOSED, "closed_at": ago(3600)}, None, Act.REFUSE),
+        ({**CLOSED, "decided_at": ago(3599)}, None, Act.LOOK),
+        ({**CLOSED, "decided_at": ago(3600)}, None, Act.REFUSE),
+        ({**IDLE, "decision": END, "decided_at": ago(3599)}, None, Act.CLOSE),
+        ({**IDLE, "decision": END, "decided_at": ago(3600)}, None, Act.REFUSE),
         ({**CLOSED, "refusing": "used"}, None, Act.REFUSE),
         ({**CLOSED, "refusing": "used", "said_at": ago(120)}, None, Act.REFUSE),
         # no sweep goes by what was said then
@@ -105,9 +113,30 @@ def look(people=None, failures=()):
 def test_whoever_typed_and_whatever_began_since_the_mark_was_due_is_a_sign(age_s, counts):
     typed = People(sessions=(Session("terminal", "ada on pts/0", age_s),))
     began = People(started=(Started(7, "sleep", "ada", age_s),))
+    older = People(older=(Started(7, "sleep", "ada", age_s),))
 
-    assert bool(seen(look(typed), MARK, Limits()).signs) is counts
-    assert bool(seen(look(began), MARK, Limits()).signs) is counts
+    found = [seen(look(people), MARK, Limits()) for people in (typed, began, older)]
+
+    assert [bool(one.signs) for one in found] == [counts] * 3
+    assert [one.is_new for one in found] == [counts] * 3
+
+
+@pytest.mark.parametrize(("repeats", "is_known"), [(False, False), (True, True)])
+def test_what_began_lately_but_before_the_mark_was_due_is_not_known_to_be_idle(repeats, is_known):
+    began = People(started=(Started(7, "sleep", "ada", 601.0, repeats=repeats),))
+
+    found = seen(look(began), MARK, Limits())
+
+    assert (found.signs, found.unknown == ()) == ((), is_known)
+
+
+def test_only_what_the_mark_knows_nothing_of_is_new():
+    busy = Reading(NOW, Rates(cpu_cores=1.0), (), People())
+
+    found = seen(busy, MARK, Limits())
+
+    assert found.signs
+    assert not found.is_new
 
 
 def test_where_users_could_not_be_looked_for_is_no_sign_of_use():

@@ -2,9 +2,14 @@
 
 import errno
 import json
+import os
+import re
+import subprocess
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +18,15 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from image.reaper.agent import listening
-from image.reaper.agent.answers import Act, Seen, Talk, View, next_act
+from image.reaper.agent.answers import (
+    CLOSED_AT_MOST,
+    CLOSED_FORGOTTEN,
+    Act,
+    Seen,
+    Talk,
+    View,
+    next_act,
+)
 from image.reaper.agent.listening import OPEN_AGAIN
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError
@@ -349,6 +362,162 @@ def test_an_instance_that_its_user_starts_again_is_open_and_a_later_mark_may_sto
         live.sweep()
         live.pass_minutes(10)
     assert ended([instance]), "used by nobody since"
+
+
+def closed_by_a_sweep_that_cannot_end(live):
+    """An instance behind its shut door, on its own word; no sweep comes for it any more."""
+    (instance,) = marked_and_due(live)
+    live.on_call("TerminateInstances", lambda: fail("RequestLimitExceeded", "TerminateInstances"))
+    live.sweep()
+    assert instance.door_is_shut
+    return instance
+
+
+def test_an_agent_that_starts_again_and_again_behind_the_shut_door_begins_no_new_hour(live):
+    instance = closed_by_a_sweep_that_cannot_end(live)
+
+    for _ in range(4):
+        live.pass_minutes(15.5)
+        instance.start_agent(instance.idle_since)
+
+    live.pass_minutes(1)
+    assert not instance.door_is_ajar
+    assert live.said("refused") == [instance.id]
+
+
+OPEN_DOOR = Path(__file__).parents[2] / "image/rootfs/usr/libexec/gpu-fleet/open-door"
+
+
+def timer(folder, minutes):
+    """What gpu-door.timer starts, so many minutes after the door was shut."""
+    for door in (folder / "run/closed", folder / "nologin"):
+        if door.exists():
+            os.utime(door, 2 * (time.time() - minutes * 60,))
+    environment = os.environ | {"GPU_FLEET_RUN_DIR": str(folder / "run")}
+    subprocess.run(["bash", OPEN_DOOR], env=environment, check=True, capture_output=True)
+
+
+def test_a_door_whose_agent_cannot_start_is_opened_and_an_agent_that_starts_later_shuts_it_no_more(
+    live, tmp_path
+):
+    instance = closed_by_a_sweep_that_cannot_end(live)
+    instance.alive = False
+    timer(tmp_path / instance.id, 64)
+    assert instance.door_is_shut, "the agent's own hour, and what a sweep may still do, come first"
+
+    live.pass_minutes(67)
+    timer(tmp_path / instance.id, 67)
+    assert not instance.door_is_ajar
+    instance.messages.clear()
+    instance.start_agent(instance.idle_since)
+    live.pass_minutes(2)
+
+    assert not instance.door_is_ajar
+    assert not any("being terminated" in message for message in instance.messages)
+    assert live.said("refused") == [instance.id]
+    assert not swept(live, instance, 6)
+
+
+def test_the_timer_opens_later_than_any_sweep_may_still_end(tmp_path):
+    (minutes,) = re.findall("longest_minutes=([0-9]+)", OPEN_DOOR.read_text())
+
+    assert timedelta(minutes=int(minutes)) > CLOSED_AT_MOST + CLOSED_FORGOTTEN
+    (tmp_path / "run").mkdir()
+    door = listening.Door(tmp_path / "run/closed", tmp_path / "nologin")
+    door.shut(listening.CLOSED, datetime.now(UTC) - timedelta(minutes=int(minutes) + 1))
+    timer(tmp_path, int(minutes) + 1)
+    assert not door.is_shut, "the agent's text is another than the script's"
+
+
+def test_the_timer_leaves_an_administrator_s_refusal_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "nologin").write_text("maintenance until noon\n")
+
+    timer(tmp_path, 600)
+
+    assert (tmp_path / "nologin").read_text() == "maintenance until noon\n"
+
+
+def test_an_agent_that_starts_behind_the_shut_door_opens_it_not_while_a_sweep_may_go_by_the_word_before(live):
+    """The agent before said that it is closed, and a sweep may be at it: who came in now would lose work."""
+    instance = closed_by_a_sweep_that_cannot_end(live)
+    instance.begin_job(past_the_door=True)
+    live.agents_refused_words = "refused"
+    instance.start_agent(instance.idle_since)
+
+    live.pass_seconds(60)
+    assert instance.door_is_shut
+    live.pass_seconds(90)
+
+    assert not instance.door_is_ajar
+
+
+def due_with_a_job_that_does_little(live, begins_s):
+    """A mark that is due, and a job that begins so long after; it only waits, so no heartbeat shows it."""
+    (instance,) = live.start()
+    live.pass_minutes(2)
+    live.sweep()
+    mark = datetime.fromisoformat(live.tags(instance.id)[TAG_REAP_AFTER])
+    live.pass_seconds((mark - live.now).total_seconds() + min(0, begins_s))
+    instance.cores = 0.0
+    live.after(max(0, begins_s), instance.begin_job)
+    return instance
+
+
+def swept(live, instance, minutes=10):
+    """Whether sweeps end it now, with the time that each answer takes."""
+    for _ in range(minutes // 3):
+        live.sweep()
+        live.pass_minutes(3)
+    return bool(ended([instance]))
+
+
+@pytest.mark.parametrize("waits_min", [0, 20])
+def test_a_job_that_begins_between_the_due_mark_and_the_first_answer_is_never_forgotten(live, waits_min):
+    """Not after a quarter of an hour either; the agent may not even look meanwhile, where it cannot save."""
+    instance = due_with_a_job_that_does_little(live, 2)
+    live.agents_refused = "SlowDown" if waits_min else ""
+    live.pass_minutes(20)
+    live.agents_refused = ""
+    live.pass_minutes(2)
+
+    assert not swept(live, instance)
+    assert live.said("refused") == [instance.id]
+    assert live.said("idle") == []
+
+
+def test_an_agent_that_starts_late_finds_the_job_that_began_before_it(live):
+    instance = due_with_a_job_that_does_little(live, 60)
+    instance.alive = False
+    live.pass_minutes(30)
+    instance.start_agent(instance.idle_since)
+    live.pass_minutes(3)
+
+    assert not swept(live, instance)
+    assert live.said("idle") == []
+
+
+def test_an_agent_that_starts_late_where_nothing_began_says_that_it_is_idle(live):
+    (instance,) = live.start()
+    live.pass_minutes(2)
+    live.sweep()
+    live.pass_minutes(11)
+    instance.start_agent(instance.idle_since)
+    live.pass_minutes(3)
+
+    assert live.said("idle") == [instance.id]
+    assert swept(live, instance)
+
+
+def test_a_job_that_began_seconds_before_the_mark_was_due_has_a_quarter_of_an_hour_to_show_itself(live):
+    instance = due_with_a_job_that_does_little(live, -3)
+    live.pass_minutes(14)
+    assert live.said("idle") == []
+    instance.cores = 1.0
+    live.pass_minutes(2)
+
+    assert not swept(live, instance)
+    assert TAG_REAP_AFTER not in live.tags(instance.id)
 
 
 # what users do with a stopped instance

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from image.reaper.agent.sensors import processes
 from image.reaper.agent.sensors.counters import Counters, InstanceCounters, OwnUse, RateSensor, TreeCounters
 from image.reaper.agent.sensors.look import Sensors
 from image.reaper.agent.sensors.processes import ProcessTable
@@ -344,6 +345,17 @@ def test_a_process_that_began_lately_is_told_if_it_is_a_user_s():
     assert nobody > person
     assert started[own.pid].age_s < 60
     assert root.pid not in started
+
+
+def test_a_user_s_process_that_began_earlier_is_told_as_such(monkeypatch):
+    with running("sleep", "600", user=1234) as own, running("sleep", "601", user=0) as root:
+        monkeypatch.setattr(processes, "STARTED_LATELY_S", -1.0)  # nothing began so lately
+        found = table().read()
+
+    older = {one.pid: one for one in found.older}
+    assert (older[own.pid].name, older[own.pid].age_s < 60) == ("sleep", True)
+    assert root.pid not in older
+    assert found.started == ()
 
 
 class Broken:

@@ -12,14 +12,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from image.reaper.agent.judge import Limits, activity, unknowns
-from image.reaper.agent.sensors.reading import People, Reading
+from image.reaper.agent.sensors.reading import People, Reading, Started
 from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Winner, Word
 
 # A marked instance may wait for days: for quiet hours to end, for its turn. What little is written to the
 # kept folder meanwhile is no sign of use, and is saved all the same.
 SAVE_AGAIN_AFTER = timedelta(minutes=5)
 SAY_AGAIN_AFTER = {Word.IDLE: IDLE_LASTS / 3, Word.CLOSED: CLOSED_LASTS / 3}
-# A sweep that decides terminates within a minute, or its successor does, ten minutes later.
+# A sweep that decides terminates within a minute, or its successor does, ten minutes later. Where no agent is
+# there to count, the timer gpu-door opens the door minutes later (rootfs/usr/libexec/gpu-fleet/open-door).
 CLOSED_AT_MOST = timedelta(hours=1)
 # A sweep that read the last word in time may still be trying to terminate, with the cloud's retries.
 CLOSED_FORGOTTEN = CLOSED_LASTS + timedelta(seconds=90)
@@ -49,11 +50,13 @@ class Seen:
 
     Attributes:
         signs: of use, and of what began after the mark was due, for users.
-        unknown: sensors that failed.
+        unknown: sensors that failed, and what began so shortly before that nothing has judged it idle yet.
+        is_new: some of the signs began, or were typed, after the mark was due: the mark knows nothing of it.
     """
 
     signs: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    is_new: bool = False
 
     @property
     def why(self) -> str:
@@ -64,22 +67,27 @@ class Seen:
 def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = False) -> Seen:
     """What one look shows, at once: no minute's mean hides what has only begun.
 
+    It rests on ages alone, so that an agent that started after the mark was due sees what any other sees.
+
     Args:
-        mark: the mark's reap-after; what users did since counts, however little it is by now, unless it only
-            repeats what came to nothing before (``habits.py``).
+        mark: the mark's reap-after; what users began since and still runs counts, however little it does and
+            however long ago that was, unless it only repeats what came to nothing before (``habits.py``).
         limits: what counts as activity.
         unfit: the gate failed the instance: GPUs that do not answer count as nothing there.
     """
     since_s = (reading.at - mark).total_seconds()
     people = reading.people or People()
-    used = (f"session: {one.kind} {one.who}" for one in people.sessions if one.unused_s < since_s)
-    began = (
-        f"process: {one.name} ({one.pid}, {one.user})"
-        for one in people.started
-        if one.age_s < since_s and not one.repeats
-    )
-    failed = (one for one in unknowns([reading], limits) if not (unfit and one.startswith("gpu")))
-    return Seen((*activity([reading], limits), *used, *began), tuple(failed))
+    used = [f"session: {one.kind} {one.who}" for one in people.sessions if one.unused_s < since_s]
+    lately = [one for one in people.started if not one.repeats]
+    began = [_told(one) for one in (*lately, *people.older) if one.age_s < since_s]
+    not_judged = [f"{_told(one)} began just before" for one in lately if one.age_s >= since_s]
+    failed = [one for one in unknowns([reading], limits) if not (unfit and one.startswith("gpu"))]
+    signs = (*activity([reading], limits), *used, *began)
+    return Seen(signs, (*failed, *not_judged), is_new=bool(used or began))
+
+
+def _told(process: Started) -> str:
+    return f"process: {process.name} ({process.pid}, {process.user})"
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class Talk:
         word: what was said last, and ``said_at`` when.
         busy_looks: looks in a row that showed signs of use.
         decision: what is decided, as far as is known.
+        decided_at: when that was, where it was read.
         closed_at: since when log-ins and jobs are refused.
         refusing: why the decision to end will not be followed; empty while it may.
         fenced: the cloud was told so as well.
@@ -108,6 +117,7 @@ class Talk:
     said_at: datetime | None = None
     busy_looks: int = 0
     decision: Winner | None = None
+    decided_at: datetime | None = None
     closed_at: datetime | None = None
     refusing: str = ""
     fenced: bool = False
@@ -169,17 +179,20 @@ def _answering(view: View) -> Act:
         return Act.SAVE
     if seen is None:
         return Act.LOOK
-    if seen.signs and talk.word is Word.IDLE and talk.busy_looks >= BUSY_LOOKS:
+    # before the first word heartbeats alone tell the sweep, which may never show what began since
+    if seen.signs and (seen.is_new or talk.word is Word.IDLE) and talk.busy_looks >= BUSY_LOOKS:
         return Act.WITHDRAW
     return _say(view, Word.IDLE, Act.SAY_IDLE)
 
 
 def _closing(view: View) -> Act:
     talk, seen = view.talk, view.seen
+    # since the decision: an agent that starts again and again begins no new hour, and shuts no door after it
+    since = [moment for moment in (talk.closed_at, talk.decided_at) if moment is not None]
+    if since and view.now >= min(since) + CLOSED_AT_MOST:
+        return Act.REFUSE
     if talk.closed_at is None:
         return Act.CLOSE
-    if view.now >= talk.closed_at + CLOSED_AT_MOST:
-        return Act.REFUSE
     if talk.saved_at is None or talk.saved_at < talk.closed_at:
         return Act.SAVE
     if seen is None:

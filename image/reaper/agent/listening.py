@@ -1,6 +1,7 @@
 """The agent's second thread: drains the instance when it is taken, and answers the sweep's mark."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -102,8 +103,20 @@ class Door:
         """Whether this refuses anything now."""
         return self._closed.exists() or self._is_ours()
 
-    def shut(self, message: str) -> None:
+    def shut_at(self, now: datetime) -> datetime | None:
+        """Since when this refuses anything; now where nobody can tell, None where it does not."""
+        if not self.is_shut:
+            return None
+        try:
+            return min(now, datetime.fromtimestamp(self._closed.lstat().st_mtime, UTC))
+        except FileNotFoundError:
+            return now
+
+    def shut(self, message: str, now: datetime) -> None:
         """Refuse from now on; what is shut already stays as it is.
+
+        Args:
+            now: the agent's time, which the file keeps for an agent that starts later, and for ``open-door``.
 
         Raises:
             OSError: then nothing is promised, and what was written is removed.
@@ -112,6 +125,7 @@ class Door:
             for file in (self._closed, self._nologin):
                 if not file.exists():
                     replace_text(file, message + "\n")
+                    os.utime(file, (now.timestamp(), now.timestamp()), follow_symlinks=False)
         except OSError:
             self.open()
             raise
@@ -169,8 +183,7 @@ class Going:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         # An agent that died behind a shut door finds out whether it must stay shut.
-        closed_at = now() if answers.door.is_shut else None
-        self.talk = Talk(closed_at=closed_at, lower_at=now() + CLOSED_FORGOTTEN)
+        self.talk = Talk(closed_at=answers.door.shut_at(now()), lower_at=now() + CLOSED_FORGOTTEN)
 
     def start(self, every_s: float) -> None:
         """Listen in a thread that ends with the process.
@@ -225,9 +238,11 @@ class Going:
         due = mark is not None and self._now() >= mark
         hold = self._notices.hold() if due else ""
         if due and self.talk.decision is None and not self.talk.over:
-            decision = self._exchange().decision()
-            # an agent that died since may have said so: what it refused shuts no door again
-            self._change(decision=decision, over=decision is not None and self._exchange().is_refused())
+            decided = self._exchange().decided()
+            if decided is not None:
+                # an agent that died since may have said so: what it refused shuts no door again
+                over = self._exchange().is_refused()
+                self._change(decision=decided.winner, decided_at=decided.at, over=over)
         seen: Seen | None = None
         while True:
             view = View(self._now(), mark, hold, self.talk, seen, self._save_again_after)
@@ -244,7 +259,9 @@ class Going:
             self._answers.withdraw()
         shut_before_start = self.talk.mark is None and self.talk.closed_at is not None
         if mark is not None and shut_before_start:
-            self.talk = Talk(mark, notified=True, closed_at=self.talk.closed_at)
+            # The agent before may have said a moment ago that it is closed, and a sweep may go by that.
+            closed_at, now = self.talk.closed_at, self._now()
+            self.talk = Talk(mark, notified=True, closed_at=closed_at, word=Word.CLOSED, said_at=now)
             return
         if self.talk.closed_at is not None:
             self._open()
@@ -309,7 +326,7 @@ class Going:
     def _is_shut(self) -> bool:
         """Whether nobody comes in from now on; where that cannot be, say in a full /run, the mark is over."""
         try:
-            self._answers.door.shut(CLOSED)
+            self._answers.door.shut(CLOSED, self._now())
         except OSError as error:
             self._refuse(f"log-ins and jobs cannot be refused: {error}")
             return False

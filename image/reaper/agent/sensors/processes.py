@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -201,7 +201,8 @@ class ProcessTable:
         uses = self._uses(table.values(), kernels, keep=keep)
         notebooks, unknown = self._kernels(kernels, table)
         open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
-        started = self._started(table)
+        of_people = self._of_people(table)
+        started, older = self._started(table, of_people), _older(table, of_people)
         watched = [one for one in table.values() if is_watched(one.command, self._words())]
         users = [(one.user, Tie.LAUNCHED) for one in watched] + [(one.user, Tie.RUNS) for one in started]
         users += [(one.user, Tie.LOGGED_IN) for one in open_sessions]
@@ -211,6 +212,7 @@ class ProcessTable:
             watched=tuple(one.shown for one in watched),
             processes=tuple(uses),
             started=tuple(started),
+            older=tuple(older),
             unknown=tuple(unknown),
             users=tuple(sorted((name, tie) for name, tie in set(users) if name)),
         )
@@ -294,13 +296,17 @@ class ProcessTable:
             self._world[key] = max(map(int, sizes), default=1)
         return self._world[key]
 
-    def _started(self, table: Mapping[int, Process]) -> list[Started]:
-        uptime_s = _uptime_s()
-        young = {pid: one for pid, one in table.items() if uptime_s - one.began_s < STARTED_LATELY_S}
+    def _of_people(self, table: Mapping[int, Process]) -> frozenset[int]:
+        """Ids of users' processes; each process is asked about once."""
         known, self._people = self._people, {}
-        for one in young.values():
+        for one in table.values():
             key = (one.pid, one.began_s)
             self._people[key] = known[key] if key in known else self._is_of_a_person(one)
+        return frozenset(pid for (pid, _), is_of_a_person in self._people.items() if is_of_a_person)
+
+    def _started(self, table: Mapping[int, Process], of_people: Collection[int]) -> list[Started]:
+        uptime_s = _uptime_s()
+        young = {pid: one for pid, one in table.items() if uptime_s - one.began_s < STARTED_LATELY_S}
         lines = {pid: list(_upwards(one, young)) for pid, one in young.items()}
         below: dict[int, list[Process]] = defaultdict(list)
         for pid, line in lines.items():
@@ -320,7 +326,7 @@ class ProcessTable:
                 any(each.pid in gpu_pids for each in below[one.pid]),
             )
             for one in young.values()
-            if self._people[one.pid, one.began_s]
+            if one.pid in of_people
         ]
 
     def _is_of_a_person(self, process: Process) -> bool:
@@ -331,6 +337,13 @@ class ProcessTable:
         except OSError:  # it ended meanwhile
             return False
         return CONTAINERS.search(group) is not None
+
+
+def _older(table: Mapping[int, Process], of_people: Collection[int]) -> list[Started]:
+    """Users' processes that began earlier than lately: only a mark that is due for long asks for them."""
+    uptime_s = _uptime_s()
+    found = [table[pid] for pid in of_people if uptime_s - table[pid].began_s >= STARTED_LATELY_S]
+    return [Started(one.pid, one.name, one.user, uptime_s - one.began_s, one.began_s) for one in found]
 
 
 def _upwards(process: Process, among: Mapping[int, Process]) -> Iterator[Process]:

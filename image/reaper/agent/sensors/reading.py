@@ -102,7 +102,7 @@ class ProcessUse:
 
 @dataclass(frozen=True)
 class Started:
-    """A user's process that began lately.
+    """A user's process; of one that did not begin lately, only who it is and its age are told.
 
     Attributes:
         age_s: real seconds since it began.
@@ -135,6 +135,7 @@ class People:
         watched: programs that are work while they run: ``name (pid, user)``.
         processes: programs that are work while they get on.
         started: users' processes that began within the last quarter of an hour.
+        older: users' processes that began before.
         unknown: what could not be told of one of them.
         users: login names of everybody seen, each with what they did.
     """
@@ -143,6 +144,7 @@ class People:
     watched: tuple[str, ...] = ()
     processes: tuple[ProcessUse, ...] = ()
     started: tuple[Started, ...] = ()
+    older: tuple[Started, ...] = ()
     unknown: tuple[str, ...] = ()
     users: tuple[tuple[str, Tie], ...] = ()
 
