@@ -4,7 +4,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -27,15 +27,26 @@ from image.reaper import cloud as clouds
 from image.reaper.calls import Calls
 from image.reaper.cloud import Query, Span, SweepCloud
 from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.marks import give_back_of
 from image.reaper.metrics import METRIC_GATE_PASSED
-from image.reaper.model import TAG_GIVE_BACK, TAG_KEEP_REASON, TAG_KEEP_UNTIL
+from image.reaper.model import (
+    TAG_GIVE_BACK,
+    TAG_IDLE_SINCE,
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_REAP_AFTER,
+    Instance,
+    Inventory,
+    Verdict,
+)
 from image.reaper.money.budget_check import look
 from image.reaper.money.spending import Spending
 from image.reaper.options import POOL_NAME, FiniteRange, stack_options
 from image.reaper.people.connect import RUNNING, chosen, described
 from image.reaper.place import Asked, Place, subject
 from image.reaper.policy import CapacityPolicy, Policy
-from image.reaper.times import format_time
+from image.reaper.sweep.verdict import Situation, if_nothing_ran, shortest_idle_time
+from image.reaper.times import format_span, format_time
 
 LOOK_EVERY_S = 5.0
 # After the last place was tried: an instance boots and passes its gate; longest without a baked image.
@@ -220,27 +231,81 @@ def _desk(asked: Asked) -> Desk:
 
 @click.command("give-back", epilog="\b\nExample:\n  gpu-fleet give-back i-0123456789abcdef0 --stack aws-dev")
 @click.argument("instance_id", metavar="[INSTANCE]", required=False)
+@click.option("--owner", metavar="NAME", help="Whose INSTANCE is, where another than you took it.")
 @stack_options
-def give_back(instance_id: str | None, asked: Asked) -> None:
+def give_back(instance_id: str | None, owner: str | None, asked: Asked) -> None:
     """Return an instance: the sweep terminates it once nothing runs there and /scratch/keep is saved.
 
-    Its hold ends at once. Without INSTANCE the one that you took, where it is the only one.
+    Its hold ends at once. Without INSTANCE the one that you took, where it is the only one. One that another
+    took needs --owner and the cloud's permission to tag it; its owner is notified before it goes, by whom it
+    was given back too, and the times of its pool hold.
     """
     desk = _desk(asked)
-    mine = owner_of(f"2000-01-01/{caller_of(desk.place)}/0-0")
-    running = [one for one in desk.cloud.instances.fleet().instances if one.state == RUNNING]
-    taken = [one for one in running if REQUEST_KEY.fullmatch(one.tags.get(TAG_TAKEN, ""))]
-    others = {one.id: one for one in running if one not in taken}
-    if instance_id in others:
+    fleet = desk.cloud.instances.fleet()
+    caller = caller_of(desk.place)
+    found = _to_give_back(fleet, instance_id, owner, caller)
+    returned = give_back_instance(desk, found, owner_of(f"2000-01-01/{caller}/0-0"))
+    click.echo(f"{described(found)} is {outlook(desk, fleet, returned)}")
+
+
+def _to_give_back(fleet: Inventory, instance_id: str | None, owner: str | None, caller: str) -> Instance:
+    """The instance that is meant, and that the caller may mean.
+
+    Args:
+        owner: whose it is, as the caller says; None for their own.
+        caller: ``users/NAME`` or ``sessions/ID:NAME``.
+
+    Raises:
+        ConfigurationError: there is none, or another took it and the caller does not say so.
+    """
+    running = [one for one in fleet.instances if one.state == RUNNING]
+    taken = {one.id: one for one in running if REQUEST_KEY.fullmatch(one.tags.get(TAG_TAKEN, ""))}
+    shared = {one.id: one for one in running if one.id not in taken}
+    if instance_id in shared:
         raise ConfigurationError(
-            f"{described(others[instance_id])} was taken by nobody: the sweep terminates it once it is idle"
+            f"{described(shared[instance_id])} was taken by nobody: the sweep terminates it once it is idle"
         )
-    found = chosen(taken, instance_id, None, mine if instance_id is None else None)
-    give_back_instance(desk, found.id)
-    click.echo(f"{described(found)} is given back; the next sweeps terminate it unless something runs there")
+    own = [one for one in taken.values() if f"/{caller}/" in one.tags[TAG_TAKEN]]
+    if owner is None and (instance_id is None or instance_id in {one.id for one in own}):
+        return chosen(own, instance_id, None, None)
+    found = chosen(list(taken.values()), instance_id, None, owner if instance_id is None else None)
+    if found.owner != owner:
+        said = "--owner is missing" if owner is None else f"--owner {owner}"
+        raise ConfigurationError(
+            f"{said}: {described(found)} was taken by {found.owner}. Who may give it back in their place "
+            f"says --owner {found.owner}; they are notified before it goes"
+        )
+    return found
 
 
-def give_back_instance(desk: Desk, instance_id: str) -> None:
-    """Take the hold off, and ask the sweep. Raises CloudError."""
-    desk.cloud.instances.tag([instance_id], {TAG_GIVE_BACK: format_time(desk.now())})
-    desk.cloud.instances.untag([instance_id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
+def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
+    """Take the hold off, and ask the sweep; gives the instance as it is then. Raises CloudError.
+
+    Args:
+        by: the name of who gives it back.
+    """
+    wish = {TAG_GIVE_BACK: f"{format_time(desk.now())} {by}"}
+    desk.cloud.instances.tag([instance.id], wish)
+    desk.cloud.instances.untag([instance.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
+    # what marks it has tell of an earlier time
+    gone = (TAG_KEEP_UNTIL, TAG_KEEP_REASON, TAG_IDLE_SINCE, TAG_REAP_AFTER)
+    kept = {key: value for key, value in instance.tags.items() if key not in gone}
+    return replace(instance, tags=kept | wish)
+
+
+def outlook(desk: Desk, fleet: Inventory, instance: Instance) -> str:
+    """What becomes of an instance that was just given back, and what holds that up, for who did. Pure."""
+    policy, said = desk.policy, give_back_of(instance)
+    pool = policy.pools.get(instance.pool)
+    if said is None or pool is None:
+        return f"given back; it stays for now: pool {instance.pool!r} is not in the policy"
+    if policy.dry_run:
+        return f"{said}; it stays for now: the sweeps of {policy.stack} only plan (reaper.dry_run)"
+    others = tuple(one for one in fleet.instances if one.id != instance.id)
+    now = Situation(desk.now(), replace(fleet, instances=(*others, instance)), {}, policy)
+    found = if_nothing_ran(now, instance)
+    if found.verdict is not Verdict.MARK:
+        return f"{said}; it stays for now, though nothing should run there: {found.verdict}: {found.reason}"
+    idle = format_span(shortest_idle_time(instance, pool, now.now, ()))
+    grace = "" if said.is_sole else f", {pool.grace_minutes} min after a notice"
+    return f"{said}; the sweep is to {pool.action} it once nothing has run there for {idle}{grace}"

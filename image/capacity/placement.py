@@ -31,7 +31,7 @@ from image.capacity.model import (
     Request,
     Trouble,
 )
-from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, Group, Instance
+from image.reaper.model import TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_OWNER, TAG_TAKEN_AT, Group, Instance
 from image.reaper.policy import CapacityPolicy, Policy
 from image.reaper.times import format_time, parse_time
 
@@ -242,7 +242,9 @@ class _Pass:
 
     def _note_gift(self, instance: Instance, request: Request, why: str, group: str = "") -> None:
         owner = request.owner
-        tags = {TAG_TAKEN: request.key, TAG_OWNER: owner} | self._hold(request)
+        # a spare was idle all the time: for its user the idle time begins now
+        tags = {TAG_TAKEN: request.key, TAG_OWNER: owner, TAG_TAKEN_AT: format_time(self._now)}
+        tags |= self._hold(request)
         held = request.hours is None and TAG_KEEP_UNTIL in instance.tags
         untag = (TAG_KEEP_UNTIL, TAG_KEEP_REASON) if held else ()
         said = f"{instance.id} {why} for {owner}"

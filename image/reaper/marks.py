@@ -11,7 +11,10 @@ from image.reaper.model import (
     TAG_KEEP_REASON,
     TAG_KEEP_UNTIL,
     TAG_REAP_AFTER,
+    TAG_TAKEN_AT,
+    TAG_USERS,
     Instance,
+    User,
 )
 from image.reaper.times import format_time, parse_time
 
@@ -94,17 +97,74 @@ def hold_in(tags: Mapping[str, str], now: datetime) -> Hold | None:
     return Hold(until, reason)
 
 
-def is_given_back(instance: Instance) -> bool:
-    """Whether its user gave the instance back in this run of it, and has not kept it since.
+@dataclass(frozen=True)
+class GiveBack:
+    """A user gave an instance back.
+
+    Attributes:
+        by: their name; empty where the tag is of before, when it said the time alone.
+        owner: whose instance it is.
+        others: login names of who else was seen on it, if it is the owner who gave it back.
+    """
+
+    by: str
+    owner: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def is_the_owners(self) -> bool:
+        """Whether the one whose instance it is said so."""
+        return self.by in ("", self.owner)
+
+    @property
+    def is_sole(self) -> bool:
+        """Whether nobody but who gave it back has to do with the instance: then their word is enough."""
+        return self.is_the_owners and not self.others
+
+    def __str__(self) -> str:
+        if not self.is_the_owners:
+            return (
+                f"given back by {self.by}, not by its owner {self.owner or 'nobody'}: the pool's times hold"
+            )
+        who = f"given back by {self.by or 'its owner'}"
+        return (
+            f"{who}, but {', '.join(self.others)} used it too: the pool's times hold" if self.others else who
+        )
+
+
+def give_back_of(instance: Instance) -> GiveBack | None:
+    """That the instance was given back in this run of it, and was not kept since; else None.
 
     Giving back takes a hold's tags off, so that one beside it is younger, be it over or not.
     """
-    if TAG_KEEP_UNTIL in instance.tags:
-        return False
+    text, _, by = instance.tags.get(TAG_GIVE_BACK, "").partition(" ")
     try:
-        return parse_time(instance.tags[TAG_GIVE_BACK]) >= instance.launched_at
+        if TAG_KEEP_UNTIL in instance.tags or parse_time(text) < instance.launched_at:
+            return None
+    except ValueError:
+        return None
+    return GiveBack(by, instance.owner, _others_on(instance, by or instance.owner))
+
+
+def _others_on(instance: Instance, name: str) -> tuple[str, ...]:
+    """Who was seen on an instance beside a user; one account alone is theirs, whatever it is called."""
+    seen = [user.name for word in instance.tags.get(TAG_USERS, "").split() if (user := User.of(word))]
+    others = [one for one in seen if one.partition("@")[0] != name.partition("@")[0]]
+    return tuple(others) if len(seen) > 1 else ()
+
+
+def is_given_back(instance: Instance) -> bool:
+    """Whether its owner gave the instance back, and nobody else was seen on it."""
+    found = give_back_of(instance)
+    return found is not None and found.is_sole
+
+
+def taken_at(instance: Instance) -> datetime | None:
+    """When a user got the instance, or None where nobody did or that cannot be read."""
+    try:
+        return parse_time(instance.tags[TAG_TAKEN_AT])
     except (KeyError, ValueError):
-        return False
+        return None
 
 
 def held_until(tags: Mapping[str, str], now: datetime) -> str:

@@ -15,8 +15,9 @@ TAG_IDLE_SINCE = "gpu-fleet:idle-since"
 TAG_REAP_AFTER = "gpu-fleet:reap-after"
 TAG_PROTECTED = "gpu-fleet:protected"  # any value: an administrator's never
 TAG_WITHDRAWN = "gpu-fleet:withdrawn"  # an instance's own, for a mark: on AWS it denies its stop
-# set by whoever took the instance: the sweep terminates it as soon as nothing runs there
+# set by whoever took the instance, as ``TIME NAME``: the sweep terminates it as soon as nothing runs there
 TAG_GIVE_BACK = "gpu-fleet:give-back"
+TAG_TAKEN_AT = "gpu-fleet:taken-at"  # when a user got it, be it a spare that ran before; set by the mover
 TAG_KEEP_UNTIL = "gpu-fleet:keep-until"
 TAG_KEEP_REASON = "gpu-fleet:keep-reason"
 TAG_USERS = "gpu-fleet:users"  # who was seen on the instance, newest first; set by its agent

@@ -28,8 +28,10 @@ LATEST_START_S = 60
 # Failed passes within 5 minutes, of five at least, that call an operator: one alone is made good by the next.
 PERIOD_S, FAILED_PASSES = 300, 3
 TAKEN = f"{naming.PROJECT}:taken"
-# What it writes on an instance: who took it, and how long it is kept.
-TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("owner", "taken", "keep-until", "keep-reason"))
+# What it writes on an instance: who took it and when, and how long it is kept.
+TAGS = tuple(
+    f"{naming.PROJECT}:{name}" for name in ("owner", "taken", "taken-at", "keep-until", "keep-reason")
+)
 # What a person writes on an instance that is theirs: kept, and given back.
 PERSONAL_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "give-back"))
 # None of these knows a resource or a condition narrower than the account.

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from image.capacity.model import SPARE, TAG_TAKEN, Fate, state_of
 from image.capacity.placement import COOL_OFF, SILENT, WAIT, Action
-from image.reaper.model import TAG_KEEP_UNTIL
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_TAKEN_AT
+from image.reaper.times import format_time
 from tests.capacity.cloud_of_groups import LABELS, NO_ROOM, Cloud, policy, request
 
 A, B = LABELS
@@ -221,6 +222,7 @@ def test_a_spare_is_taken_at_once_and_another_one_started():
     cloud.later()
     cloud.move()
     (spare,) = cloud.instances
+    taken_at = cloud.now
 
     cloud.move(asked)
     cloud.later()
@@ -228,6 +230,7 @@ def test_a_spare_is_taken_at_once_and_another_one_started():
 
     assert cloud.owned("ada") == [spare]
     assert [one.tags[TAG_TAKEN] for one in cloud.instances.values()] == [asked.key, SPARE]
+    assert [one.tags.get(TAG_TAKEN_AT) for one in cloud.instances.values()] == [format_time(taken_at), None]
 
 
 def test_a_spare_is_held_for_as_long_as_it_is_one():

@@ -7,7 +7,7 @@ import sys
 import time
 import zipfile
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,7 @@ def test_from_no_instance_to_an_owned_one_in_the_zone_that_has_room(door, say):
     assert f"{tags['id']} is ready: gpu-fleet connect {tags['id']} --stack test" in said.output
     assert "of 5,000 USD are left this month" in said.output
     assert (tags["gpu-fleet:owner"], tags["gpu-fleet:keep-reason"]) == ("moto", "taken by moto")
+    assert datetime.now(UTC) - datetime.fromisoformat(tags["gpu-fleet:taken-at"]) < timedelta(minutes=9)
     wanted = {zone: group["DesiredCapacity"] for zone, group in door.groups().items()}
     assert wanted == {"us-east-1a": 0, "us-east-1b": 1}
     lines = [(one["action"], one["desired_before"], one["desired"]) for one in door.ledger()]
@@ -243,6 +244,53 @@ def test_an_instance_that_is_given_back_loses_its_hold_and_asks_the_sweep(door, 
     assert said.exit_code == 0, said.output
     assert "gpu-fleet:give-back" in tags
     assert not {"gpu-fleet:keep-until", "gpu-fleet:keep-reason"} & tags.keys()
+
+
+def taken_by(door, who: str) -> dict[str, str]:
+    """The tags of an instance that another took."""
+    day = f"{datetime.now(UTC):%Y-%m-%d}"
+    put(door, f"capacity/requests/{day}/users/{who}/100000Z-0e.json", {"pool": "train", "count": 1})
+    door.move()
+    door.move()
+    (tags,) = door.taken()
+    return tags
+
+
+def test_an_instance_that_another_took_is_given_back_by_who_says_so_alone(door, say):
+    instance = taken_by(door, "eve")["id"]
+
+    refused = {words: say("give-back", *words) for words in ((), (instance,), (instance, "--owner", "bob"))}
+    assert [one.exit_code for one in refused.values()] == [1, 1, 1]
+    assert f"--owner is missing: {instance} (train, g5.xlarge, eve) was taken by eve" in (
+        refused[(instance,)].output
+    )
+    assert "gpu-fleet:give-back" not in door.taken()[0]
+
+    said = say("give-back", instance, "--owner", "eve")
+
+    (tags,) = door.taken()
+    assert said.exit_code == 0, said.output
+    assert tags["gpu-fleet:give-back"].endswith(" moto")
+    assert "given back by moto, not by its owner eve: the pool's times hold" in said.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "given back by moto; the sweep is to terminate it once nothing has run there for 5 min"),
+        ({"quiet_weekends": True, "quiet_hours": [{"start": "00:00", "end": "00:00"}]}, "it stays for now"),
+    ],
+)
+def test_who_gives_back_is_told_what_holds_it_up(door, say, changes, says):
+    taken_by(door, "moto")
+    policy = get("policy.json")
+    policy["pools"]["train"] |= changes
+    put(door, "policy.json", policy)
+
+    said = say("give-back")
+
+    assert says in said.output
+    assert ("quiet hours in" in said.output) is bool(changes)
 
 
 def test_a_question_that_makes_no_sense_is_answered_before_anybody_is_asked(door, say):

@@ -70,6 +70,24 @@ FINDINGS = (
         "test_a_job_of_sixteen_nodes_that_ends_on_friday_is_gone_by_monday_and_nobody_had_to_say_so",
     ),
     Finding(
+        2,
+        "what its owner gave back waits a day for the breaker, and trips it for others",
+        (lambda: swaps("_held_by_breaker", "is_given_back(decision.instance)", "False"),),
+        "test_give_back: test_while_many_are_idle_what_its_owner_gave_back_goes_and_the_others_wait",
+    ),
+    Finding(
+        2,
+        "what its owner gave back counts as what sensors found idle",
+        (lambda: swaps("idle_within_a_day", "is_given_back(one.instance)", "False"),),
+        "test_give_back: test_what_its_owner_gives_back_waits_for_no_breaker_and_trips_none",
+    ),
+    Finding(
+        2,
+        "what its owner gave back in the first week costs until its end",
+        (lambda: swaps("_only_watched", "is_given_back(decision.instance)", "False"),),
+        "test_give_back: test_in_the_first_week_only_what_its_owner_gave_back_is_terminated",
+    ),
+    Finding(
         3,
         "a job that begins seconds before the sweep is killed",
         (_blind,),
@@ -100,13 +118,13 @@ FINDINGS = (
     Finding(
         3,
         "an agent that starts again and again never opens the door that it shut",
-        (lambda: swaps("_closing", "(talk.closed_at, talk.decided_at)", "(view.now,)"),),
+        (lambda: swaps("agent:_closing", "(talk.closed_at, talk.decided_at)", "(view.now,)"),),
         "test_handshake: test_an_agent_that_starts_again_and_again_behind_the_shut_door_begins_no_new_hour",
     ),
     Finding(
         3,
         "an agent shuts a door again that was opened because it could not start",
-        (lambda: swaps("_closing", "(talk.closed_at, talk.decided_at)", "(talk.closed_at,)"),),
+        (lambda: swaps("agent:_closing", "(talk.closed_at, talk.decided_at)", "(talk.closed_at,)"),),
         "test_handshake: "
         "test_a_door_whose_agent_cannot_start_is_opened_and_an_agent_that_starts_later_shuts_it_no_more",
     ),
@@ -160,6 +178,12 @@ FINDINGS = (
         "test_judge: test_half_of_two_limits_is_as_much_as_the_whole_of_one",
     ),
     Finding(
+        4,
+        "a spare is marked as soon as a user takes it, for it was idle since its boot",
+        (lambda: gives("taken_at", "None"),),
+        "test_give_back: test_a_spare_that_a_user_takes_is_idle_from_then_on_and_not_since_its_boot",
+    ),
+    Finding(
         5,
         "a live sweep at another time moves the meter",
         (lambda: swaps(command.sweep.callback, "now is not None and not dry_run", "False"),),
@@ -182,6 +206,18 @@ FINDINGS = (
         "the user on an instance is not told",
         (lambda: gives("_Round._users_of", "()"),),
         "test_sweep_on_moto: test_the_user_seen_on_an_instance_is_mailed_and_the_grace_begins",
+    ),
+    Finding(
+        8,
+        "a user gives another's instance back, and what waits there is terminated within minutes",
+        (lambda: gives("_others_on", "()"), lambda: gives("GiveBack.is_the_owners", "True")),
+        "test_give_back: test_who_gave_it_back_ends_no_work_of_others",
+    ),
+    Finding(
+        8,
+        "the owner is not told who gave the instance back",
+        (lambda: gives("_given_back", "''"),),
+        "test_give_back: test_the_owner_is_notified_of_who_gave_it_back_before_its_grace",
     ),
     Finding(
         8,

@@ -352,10 +352,11 @@ class Live:
         self._patch.setattr(handler, "connect", partial(connect, made=replace(made, cloudwatch=self.metrics)))
         self.calls.clear()
 
-    def policy(self, **pool: Any) -> None:
+    def policy(self, top: dict[str, Any] | None = None, **pool: Any) -> None:
         """What the function's archive carries."""
         file = self._folder / "policy.json"
-        file.write_text(json.dumps(policy_json(cloud=self.cloud, pools={"dev": pool_policy(**POOL | pool)})))
+        whole = {"cloud": self.cloud, "pools": {"dev": pool_policy(**POOL | pool)}} | (top or {})
+        file.write_text(json.dumps(policy_json(**whole)))
         self._patch.setenv("GPU_FLEET_POLICY_FILE", str(file))
 
     def start(self, count: int = 1, *, skew: timedelta = timedelta(0), group: str = "") -> list[Instance]:

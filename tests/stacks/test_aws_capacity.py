@@ -64,7 +64,7 @@ def test_the_mover_ends_nothing_even_if_another_policy_let_it(declared, action, 
 @pytest.mark.parametrize(
     ("keys", "verdict"),
     [
-        (["gpu-fleet:owner", "gpu-fleet:taken"], Verdict.ALLOWED),
+        (["gpu-fleet:owner", "gpu-fleet:taken", "gpu-fleet:taken-at"], Verdict.ALLOWED),
         (["gpu-fleet:managed"], Verdict.NOT_ALLOWED),
         (["gpu-fleet:owner", "gpu-fleet:reap-after"], Verdict.NOT_ALLOWED),
     ],

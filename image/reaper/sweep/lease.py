@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from image.reaper.errors import LeaseError
-from image.reaper.marks import hold_of
+from image.reaper.marks import hold_of, is_given_back
 from image.reaper.model import TAG_KEEP_UNTIL, Decision, Instance
 from image.reaper.store import Store
 from image.reaper.sweep.verdict import Usual, Withdrawn
@@ -56,11 +56,16 @@ class SweepMemory:
         return Usual(ended, idle)
 
     def note_ending(self, decisions: Sequence[Decision], now: datetime) -> None:
-        """Remember what is about to be ended, for a day; what is tried again counts once."""
+        """Remember what is about to be ended, for a day; what is tried again counts once.
+
+        What its owner gave back tells nothing of sensors, and so is no matter of the breaker's.
+        """
         ending = {one.instance.id: (one.instance.pool, now) for one in decisions}
         replaced = {one.instance.id: ending[one.instance.id] for one in decisions if one.replaced}
+        given_back = {one.instance.id for one in decisions if is_given_back(one.instance)}
         self.replaced = replaced | _lately(self.replaced, now)
-        self.ended = ending | _lately(self.ended, now)
+        found = {key: one for key, one in ending.items() if key not in given_back}
+        self.ended = found | _lately(self.ended, now)
 
     def note_idle(self, pool: str, at: datetime, ids: Iterable[str]) -> None:
         """These of a pool were idle on a day, as was confirmed; however often, each counts once."""

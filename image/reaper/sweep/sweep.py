@@ -11,7 +11,7 @@ from image.reaper.calls import Failure, batches, bisect
 from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
 from image.reaper.handshake import Words, heard
-from image.reaper.marks import is_marked, mark_of
+from image.reaper.marks import is_given_back, is_marked, mark_of
 from image.reaper.model import (
     ENDS,
     TAG_IDLE_SINCE,
@@ -89,7 +89,7 @@ def sweep(cloud: SweepCloud, policy: Policy, options: SweepOptions) -> Result:
     try:
         watch = watching.load(cloud.store, options.clock()) if policy.watch_days else None
         if watch is not None and options.clock() < watch.until(policy):
-            running = _Sweep(cloud, watching.watching_policy(policy), options, watch)
+            running = _Sweep(cloud, policy, options, watch)
             return running.look_and_watch(tools, lease, watch)
         if watch is not None and not watch.summed_up:
             running.sum_up(tools, watch)
@@ -185,13 +185,20 @@ class _Sweep:
         memory.forget(situation.now)
 
     def look_and_watch(self, tools: carry_out.Tools, lease: Lease, watch: watching.Watch) -> Result:
-        """Plan as a sweep that acts, mark and end nothing, and tell what would have been ended."""
-        situation = self._look()
+        """Plan as a sweep that acts, and tell what would have ended; end what was given back."""
+        situation = replace(self._look(), watching=True)
         situation = _remembering(situation, lease.memory)
         self._check_clock()
-        plan = decide(situation)
-        new = watch.note(plan, situation.now)
+        acting = decide(situation)
+        watched = decide(replace(situation, policy=watching.watching_policy(self._policy), watching=False))
+        new = watch.note(watched, situation.now)
+        pairs = zip(acting.decisions, watched.decisions, strict=True)
+        told = tuple(one if is_given_back(one.instance) else other for one, other in pairs)
+        plan = replace(watched, decisions=told)
         steps: dict[str, Callable[[], None]] = {
+            "unmark": lambda: carry_out.unmark(tools, acting, self.done),
+            "end": lambda: self._end(tools, lease, situation, acting),
+            "mark": lambda: carry_out.mark(tools, acting, situation.now, lease.memory.told, self.done),
             # told before it is kept: what could not be told is told by the next sweep
             "notify": lambda: self._tell_watched(tools, watch, new),
             "watch": lambda: watching.save(tools.store, watch),
@@ -253,7 +260,11 @@ class _Sweep:
     def _heard(self, fleet: Inventory, now: datetime) -> Words:
         """What the instances say for their marks, where any mark is due; without an answer nothing."""
         asked = [
-            one for one in fleet.instances if one.pool in self._policy.pools and is_asked(self._policy, one)
+            one
+            for one in fleet.instances
+            if one.pool in self._policy.pools and is_asked(self._policy, one)
+            # while the stack is watched, other marks are none that an instance knows of
+            if self._watch is None or is_given_back(one)
         ]
         due = any((mark := mark_of(one)) and mark.reap_after <= now for one in asked)
         if not due or self._cloud.store is None:
@@ -285,7 +296,7 @@ class _Sweep:
 
     def _unmark_really(self, fleet: Inventory) -> None:
         """Marks of a time before the watch: no instance is to expect an end that does not come."""
-        marked = [one.id for one in fleet.instances if is_marked(one)]
+        marked = [one.id for one in fleet.instances if is_marked(one) and not is_given_back(one)]
         untag = self._cloud.instances.untag
         for batch in batches(marked, carry_out.TAG_BATCH):
             failed = bisect(batch, "unmark", lambda some: untag(some, (TAG_IDLE_SINCE, TAG_REAP_AFTER)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from image.reaper.handshake import Word, Words, said_of
-from image.reaper.marks import Mark, hold_of, is_given_back, is_marked, mark_of
+from image.reaper.marks import Mark, give_back_of, hold_of, is_given_back, is_marked, mark_of, taken_at
 from image.reaper.metrics import CODE_HUNG, CODE_UNFIT, HEARTBEAT
 from image.reaper.model import (
     ENDS,
@@ -27,6 +27,7 @@ from image.reaper.model import (
     TAG_STACK,
     TAG_WITHDRAWN,
     Activity,
+    Coverage,
     Decision,
     Group,
     Instance,
@@ -118,18 +119,25 @@ class Case:
 
     @property
     def idle_s(self) -> float | None:
-        """Proven seconds without activity, by the newest heartbeat alone."""
+        """Proven seconds without activity, by the newest heartbeat alone; a user who gets it is activity."""
         if self.activity is None or self.activity.newest_at is None or self.activity.newest_value < 0:
             return None
-        return self.activity.newest_value
+        taken = taken_at(self.instance)
+        if taken is None:
+            return self.activity.newest_value
+        return min(self.activity.newest_value, max(0.0, (self._told_until - taken).total_seconds()))
+
+    @property
+    def _told_until(self) -> datetime:
+        """Up to when the newest heartbeat tells."""
+        if self.activity is None or self.activity.newest_at is None:
+            return self.now
+        return min(self.activity.newest_at + timedelta(seconds=self.activity.period_s), self.now)
 
     @property
     def idle_since(self) -> datetime | None:
         """Since when nothing was active, late by at most the metric's period."""
-        if self.activity is None or self.activity.newest_at is None or self.idle_s is None:
-            return None
-        latest = min(self.activity.newest_at + timedelta(seconds=self.activity.period_s), self.now)
-        return latest - timedelta(seconds=self.idle_s)
+        return None if self.idle_s is None else self._told_until - timedelta(seconds=self.idle_s)
 
     def decide(self, verdict: Verdict, reason: str, *, alert: bool = False) -> Decision:
         """A decision on this instance."""
@@ -149,7 +157,12 @@ class Case:
 def forgotten(case: Case) -> Decision:
     """The next step with a running instance that is idle for long enough."""
     idle = format_span(timedelta(seconds=case.idle_s or 0.0))
-    return _next_step(case, case.idle_since or case.now, f"idle for {idle}")
+    return _next_step(case, case.idle_since or case.now, f"idle for {idle}{_given_back(case)}")
+
+
+def _given_back(case: Case) -> str:
+    found = give_back_of(case.instance)
+    return f", {found}" if found else ""
 
 
 def unfit(case: Case) -> Decision:
@@ -386,9 +399,8 @@ def _busy(case: Case) -> Decision | None:
         return _sensors(case)
     idle = timedelta(seconds=idle_s)
     if idle < case.idle_after:
-        return case.decide(
-            Verdict.KEEP_BUSY, f"idle for {format_span(idle)}, forgotten after {format_span(case.idle_after)}"
-        )
+        after = f"forgotten after {format_span(case.idle_after)}"
+        return case.decide(Verdict.KEEP_BUSY, f"idle for {format_span(idle)}, {after}{_given_back(case)}")
     # Every heartbeat counts, not only the newest: two agents on one instance may disagree.
     if active is not None and active > case.now - case.idle_after + JITTER:
         return case.decide(
@@ -498,6 +510,7 @@ class Situation:
         usual: how many are idle in each pool at other times.
         withdrawn: instance -> its marks that were withdrawn, as far as the sweeps before know.
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
+        watching: these are days in which only what its owner gave back is marked or ended.
     """
 
     now: datetime
@@ -511,6 +524,7 @@ class Situation:
     usual: Usual = field(default_factory=Usual)
     withdrawn: Mapping[str, Withdrawn] = field(default_factory=dict)
     far_holds: Mapping[str, tuple[str, datetime]] = field(default_factory=dict)
+    watching: bool = False
 
     def far_for(self, instance: Instance) -> timedelta:
         """For how long the hold that stands on an instance now has been seen to be too far ahead."""
@@ -522,6 +536,8 @@ def decide(situation: Situation) -> Plan:
     """Decide on every instance."""
     fleet, policy = situation.fleet, situation.policy
     decisions = {instance.id: _alone(situation, instance) for instance in fleet.instances}
+    if situation.watching:
+        decisions = {key: _only_watched(one) for key, one in decisions.items()}
     for pool in sorted(situation.scale_in & policy.pools.keys()):
         decisions |= _scale_in(situation, pool, decisions)
     decisions |= _floors(fleet, policy, decisions.values())
@@ -563,10 +579,35 @@ def _alone(situation: Situation, instance: Instance, *, requested: bool = False)
             far_for=situation.far_for(instance),
         )
     )
+    given_back = give_back_of(instance)
+    if given_back is not None and not given_back.is_the_owners:
+        decision = replace(decision, alert=True)
     if not old:
         return decision
     reason = f"{decision.reason} (past its lifetime of {pool.max_lifetime_hours} h: replace it)"
     return replace(decision, reason=reason, alert=decision.alert or decision.verdict is Verdict.KEEP_BUSY)
+
+
+def _only_watched(decision: Decision) -> Decision:
+    """While a stack is watched nothing leaves but what its owner gave back."""
+    if is_given_back(decision.instance) or decision.verdict not in {*LEAVING, Verdict.UNMARK}:
+        return decision
+    return replace(decision, verdict=Verdict.KEEP_HELD, reason=f"{decision.reason}; only watched for now")
+
+
+def if_nothing_ran(situation: Situation, instance: Instance) -> Decision:
+    """What a sweep would do with an instance once nothing has run there for long enough.
+
+    Args:
+        situation: without activity of any instance; its moment is moved on by the idle time.
+        instance: of its fleet, and of a pool in its policy.
+    """
+    idle = shortest_idle_time(instance, situation.policy.pools[instance.pool], situation.now, ()) + JITTER
+    now = situation.now + idle
+    full = Coverage(1, 1)
+    activity = Activity(now - HEARTBEAT, int(HEARTBEAT.total_seconds()), idle.total_seconds(), None, (full,))
+    later = replace(situation, now=now, activity={instance.id: activity})
+    return next(one for one in decide(later).decisions if one.instance.id == instance.id)
 
 
 def _scale_in(situation: Situation, pool: str, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
@@ -644,6 +685,8 @@ def idle_within_a_day(usual: Usual, plan: Plan, pool: str) -> frozenset[str]:
         one.instance.id
         for one in plan.decisions
         if one.verdict in LEAVING and one.instance.pool == pool and one.instance.state == "running"
+        # no sensor found that, but its owner said so
+        if not is_given_back(one.instance)
     )
     return frozenset(idle) | {key for key, of in usual.ended.items() if of == pool}
 
@@ -682,6 +725,8 @@ def _held_by_breaker(situation: Situation, decision: Decision) -> Decision:
 
     After that it goes by its own answer, which must be as fresh as ever.
     """
+    if is_given_back(decision.instance):
+        return decision
     told = "; unusually many of its pool, or of the small pools, are idle (mass-idle breaker)"
     if decision.verdict is Verdict.MARK:
         return replace(decision, reason=decision.reason + told, alert=True)

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from image.reaper.errors import CloudError
+from image.reaper.marks import is_given_back
 from image.reaper.model import ENDS, TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Inventory, Plan, Verdict
 from image.reaper.policy import Policy
 from image.reaper.store import Store
@@ -44,10 +45,12 @@ class Watch:
         return self.began + timedelta(days=policy.watch_days)
 
     def overlaid(self, fleet: Inventory) -> Inventory:
-        """The fleet as it would be: with the marks that are kept here, and no others."""
+        """The fleet as it would be: with the marks that are kept here; what was given back has its own."""
         own = (TAG_IDLE_SINCE, TAG_REAP_AFTER)
         instances = tuple(
-            replace(
+            each
+            if is_given_back(each)
+            else replace(
                 each,
                 tags={key: value for key, value in each.tags.items() if key not in own}
                 | self.marks.get(each.id, {}),
@@ -57,14 +60,19 @@ class Watch:
         return replace(fleet, instances=instances)
 
     def note(self, plan: Plan, now: datetime) -> list[dict[str, Any]]:
-        """Write down what a plan would do; gives what it would end and none before did."""
+        """Write down what a plan would do; gives what it would end and none before did.
+
+        What its owner gave back is ended indeed.
+        """
         open_ids = {one["instance_id"] for one in self.would_end if one["used_again_at"] is None}
         present = {decision.instance.id for decision in plan.decisions}
         self.marks = {key: mark for key, mark in self.marks.items() if key in present}
         new = []
         for decision in plan.decisions:
             key = decision.instance.id
-            if decision.verdict is Verdict.MARK and decision.idle_since and decision.reap_after:
+            if is_given_back(decision.instance):
+                self.marks.pop(key, None)
+            elif decision.verdict is Verdict.MARK and decision.idle_since and decision.reap_after:
                 self.marks[key] = {
                     TAG_IDLE_SINCE: format_time(decision.idle_since),
                     TAG_REAP_AFTER: format_time(decision.reap_after),

@@ -1,0 +1,200 @@
+"""What becomes of an instance that was given back or taken: the function's own handler, real agents."""
+
+from datetime import timedelta
+
+import pytest
+
+from image.reaper.marks import give_back_of
+from image.reaper.model import TAG_GIVE_BACK, TAG_OWNER, TAG_REAP_AFTER, TAG_TAKEN_AT, TAG_USERS, Verdict
+from image.reaper.sweep.verdict import decide, if_nothing_ran
+from image.reaper.times import format_time
+from tests.reaper.moto_fleet import NOW, client
+from tests.reaper.situations import NOW as MOMENT
+from tests.reaper.situations import alone, idle_history, machine
+from tests.reaper.sweeping import policy
+from tests.reaper.test_sweep_on_moto import fleet, sweep  # noqa: F401 - fixtures
+
+
+def tag(live, instance, **tags):
+    live.ec2.create_tags(
+        Resources=[instance.id], Tags=[{"Key": key, "Value": value} for key, value in tags.items()]
+    )
+
+
+def give_back(live, instance, by="ada", **more):
+    tag(live, instance, **{TAG_GIVE_BACK: f"{format_time(live.now)} {by}"} | more)
+
+
+def swept(live, minutes=25):
+    """Sweeps on schedule."""
+    for _ in range(minutes // 5):
+        live.sweep()
+        live.pass_minutes(5)
+
+
+def ended(instances):
+    return [one.id for one in instances if one.truth.ended_at is not None]
+
+
+def test_what_its_owner_gives_back_waits_for_no_breaker_and_trips_none(live):
+    instances = live.start(7)
+    for one in instances[2:]:
+        one.log_in()
+    live.pass_minutes(8)
+    for one in instances[:2]:
+        give_back(live, one)
+
+    assert not live.sweep()["breaker"]
+    swept(live)
+
+    assert ended(instances) == [one.id for one in instances[:2]]
+
+
+def test_while_many_are_idle_what_its_owner_gave_back_goes_and_the_others_wait(live):
+    instances = live.start(6)
+    live.pass_minutes(2)
+    give_back(live, instances[0])
+
+    assert live.sweep()["breaker"]
+    swept(live)
+
+    assert ended(instances) == [instances[0].id]
+
+
+def test_in_the_first_week_only_what_its_owner_gave_back_is_terminated(live):
+    live.policy({"watch_days": 7})
+    instances = live.start(3)
+    live.pass_minutes(2)
+    give_back(live, instances[0])
+    give_back(live, instances[1], by="eve")
+
+    swept(live)
+
+    assert ended(instances) == [instances[0].id]
+    assert live.marked() == [instances[0]]
+
+
+def test_in_the_first_week_what_was_given_back_stays_while_it_is_used(live):
+    live.policy({"watch_days": 7})
+    (instance,) = live.start()
+    live.pass_minutes(2)
+    give_back(live, instance)
+    live.sweep()
+    assert live.marked() == [instance]
+    instance.begin_job()
+
+    swept(live)
+
+    assert ended([instance]) == []
+    assert live.marked() == []
+
+
+@pytest.mark.parametrize(
+    ("by", "seen", "goes"),
+    [
+        ("ada", "", True),
+        ("ada", "ada:login", True),
+        ("ada", "ubuntu:login+process", True),  # the one account that everybody uses
+        ("ada@example.com", "ada:process", True),
+        ("ada", "ada:login bob:process", False),
+        ("ada", "bob:process ubuntu:login", False),
+        ("eve", "", False),
+        ("eve", "eve:login", False),
+    ],
+)
+def test_who_gave_it_back_ends_no_work_of_others(live, by, seen, goes):
+    """For those who waits there without a sign the times of the pool hold."""
+    (instance,) = live.start()
+    instance.log_in()
+    live.pass_minutes(15)
+    give_back(live, instance, by, **({TAG_USERS: seen} if seen else {}), **{TAG_OWNER: by if goes else "ada"})
+
+    swept(live)
+    assert ended([instance]) == ([instance.id] if goes else [])
+
+    if not goes:
+        swept(live, 60)
+        assert ended([instance]) == [instance.id], "its pool's time is over, and nothing was there"
+
+
+def test_the_owner_is_notified_of_who_gave_it_back_before_its_grace(fleet, sweep):  # noqa: F811
+    (instance,) = fleet.start()
+    fleet.heartbeats([instance], idle_hours=2.5)
+    value = f"{format_time(NOW)} eve"
+    client("ec2").create_tags(Resources=[instance], Tags=[{"Key": TAG_GIVE_BACK, "Value": value}])
+
+    _, report = sweep(NOW)
+
+    assert report["marked"] == [instance]
+    messages = [mail["Message"] for mail in fleet.heard()]
+    assert all("given back by eve, not by its owner ada: the pool's times hold" in one for one in messages)
+    assert len(messages) == 2, "the owner's, and the operators' alert"
+
+
+def test_the_reason_says_who_gave_it_back():
+    tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} ada", TAG_OWNER: "ada"}
+    (found,) = decide(
+        alone(machine(marked_minutes_ago=None, tags=tags), idle_history(10).activity(timedelta(minutes=5)))
+    ).decisions
+
+    assert found.verdict is Verdict.MARK
+    assert ", given back by ada; goes after" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("terms", "verdict", "says"),
+    [
+        ({}, Verdict.MARK, "given back by ada"),
+        (
+            {"quiet_weekends": True, "quiet_hours": [{"start": "00:00", "end": "00:00"}]},
+            Verdict.WAIT,
+            "quiet hours in UTC",
+        ),
+        ({"min_size": 1}, Verdict.KEEP_FLOOR, "its pool or group is at its minimum"),
+    ],
+)
+def test_what_will_hold_it_up_is_known_before_it_is_idle(terms, verdict, says):
+    tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} ada", TAG_OWNER: "ada"}
+    instance = machine(marked_minutes_ago=None, tags=tags)
+    situation = alone(instance, idle_history(0).activity(), policy=policy(**terms))
+
+    found = if_nothing_ran(situation, instance)
+
+    assert (found.verdict, says in found.reason) == (verdict, True)
+
+
+def test_of_before_the_tag_said_the_time_alone():
+    instance = machine(marked_minutes_ago=None, tags={TAG_GIVE_BACK: format_time(MOMENT), TAG_OWNER: "ada"})
+
+    found = give_back_of(instance)
+
+    assert (str(found), found.is_sole) == ("given back by its owner", True)
+
+
+def test_a_spare_that_a_user_takes_is_idle_from_then_on_and_not_since_its_boot(live):
+    (instance,) = live.start()  # three hours idle, as a spare is
+    live.pass_minutes(2)
+    tag(live, instance, **{TAG_TAKEN_AT: format_time(live.now)})
+
+    swept(live, 55)
+    assert live.marked() == []
+    live.pass_minutes(8)
+    live.sweep()
+
+    assert live.marked() == [instance]
+
+
+def test_a_mark_from_before_an_instance_was_taken_is_removed(live):
+    (instance,) = live.start()
+    live.pass_minutes(2)
+    live.sweep()
+    live.pass_minutes(1)
+    assert live.marked() == [instance]
+    live.pass_minutes(4)
+    tag(live, instance, **{TAG_TAKEN_AT: format_time(live.now)})
+
+    live.pass_minutes(7)
+    live.sweep()
+
+    assert TAG_REAP_AFTER not in live.tags(instance.id)
+    assert ended([instance]) == []
