@@ -294,7 +294,7 @@ def give_back_instance(desk: Desk, instance: Instance, by: str) -> Instance:
 
 
 def outlook(desk: Desk, fleet: Inventory, instance: Instance) -> str:
-    """What becomes of an instance that was just given back, and what holds that up, for who did. Pure."""
+    """What becomes of an instance that was just given back, and what holds that up, for who did it."""
     policy, said = desk.policy, give_back_of(instance)
     pool = policy.pools.get(instance.pool)
     if said is None or pool is None:
