@@ -10,6 +10,7 @@ every period. ``Truth`` knows what ran when; nothing of it reaches the product b
 import bisect
 import contextlib
 import json
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 from moto.backends import get_backend
 
+from image.instance.files import replace_text
 from image.instance.instance_file import InstanceFile
 from image.reaper.agent import listening
 from image.reaper.agent.command import AgentOptions, fresh_look, listener
@@ -334,6 +336,7 @@ class Live:
         for module in (handler, keep):
             patch.setattr(module, "datetime", self._datetime())
         self.at_work: Instance | None = None
+        patch.setattr(listening, "replace_text", self._replace_text)
         patch.setattr(psutil, "boot_time", lambda: self.at_work.boot_time() if self.at_work else 0.0)
         patch.setattr(handler, "SweepOptions", partial(handler.SweepOptions, wait=self.pass_seconds))
         self.policy()
@@ -396,6 +399,11 @@ class Live:
         )
         found = scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
         return [one["InstanceId"] for one in found["Instances"]]
+
+    def _replace_text(self, path: Path, text: str) -> None:
+        """What is written bears the world's time, as on an instance it bears the wall's."""
+        replace_text(path, text)
+        os.utime(path, (self.now.timestamp(), self.now.timestamp()))
 
     def agent_cloud(self, instance: Instance) -> Any:
         """The cloud as the agent of one instance talks to it."""

@@ -392,7 +392,7 @@ def timer(folder, minutes):
     """What gpu-door.timer starts, so many minutes after the door was shut."""
     for door in (folder / "run/closed", folder / "nologin"):
         if door.exists():
-            os.utime(door, 2 * (time.time() - minutes * 60,))
+            os.utime(door, (then := time.time() - minutes * 60, then))
     environment = os.environ | {"GPU_FLEET_RUN_DIR": str(folder / "run")}
     subprocess.run(["bash", OPEN_DOOR], env=environment, check=True, capture_output=True)
 
@@ -424,7 +424,7 @@ def test_the_timer_opens_later_than_any_sweep_may_still_end(tmp_path):
     assert timedelta(minutes=int(minutes)) > CLOSED_AT_MOST + CLOSED_FORGOTTEN
     (tmp_path / "run").mkdir()
     door = listening.Door(tmp_path / "run/closed", tmp_path / "nologin")
-    door.shut(listening.CLOSED, datetime.now(UTC) - timedelta(minutes=int(minutes) + 1))
+    door.shut(listening.CLOSED)
     timer(tmp_path, int(minutes) + 1)
     assert not door.is_shut, "the agent's text is another than the script's"
 

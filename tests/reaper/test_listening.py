@@ -130,7 +130,7 @@ def test_a_first_mark_is_shown_and_withdraws_nothing():
 
 def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a_mark(tmp_path):
     door = Door(tmp_path / "closed", tmp_path / "nologin")
-    door.shut("closing", NOON)
+    door.shut("closing")
     going = Heard(Told(), door).going
 
     going._take_up(NOON - timedelta(minutes=1))
@@ -142,7 +142,7 @@ def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a
 def test_a_door_that_was_shut_for_another_mark_is_opened(tmp_path):
     door = Door(tmp_path / "closed", tmp_path / "nologin")
     heard = Heard(Told(), door)
-    door.shut("closing", NOON)
+    door.shut("closing")
     heard.going.talk = Talk(NOON - timedelta(hours=1), closed_at=NOON)
 
     heard.going._take_up(NOON)
@@ -301,7 +301,7 @@ def door(tmp_path):
 
 
 def test_a_door_shuts_and_opens_both_files(door, tmp_path):
-    door.shut("not now", NOON)
+    door.shut("not now")
     assert (tmp_path / "nologin").read_text() == (tmp_path / "run/closed").read_text() == "not now\n"
 
     door.open()
@@ -320,7 +320,7 @@ def test_a_door_that_shuts_half_way_is_opened_again(door, tmp_path, monkeypatch,
     monkeypatch.setattr(listening, "replace_text", write)
 
     with pytest.raises(OSError, match="No space left"):
-        door.shut("not now", NOON)
+        door.shut("not now")
 
     assert not door.is_shut
     assert not (tmp_path / "nologin").exists()
@@ -331,7 +331,7 @@ def test_what_an_administrator_wrote_refuses_nobody_s_jobs_and_stays(door, tmp_p
     (tmp_path / "nologin").write_text("maintenance until noon\n")
     assert not door.is_shut, "an agent that starts would open it"
     if is_shut_before:
-        door.shut("not now", NOON)
+        door.shut("not now")
 
     door.open()
 
@@ -340,10 +340,10 @@ def test_what_an_administrator_wrote_refuses_nobody_s_jobs_and_stays(door, tmp_p
 
 def test_a_door_shut_again_is_whole_again(door, tmp_path):
     (tmp_path / "nologin").write_text("maintenance until noon\n")
-    door.shut("not now", NOON)
+    door.shut("not now")
     (tmp_path / "nologin").unlink()
 
-    door.shut("not now", NOON)
+    door.shut("not now")
     door.open()
 
     assert not door.is_shut
@@ -352,7 +352,7 @@ def test_a_door_shut_again_is_whole_again(door, tmp_path):
 
 def test_a_door_of_which_the_agent_s_own_file_was_removed_is_opened_all_the_same(door, tmp_path):
     """By an administrator who lets jobs in; log-ins would be refused for good."""
-    door.shut(CLOSED, NOON)
+    door.shut(CLOSED)
     (tmp_path / "run/closed").unlink()
     assert door.is_shut, "an agent that starts leaves it as it is"
 
@@ -366,7 +366,7 @@ def test_a_door_that_cannot_be_shut_again_ends_the_mark_and_says_nothing_else(do
     going, said = Heard(Told(), door).going, []
     going.talk = Talk(NOON, fenced=True, closed_at=NOON)
 
-    def fail(message, now):
+    def fail(message):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     class Exchange:

@@ -166,16 +166,14 @@ class Door:
 
     def __init__(self) -> None:
         self.is_shut, self.refused, self.saved = False, 0, 0
-        self._since: datetime | None = None
 
     def shut_at(self, now: datetime) -> datetime | None:
-        """As the agent's own."""
-        return self._since if self.is_shut else None
+        """As the agent's own, where the file's time cannot be had."""
+        return now if self.is_shut else None
 
-    def shut(self, message: str, now: datetime) -> None:
+    def shut(self, message: str) -> None:
         """As the agent's own."""
         assert message, "who is refused is to know why"
-        self._since = self._since if self.is_shut else now
         self.is_shut = True
 
     def open(self) -> None:

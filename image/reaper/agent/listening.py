@@ -1,7 +1,6 @@
 """The agent's second thread: drains the instance when it is taken, and answers the sweep's mark."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -104,7 +103,11 @@ class Door:
         return self._closed.exists() or self._is_ours()
 
     def shut_at(self, now: datetime) -> datetime | None:
-        """Since when this refuses anything; now where nobody can tell, None where it does not."""
+        """Since when this refuses anything, by the file's own time, as ``open-door`` goes by it.
+
+        Returns:
+            Now where nobody can tell, None where it refuses nothing.
+        """
         if not self.is_shut:
             return None
         try:
@@ -112,11 +115,8 @@ class Door:
         except FileNotFoundError:
             return now
 
-    def shut(self, message: str, now: datetime) -> None:
+    def shut(self, message: str) -> None:
         """Refuse from now on; what is shut already stays as it is.
-
-        Args:
-            now: the agent's time, which the file keeps for an agent that starts later, and for ``open-door``.
 
         Raises:
             OSError: then nothing is promised, and what was written is removed.
@@ -125,7 +125,6 @@ class Door:
             for file in (self._closed, self._nologin):
                 if not file.exists():
                     replace_text(file, message + "\n")
-                    os.utime(file, (now.timestamp(), now.timestamp()), follow_symlinks=False)
         except OSError:
             self.open()
             raise
@@ -326,7 +325,7 @@ class Going:
     def _is_shut(self) -> bool:
         """Whether nobody comes in from now on; where that cannot be, say in a full /run, the mark is over."""
         try:
-            self._answers.door.shut(CLOSED, self._now())
+            self._answers.door.shut(CLOSED)
         except OSError as error:
             self._refuse(f"log-ins and jobs cannot be refused: {error}")
             return False
