@@ -54,7 +54,10 @@ class TableGroup(click.Group):
         if name in known or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         if name in self._absent:
-            ctx.fail(f"{name!r} needs a checkout of gpu-fleet; here there are: {', '.join(known)}")
+            ctx.fail(
+                f"{name!r} needs a checkout of gpu-fleet: clone the repository, run `make policy` there "
+                f"once, and call its .venv/bin/gpu-fleet; here there are: {', '.join(known)}"
+            )
         raise click.exceptions.NoSuchCommand(name, possibilities=known, ctx=ctx)
 
 

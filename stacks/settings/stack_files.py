@@ -27,9 +27,11 @@ def path_of(name: str) -> Path:
     """The file of a stack.
 
     Raises:
-        StacksError: naming the stacks there are.
+        StacksError: naming the stacks there are, or how to make the first.
     """
     known = names()
+    if not known:
+        raise StacksError(f"no stack {name!r}: no stack file in {FOLDER}; `gpu-fleet new {name}` writes one")
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

@@ -170,7 +170,8 @@ def test_where_a_room_is_missing_its_commands_are_not_listed_and_say_why(monkeyp
     assert "sweep" in instance.list_commands(click.Context(instance))
     assert not {"up", "catalog"} & set(instance.list_commands(click.Context(instance)))
     shown = CliRunner().invoke(instance, ["up"])
-    assert "'up' needs a checkout of gpu-fleet; here there are: sweep" in shown.output
+    assert "'up' needs a checkout of gpu-fleet: clone the repository" in shown.output
+    assert "here there are: sweep" in shown.output
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch):

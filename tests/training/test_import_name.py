@@ -13,7 +13,6 @@ from tests.training.programs import DIGITS, ROOT
 SCRIPT = Path(sys.executable).parent / "gpu-fleet"
 LAUNCHER = ROOT / "image/rootfs/usr/local/bin/gpu-fleet"
 TAKEN = ("training", "image", "stacks")
-SOURCES = ("pyproject.toml", "requirements.txt", "image", "stacks", "training")
 SHORT = ("--run.epochs", "0.0", "--run.steps", "2", "--schedule.warmup_steps", "0")
 
 
@@ -86,20 +85,3 @@ def test_the_launcher_of_an_instance_is_not_shadowed(repository: Path, tmp_path:
 
     assert "Usage: gpu-fleet agent" in agent.stdout, agent.stderr
     assert "Usage: gpu-fleet train" in trainer.stdout, trainer.stderr
-
-
-def test_pip_installs_it_under_that_name(repository: Path, tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "site"
-    source.mkdir()
-    for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target")
-    installed = run(tmp_path, *pip, target, source)
-    program = "import gpu_fleet.rank, training; print(gpu_fleet.__file__, training.OWNER)"
-
-    done = run(repository, sys.executable, "-c", program, PYTHONPATH=str(target))
-
-    assert installed.returncode == 0, installed.stderr
-    assert done.stdout == f"{target}/gpu_fleet/__init__.py the researcher, of training\n", done.stderr
-    assert not (target / "training").exists()

@@ -1,0 +1,179 @@
+"""What `pip install` of a checkout brings: trainer, console, users' commands, and all that they open."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from image.wheels import pins
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "image", "stacks", "training")
+# Folder of the wheel -> where it lies in a checkout.
+FOLDERS = {
+    "gpu_fleet": ROOT / "training/gpu_fleet",
+    **{f"image/{name}": ROOT / "image" / name for name in ("capacity", "console", "instance", "reaper")},
+}
+FOR_READERS = {"README.md", "requirements.txt"}
+# Who asks for them names them: trackers, DALI and callbacks say so where they are not there.
+OPTIONAL = {"lightning", "nvidia", "datasets"}
+# What another one brings, whose very versions it goes with.
+BROUGHT = {"botocore": "boto3", "pydantic_core": "pydantic", "tokenizers": "transformers"}
+CONSOLE = "from image.console.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as pip builds it, from a copy in which an earlier build has left a module."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    stale = source / "build/lib/image/reaper/removed_since.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", target)
+    subprocess.run([*pip, source], check=True, capture_output=True)
+    (built,) = target.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel is installed."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment with the wheel and the libraries; of the checkout it knows nothing."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    (packages / "here.pth").write_text(f"{site}\n{sysconfig.get_path('purelib')}\n")
+    return folder / "bin" / "python"
+
+
+def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command, alone = [python, *arguments], {"HOME": str(folder)}
+    return subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, check=False)
+
+
+def test_it_has_every_file_of_its_packages_and_no_other(wheel: Path) -> None:
+    wanted = {"image/__init__.py"} | {
+        f"{name}/{path.relative_to(folder)}"
+        for name, folder in FOLDERS.items()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and path.name not in FOR_READERS
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+
+    assert "gpu_fleet/py.typed" in wanted
+    assert found == wanted
+
+
+def module(node: ast.ImportFrom, alias: ast.alias) -> bool:
+    """Whether a name that is imported from a package is a module of the checkout."""
+    place = f"{node.module}.{alias.name}".replace(".", "/")
+    return any((top / f"{place}.py").is_file() for top in (ROOT, ROOT / "training"))
+
+
+def imports(site: Path, folder: str) -> Iterator[str]:
+    for path in (site / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield str(node.module)
+                yield from (f"{node.module}.{alias.name}" for alias in node.names if module(node, alias))
+
+
+def test_it_imports_nothing_that_it_lacks(site: Path) -> None:
+    own = {name for folder in ("gpu_fleet", "image") for name in imports(site, folder)}
+    own = {name for name in own if name.split(".")[0] in ("gpu_fleet", "image", "stacks")}
+    places = {name: site / name.replace(".", "/") for name in own}
+
+    missing = [name for name, at in places.items() if not (at.is_dir() or at.with_suffix(".py").is_file())]
+    assert len(own) > 100
+    assert missing == []
+
+
+def plain(requirement: str) -> str:
+    return re.split(r"[=><\[]", requirement)[0].lower()
+
+
+@pytest.mark.parametrize(("folder", "extras"), [("image", ()), ("gpu_fleet", ("train",))])
+def test_every_library_is_asked_for(site: Path, folder: str, extras: tuple[str, ...]) -> None:
+    asked = {plain(one) for one in PROJECT["dependencies"]}
+    asked |= {plain(one) for extra in extras for one in PROJECT["optional-dependencies"][extra]}
+    distributions = packages_distributions()
+
+    used = {name.split(".")[0] for name in imports(site, folder)} - sys.stdlib_module_names
+    wanted = {
+        distributions.get(BROUGHT.get(name, name), [name])[0].lower().replace("_", "-")
+        for name in used - OPTIONAL - {"gpu_fleet", "image"}
+    }
+    assert wanted <= asked
+
+
+def test_torch_is_no_older_than_what_is_tested() -> None:
+    tested = pins((ROOT / "training/requirements.txt").read_text())["torch"]
+
+    assert f"torch>={tested}" in PROJECT["optional-dependencies"]["train"]
+
+
+def test_the_trainer_works_beside_a_users_own_folders(python: Path, site: Path, tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/__init__.py").write_text("OWNER = 'the researcher'\n")
+    program = "import gpu_fleet as it, training as own; print(it.Run.__module__, it.__file__, own.OWNER)"
+
+    done = run(python, tmp_path, "-c", program)
+
+    assert done.stdout == f"gpu_fleet.library {site}/gpu_fleet/__init__.py the researcher\n", done.stderr
+
+
+def test_the_console_has_users_commands_and_says_where_the_others_are(python: Path, tmp_path: Path) -> None:
+    helped = run(python, tmp_path, "-c", CONSOLE, "--help")
+    refused = run(python, tmp_path, "-c", CONSOLE, "check", "aws-dev")
+
+    assert re.findall(r"^  ([a-z-]+)  ", helped.stdout, re.MULTILINE) == [
+        *("take", "give-back", "status", "explain", "keep", "release", "connect", "train"),
+        *("sweep", "unfreeze", "report", "agent"),
+    ]
+    assert refused.returncode == 2
+    assert "'check' needs a checkout of gpu-fleet: clone the repository" in refused.stderr
+
+
+def test_the_trainer_says_what_it_lacks(site: Path, tmp_path: Path) -> None:
+    """Where the wheel was installed without its extra."""
+    venv.create(tmp_path, symlinks=True)
+
+    (next(tmp_path.glob("lib/python*/site-packages")) / "here.pth").write_text(f"{site}\n")
+    done = run(tmp_path / "bin/python", tmp_path, "-m", "gpu_fleet", "train", "job.toml")
+
+    assert done.stderr.startswith(
+        "error: needs the Python package click, which is not here; the extra brings"
+    )
+    assert done.returncode == 65
+
+
+@pytest.mark.parametrize("command", ["take", "status", "connect", "sweep", "report", "agent"])
+def test_a_command_loads_from_the_wheel_alone(command: str, python: Path, tmp_path: Path) -> None:
+    done = run(python, tmp_path, "-c", CONSOLE, command, "--help")
+
+    assert done.returncode == 0, done.stderr
