@@ -210,6 +210,17 @@ MISTAKES: dict[str, Mistake] = {
         {"metric": {"name": "mine.py:own"}},
         "gave a float; expected: NAME(model, batch, **metric.options) -> dict",
     ),
+    "a metric with a slip": (
+        "def own(model, batch):\n    return {'accuracy': batch['targets']}",
+        {"metric": {"name": "mine.py:own"}},
+        "metric.name = 'mine.py:own': TypeError: list indices must be integers or slices, not str (mine.py:",
+    ),
+    "a held-out sample that fails": (
+        "class Held(Rows):\n    def __getitem__(self, index):\n        return {}['price']\n"
+        "def data(split):\n    return Rows(split) if split == 'train' else Held(split)",
+        {},
+        "KeyError: 'price' (mine.py:",
+    ),
     "an optimizer that is none": (
         "def own(parameters, lr):\n    return parameters",
         {"optimizer": {"name": "mine.py:own"}},
@@ -278,6 +289,7 @@ def test_a_mistake_is_one_message(mistake: str, place: Callable[[str], Path]) ->
     assert status == 65
     assert said.startswith("error: ")
     assert "Traceback" not in said
+    assert not (folder / "run/checkpoints/step-2").exists()  # told at the start, and not first at the end
 
 
 @pytest.mark.parametrize("mistake", ["a sample that fails", "a loss with a slip", "a model of another width"])

@@ -62,3 +62,71 @@ def test_a_step_is_the_same_however_it_is_cut(
     train_on(ranks, changed(table, parallel=parallel))
 
     assert losses(tmp_path) == pytest.approx(whole, abs=2e-5)
+
+
+ANSWERS = """
+import torch
+
+class Answers:  # prompts whose tokens are no targets, of uneven length; every ninth has no target at all
+    def __len__(self):
+        return 96
+    def __getitem__(self, index):
+        tokens = torch.randint(0, 32, (12,), generator=torch.Generator().manual_seed(index))
+        labels = tokens.clone()
+        labels[: 12 if index % 9 == 0 else index % 11] = -100
+        return {"input_ids": tokens, "labels": labels}
+
+def answers(split):
+    return Answers()
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    torch.manual_seed(3)
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32, max_position_embeddings=16))
+
+def classes(split):
+    return [(torch.eye(16)[n % 16], -100 if n % 3 < n % 7 % 2 + 1 else n % 2) for n in range(96)]
+
+def classifier():
+    torch.manual_seed(3)
+    return torch.nn.Linear(16, 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def own_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's data whose targets lie unevenly, and models that take them."""
+    file = tmp_path_factory.mktemp("own") / "answers.py"
+    file.write_text(ANSWERS)
+    return file
+
+
+def own_table(kind: tuple[str, str], file: Path, directory: Path, accumulation: int) -> dict[str, Any]:
+    model, data = kind
+    return {
+        "run": {
+            "directory": str(directory),
+            "steps": 3,
+            "batch_size": 24,
+            "accumulation": accumulation,
+            "log_every_steps": 1,
+        },
+        "model": {"name": f"{file}:{model}"},
+        "data": {"name": f"{file}:{data}"},
+        "optimizer": {"learning_rate": 0.05},
+        "metrics": {"progress": False},
+        "checkpoint": {"every_steps": 0},
+    }
+
+
+@pytest.mark.parametrize("kind", [("llama", "answers"), ("classifier", "classes")], ids=lambda kind: kind[0])
+def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(
+    kind: tuple[str, str], own_file: Path, tmp_path: Path
+) -> None:
+    """Micro-batches of two samples, of which some have no target: fine-tuning on answers, and a hole."""
+    whole = train_on(1, own_table(kind, own_file, tmp_path / "whole", accumulation=1))
+    cut = train_on(2, own_table(kind, own_file, tmp_path / "cut", accumulation=6))
+
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
+    assert cut["metric"] == pytest.approx(whole["metric"], abs=2e-5)

@@ -171,7 +171,7 @@ def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | N
     if run.is_task:
         found = evaluate_task(
             run.evaluated(state),
-            reader=run.reader(run.held_out),
+            reader=run.reader(run.held_out, state.model),
             size=len(run.held_out),
             settings=run.settings,
             share=run.share,

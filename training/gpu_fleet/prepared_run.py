@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -60,7 +61,7 @@ from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.pool import price
 from gpu_fleet.run_identity import of_run
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
-from gpu_fleet.task import Task, try_out
+from gpu_fleet.task import Task, given_targets, try_held_out, try_out
 from gpu_fleet.world import World, check_sizes, ranks_per_replica
 
 RECORDS = "records"  # the kind of tars of any keys
@@ -100,15 +101,18 @@ class PreparedRun:
             return SampleOrder(ENDLESS, seed, shuffle=False)
         return SampleOrder(len(self.training), seed)
 
-    def reader(self, dataset: Dataset | OwnData) -> ReadsBatches:
-        """What reads whole batches of a data set."""
-        seed = self.settings.run.seed
+    def reader(self, dataset: Dataset | OwnData, model: nn.Module | None = None) -> ReadsBatches:
+        """What reads whole batches of a data set; without the `model` they may weigh otherwise in a step."""
+        seed, by_sample = self.settings.run.seed, self.own.loss is not None
         if isinstance(dataset, OwnData):
-            return OwnReader(dataset, seed)
+            shifted = model is not None and pretrained.shifts_labels(model)
+            return OwnReader(dataset, seed, None if by_sample else partial(given_targets, shifted=shifted))
         if self.settings.data.decoder == DALI:
             assert isinstance(dataset, ShardFolder)
-            return EncodedReader(dataset, self.settings.data, seed, self.where.device, paired=self.is_task)
-        return PairedReader(Reader(dataset, seed)) if self.is_task else Reader(dataset, seed)
+            device, task = self.where.device, self.is_task
+            return EncodedReader(dataset, self.settings.data, seed, device, paired=task, by_sample=by_sample)
+        read = Reader(dataset, seed)
+        return PairedReader(read, by_sample=by_sample) if self.is_task else read
 
     def keep_code(self) -> None:
         """Lays the user's files into the run directory, once per instance; raises CheckpointError."""
@@ -155,7 +159,7 @@ class PreparedRun:
         """The micro-batches of this rank from the position of `state` on, on the device."""
         slices = training_slices(self.order, self.share, state.position)
         pinned = self.where.device.type == "cuda"
-        read = batches(self.reader(self.training), slices, self.settings.data, pinned)
+        read = batches(self.reader(self.training, state.model), slices, self.settings.data, pinned)
         return to_device(read, self.where.device, self.settings.data.prefetch)
 
 
@@ -328,7 +332,10 @@ def ready(run: PreparedRun, model: nn.Module) -> None:
     if settings.precision.channels_last:  # with ddp only
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from its hints
     if run.own.any or run.is_task:
-        try_out(model, first_batch(run), f"model.name = {settings.model.name!r}")
+        what = f"model.name = {settings.model.name!r}"
+        try_out(model, first_batch(run), what)
+        if run.is_task and run.held_out is not None:
+            try_held_out(model, first_batch(run, run.held_out), what)
         if isinstance(model, FSDPModule):
             model.reshard()  # the optimizer is to have the parts
 
@@ -350,11 +357,16 @@ def utilisation_of(run: PreparedRun, model: nn.Module) -> Utilisation | None:
     return utilisation(model, inputs, name, run.settings.precision.dtype, run.where.size)
 
 
-def first_batch(run: PreparedRun) -> Batch:
-    """One micro-batch on the device, the same on every rank; raises DataError."""
-    first = run.order.slice(0, run.share.micro_batch)
+def first_batch(run: PreparedRun, held_out: Dataset | OwnData | None = None) -> Batch:
+    """One micro-batch on the device, the same on every rank, of training or `held_out`; raises DataError."""
+    width = run.share.micro_batch
+    if held_out is None:
+        dataset, first = run.training, run.order.slice(0, width)
+    else:
+        dataset, size = held_out, len(held_out)
+        first = SampleOrder(size, seed=0, shuffle=False).slice(0, min(width, size))
     here = run.settings.data.model_copy(update={"workers": 0})
-    return next(batches(run.reader(run.training), iter([first]), here, pinned=False)).to(run.where.device)
+    return next(batches(run.reader(dataset), iter([first]), here, pinned=False)).to(run.where.device)
 
 
 def build_model(run: PreparedRun) -> nn.Module:

@@ -79,6 +79,33 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
     )
 
 
+def given_targets(batch: Any, *, shifted: bool) -> Tensor | None:
+    """The targets over which `given_loss` is the mean, less those of IGNORED; None where that is by sample.
+
+    `shifted` says that the first label of each row counts in no loss.
+    """
+    if isinstance(batch, Mapping):
+        labels = batch.get("labels")
+        if not isinstance(labels, Tensor) or labels.is_floating_point():
+            return None
+        return labels[..., 1:] if shifted and labels.ndim > 1 else labels
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):  # noqa: PLR2004 - a pair
+        return None if batch[1].is_floating_point() else batch[1]
+    return None
+
+
+def try_held_out(model: nn.Module, batch: Batch, what: str) -> None:
+    """Loss and metrics of held-out samples before the first step, and not first at the end of a long run.
+
+    Raises OwnCodeError or ConfigError.
+    """
+    generators = capture_rng()
+    model.eval()
+    with told(what), torch.no_grad():
+        model(batch.inputs)
+    restore_rng(generators)
+
+
 def try_out(model: nn.Module, batch: Batch, what: str) -> None:
     """One forward pass before the first step, so that what does not fit is told at once; leaves no trace.
 
@@ -91,7 +118,7 @@ def try_out(model: nn.Module, batch: Batch, what: str) -> None:
         if not isinstance(outputs, Tensor):
             raise ConfigError(f"{what}: gives a {type(outputs).__name__}, not a Tensor; set loss.name")
         loss = mean_loss(outputs, batch.targets)
-    if not torch.isfinite(loss):
+    if batch.counted and not torch.isfinite(loss):
         raise ConfigError(f"{what}: the loss of the first batch is {loss.item()}, before any step")
     for buffer, value in zip(model.buffers(), before, strict=True):
         buffer.data.copy_(value)
@@ -121,18 +148,27 @@ def evaluate_task(
                     return None
                 values = model.predict(batch.to(where.device).inputs)
                 assert values is not None
-                weighed = torch.cat([values.double() * counted, values.new_full((1,), counted).double()])
+                weighed = _weighed(values, batch.counted if counted else 0, counted)
                 totals = weighed if totals is None else totals + weighed
     finally:
         model.module.train(was_training)
     assert totals is not None
     everyone: list[list[float]] = where.gather(totals.tolist())
-    *sums, samples = [sum(column) for column in zip(*everyone, strict=True)]
-    means = [value / max(1.0, samples) for value in sums]
+    loss, *sums, targets, samples = [sum(column) for column in zip(*everyone, strict=True)]
+    means = [loss / max(1.0, targets), *(value / max(1.0, samples) for value in sums)]
     names = ("loss", *cast("Task", model.module).metric_names)
     found = dict(zip(names, means, strict=True))
     name = names[1] if len(names) > 1 else "loss"
-    return HeldOutScore(name, found[name], found["loss"], int(samples)), found
+    return HeldOutScore(name, found[name], found["loss"], int(targets)), found
+
+
+def _weighed(values: Tensor, targets: int, samples: int) -> Tensor:
+    """Loss and metrics (1 + n,) times what the batch has of each, then targets and samples: (3 + n,)."""
+    weights = [targets] + [samples] * (len(values) - 1)
+    weighed = values.double() * values.new_tensor(weights, dtype=torch.float64)
+    if not targets:  # a mean over none, which is no number
+        weighed[0] = 0.0
+    return torch.cat([weighed, values.new_tensor([targets, samples], dtype=torch.float64)])
 
 
 def _cut(slices: list[tuple[Slice, int]]) -> Iterator[Slice]:

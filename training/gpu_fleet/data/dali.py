@@ -60,10 +60,18 @@ class EncodedReader:
     """Reads batches of encoded pictures, see data.loader.Reader, and has DALI decode them."""
 
     def __init__(
-        self, data: ShardFolder, settings: config.Data, seed: int, device: torch.device, *, paired: bool
+        self,
+        data: ShardFolder,
+        settings: config.Data,
+        seed: int,
+        device: torch.device,
+        *,
+        paired: bool,
+        by_sample: bool = False,
     ) -> None:
-        """`paired` says that the loss is a user's own."""
+        """`paired` says that loss or metric is a user's own; see Batch.paired."""
         self._data, self._settings, self._device, self._paired = data, settings, device, paired
+        self._by_sample = by_sample
         self._reader = Reader(data, seed)
 
     def __getitem__(self, part: Any) -> Batch:
@@ -108,7 +116,7 @@ class EncodedReader:
             log.warning("event=dali-failed error=%r", str(error).strip().splitlines()[0])
             batch, pictures = self._one_by_one(batch)
         done = replace(batch, inputs=pictures)
-        return done.paired() if self._paired else done
+        return done.paired(by_sample=self._by_sample) if self._paired else done
 
     def _one_by_one(self, batch: Batch) -> tuple[Batch, Tensor]:
         """Decodes by the other decoder, which names what is corrupt."""

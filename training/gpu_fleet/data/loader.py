@@ -50,11 +50,14 @@ class Batch:
         """All of them."""
         return [leaf for leaf in tree_leaves((self.inputs, self.targets)) if isinstance(leaf, Tensor)]
 
-    def paired(self) -> "Batch":
-        """The same for a loss of one's own, which takes inputs and targets as one: it weighs by samples."""
+    def paired(self, *, by_sample: bool) -> "Batch":
+        """The same with inputs and targets as one, as a user's loss or metric takes them.
+
+        `by_sample` says that a user's loss is the mean over samples, whatever their targets.
+        """
         count = len(self.targets)
-        pair = self.inputs, self.targets
-        return replace(self, inputs=pair, targets=self.targets.new_zeros(count), counted=count)
+        pair, weight = (self.inputs, self.targets), count if by_sample else self.counted
+        return replace(self, inputs=pair, targets=self.targets.new_zeros(count), counted=weight)
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,13 @@ class Reader:
 
 
 class PairedReader:
-    """Reads the same batches for a loss of one's own."""
+    """Reads the same batches for a user's loss or metric."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, *, by_sample: bool) -> None:
+        self._reader, self._by_sample = reader, by_sample
 
     def __getitem__(self, part: Slice) -> Batch:
-        return self._reader[part].paired()
+        return self._reader[part].paired(by_sample=self._by_sample)
 
 
 def training_slices(order: SampleOrder, share: RankShare, position: int) -> Iterator[Slice]:

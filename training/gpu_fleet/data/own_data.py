@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of
-from gpu_fleet.data.loader import Batch
+from gpu_fleet.data.loader import IGNORED, Batch
 from gpu_fleet.data.order import Slice
 from gpu_fleet.data.shards import Records, folder_of
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError
@@ -132,8 +132,11 @@ class Stream(OwnData):
 class OwnReader:
     """Reads whole batches of a user's data set; see data.loader.Reader."""
 
-    def __init__(self, data: OwnData, seed: int) -> None:
-        self._data, self._seed = data, seed
+    def __init__(
+        self, data: OwnData, seed: int, targets: Callable[[Any], torch.Tensor | None] | None = None
+    ) -> None:
+        """`targets` finds those in a batch over which its loss is the mean; None: samples weigh alike."""
+        self._data, self._seed, self._targets = data, seed, targets
 
     def __getitem__(self, part: Slice) -> Batch:
         with kept_generators():
@@ -161,7 +164,9 @@ class OwnReader:
                 raise DataError(
                     f"{self._data.label}: a batch holds a {type(leaf).__name__}; tensors, numbers and text do"
                 )
-        return Batch(batch, torch.zeros(count, dtype=torch.int64), counted=count)
+        targets = self._targets(batch) if self._targets is not None else None
+        counted = count if targets is None else int((targets != IGNORED).sum())
+        return Batch(batch, torch.zeros(count, dtype=torch.int64), counted=counted)
 
 
 def open_own(source: Own, split: str, collate: Own | None) -> OwnData | None:

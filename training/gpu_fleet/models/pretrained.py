@@ -146,6 +146,14 @@ def network_of(model: nn.Module) -> Any | None:
     return next((module for module in model.modules() if isinstance(module, kind)), None)
 
 
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether its own loss holds each label against the place before, and so never looks at the first."""
+    network = network_of(model)
+    if network is None or network.config.is_encoder_decoder:
+        return False
+    return getattr(network.loss_function, "__name__", "") == "ForCausalLMLoss"
+
+
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated layers: those that transformers never splits between devices."""
     network = network_of(model)

@@ -113,6 +113,8 @@ class Whole(Spread):
             with reduced_last(self._called, last=number == len(micro_batches)):
                 with precision.autocast(self._settings, self._device):
                     part = loss(self._called(batch.inputs), batch.targets)
+                    if not batch.counted:  # it counts for nothing, and the mean over none is no number
+                        part = part.nan_to_num()
                     weight = self._share.of(batch.counted)
                     part = part if isinstance(weight, float) and weight == 1 else part * weight
                 torch.autograd.backward(scale(part))
