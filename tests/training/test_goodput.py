@@ -1,5 +1,6 @@
 """Where the wall time of a run went: each second is booked once, and what was done twice is lost."""
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -100,34 +101,45 @@ def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tokens: Path, tmp_p
     assert f"cost of unproductive time: {found.price_lost(98.32):,.2f} of " in shown.output
 
 
-TYPE = "g5.xlarge"
+TYPE, SPOT_USD = "g5.xlarge", "0.25"
 
 
 @pytest.fixture
-def on_demand_in_a_spot_pool(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    """An instance as its stack makes one: instance.toml, the policy in the bucket; and its metadata."""
+def in_a_spot_pool(
+    request: pytest.FixtureRequest, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Stack]:
+    """A spot instance, or what the parameter says, as its stack makes one, with policy and metadata."""
     declared = stack(pools=[pool(market="spot", types=[TYPE])])
     text = instance_file.instance_toml(
         declared, declared.pools[0], "", "", records_uri=f"s3://{bucket}/reaper"
     )
     (tmp_path / "instance.toml").write_text(text)
     monkeypatch.setenv("GPU_FLEET_INSTANCE_FILE", str(tmp_path / "instance.toml"))
-    policy = sweep_archive.policy_text(declared).encode()
-    boto3.client("s3").put_object(Bucket=bucket, Key=sweep_archive.POLICY_KEY, Body=policy)
+    policy = json.loads(sweep_archive.policy_text(declared))
+    policy["budget"]["pools"]["dev"]["spot"][TYPE] = SPOT_USD  # in the catalog both cost the same
+    boto3.client("s3").put_object(
+        Bucket=bucket, Key=sweep_archive.POLICY_KEY, Body=json.dumps(policy).encode()
+    )
     with metadata_service() as metadata:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
         metadata.answers["/latest/meta-data/instance-type"] = TYPE
-        metadata.answers["/latest/meta-data/instance-life-cycle"] = "on-demand"
+        metadata.answers["/latest/meta-data/instance-life-cycle"] = getattr(request, "param", "spot")
         yield declared
 
 
+@pytest.mark.parametrize("in_a_spot_pool", ["spot", "on-demand"], indirect=True)
 def test_on_an_instance_the_stack_s_own_policy_says_what_the_lost_time_cost(
-    on_demand_in_a_spot_pool: Stack, tokens: Path, tmp_path: Path
+    request: pytest.FixtureRequest, in_a_spot_pool: Stack, tokens: Path, tmp_path: Path
 ) -> None:
+    """At the price of the market on which this very instance was bought."""
     train_on(2, gpt_table(tokens, tmp_path / "run", steps=2))
 
-    priced = estimate(replace(on_demand_in_a_spot_pool, pools=(usual_pool(on_demand_in_a_spot_pool),)))
-    hour = float(priced.hour(Level.NOW, priced.of_pool("dev")).high.amount)
+    priced = estimate(replace(in_a_spot_pool, pools=(usual_pool(in_a_spot_pool),)))
+    on_demand = float(priced.hour(Level.NOW, priced.of_pool("dev")).high.amount)
+    pool_prices = sweep_archive.policy_document(in_a_spot_pool)["budget"]["pools"]["dev"]
+    spot = float(SPOT_USD) + float(pool_prices["disk_per_hour"])
+    hour = on_demand if "on-demand" in request.node.name else spot
+    assert on_demand > 2 * spot
     found = goodput(read_json_lines(tmp_path / "run" / "metrics.jsonl"))
     assert found is not None
     assert found.price == HourPrice(pytest.approx(hour, abs=1e-4), "USD")
@@ -142,7 +154,7 @@ def usual_pool(declared: Stack) -> Pool:
 
 
 def test_without_a_policy_a_run_goes_on_without_a_price(
-    on_demand_in_a_spot_pool: Stack, bucket: str, caplog: pytest.LogCaptureFixture
+    in_a_spot_pool: Stack, bucket: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     boto3.client("s3").delete_object(Bucket=bucket, Key=sweep_archive.POLICY_KEY)
 
@@ -152,9 +164,9 @@ def test_without_a_policy_a_run_goes_on_without_a_price(
 
 
 def test_spot_counts_at_its_own_price_and_a_job_at_that_of_all_its_instances(
-    on_demand_in_a_spot_pool: Stack,
+    in_a_spot_pool: Stack,
 ) -> None:
-    policy = sweep_archive.policy_document(on_demand_in_a_spot_pool)
+    policy = sweep_archive.policy_document(in_a_spot_pool)
     policy["budget"]["pools"]["dev"]["spot"][TYPE] = "0.5"
     policy["budget"]["pools"]["dev"]["disk_per_hour"] = "0.25"
 
