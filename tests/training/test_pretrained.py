@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from transformers import (
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import Description, write_description
-from gpu_fleet.models import pretrained
+from gpu_fleet.errors import ModelError
+from gpu_fleet.models import pretrained, registry
 from gpu_fleet.models.definitions import Facts
 from gpu_fleet.parallel import spread
 from gpu_fleet.state import parameters_sha256
@@ -57,7 +59,8 @@ def qwen(folder: Path) -> None:
 
 
 def tied_llama(folder: Path) -> None:
-    settings = LlamaConfig(**DECODER, tie_word_embeddings=True, rms_norm_eps=1e-5)
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    settings = LlamaConfig(**DECODER, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=rope)
     seeded(LlamaForCausalLM, settings).save_pretrained(folder)
 
 
@@ -213,6 +216,43 @@ def test_a_published_model_begins_with_its_own_logits(model: str, table: Any, tm
         expected = theirs.base_model(INPUTS[name])[0]
 
     assert torch.equal(features, expected)
+
+
+SIZES = {"hidden_size": 32, "layers": 2, "heads": 4, "intermediate_size": 64}
+LLAMA_3 = {**SIZES, "rope_theta": 500_000.0, "norm_eps": 1e-5}
+
+
+@pytest.fixture
+def llama_3(tmp_path: Path) -> Path:
+    """A decoder with the rotation and the norms of Llama 3."""
+    rope = {"rope_type": "default", "rope_theta": LLAMA_3["rope_theta"]}
+    settings = LlamaConfig(
+        **DECODER, tie_word_embeddings=False, rms_norm_eps=LLAMA_3["norm_eps"], rope_parameters=rope
+    )
+    seeded(LlamaForCausalLM, settings).save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def test_published_weights_compute_in_the_decoder_what_they_were_published_with(llama_3: Path) -> None:
+    mine = registry.build("gpt", LLAMA_3, Facts(0, VOCABULARY, 64), "tokens", str(llama_3)).eval()
+
+    with torch.no_grad():
+        assert torch.equal(mine(INPUTS[CAUSAL]), logits_of_transformers(llama_3, CAUSAL))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rope_theta": 10_000.0}, "'rope_theta': 500000.0, 'rope_type': 'default'} -> "),
+        ({"norm_eps": 1e-6}, "rms_norm_eps 1e-05 -> 1e-06"),
+        ({"heads": 2}, "num_attention_heads 4 -> 2"),
+    ],
+)
+def test_weights_that_fit_another_model_by_their_shapes_alone_are_refused(
+    options: dict[str, float], message: str, llama_3: Path
+) -> None:
+    with pytest.raises(ModelError, match=re.escape(message)):
+        registry.build("gpt", {**LLAMA_3, **options}, Facts(0, VOCABULARY, 64), "tokens", str(llama_3))
 
 
 @pytest.mark.parametrize(

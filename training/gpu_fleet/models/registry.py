@@ -29,6 +29,18 @@ class ModelEntry:
 
 
 PICTURES = ("images", "shards")
+# Of config.json: what weights of the same shapes are computed with.
+DECIDED_BY_NO_SHAPE = (
+    "model_type",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rope_parameters",
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "hidden_act",
+    "activation_function",
+)
 OWN_DATA = "own"  # the kind of a user's own data set, which any model may take
 REGISTRY = {
     "resnet_small": ModelEntry(PICTURES, "Block", resnet_small),
@@ -103,6 +115,26 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         target.load_state_dict(weights)
     except RuntimeError as error:
         raise ModelError(f"model.weights = {str(folder)!r}: does not fit the model: {error}") from error
+    if inner is not None and (folder / "config.json").exists():
+        _check_computes_alike(inner.network.config, folder)
+
+
+def _check_computes_alike(ours: Any, folder: Path) -> None:
+    """Raises ModelError where weights fit in shape, and their config.json computes something else of them."""
+    from transformers import AutoConfig  # noqa: PLC0415 - loaded with the model
+
+    try:
+        theirs = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(f"model.weights = {str(folder)!r}: config.json cannot be read: {reason}") from error
+    found = ((key, getattr(theirs, key, None), getattr(ours, key, None)) for key in DECIDED_BY_NO_SHAPE)
+    if differing := [f"{key} {saved!r} -> {here!r}" for key, saved, here in found if saved != here]:
+        raise ModelError(
+            f"model.weights = {str(folder)!r}: belong to another model than model.options say (its file -> "
+            f"here): {', '.join(differing)}; set model.options, or take an AutoModelFor..., which reads "
+            "config.json"
+        )
 
 
 def save(model: nn.Module, weights: dict[str, Tensor], folder: Path, source: str = "") -> None:
