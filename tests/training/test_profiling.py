@@ -87,7 +87,7 @@ def test_ranges_are_named_for_nsight_systems_where_there_is_a_gpu(monkeypatch):
 
     with marked("nothing"):
         pass
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("gpu_fleet.metrics.profiling.nvtx", SimpleNamespace(range=noted))
     with marked("update"):
         pass

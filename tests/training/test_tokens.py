@@ -15,6 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from gpu_fleet import cli, config
 from gpu_fleet.data import tokens
 from gpu_fleet.data.dataset import CorruptSampleError, describe, open_split
+from gpu_fleet.data.loader import Reader
+from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.errors import DataError
 
 CHANCE = np.random.default_rng(0)
@@ -167,6 +169,33 @@ def test_a_token_beyond_the_vocabulary_is_a_corrupt_sample(tmp_path):
     with pytest.raises(CorruptSampleError, match="token 20 is 999, the vocabulary ends at 257"):
         dataset.sample(1, CHANCE)
     assert dataset.name(1).endswith("tokens 16 to 32")
+
+
+def test_samples_that_are_read_at_once_are_those_that_are_read_one_by_one(tmp_path):
+    dataset = tokens.TokenFile(write_ids(tmp_path / "tokens.bin", range(50)), vocabulary=50, length=7)
+
+    inputs, targets = dataset.stacked([4, 0, 6])
+
+    one_by_one = [dataset.sample(index, CHANCE) for index in (4, 0, 6)]
+    assert inputs.tolist() == [sample[0].tolist() for sample in one_by_one]
+    assert targets.tolist() == [sample[1].tolist() for sample in one_by_one]
+
+
+def test_a_batch_names_its_corrupt_sample_and_keeps_the_others(tmp_path):
+    ids = [*range(20), 99, *range(29)]
+    dataset = tokens.TokenFile(write_ids(tmp_path / "tokens.bin", ids), vocabulary=50, length=7)
+
+    batch = Reader(dataset, seed=0)[SampleOrder(3, 0, shuffle=False).slice(0, 3)]
+
+    (named,) = batch.corrupt
+    assert named.endswith("tokens 14 to 21: token 20 is 99, the vocabulary ends at 50")
+    assert batch.inputs[0].tolist() == list(range(7))
+    assert batch.counted == 14
+
+
+def write_ids(file, ids):
+    np.array(ids, dtype="<u2").tofile(file)
+    return file
 
 
 def test_reader_processes_get_no_copy_of_the_tokens(tmp_path):

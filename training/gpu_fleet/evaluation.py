@@ -34,17 +34,14 @@ class HeldOutScore:
 def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy () in nats over the targets that count; outputs (..., classes), targets (...) int64.
 
-    Outputs () are the loss itself, of a model that knows its own.
+    Where none counts it is no number. Outputs () are the loss itself, of a model that knows its own.
     """
-    if not outputs.ndim:
-        return outputs
-    total = _summed_loss(outputs, targets)
-    return total / (targets != IGNORED).sum().clamp(min=1)
+    return _cross_entropy(outputs, targets, "mean") if outputs.ndim else outputs
 
 
-def _summed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
     flat = outputs.reshape(-1, outputs.shape[-1]).float()
-    return functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
+    return functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED, reduction=reduction)
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,8 @@ def _tally(outputs: Tensor, targets: Tensor) -> Tensor:
     """Summed loss, number of correct answers and of targets: (3,) float64, without waiting for the device."""
     counts = targets != IGNORED
     correct = ((outputs.argmax(dim=-1) == targets) & counts).sum()
-    return torch.stack([_summed_loss(outputs, targets).double(), correct.double(), counts.sum().double()])
+    summed = _cross_entropy(outputs, targets, "sum")
+    return torch.stack([summed.double(), correct.double(), counts.sum().double()])
 
 
 def score(loss: float, correct: float, targets: int, description: Description) -> HeldOutScore:

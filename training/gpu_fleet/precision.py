@@ -42,13 +42,19 @@ def clip(model: nn.Module, limit: float, others: dist.ProcessGroup | None = None
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             kinds.setdefault(mesh, []).append(parameter)
-    squared = torch.zeros((), device=next(model.parameters()).device)
+    norms = []
     for parameters in kinds.values():  # torch's fused norms take tensors of one mesh only, or plain ones
         norm = torch.nn.utils.get_total_norm([cast("Tensor", p.grad) for p in parameters])
-        squared += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
-    if others is not None:
-        dist.all_reduce(squared, group=others)
-    total = squared.sqrt()
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    if len(norms) == 1 and others is None:
+        total = norms[0]
+    else:
+        squared = torch.zeros((), device=next(model.parameters()).device)
+        for norm in norms:
+            squared += norm**2
+        if others is not None:
+            dist.all_reduce(squared, group=others)
+        total = squared.sqrt()
     if limit > 0:
         for parameters in kinds.values():
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)

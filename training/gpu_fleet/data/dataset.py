@@ -64,6 +64,15 @@ class ReadsAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsStacked(Protocol):
+    """A data set without chance, which reads the samples of a batch in less time than one by one."""
+
+    def stacked(self, indices: Sequence[int]) -> tuple[Array, Array] | None:
+        """Inputs and targets of these samples, of which all count; None where one of them is corrupt."""
+        ...
+
+
 @dataclass(frozen=True)
 class Description:
     """What `prepare` wrote down about a data set in dataset.json, beside the splits train/ and val/."""

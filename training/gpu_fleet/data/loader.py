@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from gpu_fleet import config
-from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead
+from gpu_fleet.data.dataset import CorruptSampleError, Dataset, ReadsAhead, ReadsStacked
 from gpu_fleet.data.order import SampleOrder, Slice, micro_batch_start
 from gpu_fleet.errors import DataError, OwnCodeError
 
@@ -80,6 +80,8 @@ class Reader:
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self._dataset = dataset
+        # asked once: such a question takes longer than to read a sample of tokens
+        self._ahead, self._at_once = isinstance(dataset, ReadsAhead), isinstance(dataset, ReadsStacked)
         self._bits = np.random.Philox(key=seed)
         self._chance = np.random.Generator(self._bits)
         self._fresh: Any = self._bits.state  # before the first draw
@@ -95,11 +97,15 @@ class Reader:
 
     def __getitem__(self, part: Slice) -> Batch:
         """The samples of a slice, in order. In place of a corrupt one, a neighbour without a target."""
+        indices = part.indices.tolist()
+        if self._at_once and (found := cast("ReadsStacked", self._dataset).stacked(indices)) is not None:
+            inputs, targets = found
+            return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), counted=targets.size)
         samples: list[tuple[Any, Any] | None] = []
         corrupt: list[str] = []
-        if isinstance(self._dataset, ReadsAhead):
-            self._dataset.expect(part.indices.tolist())
-        for epoch, index in zip(part.epochs.tolist(), part.indices.tolist(), strict=True):
+        if self._ahead:
+            cast("ReadsAhead", self._dataset).expect(indices)
+        for epoch, index in zip(part.epochs.tolist(), indices, strict=True):
             try:
                 samples.append(self._dataset.sample(index, self.chance(epoch, index)))
             except CorruptSampleError as error:

@@ -71,7 +71,9 @@ class Pipeline(Spread):
 
     def _weighed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss () of one micro-batch as a part of its step's."""
-        return mean_loss(outputs, targets) * self._share.of((targets != IGNORED).sum())
+        counted = (targets != IGNORED).sum()
+        mean = torch.where(counted > 0, mean_loss(outputs, targets), 0.0)
+        return mean * self._share.of(counted)
 
     def accumulate(
         self, batches: Iterator[Batch], scale: Callable[[Tensor], Tensor], loss: LossFunction
