@@ -190,7 +190,10 @@ lay() {
     for path in "$@"; do
         (cd "$PAYLOAD/rootfs" && find "./$path" -type f -print0) | while IFS= read -r -d '' file; do
             local mode=0644
-            case $file in ./usr/libexec/* | */bin/*) mode=0755 ;; esac
+            case $file in
+                ./usr/libexec/* | */bin/*) mode=0755 ;;
+                ./etc/sudoers.d/*) mode=0440 ;;
+            esac
             command install -D "${owner[@]}" --mode="$mode" "$PAYLOAD/rootfs/$file" "$ROOT/${file#./}"
         done
     done

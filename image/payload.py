@@ -23,6 +23,7 @@ FOLDERS = ("steps", "rootfs", "wheels", "keys")
 # Modules of the project that run on the instance; the rest of image/ is for the builder.
 PYTHON = (
     "training/gpu_fleet",
+    "image/accounts",
     "image/capacity",
     "image/console",
     "image/instance",

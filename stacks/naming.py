@@ -90,6 +90,11 @@ def tags(stack: str, owner: str, **more: str) -> dict[str, str]:
     return common | {key if key == "Name" else f"{PROJECT}:{key}": value for key, value in more.items()}
 
 
+def session_document(stack: str) -> str:
+    """The session document of a stack that names people (Systems Manager)."""
+    return prefixed(stack, "session")
+
+
 def metric_namespace(stack: str) -> str:
     """The CloudWatch (or CloudMonitor) namespace of a stack's own metrics."""
     return f"GpuFleet/{stack}"

@@ -141,6 +141,7 @@ class Policy:
         notify_users: the records say who is reached where (``roster.json``).
         budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
         take_max_per_person: instances that one person may have taken at once, in all pools.
+        session_document: by which Session Manager opens shells as the caller's account; empty for its own.
     """
 
     cloud: str
@@ -158,6 +159,7 @@ class Policy:
     watch_days: int = 0
     notify_users: bool = False
     take_max_per_person: int = 0
+    session_document: str = ""
 
 
 def load(path: Path) -> Policy:
@@ -214,6 +216,7 @@ def _policy(fields: Fields) -> Policy:
         watch_days=fields.optional_integer("watch_days", 0, 90) or 0,
         notify_users=fields.flag("notify_users", default=False),
         take_max_per_person=fields.optional_integer("take_max_per_person", 0, 100_000) or 0,
+        session_document=fields.optional_text("session_document") or "",
     )
     fields.refuse_unknown()
     return policy

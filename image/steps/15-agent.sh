@@ -26,7 +26,8 @@ lay opt/gpu-fleet/bin usr/local/bin usr/libexec/gpu-fleet/mig usr/libexec/gpu-fl
     usr/libexec/gpu-fleet/open-door etc/systemd/system/gpu-door.service etc/systemd/system/gpu-door.timer \
     etc/sysusers.d etc/tmpfiles.d etc/systemd/system/gpu-fleet.slice \
     etc/systemd/system/gpu-reaper.service etc/systemd/system/gpu-ready.service \
-    etc/systemd/system/mig.service etc/systemd/system/mig@.service
+    etc/systemd/system/mig.service etc/systemd/system/mig@.service \
+    etc/systemd/system/gpu-accounts.service etc/systemd/system/gpu-accounts.timer etc/sudoers.d
 if [ -z "$ROOT" ]; then
     systemd-sysusers
 fi
@@ -37,4 +38,4 @@ if [ -n "$BOOTSTRAP" ] && [ -z "$ROOT" ]; then
     systemd-tmpfiles --create gpu-fleet.conf
     systemctl daemon-reexec # reads system.conf.d too, which a reload does not
 fi
-serve mig.service gpu-ready.service gpu-reaper.service gpu-door.timer
+serve mig.service gpu-ready.service gpu-reaper.service gpu-door.timer gpu-accounts.service gpu-accounts.timer

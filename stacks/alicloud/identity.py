@@ -84,11 +84,8 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
         policies.allow(["oss:GetObject"], [pulumi.Output.concat(bucket, "/*") for bucket in buckets]),
         policies.allow(WRITE_ACTIONS, [pulumi.Output.concat(bucket, f"/{below}*") for bucket in buckets]),
         policies.allow(["oss:GetObject"], payload_objects(args)),
-        # what counts as activity on its pool; the agent reads it anew while it runs
-        policies.allow(
-            ["oss:GetObject"],
-            pulumi.Output.concat(args.bucket_arns["records"], f"/{sweep_archive.POLICY_KEY}"),
-        ),
+        # what counts as activity on its pool, and who has an account; both are read anew while it runs
+        policies.allow(["oss:GetObject"], stack_objects(args)),
         *_handshake(args),
         # who is on it, for the sweep to notify: on AWS an instance says so by a tag on itself
         policies.allow(
@@ -121,6 +118,12 @@ def _handshake(args: IdentityArgs) -> list[policies.Statement]:
         ),
         policies.allow(["oss:ListObjectVersions"], records, {"StringLike": {"oss:Prefix": [prefix]}}),
     ]
+
+
+def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
+    """What the stack says to its instances as long as they run."""
+    keys = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY)
+    return [pulumi.Output.concat(args.bucket_arns["records"], f"/{key}") for key in keys]
 
 
 def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:

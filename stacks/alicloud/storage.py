@@ -10,7 +10,7 @@ from stacks.alicloud import policies
 from stacks.alicloud.firewall import private_networks
 from stacks.alicloud.payload import payload_objects
 from stacks.payload import image_files, sweep_archive
-from stacks.settings import Redundancy, Stack
+from stacks.settings import Redundancy, Stack, people
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
@@ -115,6 +115,7 @@ class Storage(pulumi.ComponentResource):
             )
             self._reaper_policy(bucket)
             self._roster(bucket)
+            self._accounts(bucket)
         policy = alicloud.oss.BucketPolicy(
             name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=settings
         )
@@ -144,6 +145,20 @@ class Storage(pulumi.ComponentResource):
             bucket=bucket.bucket,
             key=sweep_archive.ROSTER_KEY,
             content=sweep_archive.roster_text(self._stack),
+            content_type="application/json",
+            server_side_encryption="KMS",
+            kms_key_id=self._args.key_id,
+            acl="private",
+            opts=self._child,
+        )
+
+    def _accounts(self, bucket: alicloud.oss.Bucket) -> None:
+        """Who has an account on instances; also where nobody has, so that those who had one are locked."""
+        alicloud.oss.BucketObject(
+            f"{self._name}-accounts",
+            bucket=bucket.bucket,
+            key=sweep_archive.ACCOUNTS_KEY,
+            content=people.roster_text(self._stack),
             content_type="application/json",
             server_side_encryption="KMS",
             kms_key_id=self._args.key_id,

@@ -13,7 +13,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies
+from stacks.aws import policies, sessions
 from stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from stacks.aws.reaper import archive
 from stacks.aws.reaper_role import MANAGED, STACK, use_key
@@ -226,9 +226,10 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
     arn = f"arn:{policies.partition(stack.region)}"
     state = pulumi.Output.concat(args.records_arn, "/reaper/capacity/state.json")
     policy = pulumi.Output.concat(args.records_arn, f"/{sweep_archive.POLICY_KEY}")
+    shell = sessions.document_name(stack) or "SSM-SessionManagerRunShell"
     documents = [
         f"{arn}:ssm:{stack.region}::document/AWS-StartPortForwardingSession",
-        f"{arn}:ssm:{stack.region}:{stack.account_id}:document/SSM-SessionManagerRunShell",
+        f"{arn}:ssm:{stack.region}:{stack.account_id}:document/{shell}",
     ]
     return policies.document(
         policies.allow("Look", PEOPLE_LOOK_ACTIONS, "*"),
@@ -245,6 +246,17 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
             {"StringLike": {"aws:userid": "AROA*:*"}},
         ),
     )
+
+
+def _by_document(stack: Stack) -> Conditions:
+    """Where people are named: by a document that they may use, also where they name none.
+
+    Else Session Manager opens its default one, whose account may become root
+    (docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-sessiondocumentaccesscheck.html).
+    """
+    if not stack.access.people:
+        return {}
+    return {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
 
 
 def _of_caller(
@@ -279,6 +291,6 @@ def _of_caller(
             instances,
             {**theirs, **_only_keys(PERSONAL_TAGS)},
         ),
-        policies.allow(f"{kind}Connects", ["ssm:StartSession"], instances, theirs),
+        policies.allow(f"{kind}Connects", ["ssm:StartSession"], instances, {**theirs, **_by_document(stack)}),
         policies.allow(f"{kind}Sessions", SESSION_ACTIONS, own, only or None),
     ]

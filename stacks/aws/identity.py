@@ -99,12 +99,8 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             "WriteOwn", WRITE_ACTIONS, [pulumi.Output.concat(bucket, f"/{below}*") for bucket in buckets]
         ),
         policies.allow("Payload", ["s3:GetObject"], payload_objects(args)),
-        # what counts as activity on its pool; the agent reads it anew while it runs
-        policies.allow(
-            "Policy",
-            ["s3:GetObject"],
-            pulumi.Output.concat(args.bucket_arns["records"], f"/{sweep_archive.POLICY_KEY}"),
-        ),
+        # what counts as activity on its pool, and who has an account; both are read anew while it runs
+        policies.allow("Policy", ["s3:GetObject"], stack_objects(args)),
         # What it says to the sweep (image/reaper/handshake.py): EC2 names a role's session after the
         # instance, so that none speaks for another (IAM user guide, reference_policies_variables).
         policies.allow(
@@ -145,6 +141,12 @@ def instance_policy(args: IdentityArgs) -> pulumi.Output[str]:
             },
         ),
     )
+
+
+def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
+    """What the stack says to its instances as long as they run."""
+    keys = (sweep_archive.POLICY_KEY, sweep_archive.ACCOUNTS_KEY)
+    return [pulumi.Output.concat(args.bucket_arns["records"], f"/{key}") for key in keys]
 
 
 def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:

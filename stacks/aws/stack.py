@@ -6,6 +6,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
+from stacks.aws import sessions
 from stacks.aws.budget import Budget, BudgetArgs
 from stacks.aws.capacity import Capacity, CapacityArgs, people_policy
 from stacks.aws.dashboard import Dashboard, DashboardArgs
@@ -112,6 +113,7 @@ def build(stack: Stack) -> dict[str, Any]:
     )
     moving = CapacityArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn)
     capacity = Capacity(name, moving, own)
+    sessions.declare(name, stack, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}
     dashboard = Dashboard(name, DashboardArgs(stack, groups), own)
     return {

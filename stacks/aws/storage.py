@@ -11,7 +11,7 @@ from stacks.aws import policies
 from stacks.aws.firewall import HOME, SCRATCH
 from stacks.aws.payload import payload_objects
 from stacks.payload import sweep_archive
-from stacks.settings import Stack
+from stacks.settings import Stack, people
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 BUCKETS = ("data", "checkpoints", "records")
@@ -148,6 +148,20 @@ class Storage(pulumi.ComponentResource):
         )
         return [stored]
 
+    def _accounts(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> pulumi.Resource:
+        """Who has an account on instances; also where nobody has, so that those who had one are locked."""
+        return aws.s3.BucketObjectv2(
+            f"{self._name}-accounts",
+            bucket=bucket.id,
+            key=sweep_archive.ACCOUNTS_KEY,
+            content=people.roster_text(self._stack),
+            content_type="application/json",
+            server_side_encryption="aws:kms",
+            kms_key_id=self._args.key_arn,
+            tags=naming.tags(self._stack.name, self._stack.owner),
+            opts=opts,
+        )
+
     def _settings_of(self, owner: pulumi.Resource) -> pulumi.ResourceOptions:
         """For what says who may use a bucket or a file system: it is deleted with its owner or not at all.
 
@@ -160,7 +174,8 @@ class Storage(pulumi.ComponentResource):
         """What instances fetch at their first boot, and so before them; and what users' commands read."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=after)
         payload = payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
-        return [*payload, self._reaper_policy(bucket, opts), *self._roster(bucket, opts)]
+        own = [self._reaper_policy(bucket, opts), self._accounts(bucket, opts)]
+        return [*payload, *own, *self._roster(bucket, opts)]
 
     def _encryption(
         self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions

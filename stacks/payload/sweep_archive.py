@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stacks import catalog, naming
+from stacks.catalog import Cloud
 from stacks.cost import meter_prices
 from stacks.errors import StacksError
 from stacks.settings import Market, Pool, Stack
@@ -28,6 +29,8 @@ POLICY_FILE = "policy.json"
 POLICY_KEY = "reaper/policy.json"
 # Of the same bucket: e-mail addresses, for the sweep alone.
 ROSTER_KEY = "reaper/roster.json"
+# Of the same bucket: the accounts that instances make.
+ACCOUNTS_KEY = "reaper/accounts.json"
 
 # Pure Python alone goes along: what is packed on any computer runs on any other. Of boto3's descriptions of
 # four hundred services only that of S3, which OSS speaks.
@@ -115,7 +118,13 @@ def policy_document(stack: Stack) -> dict[str, Any]:
             "remove": reaper.leftovers.remove,
         },
         "budget": meter_prices.budget_document(stack),
+        **({"session_document": naming.session_document(stack.name)} if by_account(stack) else {}),
     }
+
+
+def by_account(stack: Stack) -> bool:
+    """Whether sessions open as the account of whoever asks, by a document of the stack's own (AWS)."""
+    return stack.cloud is Cloud.AWS and bool(stack.access.people)
 
 
 def roster_text(stack: Stack) -> str:

@@ -72,15 +72,16 @@ def _checked(name: str, raw: Mapping[str, Any], problems: list[Problem]) -> Stac
     parsed, unparsed = _section(Stack, "", {"name": name, **raw})
     problems = [*problems, *unparsed, *rules.check(parsed)]
     if problems:
-        raise SettingsError(name, tuple(_without_address(problem) for problem in problems))
+        raise SettingsError(name, tuple(_without_secret(problem) for problem in problems))
     whole: Stack = parsed
     return whole
 
 
-def _without_address(problem: Problem) -> Problem:
-    """The problem, without the address of a webhook that a user wrote where its secret's name belongs."""
+def _without_secret(problem: Problem) -> Problem:
+    """The problem, without what is secret: a webhook's address, or a private key."""
     text = str(problem.value)
-    if not problem.key.startswith("notify.webhooks") or "://" not in text:
+    address = problem.key.startswith("notify.webhooks") and "://" in text
+    if not address and "PRIVATE KEY" not in text:
         return problem
     return Problem(problem.key, HIDDEN, problem.allowed.replace(text, HIDDEN))
 

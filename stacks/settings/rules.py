@@ -26,6 +26,7 @@ from stacks.settings import (
     alicloud_rules,
     image_rules,
     neighbours,
+    people_rules,
     pool_rules,
     price_rules,
 )
@@ -63,7 +64,7 @@ def check(stack: Stack) -> list[Problem]:
         stack: the settings, or a draft of them.
     """
     return [
-        *problems_of((*RULES, *image_rules.RULES, *alicloud_rules.RULES, *price_rules.RULES), stack),
+        *problems_of(_OF_STACK, stack),
         *problems_of((_of_pools,), stack),
     ]
 
@@ -319,3 +320,7 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
     neighbours.one_group_each,
 )
 POOL_RULES = (_own_group, _length_of_role)
+_OF_STACK = (
+    *(*RULES, *image_rules.RULES, *alicloud_rules.RULES, *price_rules.RULES),
+    *people_rules.RULES,
+)

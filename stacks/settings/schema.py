@@ -71,6 +71,21 @@ UserName = Annotated[
         r"[\w.:/=+@-]{1,64}( [\w.:/=+@-]{1,64})*", "must be a login name, or the owner of a pool or the stack"
     ),
 ]
+# useradd's own default, without the capitals and dots that some file systems and mail confuse (useradd(8)).
+AccountName = Annotated[
+    str,
+    Matching(r"[a-z][a-z0-9_-]{0,30}", "must be a login name: up to 31 lower case letters, digits, - and _"),
+]
+# sshd(8), "AUTHORIZED_KEYS FILE FORMAT"; DSA is no more, and RSA's length is held by a rule.
+PublicKey = Annotated[
+    str,
+    Matching(
+        r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)"
+        r"|sk-(ssh-ed25519|ecdsa-sha2-nistp256)@openssh\.com)"
+        r" [A-Za-z0-9+/]{40,}={0,2}( [^\x00-\x1f]{1,128})?",
+        "must be one line of a public key file, such as that of ~/.ssh/id_ed25519.pub",
+    ),
+]
 # What both clouds take (API CreateSecret of AWS Secrets Manager and of Alibaba Cloud's KMS).
 SecretName = Annotated[
     str,
@@ -248,14 +263,35 @@ class NetworkSettings:
 
 
 @dataclass(frozen=True, config=EXACT)
+class Person:
+    """Somebody with an account of that name on every instance.
+
+    Attributes:
+        uid: the account's number, 2000 to 29999; for good, since files on the shared homes belong to it.
+        keys: public SSH keys, as in ``authorized_keys`` and without options.
+        team: a group that the account is in, with the same number on every instance.
+        admin: may become root by ``sudo``, without a password.
+    """
+
+    uid: Annotated[int, Field(ge=2000, le=29_999)]
+    keys: Annotated[tuple[PublicKey, ...], Field(max_length=20)] = ()
+    team: AccountName | None = None
+    admin: bool = False
+
+
+@dataclass(frozen=True, config=EXACT)
 class AccessSettings:
     """Who may log in. Nobody by SSH unless named here: Session Manager needs no open port.
 
     Attributes:
         ssh_from: name of a site -> its network; private, or public and no wider than /20.
+        people: login name -> account. Instances make them at boot and look for changes every four minutes;
+            who is no longer named is locked. On AWS sessions then open as the account that the caller's tag
+            ``SSMSessionRunAs`` names.
     """
 
     ssh_from: dict[str, IPv4Network] = Field(default_factory=dict)
+    people: Annotated[dict[AccountName, Person], Field(max_length=1000)] = Field(default_factory=dict)
 
 
 class Redundancy(StrEnum):

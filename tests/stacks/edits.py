@@ -93,6 +93,7 @@ _COMMON = (
     Edit("reaper.watch_days", 7),
     Edit("notify.users+sender", ({"ada": "ada@example.com"}, "fleet@mail.example.com")),
     Edit("take.max_per_person", 2),
+    Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
     Edit("notify.webhooks", [{"kind": "slack", "secret": "rooms/vision"}]),
     Edit("budget.on_exceeded", "freeze"),
     Edit("image.size_gib", 50),

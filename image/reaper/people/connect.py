@@ -12,10 +12,10 @@ import click
 
 from image.reaper import cloud as clouds
 from image.reaper.calls import Calls
-from image.reaper.errors import ConfigurationError, nearest
+from image.reaper.errors import ConfigurationError, ReaperError, nearest
 from image.reaper.model import Instance
 from image.reaper.options import POOL_NAME, where_options
-from image.reaper.place import Asked, Place, place_of
+from image.reaper.place import Asked, Place, account_of, place_of, published
 
 RUNNING = "running"
 PORTS = 65_535
@@ -72,17 +72,20 @@ def _port(text: str) -> int:
     return number
 
 
-def session(cloud: str, region: str, instance_id: str, forward: Forward | None) -> list[str]:
+def session(
+    cloud: str, region: str, instance_id: str, forward: Forward | None, document: str = ""
+) -> list[str]:
     """The command that opens a session, or forwards a port through one. Pure.
 
     Args:
         cloud: ``aws`` or ``alicloud``.
         forward: a port; None for a shell.
+        document: by which a shell opens (AWS); empty for Session Manager's own.
     """
     if cloud == "aws":
         asked = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id]
         if forward is None:
-            return asked
+            return [*asked, "--document-name", document] if document else asked
         numbers = {"portNumber": [str(forward.remote)], "localPortNumber": [str(forward.local)]}
         return [
             *asked,
@@ -124,7 +127,8 @@ def connect(
     if missing:
         raise ConfigurationError("\n       ".join(missing))
     found = chosen(running(place), instance_id, pool, owner)
-    command = session(place.cloud, place.region, found.id, forward)
+    document = document_of(place) if place.cloud == "aws" and forward is None else ""
+    command = session(place.cloud, place.region, found.id, forward, document)
     click.echo(f"connecting to {described(found)}", err=True)
     sys.stdout.flush()
     os.execv(programs[command[0]] or command[0], command)  # noqa: S606 - the session takes this terminal over
@@ -135,6 +139,15 @@ def running(place: Place) -> list[Instance]:
     calls = Calls(lambda: datetime.now(UTC), read_only=True)
     instances: clouds.Instances = clouds.module(place.cloud).instances(place.region, calls, place.stack)
     return [one for one in instances.fleet().instances if one.state == RUNNING]
+
+
+def document_of(place: Place) -> str:
+    """By which a shell opens. Who may not read the stack's policy is told so, and gets the default one."""
+    try:
+        return published(place, place.account_id or account_of(place)).session_document
+    except ReaperError as error:
+        click.echo(f"warning: {error}; connecting by Session Manager's own document", err=True)
+        return ""
 
 
 def chosen(

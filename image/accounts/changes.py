@@ -1,0 +1,200 @@
+"""What must change on an instance for its accounts to be those of the roster. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from image.accounts.roster import Person
+
+PEOPLE, ADMINS = "gpu-fleet-people", "gpu-fleet-admins"  # groups of sysusers.d
+SHELL, NO_SHELL = "/bin/bash", "/usr/sbin/nologin"
+NEVER_EXPIRES, EXPIRED_DAY = -1, 1  # days since 1970, as /etc/shadow has them
+
+
+@dataclass(frozen=True)
+class Account:
+    """An account as it was found.
+
+    Attributes:
+        gid: of its own group.
+        groups: names of those that it is in besides.
+        expires: the day from which on nobody logs in; NEVER_EXPIRES for none.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    shell: str
+    groups: frozenset[str] = frozenset()
+    expires: int = NEVER_EXPIRES
+
+    @property
+    def is_ours(self) -> bool:
+        """It was made from a roster."""
+        return PEOPLE in self.groups
+
+    @property
+    def is_locked(self) -> bool:
+        """Nobody logs in."""
+        return self.expires == EXPIRED_DAY
+
+
+@dataclass(frozen=True)
+class Found:
+    """Accounts and groups of the instance.
+
+    Attributes:
+        accounts: name -> account.
+        groups: name -> number.
+        keys: name -> what its key file holds; without those that have none.
+        homes: name below /home -> number of its owner; -1 where it is no folder.
+    """
+
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    homes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A program of package passwd that is run."""
+
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WriteKeys:
+    """A key file that gets this content; empty: it is removed."""
+
+    name: str
+    content: str
+
+
+@dataclass(frozen=True)
+class MakeHome:
+    """A home that is not there yet."""
+
+    name: str
+    uid: int
+
+
+@dataclass(frozen=True)
+class EndSessions:
+    """A leaver's open sessions."""
+
+    name: str
+    uid: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Somebody for whom nothing was done, and why."""
+
+    name: str
+    why: str
+
+
+Change = Run | WriteKeys | MakeHome | EndSessions | Refusal
+
+
+def changes(people: Sequence[Person], found: Found) -> list[Change]:
+    """In the order in which they are to be carried out: those who leave first."""
+    named = {person.name for person in people}
+    ordered: list[Change] = []
+    for account in found.accounts.values():
+        if account.is_ours and account.name not in named:
+            ordered += _leave(account, found)
+    groups = dict(found.groups)
+    for person in people:
+        why = _refused(person, found.accounts, groups) or _home_refused(person, found.homes)
+        if why:
+            ordered.append(Refusal(person.name, why))
+            continue
+        ordered += _groups(person, groups)
+        ordered += _account(person, found.accounts.get(person.name))
+        ordered += _keys_and_home(person, found)
+    return ordered
+
+
+def _refused(person: Person, accounts: Mapping[str, Account], groups: Mapping[str, int]) -> str:
+    """Why this account cannot be made or kept; empty where it can."""
+    account = accounts.get(person.name)
+    if account is not None and not account.is_ours:
+        return f"the system has an account {person.name!r} of its own (uid {account.uid})"
+    if account is not None and account.uid != person.uid:
+        return (
+            f"its uid would become {person.uid}, and files of {account.uid} nobody's: leave the number alone"
+        )
+    others = [one.name for one in accounts.values() if one.uid == person.uid and one.name != person.name]
+    if others:
+        return f"uid {person.uid} is that of {others[0]!r}"
+    for name, gid in _wanted_groups(person):
+        others = [other for other, number in groups.items() if number == gid and other != name]
+        if others:
+            return f"group number {gid} of {name!r} is that of group {others[0]!r}"
+        if groups.get(name, gid) != gid:
+            return f"group {name!r} has number {groups[name]} here, not {gid}"
+    return ""
+
+
+def _home_refused(person: Person, homes: Mapping[str, int]) -> str:
+    owner = homes.get(person.name, person.uid)
+    if owner == person.uid:
+        return ""
+    whose = "is no folder" if owner < 0 else f"belongs to uid {owner}"
+    return f"/home/{person.name} {whose}: an administrator must move it away"
+
+
+def _wanted_groups(person: Person) -> Iterator[tuple[str, int]]:
+    yield person.name, person.uid
+    if person.team:
+        yield person.team, person.team_gid
+
+
+def _groups(person: Person, groups: dict[str, int]) -> Iterator[Run]:
+    for name, gid in _wanted_groups(person):
+        if name not in groups:
+            groups[name] = gid
+            yield Run(("groupadd", "--gid", str(gid), name))
+
+
+def _account(person: Person, account: Account | None) -> Iterator[Change]:
+    own = frozenset({PEOPLE, *filter(None, [person.team]), *([ADMINS] if person.admin else [])})
+    listed = ",".join(sorted(own))
+    if account is None:
+        # "*" is no password's hash: nobody has one, and keys still let in
+        fresh = (
+            "--no-create-home",
+            "--home-dir",
+            f"/home/{person.name}",
+            "--shell",
+            SHELL,
+            "--password",
+            "*",
+        )
+        numbers = ("--uid", str(person.uid), "--gid", str(person.uid), "--groups", listed)
+        yield Run(("useradd", *numbers, *fresh, person.name))
+        return
+    if account.is_locked:
+        yield Run(("usermod", "--expiredate", "", "--shell", SHELL, person.name))
+    if account.groups != own:
+        yield Run(("usermod", "--groups", listed, person.name))
+
+
+def _keys_and_home(person: Person, found: Found) -> Iterator[Change]:
+    content = "".join(f"{key}\n" for key in person.keys)
+    if found.keys.get(person.name, "") != content:
+        yield WriteKeys(person.name, content)
+    if person.name not in found.homes:
+        yield MakeHome(person.name, person.uid)
+
+
+def _leave(account: Account, found: Found) -> Iterator[Change]:
+    """Lock: no log-in by any way, root by none; files and running jobs stay."""
+    if found.keys.get(account.name):
+        yield WriteKeys(account.name, "")
+    if account.groups != {PEOPLE}:
+        yield Run(("usermod", "--groups", PEOPLE, account.name))
+    if not account.is_locked or account.shell != NO_SHELL:
+        yield Run(("usermod", "--expiredate", str(EXPIRED_DAY), "--shell", NO_SHELL, account.name))
+    yield EndSessions(account.name, account.uid)

@@ -1,0 +1,296 @@
+"""Accounts of the stack's people: what changes, for whom nothing is done, and what outlives a bad roster."""
+
+import json
+import subprocess
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from image.accounts.changes import (
+    ADMINS,
+    EXPIRED_DAY,
+    NEVER_EXPIRES,
+    NO_SHELL,
+    PEOPLE,
+    SHELL,
+    Account,
+    EndSessions,
+    Found,
+    MakeHome,
+    Refusal,
+    Run,
+    WriteKeys,
+    changes,
+)
+from image.accounts.command import carried_out, roster
+from image.accounts.roster import Person, RosterError, parse
+from image.accounts.system import NotDoneError, System, found
+from image.instance.errors import CloudError
+from stacks.settings import people
+from tests.stacks.examples import stack
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
+ADA, BOB = Person("ada", 5001, (KEY,), "vision", 31_000, admin=True), Person("bob", 5002)
+SYSTEM = {
+    "root": Account("root", 0, 0, SHELL),
+    "ubuntu": Account("ubuntu", 1000, 1000, SHELL, frozenset({"sudo"})),
+}
+GROUPS = {"root": 0, "sudo": 27, "ubuntu": 1000, PEOPLE: 990, ADMINS: 989}
+EMPTY = Found(SYSTEM, GROUPS)
+
+
+def applied(state: Found, made: list) -> Found:
+    """What passwd's programs, the key files and /home would be after these changes."""
+    accounts, groups = dict(state.accounts), dict(state.groups)
+    keys, homes = dict(state.keys), dict(state.homes)
+    for change in made:
+        match change:
+            case Run(("groupadd", "--gid", gid, name)):
+                assert name not in groups
+                assert int(gid) not in groups.values()
+                groups[name] = int(gid)
+            case Run(("useradd", *options, name)):
+                said = dict(zip(options[::2], options[1::2], strict=False))
+                assert name not in accounts
+                member = frozenset(options[options.index("--groups") + 1].split(","))
+                assert member <= groups.keys()
+                accounts[name] = Account(name, int(said["--uid"]), int(said["--gid"]), SHELL, member)
+            case Run(("usermod", "--groups", listed, name)):
+                accounts[name] = replace(accounts[name], groups=frozenset(listed.split(",")))
+            case Run(("usermod", "--expiredate", day, "--shell", shell, name)):
+                expires = int(day) if day else NEVER_EXPIRES
+                accounts[name] = replace(accounts[name], expires=expires, shell=shell)
+            case WriteKeys(name, content):
+                keys = {**keys, name: content} if content else {k: v for k, v in keys.items() if k != name}
+            case MakeHome(name, uid):
+                homes[name] = uid
+            case EndSessions() | Refusal():
+                pass
+            case _:
+                raise AssertionError(change)
+    return Found(accounts, groups, keys, homes)
+
+
+names = st.sampled_from(["ada", "bob", "eve", "kai"])
+persons = st.builds(
+    lambda name, keys, team, admin: Person(
+        name,
+        5000 + ["ada", "bob", "eve", "kai"].index(name),
+        (KEY,) * keys,
+        team,
+        {"": 0, "vision": 31_000, "speech": 31_001}[team],
+        admin,
+    ),
+    names,
+    st.integers(0, 1),
+    st.sampled_from(["", "vision", "speech"]),
+    st.booleans(),
+)
+rosters = st.lists(persons, unique_by=lambda person: person.name, max_size=4)
+
+
+@given(st.lists(rosters, min_size=1, max_size=5))
+def test_after_any_history_accounts_are_those_of_the_last_roster(history):
+    state = EMPTY
+    for present in history:
+        state = applied(state, changes(present, state))
+
+    for name, account in state.accounts.items():
+        if name in SYSTEM:
+            assert account == SYSTEM[name]
+            continue
+        person = next((one for one in history[-1] if one.name == name), None)
+        if person is None:
+            assert (account.is_locked, account.shell, account.groups) == (True, NO_SHELL, {PEOPLE})
+            assert name not in state.keys
+        else:
+            wanted = (
+                {PEOPLE} | ({ADMINS} if person.admin else set()) | ({person.team} if person.team else set())
+            )
+            assert (account.is_locked, account.shell, account.groups) == (False, SHELL, wanted)
+            assert state.keys.get(name, "").splitlines() == list(person.keys)
+    assert {person.name for person in history[-1]} <= state.accounts.keys() & state.homes.keys()
+
+
+@given(st.lists(rosters, min_size=1, max_size=3))
+def test_a_second_run_changes_nothing_and_looks_for_sessions_of_leavers_alone(history):
+    state = EMPTY
+    for present in history:
+        state = applied(state, changes(present, state))
+
+    assert all(isinstance(change, EndSessions) for change in changes(history[-1], state))
+
+
+REFUSED = {
+    "an account of the system": (Person("ubuntu", 5001), "has an account 'ubuntu' of its own (uid 1000)"),
+    "another's number": (Person("eve", 5002), "uid 5002 is that of 'bob'"),
+    "a number of its own that changed": (Person("bob", 5003), "files of 5002 nobody's"),
+    "a group of another number": (
+        Person("kai", 5009, team="vision", team_gid=31_009),
+        "group 'vision' has number 31000 here, not 31009",
+    ),
+    "a number of another group": (
+        Person("kai", 5009, team="speech", team_gid=31_000),
+        "group number 31000 of 'speech' is that of group 'vision'",
+    ),
+    "a home that is a link": (Person("mallory", 5010), "/home/mallory is no folder"),
+    "somebody else's home": (Person("carol", 5011), "/home/carol belongs to uid 5002"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_nothing_is_done_for_whom_something_is_in_the_way_and_all_is_done_for_others(case):
+    person, why = REFUSED[case]
+    state = applied(EMPTY, changes([ADA, BOB], EMPTY))
+    state = replace(state, homes={**state.homes, "mallory": -1, "carol": 5002})
+    others = [one for one in (ADA, BOB, Person("dan", 5020)) if one.name != person.name]
+
+    made = changes([person, *others], state)
+
+    (refusal,) = [change for change in made if isinstance(change, Refusal)]
+    assert refusal.name == person.name
+    assert why in refusal.why
+    assert MakeHome("dan", 5020) in made
+    touched = [change for change in made if isinstance(change, Run) and change.command[-1] == person.name]
+    assert touched == []
+
+
+def test_a_leaver_loses_log_in_root_and_keys_but_neither_files_nor_number():
+    state = applied(EMPTY, changes([ADA], EMPTY))
+
+    made = changes([], state)
+
+    after = applied(state, made)
+    assert after.accounts["ada"].expires == EXPIRED_DAY
+    assert after.accounts["ada"].groups == {PEOPLE}
+    assert after.keys == {}
+    assert (after.accounts["ada"].uid, after.homes["ada"]) == (5001, 5001)
+    assert EndSessions("ada", 5001) in made
+
+
+def test_what_a_stack_writes_is_what_an_instance_reads():
+    named = {
+        "ada": {"uid": 5001, "keys": [KEY], "team": "vision", "admin": True},
+        "bob": {"uid": 5002},
+    }
+
+    read = parse(json.loads(people.roster_text(stack(access={"people": named}))))
+
+    assert read == (replace(ADA, team_gid=people.team_number("vision")), BOB)
+
+
+WRONG = {
+    "root's number": {"uid": 0},
+    "a number that is a truth value": {"uid": True},
+    "a name that is an option": {"name": "-o"},
+    "a name with a line break": {"name": "ada\nroot"},
+    "a key with options": {"keys": ['command="sh" ssh-ed25519 AAAA']},
+    "two keys in one": {"keys": ["ssh-ed25519 AAAA\nssh-ed25519 BBBB"]},
+    "a team of root's number": {"team": "vision", "team_gid": 0},
+    "a word for a truth value": {"admin": "no"},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_root_acts_on_no_roster_that_a_stack_would_not_write(case):
+    good = json.loads(people.roster_text(stack(access={"people": {"ada": {"uid": 5001}}})))
+    good["people"][0] |= WRONG[case]
+
+    with pytest.raises(RosterError, match=r"people\[0\]\."):
+        parse(good)
+
+
+def test_two_people_of_one_number_are_refused_on_the_instance_too():
+    entry = json.loads(people.roster_text(stack(access={"people": {"ada": {"uid": 5001}}})))["people"][0]
+
+    with pytest.raises(RosterError, match="several people have uid 5001"):
+        parse({"schema_version": 1, "people": [entry, entry | {"name": "bob"}]})
+
+
+def roster_of(*names):
+    named = {name: {"uid": 5001 + index} for index, name in enumerate(names)}
+    return json.loads(people.roster_text(stack(access={"people": named})))
+
+
+def unreadable():
+    raise CloudError("the bucket does not answer")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [unreadable, lambda: None, lambda: {"schema_version": 2}, lambda: {"schema_version": 1, "people": {}}],
+    ids=["no answer", "deleted", "of another version", "damaged"],
+)
+def test_a_roster_that_cannot_be_read_locks_nobody_and_says_so(read, tmp_path):
+    last_good = tmp_path / "state" / "accounts.json"
+    roster(lambda: roster_of("ada", "bob"), last_good)
+
+    present, problem = roster(read, last_good)
+
+    assert [person.name for person in present] == ["ada", "bob"]
+    assert "event=roster-not-read" in problem
+
+
+def test_without_any_roster_ever_nothing_is_touched(tmp_path):
+    present, problem = roster(unreadable, tmp_path / "accounts.json")
+
+    assert present is None
+    assert "the bucket does not answer" in problem
+    assert carried_out(present, System(lambda: True, pytest.fail)) == []
+
+
+@pytest.fixture
+def system(tmp_path):
+    for name in ("home", "keys"):
+        (tmp_path / name).mkdir()
+    return System(lambda: True, lambda command: None, tmp_path / "home", tmp_path / "keys")
+
+
+def test_a_change_that_fails_is_named_and_the_next_is_made(system, monkeypatch):
+    def failing(command):
+        if command[-1] == "ada":
+            raise subprocess.CalledProcessError(9, command, stderr=b"useradd: cannot lock /etc/passwd")
+
+    monkeypatch.setattr("image.accounts.command.system.found", lambda **_: EMPTY)
+    unprivileged = monkeypatch.setattr("os.chown", lambda *_, **__: None)
+    assert unprivileged is None
+
+    problems = carried_out((ADA, BOB), replace(system, run=failing))
+
+    assert any("cannot lock /etc/passwd" in problem for problem in problems)
+    assert (system.homes / "bob").is_dir()
+    assert (system.keys / "ada").read_text() == f"{KEY}\n"
+
+
+def test_no_home_is_made_while_the_shared_homes_are_not_mounted(system):
+    with pytest.raises(NotDoneError, match="not mounted yet"):
+        replace(system, homes_there=lambda: False).carry_out(MakeHome("ada", 5001))
+
+    assert list(system.homes.iterdir()) == []
+
+
+def test_a_new_home_is_open_to_nobody_else(system, monkeypatch):
+    owned = []
+    monkeypatch.setattr("os.chown", lambda path, uid, gid, **_: owned.append((path.name, uid, gid)))
+
+    system.carry_out(MakeHome("ada", 5001))
+
+    assert (system.homes / "ada").stat().st_mode & 0o777 == 0o700
+    assert {(uid, gid) for _, uid, gid in owned} == {(5001, 5001)}
+
+
+def test_accounts_are_read_as_the_instance_has_them(tmp_path):
+    etc, homes = tmp_path / "etc", tmp_path / "home"
+    etc.mkdir(), homes.mkdir(), (homes / "ada").mkdir(), (homes / "eve").symlink_to("/etc")
+    (etc / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\nada:x:5001:5001::/home/ada:/bin/bash\n")
+    (etc / "group").write_text(f"root:x:0:\n{PEOPLE}:x:990:ada,bob\nvision:x:31000:ada\n")
+    (etc / "shadow").write_text("root:*:20000:0:99999:7:::\nada:*:20000:0:99999:7::1:\n")
+
+    seen = found(etc, tmp_path / "none", homes)
+
+    assert seen.accounts["ada"].groups == {PEOPLE, "vision"}
+    assert seen.accounts["ada"].is_locked
+    assert not seen.accounts["root"].is_locked
+    assert seen.homes["eve"] == -1

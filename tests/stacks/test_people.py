@@ -1,0 +1,246 @@
+"""Accounts of people: what a stack file may say of them, where they go, and what that lets whom do."""
+
+import base64
+import json
+import struct
+
+import pulumi
+import pytest
+
+from stacks.aws.sessions import document_content
+from stacks.aws.stack import build
+from stacks.errors import SettingsError
+from stacks.payload import sweep_archive
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+from stacks.settings import people
+from stacks.settings.reader import from_mapping
+from tests.stacks.alicloud_examples import stack as alicloud_stack
+from tests.stacks.alicloud_examples import stack_file as alicloud_file
+from tests.stacks.alicloud_programs import register, role_statements
+from tests.stacks.examples import stack, stack_file
+from tests.stacks.iam import Request, Verdict, decide
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
+PEOPLE = {"ada": {"uid": 5001, "keys": [KEY], "team": "vision", "admin": True}, "bob": {"uid": 5002}}
+NAMED = stack(access={"people": PEOPLE})
+
+
+def refusal(given, **changes) -> str:
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", stack_file(access={"people": given}, **changes))
+    return str(caught.value)
+
+
+def key_of(*parts: bytes) -> str:
+    content = b"".join(struct.pack(">I", len(part)) + part for part in parts)
+    return base64.b64encode(content).decode()
+
+
+SHORT_RSA = f"ssh-rsa {key_of(b'ssh-rsa', b'', (1 << 1023).to_bytes(128, 'big'))}"
+REFUSED = {
+    "root's number": (
+        {"ada": {"uid": 0}},
+        "access.people.ada.uid = 0: must be greater than or equal to 2000",
+    ),
+    "a truth value for a number": ({"ada": {"uid": True}}, "access.people.ada.uid = True"),
+    "one number for two": (
+        {"ada": {"uid": 5001}, "bob": {"uid": 5001}},
+        "access.people.bob.uid = 5001: is the number of ada and bob",
+    ),
+    "an account of the system": (
+        {"ubuntu": {"uid": 5001}},
+        "access.people = 'ubuntu': is an account or group of the system",
+    ),
+    "an account of ours": ({"gpu-fleet-x": {"uid": 5001}}, "access.people = 'gpu-fleet-x': is an account"),
+    "an option for a name": ({"-ada": {"uid": 5001}}, "must be a login name"),
+    "a private key": (
+        {"ada": {"uid": 5001, "keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}},
+        "must be one line of a public key file",
+    ),
+    "a key that is cut off": (
+        {"ada": {"uid": 5001, "keys": [KEY.split(maxsplit=1)[0] + " " + KEY.split()[1][:-8]]}},
+        "access.people.ada.keys[0] = 'ssh-ed25519 ",
+    ),
+    "a key under another type's name": (
+        {"ada": {"uid": 5001, "keys": [KEY.replace("ssh-ed25519 ", "ssh-rsa ")]}},
+        "is no key of type ssh-rsa",
+    ),
+    "a short key": ({"ada": {"uid": 5001, "keys": [SHORT_RSA]}}, "is shorter than 2048 bits"),
+    "one key for two": (
+        {
+            "ada": {"uid": 5001, "keys": [KEY]},
+            "bob": {"uid": 5002, "keys": [KEY.removesuffix(" ada@laptop")]},
+        },
+        "is a key of ada and bob; each key once",
+    ),
+    "a team named as a person": (
+        {"ada": {"uid": 5001, "team": "bob"}, "bob": {"uid": 5002}},
+        "access.people.ada.team = 'bob': is the name of a person",
+    ),
+    "a team of those who may become root": (
+        {"ada": {"uid": 5001, "team": "sudo"}},
+        "or of a group of the system",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_accounts_may_not_be_is_one_message(case):
+    given, message = REFUSED[case]
+
+    assert message in refusal(given)
+
+
+def test_a_private_key_is_refused_and_not_repeated():
+    secret = "-----BEGIN OPENSSH PRIVATE KEY----- b3BlbnNzaC1rZXktdjEAAAAABG5vbmU"
+
+    assert "b3BlbnNzaC1rZXktdjEAAAAABG5vbmU" not in refusal({"ada": {"uid": 5001, "keys": [secret]}})
+
+
+def test_people_need_instances_that_make_accounts():
+    image = {"id": "ami-0123456789abcdef0", "mode": "none"}
+
+    assert "image.mode is none" in refusal({"ada": {"uid": 5001}}, image=image)
+
+
+def test_on_alibaba_cloud_people_come_by_ssh_or_not_at_all():
+    with pytest.raises(SettingsError) as caught:
+        from_mapping("test", alicloud_file(access={"people": {"bob": {"uid": 5002}}}))
+
+    assert "access.ssh_from = {}: needs a network that people come from" in str(caught.value)
+    assert "access.people.bob.keys = []: needs a key" in str(caught.value)
+
+
+def test_a_teams_number_follows_from_its_name_alone():
+    other = stack(name="another", access={"people": {"carol": {"uid": 5003, "team": "vision"}}})
+
+    (first,) = {one["team_gid"] for one in entries(NAMED) if one["team"]}
+    (second,) = {one["team_gid"] for one in entries(other)}
+    assert first == second == people.team_number("vision")
+
+
+def entries(settings):
+    return json.loads(people.roster_text(settings))["people"]
+
+
+def declared_by(settings):
+    def program() -> None:
+        for name, value in build(settings).items():
+            pulumi.export(name, value)
+
+    with moto_server(settings.region):
+        return run_program(settings.name, program=program, config={})
+
+
+@pytest.fixture(scope="module")
+def named():
+    return declared_by(NAMED)
+
+
+@pytest.fixture(scope="module")
+def nobody():
+    return declared_by(stack())
+
+
+def objects(declared):
+    return {one.inputs["key"]: one.inputs for one in declared.of_type("aws:s3/bucketObjectv2:BucketObjectv2")}
+
+
+def test_the_roster_lies_encrypted_in_the_records_and_nowhere_else(named):
+    stored = objects(named)[sweep_archive.ACCOUNTS_KEY]
+
+    assert [one["name"] for one in json.loads(stored["content"])["people"]] == ["ada", "bob"]
+    assert stored["serverSideEncryption"] == "aws:kms"
+    for template in named.of_type("aws:ec2/launchTemplate:LaunchTemplate"):
+        user_data = base64.b64decode(template.inputs["userData"]).decode("utf-8", "replace")
+        assert "vision" not in user_data
+        assert KEY.split()[1] not in user_data
+
+
+def test_a_stack_that_names_nobody_any_more_says_so_to_its_instances(nobody):
+    assert json.loads(objects(nobody)[sweep_archive.ACCOUNTS_KEY]["content"])["people"] == []
+
+
+def test_instances_read_the_roster_and_no_role_of_theirs_writes_it(named):
+    (bucket,) = [
+        one.outputs["arn"] for one in named.of_type("aws:s3/bucket:Bucket") if one.name.endswith("-records")
+    ]
+    roles = [
+        one.inputs["policy"]
+        for one in named.of_type("aws:iam/rolePolicy:RolePolicy")
+        if one.name.endswith("-instance")
+    ]
+    place = f"{bucket}/{sweep_archive.ACCOUNTS_KEY}"
+
+    def may(action, policy):
+        me = {"aws:userid": "AROA1:i-0123456789abcdef0"}
+        return decide(Request(action, place, context=me), identity=[policy]) is Verdict.ALLOWED
+
+    assert roles
+    assert all(may("s3:GetObject", policy) for policy in roles)
+    assert not any(may(action, policy) for policy in roles for action in ("s3:PutObject", "s3:DeleteObject"))
+
+
+def test_a_shell_opens_as_the_callers_own_account_and_as_nobody_without_one(named):
+    (document,) = named.of_type("aws:ssm/document:Document")
+    content = json.loads(document.inputs["content"])
+
+    assert document.inputs["documentType"] == "Session"
+    assert document.inputs["name"] == "gpu-fleet-test-session"
+    assert content == document_content(NAMED)
+    assert content["inputs"]["runAsEnabled"] is True
+    assert content["inputs"]["runAsDefaultUser"] == ""
+
+
+MINE = {
+    "aws:username": "ada",
+    "aws:userid": "AIDA1",
+    "aws:ResourceTag/gpu-fleet:stack": "test",
+    "aws:ResourceTag/gpu-fleet:managed": "true",
+    "aws:ResourceTag/gpu-fleet:taken": "2026-11-22/users/ada/100000Z-0a",
+}
+
+
+def starts(declared, resource, **more):
+    asked = Request("ssm:StartSession", resource, context={**MINE, **more})
+    return decide(asked, identity=[declared.outputs["people_policy"]]) is Verdict.ALLOWED
+
+
+def test_people_open_no_session_by_the_default_document_whose_account_may_become_root(named, nobody):
+    documents = f"arn:aws:ssm:{NAMED.region}:{NAMED.account_id}:document"
+    instance = f"arn:aws:ec2:{NAMED.region}:{NAMED.account_id}:instance/i-0123456789abcdef0"
+
+    assert starts(named, f"{documents}/gpu-fleet-test-session")
+    assert not starts(named, f"{documents}/SSM-SessionManagerRunShell")
+    assert starts(nobody, f"{documents}/SSM-SessionManagerRunShell")
+    assert starts(named, instance, **{"ssm:SessionDocumentAccessCheck": "true"})
+    assert not starts(named, instance, **{"ssm:SessionDocumentAccessCheck": "false"})
+
+
+def test_the_published_policy_names_the_document_only_where_there_is_one(named, nobody):
+    said = {
+        name: json.loads(one.outputs["policy"]) for name, one in {"named": named, "nobody": nobody}.items()
+    }
+
+    assert said["named"]["session_document"] == "gpu-fleet-test-session"
+    assert "session_document" not in said["nobody"]
+
+
+def test_alibaba_clouds_instances_read_the_roster_and_write_no_word_of_it():
+    network = {"office": "192.168.4.0/24"}
+    access = {"people": {"ada": PEOPLE["ada"]}, "ssh_from": network}
+    settings = alicloud_stack(access=access)
+
+    found = register(settings)
+
+    (stored,) = [
+        one.inputs
+        for one in found.of_type("alicloud:oss/bucketObject:BucketObject")
+        if one.inputs["key"] == sweep_archive.ACCOUNTS_KEY
+    ]
+    assert [one["name"] for one in json.loads(stored["content"])["people"]] == ["ada"]
+    stated = role_statements(found, "dev-instance")
+    touching = [one for one in stated if sweep_archive.ACCOUNTS_KEY in json.dumps(one["Resource"])]
+    assert [one["Action"] for one in touching] == [["oss:GetObject"]]
+    assert not any("reaper/*" in json.dumps(one["Resource"]) for one in stated)
