@@ -18,12 +18,13 @@ import sys
 import pytest
 
 from stacks.rehearsal.program import ROOT
-from stacks.settings import stack_files
+from stacks.settings import people, stack_files
 from tests.image import first_boot
 from tests.image import last_hours as last_hours_of
 from tests.image.last_hours import verdict_of
 from tests.image.stand_ins import nvml
 from tests.image.stand_ins.aws import POOL, REGION, STACK, aws_account
+from tests.stacks import examples
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
 
@@ -91,6 +92,22 @@ def test_every_request_was_signed_by_the_role_and_went_to_a_name_of_the_service(
         f"monitoring.{REGION}.amazonaws.com",
         f"{account.rehearsed.outputs['bucket_uris']['records'].removeprefix('s3://')}.s3.{REGION}.amazonaws.com",
     } <= account.front.hosts()
+
+
+def test_people_have_accounts_once_the_stack_names_them(account, instance):
+    assert instance.run("systemctl is-active gpu-accounts.timer").strip() == "active"
+    assert instance.run("systemctl show gpu-accounts --value --property=Result").strip() == "success"
+    ada = {"uid": 5001, "team": "vision", "admin": True}
+    named = examples.stack(access={"people": {"ada": ada, "bob": {"uid": 5002}}})
+    account.publish_people(people.roster_text(named))
+
+    instance.run("systemctl start gpu-accounts", 180)
+
+    assert instance.run("id -u ada; stat -c '%U %a' /home/ada").split() == ["5001", "ada", "700"]
+    assert "gpu-fleet-admins" in instance.run("id -Gn ada")
+    account.publish_people(people.roster_text(examples.stack()))
+    instance.run("systemctl start gpu-accounts", 180)
+    assert instance.run("getent passwd ada bob | cut -d: -f7").split() == ["/usr/sbin/nologin"] * 2
 
 
 def test_status_outside_shows_the_instance(account, instance):

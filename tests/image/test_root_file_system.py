@@ -18,6 +18,7 @@ ENABLED = (
     "scratch-disk",
     "gpu-ready",
     "gpu-reaper",
+    "gpu-accounts",
     "mig",
     "home-file-system",
     "auditd",
@@ -26,7 +27,7 @@ ENABLED = (
 MASKED = ("dkms.service", "rpcbind.service", "rpcbind.socket", "systemd-binfmt.service")
 PROGRAMS = ("check-image", "mig", "mount-bucket", "mount-home", "open-door", "scratch")
 UNITS = (
-    *(f"{name}.service" for name in ENABLED[:6]),
+    *(f"{name}.service" for name in ENABLED[:7]),
     *("home-tunnel.service", "trainer@.service", "bucket@.service", "mig@.service"),
     *("gpu-door.service", "gpu-door.timer"),
 )

@@ -289,7 +289,13 @@ def test_the_agents_sandbox_keeps_it_from_all_else(told, way, refusal):
 # ProtectProc), enters containers' networks (CAP_SYS_ADMIN), and runs idle.command as another account
 # (CAP_SETUID, CAP_KILL) that must see /tmp, homes and processes as its author does.
 @pytest.mark.parametrize(
-    ("unit", "most"), [("gpu-ready.service", 30), ("gpu-reaper.service", 37), ("gpu-door.service", 30)]
+    ("unit", "most"),
+    [
+        ("gpu-ready.service", 30),
+        ("gpu-accounts.service", 30),
+        ("gpu-door.service", 30),
+        ("gpu-reaper.service", 37),
+    ],
 )
 def test_a_unit_is_exposed_no_more_than_its_work_asks_for(unit, most):
     if shutil.which("systemd-analyze") is None:

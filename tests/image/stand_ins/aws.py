@@ -17,6 +17,7 @@ from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
 from image.reaper.times import format_time, parse_time
 from stacks import naming
+from stacks.payload import sweep_archive
 from stacks.rehearsal import instances, sweeps
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import RegionClients
@@ -130,6 +131,11 @@ class Aws:
         self.metadata.answers |= {
             f"{ec2_metadata.LATEST}meta-data/tags/instance/{key}": value for key, value in self.tags().items()
         }
+
+    def publish_people(self, roster: str) -> None:
+        """Put a roster where the stack's next `up` would."""
+        bucket = self.rehearsed.outputs["bucket_uris"]["records"].removeprefix("s3://")
+        self.clients("s3").put_object(Bucket=bucket, Key=sweep_archive.ACCOUNTS_KEY, Body=roster.encode())
 
     def saved(self, name: str) -> bytes:
         """A file of ``/scratch/keep`` as it lies in the data bucket."""

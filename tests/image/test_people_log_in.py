@@ -1,0 +1,165 @@
+"""People of a roster on the baked image, real sshd, real sudo: they come, see nothing of others, and go.
+
+Everything happens in namespaces over a layer of memory above the image's files.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stacks.settings import people
+from tests.stacks.examples import stack
+
+NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child")
+
+# $1: the image's files, $2: a folder for the layer, $3: what the test brings, $4: the modules under test
+ROOT = r"""
+set -euo pipefail
+mount --make-rprivate /
+mount -t tmpfs tmpfs "$2"
+mkdir "$2/"{upper,work,root}
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
+for fs in proc run:tmpfs tmp:tmpfs; do mount -t "${fs#*:}" "${fs#*:}" "$2/root/${fs%%:*}"; done
+mount --rbind /dev "$2/root/dev"
+mkdir -p "$2/root/opt/gpu-fleet/lib" "$2/root/brought" "$2/root/etc/sysusers.d"
+cp -r "$3/." "$2/root/brought"
+rm -rf "$2/root/opt/gpu-fleet/lib/image"
+cp -r "$4" "$2/root/opt/gpu-fleet/lib/image"
+cp "$4/rootfs/etc/ssh/sshd_config.d/"* "$2/root/etc/ssh/sshd_config.d/"
+install -D -m 0440 -t "$2/root/etc/sudoers.d" "$4/rootfs/etc/sudoers.d/"*
+cp "$4/rootfs/etc/sysusers.d/"* "$2/root/etc/sysusers.d/"
+ip link set lo up
+exec chroot "$2/root" /bin/bash /brought/play.sh
+"""
+
+PLAY = r"""
+set -uo pipefail
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
+tell() {
+    local name=$1
+    shift
+    "$@" >"/tmp/$name.out" 2>&1
+    echo "$name $? $(tr '\n' ' ' <"/tmp/$name.out")"
+}
+as() {
+    local who=$1
+    shift
+    ssh -q -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+        -i "/brought/$who" "$who@127.0.0.1" "$@"
+}
+accounts() { PYTHONPATH=/opt/gpu-fleet/lib:/opt/gpu-fleet/vendor:$PSUTIL python3 - "$1" <<'PYTHON'
+import json, sys
+from image.accounts import system
+from image.accounts.command import carried_out
+from image.accounts.roster import parse
+people = parse(json.load(open(sys.argv[1])))
+print(carried_out(people, system.System(lambda: True, system.run)))
+PYTHON
+}
+systemd-sysusers >/dev/null 2>&1
+PSUTIL=$(cat /brought/psutil)
+chmod 600 /brought/ada /brought/bob
+ssh-keygen -q -A; mkdir -p /run/sshd; /usr/sbin/sshd
+ln -s /etc/shadow /home/mallory
+tell first accounts /brought/first.json
+tell ada-is as ada 'id -un; id -Gn; stat -c %a ~'
+tell ada-root as ada sudo -n id -u
+tell bob-root as bob sudo -n id -u
+as ada 'SECRET=of-ada exec sleep 600' & until pgrep -u ada -x sleep >/dev/null; do sleep 0.1; done
+tell bob-home as bob 'ls /home/ada'
+tell bob-environment as bob "cat /proc/$(pgrep -u ada -x sleep)/environ"
+tell link stat -c '%U %a' /etc/shadow
+tell planted as bob 'mkdir -m 700 -p ~/.ssh && cat > ~/.ssh/authorized_keys' </brought/bob.pub
+as bob 'sleep 601' & BOB=$!; until pgrep -u bob -x sleep >/dev/null; do sleep 0.1; done
+as bob 'nohup sleep 602 >/dev/null 2>&1 &'
+tell second accounts /brought/second.json
+wait $BOB; tell session-of-bob true
+tell bob-again as bob true
+tell bob-key ls /etc/ssh/authorized_keys.d
+tell bob-job pgrep -u bob -f -c "sleep 602"
+tell ada-no-root as ada sudo -n id -u
+tell third accounts /brought/first.json
+tell bob-back as bob 'cat ~/.ssh/authorized_keys >/dev/null && echo kept'
+"""
+
+
+def roster(**named) -> str:
+    return people.roster_text(stack(access={"people": named}))
+
+
+@pytest.fixture(scope="module")
+def told(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
+    """What was tried -> its exit status and what it said."""
+    brought = tmp_path_factory.mktemp("brought")
+    keys = {}
+    for name in ("ada", "bob"):
+        file = brought / name
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", file], check=True)
+        keys[name] = file.with_suffix(".pub").read_text().strip()
+    ada = {"uid": 5001, "keys": [keys["ada"]], "team": "vision"}
+    bob = {"uid": 5002, "keys": [keys["bob"]], "team": "vision"}
+    mallory = {"uid": 5003}
+    first = roster(ada=ada | {"admin": True}, bob=bob, mallory=mallory)
+    (brought / "first.json").write_text(first)
+    (brought / "second.json").write_text(roster(ada=ada))
+    (brought / "play.sh").write_text(PLAY)
+    (brought / "psutil").write_text(os.environ.get("GPU_FLEET_TEST_PSUTIL", ""))
+    modules = Path(__file__).parents[2] / "image"
+    layer = tmp_path_factory.mktemp("layer")
+    done = subprocess.run(
+        [*NAMESPACES, "bash", "-c", ROOT, "root", root, layer, brought, modules],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
+    return {name: (int(status), rest.strip()) for name, status, rest in lines}
+
+
+pytestmark = pytest.mark.image
+
+
+def test_a_person_comes_in_by_their_key_to_a_home_of_their_own(told):
+    status, said = told["ada-is"]
+
+    assert (status, said.split()[0], said.split()[-1]) == (0, "ada", "700")
+    assert {"vision", "gpu-fleet-people", "gpu-fleet-admins"} <= set(said.split())
+
+
+def test_root_is_for_admins(told):
+    assert told["ada-root"] == (0, "0")
+    assert told["bob-root"][0] != 0
+
+
+def test_people_see_neither_each_others_homes_nor_environments(told):
+    assert "Permission denied" in told["bob-home"][1]
+    assert "Permission denied" in told["bob-environment"][1]
+    assert "of-ada" not in told["bob-environment"][1]
+
+
+def test_a_link_in_the_place_of_a_home_is_not_followed(told):
+    assert "/home/mallory is no folder" in told["first"][1]
+    assert told["link"] == (0, "root 640")
+
+
+def test_who_left_is_out_whatever_keys_they_left_behind(told):
+    assert told["planted"][0] == 0
+    assert told["bob-again"][0] != 0
+    assert told["bob-key"][1] == "ada"
+
+
+def test_a_leavers_session_ends_and_their_job_runs_on(told):
+    assert told["session-of-bob"][0] == 0  # it came so far: the session was waited for
+    assert told["bob-job"] == (0, "1")
+
+
+def test_an_admin_who_is_none_any_more_becomes_root_no_more(told):
+    assert told["ada-no-root"][0] != 0
+
+
+def test_who_comes_back_finds_files_and_log_in_as_before(told):
+    assert told["bob-back"] == (0, "kept")
