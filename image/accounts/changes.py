@@ -11,7 +11,7 @@ NEVER_EXPIRES, EXPIRED_DAY = -1, 1  # days since 1970, as /etc/shadow has them
 
 
 @dataclass(frozen=True)
-class Account:
+class LocalAccount:
     """An account as it was found.
 
     Attributes:
@@ -39,7 +39,7 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Found:
+class LocalAccounts:
     """Accounts and groups of the instance.
 
     Attributes:
@@ -49,14 +49,14 @@ class Found:
         homes: name below /home -> number of its owner; -1 where it is no folder.
     """
 
-    accounts: Mapping[str, Account] = field(default_factory=dict)
+    accounts: Mapping[str, LocalAccount] = field(default_factory=dict)
     groups: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     homes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Run:
+class RunProgram:
     """A program of package passwd that is run."""
 
     command: tuple[str, ...]
@@ -94,10 +94,10 @@ class Refusal:
     why: str
 
 
-Change = Run | WriteKeys | MakeHome | EndSessions | Refusal
+Change = RunProgram | WriteKeys | MakeHome | EndSessions | Refusal
 
 
-def changes(people: Sequence[Person], found: Found) -> list[Change]:
+def changes(people: Sequence[Person], found: LocalAccounts) -> list[Change]:
     """In the order in which they are to be carried out: those who leave first."""
     named = {person.name for person in people}
     ordered: list[Change] = []
@@ -116,7 +116,7 @@ def changes(people: Sequence[Person], found: Found) -> list[Change]:
     return ordered
 
 
-def _refused(person: Person, accounts: Mapping[str, Account], groups: Mapping[str, int]) -> str:
+def _refused(person: Person, accounts: Mapping[str, LocalAccount], groups: Mapping[str, int]) -> str:
     """Why this account cannot be made or kept; empty where it can."""
     account = accounts.get(person.name)
     if account is not None and not account.is_ours:
@@ -151,14 +151,14 @@ def _wanted_groups(person: Person) -> Iterator[tuple[str, int]]:
         yield person.team, person.team_gid
 
 
-def _groups(person: Person, groups: dict[str, int]) -> Iterator[Run]:
+def _groups(person: Person, groups: dict[str, int]) -> Iterator[RunProgram]:
     for name, gid in _wanted_groups(person):
         if name not in groups:
             groups[name] = gid
-            yield Run(("groupadd", "--gid", str(gid), name))
+            yield RunProgram(("groupadd", "--gid", str(gid), name))
 
 
-def _account(person: Person, account: Account | None) -> Iterator[Change]:
+def _account(person: Person, account: LocalAccount | None) -> Iterator[Change]:
     own = frozenset({PEOPLE, *filter(None, [person.team]), *([ADMINS] if person.admin else [])})
     listed = ",".join(sorted(own))
     if account is None:
@@ -173,15 +173,15 @@ def _account(person: Person, account: Account | None) -> Iterator[Change]:
             "*",
         )
         numbers = ("--uid", str(person.uid), "--gid", str(person.uid), "--groups", listed)
-        yield Run(("useradd", *numbers, *fresh, person.name))
+        yield RunProgram(("useradd", *numbers, *fresh, person.name))
         return
     if account.is_locked:
-        yield Run(("usermod", "--expiredate", "", "--shell", SHELL, person.name))
+        yield RunProgram(("usermod", "--expiredate", "", "--shell", SHELL, person.name))
     if account.groups != own:
-        yield Run(("usermod", "--groups", listed, person.name))
+        yield RunProgram(("usermod", "--groups", listed, person.name))
 
 
-def _keys_and_home(person: Person, found: Found) -> Iterator[Change]:
+def _keys_and_home(person: Person, found: LocalAccounts) -> Iterator[Change]:
     content = "".join(f"{key}\n" for key in person.keys)
     if found.keys.get(person.name, "") != content:
         yield WriteKeys(person.name, content)
@@ -189,12 +189,12 @@ def _keys_and_home(person: Person, found: Found) -> Iterator[Change]:
         yield MakeHome(person.name, person.uid)
 
 
-def _leave(account: Account, found: Found) -> Iterator[Change]:
+def _leave(account: LocalAccount, found: LocalAccounts) -> Iterator[Change]:
     """Lock: no log-in by any way, root by none; files and running jobs stay."""
     if found.keys.get(account.name):
         yield WriteKeys(account.name, "")
     if account.groups != {PEOPLE}:
-        yield Run(("usermod", "--groups", PEOPLE, account.name))
+        yield RunProgram(("usermod", "--groups", PEOPLE, account.name))
     if not account.is_locked or account.shell != NO_SHELL:
-        yield Run(("usermod", "--expiredate", str(EXPIRED_DAY), "--shell", NO_SHELL, account.name))
+        yield RunProgram(("usermod", "--expiredate", str(EXPIRED_DAY), "--shell", NO_SHELL, account.name))
     yield EndSessions(account.name, account.uid)

@@ -30,7 +30,7 @@ class AccountsError(InstanceError):
     """Some of the accounts are not as the stack wants them."""
 
 
-@click.command(epilog="\b\nExample:\n  sudo gpu-fleet accounts")
+@click.command(epilog="\b\nExample:\n  gpu-fleet accounts")
 def command() -> None:
     """Make accounts, groups, keys and homes those of the stack's access.people; lock those who left."""
     logging.basicConfig(level=logging.INFO, format="time=%(asctime)s level=%(levelname)s %(message)s")

@@ -16,13 +16,13 @@ import psutil
 
 from image.accounts.changes import (
     NEVER_EXPIRES,
-    Account,
     Change,
     EndSessions,
-    Found,
+    LocalAccount,
+    LocalAccounts,
     MakeHome,
     Refusal,
-    Run,
+    RunProgram,
     WriteKeys,
 )
 from image.instance.files import replace_text
@@ -40,13 +40,13 @@ class NotDoneError(Exception):
     """One change could not be carried out; the others are tried."""
 
 
-def found(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES) -> Found:
+def found(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES) -> LocalAccounts:
     """Accounts, groups, key files and homes as they are now. Raises OSError."""
     groups, members = _groups(etc)
     expires = dict(_expiry(etc))
     accounts = {}
     for name, _, uid, gid, _, _, shell in _rows(etc / "passwd", 7):
-        accounts[name] = Account(
+        accounts[name] = LocalAccount(
             name,
             int(uid),
             int(gid),
@@ -55,7 +55,7 @@ def found(etc: Path = ETC, keys: Path = KEY_FILES, homes: Path = HOMES) -> Found
             expires.get(name, NEVER_EXPIRES),
         )
     files = {path.name: path.read_text(encoding="utf-8") for path in _files(keys)}
-    return Found(accounts, groups, files, dict(_owners(homes)))
+    return LocalAccounts(accounts, groups, files, dict(_owners(homes)))
 
 
 def _owners(homes: Path) -> Iterator[tuple[str, int]]:
@@ -119,7 +119,7 @@ class System:
             match change:
                 case Refusal(name, why):
                     raise NotDoneError(f"account={name} reason={why!r}")
-                case Run(command):
+                case RunProgram(command):
                     self.run(command)
                     return f"event=account-changed command={' '.join(command)!r}"
                 case WriteKeys(name, content):
@@ -198,5 +198,5 @@ def _ending(process: psutil.Process) -> signal.Signals | None:
 
 
 def run(command: tuple[str, ...]) -> None:
-    """Run a program to its end. Raises CalledProcessError, TimeoutExpired."""
+    """RunProgram a program to its end. Raises CalledProcessError, TimeoutExpired."""
     subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=LONGEST_CALL_S)

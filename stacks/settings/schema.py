@@ -263,7 +263,7 @@ class NetworkSettings:
 
 
 @dataclass(frozen=True, config=EXACT)
-class Person:
+class PersonSettings:
     """Somebody with an account of that name on every instance.
 
     Attributes:
@@ -291,7 +291,7 @@ class AccessSettings:
     """
 
     ssh_from: dict[str, IPv4Network] = Field(default_factory=dict)
-    people: Annotated[dict[AccountName, Person], Field(max_length=1000)] = Field(default_factory=dict)
+    people: Annotated[dict[AccountName, PersonSettings], Field(max_length=1000)] = Field(default_factory=dict)
 
 
 class Redundancy(StrEnum):

@@ -15,12 +15,12 @@ from image.accounts.changes import (
     NO_SHELL,
     PEOPLE,
     SHELL,
-    Account,
     EndSessions,
-    Found,
+    LocalAccount,
+    LocalAccounts,
     MakeHome,
     Refusal,
-    Run,
+    RunProgram,
     WriteKeys,
     changes,
 )
@@ -34,32 +34,32 @@ from tests.stacks.examples import stack
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
 ADA, BOB = Person("ada", 5001, (KEY,), "vision", 31_000, admin=True), Person("bob", 5002)
 SYSTEM = {
-    "root": Account("root", 0, 0, SHELL),
-    "ubuntu": Account("ubuntu", 1000, 1000, SHELL, frozenset({"sudo"})),
+    "root": LocalAccount("root", 0, 0, SHELL),
+    "ubuntu": LocalAccount("ubuntu", 1000, 1000, SHELL, frozenset({"sudo"})),
 }
 GROUPS = {"root": 0, "sudo": 27, "ubuntu": 1000, PEOPLE: 990, ADMINS: 989}
-EMPTY = Found(SYSTEM, GROUPS)
+EMPTY = LocalAccounts(SYSTEM, GROUPS)
 
 
-def applied(state: Found, made: list) -> Found:
+def applied(state: LocalAccounts, made: list) -> LocalAccounts:
     """What passwd's programs, the key files and /home would be after these changes."""
     accounts, groups = dict(state.accounts), dict(state.groups)
     keys, homes = dict(state.keys), dict(state.homes)
     for change in made:
         match change:
-            case Run(("groupadd", "--gid", gid, name)):
+            case RunProgram(("groupadd", "--gid", gid, name)):
                 assert name not in groups
                 assert int(gid) not in groups.values()
                 groups[name] = int(gid)
-            case Run(("useradd", *options, name)):
+            case RunProgram(("useradd", *options, name)):
                 said = dict(zip(options[::2], options[1::2], strict=False))
                 assert name not in accounts
                 member = frozenset(options[options.index("--groups") + 1].split(","))
                 assert member <= groups.keys()
-                accounts[name] = Account(name, int(said["--uid"]), int(said["--gid"]), SHELL, member)
-            case Run(("usermod", "--groups", listed, name)):
+                accounts[name] = LocalAccount(name, int(said["--uid"]), int(said["--gid"]), SHELL, member)
+            case RunProgram(("usermod", "--groups", listed, name)):
                 accounts[name] = replace(accounts[name], groups=frozenset(listed.split(",")))
-            case Run(("usermod", "--expiredate", day, "--shell", shell, name)):
+            case RunProgram(("usermod", "--expiredate", day, "--shell", shell, name)):
                 expires = int(day) if day else NEVER_EXPIRES
                 accounts[name] = replace(accounts[name], expires=expires, shell=shell)
             case WriteKeys(name, content):
@@ -70,7 +70,7 @@ def applied(state: Found, made: list) -> Found:
                 pass
             case _:
                 raise AssertionError(change)
-    return Found(accounts, groups, keys, homes)
+    return LocalAccounts(accounts, groups, keys, homes)
 
 
 names = st.sampled_from(["ada", "bob", "eve", "kai"])
@@ -153,7 +153,9 @@ def test_nothing_is_done_for_whom_something_is_in_the_way_and_all_is_done_for_ot
     assert refusal.name == person.name
     assert why in refusal.why
     assert MakeHome("dan", 5020) in made
-    touched = [change for change in made if isinstance(change, Run) and change.command[-1] == person.name]
+    touched = [
+        change for change in made if isinstance(change, RunProgram) and change.command[-1] == person.name
+    ]
     assert touched == []
 
 
