@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 # a word that is of this house alone -> the field's
 HOUSE_WORDS = {
     r"(?<!virtual )\bmachines?\b": "instance; computer, where it is the user's own",
-    r"\b(?:people|persons?|somebody)\b(?! else)": "owner, user or operator",
+    r"(?<!access\.)\b(?:people|persons?|somebody)\b(?! else)": "owner, user or operator",
     r"\btold\b": "notified, or what was said",
     r"\btak(?:e|es|en|ing) (?:it |them )?(?:away|back)\b": "terminate, stop, interrupt",
     r"\bwhat came of\b": "results",

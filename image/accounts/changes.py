@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from image.accounts.roster import Person
 
-PEOPLE, ADMINS = "gpu-fleet-people", "gpu-fleet-admins"  # groups of sysusers.d
+PEOPLE, ADMINS = "gpu-fleet-users", "gpu-fleet-admins"  # groups of sysusers.d
 SHELL, NO_SHELL = "/bin/bash", "/usr/sbin/nologin"
 NEVER_EXPIRES, EXPIRED_DAY = -1, 1  # days since 1970, as /etc/shadow has them
 

@@ -44,11 +44,11 @@ def parse(document: dict[str, Any]) -> tuple[Person, ...]:
     """
     if document.get("schema_version") != 1:
         raise RosterError(f"{KEY}: schema_version = {document.get('schema_version')!r}; allowed: 1")
-    entries = document.get("people")
+    entries = document.get("users")
     if not isinstance(entries, list):
-        raise RosterError(f"{KEY}: people = {entries!r}; allowed: a list")
+        raise RosterError(f"{KEY}: users = {entries!r}; allowed: a list")
     problems = [
-        f"{KEY}: people[{index}].{problem}"
+        f"{KEY}: users[{index}].{problem}"
         for index, entry in enumerate(entries)
         for problem in _problems(entry if isinstance(entry, dict) else {})
     ]
@@ -95,5 +95,5 @@ def _clashes(people: tuple[Person, ...]) -> list[str]:
     twice = sorted({name for name in names if names.count(name) > 1})
     shared = sorted({uid for uid in uids if uids.count(uid) > 1})
     return [f"{KEY}: {name!r} is named twice" for name in twice] + [
-        f"{KEY}: several people have uid {uid}" for uid in shared
+        f"{KEY}: several users have uid {uid}" for uid in shared
     ]

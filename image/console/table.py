@@ -90,7 +90,7 @@ SECTIONS: Mapping[str, Mapping[str, Row | Rows]] = {
         "image": IMAGE,
     },
     "On an instance, by systemd": {
-        "accounts": Row("image.accounts.command:command", "Make the accounts of the stack's people."),
+        "accounts": Row("image.accounts.command:command", "Make the accounts of the stack's users."),
         "agent": Row("image.reaper.agent.command:command", "Watch this instance, publish heartbeats."),
     },
 }

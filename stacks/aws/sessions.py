@@ -1,4 +1,4 @@
-"""How Session Manager opens a shell where the stack names people: as the account of whoever asks."""
+"""How Session Manager opens a shell where the stack names users: as the account of whoever asks."""
 
 import json
 

@@ -5,7 +5,7 @@ import json
 
 from stacks.settings.schema import Stack
 
-FIRST_TEAM, TEAM_NUMBERS = 30_000, 20_000  # beside the people's own, below what Debian gives away by itself
+FIRST_TEAM, TEAM_NUMBERS = 30_000, 20_000  # beside the users' own, below what Debian gives away by itself
 
 
 def team_number(team: str) -> int:
@@ -15,8 +15,8 @@ def team_number(team: str) -> int:
 
 
 def roster_text(stack: Stack) -> str:
-    """``accounts.json`` of the records bucket; that of a stack without people locks those it had."""
-    people = [
+    """``accounts.json`` of the records bucket; that of a stack without users locks those it had."""
+    users = [
         {
             "name": name,
             "uid": person.uid,
@@ -27,4 +27,4 @@ def roster_text(stack: Stack) -> str:
         }
         for name, person in sorted(stack.access.people.items())
     ]
-    return json.dumps({"schema_version": 1, "people": people}, indent=1, sort_keys=True)
+    return json.dumps({"schema_version": 1, "users": users}, indent=1, sort_keys=True)

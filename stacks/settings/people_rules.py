@@ -48,7 +48,7 @@ def _teams(stack: Stack) -> Iterator[Problem]:
     for name, person in people.items():
         team = person.team
         if team is not None and (team in people or team in TAKEN_NAMES or team.startswith(OWN_PREFIX)):
-            allowed = "is the name of a person, or of a group of the system; any other name"
+            allowed = "is the name of a user, or of a group of the system; any other name"
             yield Problem(f"access.people.{name}.team", team, allowed)
     for _, names in _shared((team_number(team), team) for team in teams):
         allowed = f"gets the same group number as {names[0]!r}, which follows from the name; choose another"
@@ -97,7 +97,7 @@ def _way_in(stack: Stack) -> Iterator[Problem]:
     if stack.cloud is not Cloud.ALICLOUD or not stack.access.people:
         return
     if not stack.access.ssh_from:
-        allowed = "needs a network that people come from: on Alibaba Cloud accounts are reached by SSH alone"
+        allowed = "needs a network that users come from: on Alibaba Cloud accounts are reached by SSH alone"
         yield Problem("access.ssh_from", {}, allowed)
     for name, person in stack.access.people.items():
         if not person.keys:

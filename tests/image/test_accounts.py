@@ -198,17 +198,17 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_root_acts_on_no_roster_that_a_stack_would_not_write(case):
     good = json.loads(people.roster_text(stack(access={"people": {"ada": {"uid": 5001}}})))
-    good["people"][0] |= WRONG[case]
+    good["users"][0] |= WRONG[case]
 
-    with pytest.raises(RosterError, match=r"people\[0\]\."):
+    with pytest.raises(RosterError, match=r"users\[0\]\."):
         parse(good)
 
 
 def test_two_people_of_one_number_are_refused_on_the_instance_too():
-    entry = json.loads(people.roster_text(stack(access={"people": {"ada": {"uid": 5001}}})))["people"][0]
+    entry = json.loads(people.roster_text(stack(access={"people": {"ada": {"uid": 5001}}})))["users"][0]
 
-    with pytest.raises(RosterError, match="several people have uid 5001"):
-        parse({"schema_version": 1, "people": [entry, entry | {"name": "bob"}]})
+    with pytest.raises(RosterError, match="several users have uid 5001"):
+        parse({"schema_version": 1, "users": [entry, entry | {"name": "bob"}]})
 
 
 def roster_of(*names):
@@ -222,7 +222,7 @@ def unreadable():
 
 @pytest.mark.parametrize(
     "read",
-    [unreadable, lambda: None, lambda: {"schema_version": 2}, lambda: {"schema_version": 1, "people": {}}],
+    [unreadable, lambda: None, lambda: {"schema_version": 2}, lambda: {"schema_version": 1, "users": {}}],
     ids=["no answer", "deleted", "of another version", "damaged"],
 )
 def test_a_roster_that_cannot_be_read_locks_nobody_and_says_so(read, tmp_path):

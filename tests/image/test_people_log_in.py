@@ -127,7 +127,7 @@ def test_a_person_comes_in_by_their_key_to_a_home_of_their_own(told):
     status, said = told["ada-is"]
 
     assert (status, said.split()[0], said.split()[-1]) == (0, "ada", "700")
-    assert {"vision", "gpu-fleet-people", "gpu-fleet-admins"} <= set(said.split())
+    assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set(said.split())
 
 
 def test_root_is_for_admins(told):

@@ -76,7 +76,7 @@ REFUSED = {
     ),
     "a team named as a person": (
         {"ada": {"uid": 5001, "team": "bob"}, "bob": {"uid": 5002}},
-        "access.people.ada.team = 'bob': is the name of a person",
+        "access.people.ada.team = 'bob': is the name of a user",
     ),
     "a team of those who may become root": (
         {"ada": {"uid": 5001, "team": "sudo"}},
@@ -108,7 +108,7 @@ def test_on_alibaba_cloud_people_come_by_ssh_or_not_at_all():
     with pytest.raises(SettingsError) as caught:
         from_mapping("test", alicloud_file(access={"people": {"bob": {"uid": 5002}}}))
 
-    assert "access.ssh_from = {}: needs a network that people come from" in str(caught.value)
+    assert "access.ssh_from = {}: needs a network that users come from" in str(caught.value)
     assert "access.people.bob.keys = []: needs a key" in str(caught.value)
 
 
@@ -121,7 +121,7 @@ def test_a_teams_number_follows_from_its_name_alone():
 
 
 def entries(settings):
-    return json.loads(people.roster_text(settings))["people"]
+    return json.loads(people.roster_text(settings))["users"]
 
 
 def declared_by(settings):
@@ -150,7 +150,7 @@ def objects(declared):
 def test_the_roster_lies_encrypted_in_the_records_and_nowhere_else(named):
     stored = objects(named)[sweep_archive.ACCOUNTS_KEY]
 
-    assert [one["name"] for one in json.loads(stored["content"])["people"]] == ["ada", "bob"]
+    assert [one["name"] for one in json.loads(stored["content"])["users"]] == ["ada", "bob"]
     assert stored["serverSideEncryption"] == "aws:kms"
     for template in named.of_type("aws:ec2/launchTemplate:LaunchTemplate"):
         user_data = base64.b64decode(template.inputs["userData"]).decode("utf-8", "replace")
@@ -159,7 +159,7 @@ def test_the_roster_lies_encrypted_in_the_records_and_nowhere_else(named):
 
 
 def test_a_stack_that_names_nobody_any_more_says_so_to_its_instances(nobody):
-    assert json.loads(objects(nobody)[sweep_archive.ACCOUNTS_KEY]["content"])["people"] == []
+    assert json.loads(objects(nobody)[sweep_archive.ACCOUNTS_KEY]["content"])["users"] == []
 
 
 def test_instances_read_the_roster_and_no_role_of_theirs_writes_it(named):
@@ -239,7 +239,7 @@ def test_alibaba_clouds_instances_read_the_roster_and_write_no_word_of_it():
         for one in found.of_type("alicloud:oss/bucketObject:BucketObject")
         if one.inputs["key"] == sweep_archive.ACCOUNTS_KEY
     ]
-    assert [one["name"] for one in json.loads(stored["content"])["people"]] == ["ada"]
+    assert [one["name"] for one in json.loads(stored["content"])["users"]] == ["ada"]
     stated = role_statements(found, "dev-instance")
     touching = [one for one in stated if sweep_archive.ACCOUNTS_KEY in json.dumps(one["Resource"])]
     assert [one["Action"] for one in touching] == [["oss:GetObject"]]
