@@ -263,8 +263,8 @@ class NetworkSettings:
 
 
 @dataclass(frozen=True, config=EXACT)
-class PersonSettings:
-    """Somebody with an account of that name on every instance.
+class AccountSettings:
+    """A user with an account of that name on every instance.
 
     Attributes:
         uid: the account's number, 2000 to 29999; for good, since files on the shared homes belong to it.
@@ -291,7 +291,9 @@ class AccessSettings:
     """
 
     ssh_from: dict[str, IPv4Network] = Field(default_factory=dict)
-    people: Annotated[dict[AccountName, PersonSettings], Field(max_length=1000)] = Field(default_factory=dict)
+    people: Annotated[dict[AccountName, AccountSettings], Field(max_length=1000)] = Field(
+        default_factory=dict
+    )
 
 
 class Redundancy(StrEnum):
