@@ -26,7 +26,7 @@ from image.reaper.calls import Calls
 from image.reaper.cloud import Query, Span
 from image.reaper.errors import CloudError
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY, Figure
-from image.reaper.model import TAG_REAP_AFTER, Decision, Kind, Leftover, Verdict
+from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER, Decision, Kind, Leftover, Verdict
 from tests.reaper.alicloud_server import ENVIRON, RefusedError, clients, nested, serving
 from tests.reaper.alicloud_world import Actions, Bucket
 from tests.reaper.situations import machine
@@ -232,14 +232,36 @@ def test_mail_goes_by_the_nearest_region_that_has_direct_mail(region, host):
 def test_tags_go_to_instances_disks_and_addresses_in_their_own_ways(stage):
     asked = []
     stage.actions.tag_resources = lambda ask: (
-        asked.append((ask["ResourceType"], len(ask["ResourceId"]))) or {}
+        asked.append((ask["ResourceType"], len(ask["ResourceId"]), ask["Version"])) or {}
     )
     stage.actions.un_tag_resources = lambda ask: asked.append(("untag", ask["ResourceId"])) or {}
 
     stage.instances.tag([*(f"i-{number}" for number in range(60)), "d-1", "eip-1"], {"a": "b"})
     stage.instances.untag(["eip-1"], ["a"])
 
-    assert asked == [("instance", 50), ("instance", 10), ("disk", 1), ("EIP", 1), ("untag", ["eip-1"])]
+    ecs, vpc = "2014-05-26", "2016-04-28"
+    assert asked == [
+        *(("instance", 50, ecs), ("instance", 10, ecs), ("disk", 1, ecs)),
+        *(("EIP", 1, vpc), ("untag", ["eip-1"])),
+    ]
+
+
+def test_every_numbered_page_is_read_and_an_empty_one_ends_it_whatever_the_total_says(stage):
+    for number in range(120):
+        stage.world.group(f"g-{number}", min_size=0)
+    assert len(stage.instances.fleet().groups) == 120
+    assert stage.server.asked["DescribeScalingGroups"] == 3
+    plain = stage.actions.describe_scaling_groups
+    stage.actions.describe_scaling_groups = lambda ask: plain(ask) | {"TotalCount": 1000}
+
+    assert len(stage.instances.fleet().groups) == 120
+    assert stage.server.asked["DescribeScalingGroups"] == 3 + 4
+
+
+def test_a_group_s_pool_is_told_by_its_tag(stage):
+    stage.world.group("g-1", min_size=0)
+
+    assert [one.pool for one in stage.instances.fleet().groups] == ["dev"]
 
 
 def test_parameters_are_flattened_as_rpc_wants_them_and_read_back():
@@ -311,6 +333,13 @@ def described(**changes):
 
 def test_an_instance_counts_as_started_at_the_end_of_the_minute_that_is_told():
     assert described().launched_at == EPOCH + timedelta(minutes=1)
+
+
+def test_an_instance_that_was_started_again_is_as_young_as_that_start():
+    again = described(StartTime="2026-03-05T08:00Z")
+
+    assert again.launched_at == EPOCH + timedelta(days=3, minutes=1)
+    assert described(StartTime="").launched_at == EPOCH + timedelta(minutes=1)
 
 
 @pytest.mark.parametrize(
@@ -697,6 +726,65 @@ def test_a_stopped_instance_is_found_with_what_its_disks_take(left):
 
 def test_the_newest_snapshot_of_a_disk_counts(left):
     assert left.snapshots(["d-1"]) == {"d-1": EPOCH + timedelta(hours=1)}
+
+
+class Paged(Actions):
+    """Two pages of everything, attached and not."""
+
+    def describe_disks(self, ask):
+        number = 2 if ask.get("NextToken") else 1
+        note = {"Tags": {"Tag": [{"TagKey": TAG_IDLE_SINCE, "TagValue": "2026-03-01T08:00Z"}]}}
+        detached = {"DetachedTime": "2026-02-01T08:00Z"} if ask["Status"] == "In_use" else {}
+        disk = {"DiskId": f"{ask['Status']}-{number}", "Size": 1, "Category": "cloud_essd"}
+        return {"Disks": {"Disk": [disk | note | detached]}, "NextToken": "more" if number == 1 else ""}
+
+    def describe_eip_addresses(self, ask):
+        number = int(ask["PageNumber"])
+        noted = {"Tag": [{"Key": TAG_IDLE_SINCE, "Value": "2026-03-01T08:00Z"}]}
+        rows = [
+            {"AllocationId": "eip-1", "Status": "Available", "Tags": {"Tag": []}},
+            {"AllocationId": "eip-2", "Status": "InUse", "Tags": noted},
+            {"AllocationId": "eip-3", "Status": "InUse", "Tags": {"Tag": []}},
+        ]
+        return {"EipAddresses": {"EipAddress": rows[number - 1 : number]}, "TotalCount": len(rows)}
+
+
+def test_every_page_of_disks_and_addresses_is_read_and_what_is_used_again_is_told():
+    with serving(Paged(World())) as server:
+        found = Leftovers(clients(server), Calls(lambda: EPOCH), STACK).find()
+
+    assert [(one.id, one.in_use) for one in found] == [
+        *(("Available-1", False), ("Available-2", False), ("In_use-1", True), ("In_use-2", True)),
+        *(("eip-1", False), ("eip-2", True)),
+    ]
+    assert {one.unused_since for one in found} == {None}, "none was detached, or it is attached again"
+
+
+def test_removing_takes_a_disk_or_an_address_and_never_an_instance():
+    asked = []
+
+    def product(name):
+        def action(which):
+            def call(**ask):
+                asked.append((name, which, ask))
+                return {}
+
+            return call
+
+        return SimpleNamespace(action=action)
+
+    made = SimpleNamespace(ecs=product("Ecs"), vpc=product("Vpc"))
+    left = Leftovers(made, Calls(lambda: EPOCH), STACK)
+
+    left.remove(Leftover(Kind.VOLUME, "d-1"))
+    left.remove(Leftover(Kind.ADDRESS, "eip-1"))
+    with pytest.raises(ValueError, match="is no thing to remove here"):
+        left.remove(Leftover(Kind.INSTANCE, "i-1"))
+
+    assert asked == [
+        ("Ecs", "DeleteDisk", {"DiskId": "d-1"}),
+        ("Vpc", "ReleaseEipAddress", {"AllocationId": "eip-1"}),
+    ]
 
 
 def test_a_disk_that_something_hangs_on_stays_and_is_told(left):

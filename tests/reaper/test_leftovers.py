@@ -11,7 +11,8 @@ from moto import mock_aws
 from image.reaper.aws.leftovers import Leftovers
 from image.reaper.calls import Calls
 from image.reaper.model import TAG_IDLE_SINCE, TAG_PROTECTED, Instance, Kind, Leftover
-from image.reaper.sweep.leftovers import Step, judge
+from image.reaper.sweep.leftovers import GIB_MONTH, Step, judge
+from image.reaper.times import format_time
 from tests.reaper.moto_fleet import NOW, REGION, STACK, TAGS, client
 from tests.reaper.sweeping import policy
 
@@ -82,6 +83,18 @@ def test_what_a_leftover_costs_a_month_is_told_where_it_is_known():
     assert elsewhere.monthly_price is None
 
 
+def test_the_report_says_since_when_and_what_it_costs_where_that_is_known():
+    (known,) = judge([volume()], {}, LISTING, NOW)
+    (unknown,) = judge([volume(noted=None)], {}, policy(top={"region": "eu-central-1"}), NOW)
+
+    told = [known.to_json(), unknown.to_json()]
+
+    assert [(one["unused_since"], one["price_per_month"]) for one in told] == [
+        (format_time(LONG_AGO), "16.00"),
+        (None, None),
+    ]
+
+
 @pytest.fixture
 def ec2(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -115,7 +128,40 @@ def test_unattached_volumes_free_addresses_and_stopped_instances_are_found(ec2):
         (Kind.ADDRESS, address["AllocationId"]),
         (Kind.INSTANCE, stopped.id),
     }
-    assert next(one for one in found if one.kind is Kind.INSTANCE).size_gib > 0
+    assert [one.in_use for one in found] == [False, False, False]
+    machine = next(one for one in found if one.kind is Kind.INSTANCE)
+    assert machine.size_gib > 0
+    assert machine.volume_type in GIB_MONTH, "its disks are all of one kind"
+
+
+def test_disks_of_several_kinds_have_no_price_together(ec2):
+    started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=1, MaxCount=1)
+    key = started["Instances"][0]["InstanceId"]
+    made = ec2.create_volume(AvailabilityZone=f"{REGION}a", Size=1, VolumeType="sc1")
+    ec2.attach_volume(Device="/dev/sdf", InstanceId=key, VolumeId=made["VolumeId"])
+    stopped = Instance(key, "g5.xlarge", "stopped", NOW, TAGS, stopped_at=NOW)
+
+    (found,) = Leftovers(ec2, Calls(lambda: NOW), STACK).find([stopped])
+
+    assert found.volume_type == ""
+
+
+def test_an_address_in_use_is_told_where_it_was_noted_and_else_left_out(ec2):
+    started = ec2.run_instances(ImageId="ami-12c6146b", InstanceType="g5.xlarge", MinCount=2, MaxCount=2)
+    noted = TAGS | {TAG_IDLE_SINCE: "2026-01-01T00:00:00Z"}
+    made = []
+    for machine, own in zip(started["Instances"], (noted, TAGS), strict=True):
+        tags = [{"Key": key, "Value": value} for key, value in own.items()]
+        address = ec2.allocate_address(
+            Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}]
+        )
+        made.append(address["AllocationId"])
+        ec2.associate_address(AllocationId=made[-1], InstanceId=machine["InstanceId"])
+
+    (found,) = Leftovers(ec2, Calls(lambda: NOW), STACK).find()
+
+    assert (found.id, found.in_use) == (made[0], True)
+    assert step(found) is Step.FORGET
 
 
 def test_a_noted_volume_that_is_attached_again_is_found_and_forgotten(ec2):
