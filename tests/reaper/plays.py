@@ -912,13 +912,18 @@ def a_stopped_instance_gets_a_notice_of_its_own(stage: Stage) -> list[str]:
 
 def stopped_and_due(stage: Stage) -> Machine:
     """An instance that a sweep has stopped, whose owner was told of the termination that comes next."""
+    return several_stopped_and_due(stage, 1)[0]
+
+
+def several_stopped_and_due(stage: Stage, count: int) -> list[Machine]:
+    """As ``stopped_and_due``."""
     stage.terms(action="stop", instance_store_scratch=False, terminate_stopped_after_days=1)
-    (machine,) = stage.marked()
+    made = stage.marked(count)
     stage.sweep()
     stage.world.pass_minutes(25 * 60)
     stage.sweep()
     stage.world.pass_minutes(21)
-    return machine
+    return made
 
 
 def _started_before(stage: Stage, operation: str, number: int = 1) -> list[str]:
@@ -965,6 +970,20 @@ def a_stopped_instance_is_kept_as_its_end_is_decided(stage: Stage) -> list[str]:
         *expect(unmarked and in_grace, "the mark that was withdrawn ends it, or one without a grace"),
         *expect(machine.state == "terminated", "nobody ends it any more, though nobody keeps it"),
     ]
+
+
+@play
+def one_of_two_stopped_instances_is_kept_as_their_end_is_decided(stage: Stage) -> list[str]:
+    """Each has a race of its own, though their marks are alike."""
+    first, second = several_stopped_and_due(stage, 2)
+    mark = mark_of(Instance(second.id, "", "stopped", stage.world.now, second.tags))
+    assert mark is not None
+    asked = Exchange(stage.store(), second.id, mark.reap_after)
+    won = asked.claim(Winner.WITHDRAWN, "kept", stage.world.now) is Winner.WITHDRAWN
+    stage.sweep()
+    return expect(won and second.state == "stopped", "its owner was told that it is kept") + expect(
+        first.state == "terminated", "the other is not terminated"
+    )
 
 
 @play
@@ -1520,6 +1539,15 @@ def the_sweeps_clock_is_wrong(stage: Stage) -> list[str]:
     stage.world.skew = timedelta(minutes=3)
     stage.sweep()
     return []
+
+
+@play
+def the_sweeps_clock_is_behind_as_it_would_mark(stage: Stage) -> list[str]:
+    """The next sweep's would be right, and the grace shorter than was told."""
+    stage.forget(stage.start())
+    stage.world.skew = timedelta(seconds=-90)
+    stage.sweep()
+    return expect(stage.told() == 0 or stage.cloud != "aws", "it marked by a clock that is wrong")
 
 
 @play

@@ -78,7 +78,9 @@ def test_of_small_pools_together_the_day_with_most_idle_is_usual(world):
     memory.note_idle("train", world.now, ["i-3"])
     memory.note_idle("train", world.now + timedelta(days=1), ["i-3", "i-4"])
 
-    assert memory.usual(world.now).most(["dev", "train"]) == 3
+    usual = memory.usual(world.now)
+    assert usual.most(["dev", "train"]) == 3
+    assert (usual.most(["dev"]), usual.most(["train"]), usual.most(["other"])) == (2, 2, 0)
 
 
 def test_a_lease_of_before_is_read_and_what_blind_sensors_may_have_taught_is_forgotten(world, store):

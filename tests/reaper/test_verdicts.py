@@ -323,6 +323,15 @@ def test_a_pool_keeps_its_minimum():
     assert decision(alone(machine(), FORGOTTEN, policy=least)).verdict is Verdict.UNMARK
 
 
+def test_a_stopped_instance_is_none_of_a_pools_minimum():
+    situation = alone(machine(), FORGOTTEN, policy=with_pool(min_size=1))
+    both = Inventory((machine(), stopped(name="i-2")))
+
+    running, _ = decide(replace(situation, fleet=both)).decisions
+
+    assert running.verdict is Verdict.UNMARK
+
+
 def test_a_hold_beyond_fourteen_days_holds_and_is_told():
     far = machine(tags={"gpu-fleet:keep-until": "2099-01-01T00:00:00Z"}, marked_minutes_ago=None)
 

@@ -8,11 +8,13 @@ import pytest
 from image.reaper.alicloud.oss import OssStore
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError
-from image.reaper.model import TAG_IDLE_SINCE, TAG_REAP_AFTER
+from image.reaper.model import TAG_IDLE_SINCE, TAG_POOL, TAG_REAP_AFTER
 from image.reaper.sweep import watch as watching
 from image.reaper.times import format_time
 from tests.reaper.alicloud_world import Bucket
-from tests.reaper.moto_fleet import BUCKET, NOW, client
+from tests.reaper.moto_fleet import BUCKET, NOW, client, pool_policy
+from tests.reaper.plays import CLOUDS, POOL, TAGS
+from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.test_sweep_on_moto import AFTER_GRACE, fleet, sweep  # noqa: F401 - fixtures
 from tests.reaper.world import World
 
@@ -148,6 +150,23 @@ def test_nothing_is_done_where_nobody_knows_since_when_it_watches(fleet, sweep, 
     assert fleet.state(idle) == "running"
     client("s3").delete_object(Bucket=BUCKET, Key="reaper/watch.json")
     assert sweep(AFTER_GRACE, watch_days=7)[0].exit_code == 0
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_every_pool_is_watched_and_none_is_asked_to_answer(cloud):
+    world = World()
+    asking = pool_policy(**POOL, require_acknowledgement=True)
+    checked = policy({"a": asking, "b": asking}, CLOUDS[cloud] | {"watch_days": 7})
+    made = [world.start(TAGS | {TAG_POOL: pool}, busy=False) for pool in ("a", "b")]
+    world.pass_minutes(90)
+
+    for _ in range(4):
+        watch = sweep_world(world, checked).watch
+        world.pass_minutes(10)
+
+    assert sorted(one["instance_id"] for one in watch.would_end) == sorted(one.id for one in made)
+    assert world.ends == []
+    assert not any(TAG_REAP_AFTER in one.tags for one in made)
 
 
 def test_on_alibaba_cloud_the_way_to_begin_anew_names_what_a_plain_deletion_leaves():
