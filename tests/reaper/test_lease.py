@@ -39,6 +39,17 @@ def test_the_next_sweep_remembers_what_the_one_before_did(world, store):
     assert following.memory.usual(world.now).idle == {"dev": {f"{world.now:%Y-%m-%d}": 2}}
 
 
+def test_a_sweep_that_died_holds_its_lease_for_as_long_as_a_function_may_run_and_no_longer(world, store):
+    Lease(store, "first", world.clock).acquire()
+
+    world.pass_minutes(14)
+    with pytest.raises(LeaseError, match=r"another sweep \(first\) holds the lease"):
+        Lease(store, "second", world.clock).acquire()
+    world.pass_minutes(2)
+
+    Lease(store, "second", world.clock).acquire()
+
+
 def test_before_the_first_sweep_nothing_is_remembered(store):
     assert remembered(store) == SweepMemory()
 
@@ -52,8 +63,8 @@ def test_before_the_first_sweep_nothing_is_remembered(store):
         {"told": {"i-1": 5, "i-2": "yesterday"}},
         {"leftovers_at": 7},
         {"replaced": ["i-1"], "ended": {"i-1": "dev", "i-2": ["dev", "never"], "i-3": ["dev"]}},
-        {"idle": [3]},
-        {"idle": {"dev": 3}},
+        {"confirmed_idle": [3]},
+        {"confirmed_idle": {"dev": 3}},
     ],
 )
 def test_what_cannot_be_read_is_forgotten(store, memory):
