@@ -9,6 +9,7 @@ import pytest
 
 from image.reaper.calls import bisect
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError
+from image.reaper.model import TAG_REAP_AFTER
 from image.reaper.notify.notifier import Notifier
 from image.reaper.people.ledger_reader import LedgerPlace, read_ends
 from image.reaper.people.monthly_savings import month_of
@@ -287,7 +288,7 @@ def test_a_dry_run_looks_for_leftovers_where_they_are_asked_for(wanted):
 
 def usual(world):
     """What the breaker has learned: pool -> day -> instances."""
-    return json.loads(world.objects[f"reaper/{LEASE_KEY}"][0])["memory"]["idle"]
+    return json.loads(world.objects[f"reaper/{LEASE_KEY}"][0])["memory"]["confirmed_idle"]
 
 
 def test_an_end_within_a_day_of_its_notice_teaches_the_breaker_nothing():
@@ -301,7 +302,7 @@ def test_an_end_within_a_day_of_its_notice_teaches_the_breaker_nothing():
     assert usual(world) == {}
 
 
-def test_one_that_was_idle_and_is_used_again_is_usual():
+def test_one_that_was_idle_and_is_used_again_teaches_nothing_for_blind_sensors_look_the_same():
     world = forgotten(1)
     (machine,) = world.machines.values()
     sweep_world(world, POLICY)
@@ -310,7 +311,8 @@ def test_one_that_was_idle_and_is_used_again_is_usual():
 
     sweep_world(world, POLICY)
 
-    assert usual(world) == {"dev": {f"{EPOCH:%Y-%m-%d}": [machine.id]}}
+    assert TAG_REAP_AFTER not in machine.tags
+    assert usual(world) == {}
 
 
 def test_one_that_is_idle_still_and_loses_its_mark_for_its_pools_minimum_is_not():
