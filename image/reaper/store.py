@@ -41,6 +41,19 @@ class Listed:
     age: timedelta
 
 
+@dataclass(frozen=True)
+class Page:
+    """One page of a listing.
+
+    Attributes:
+        listed: in the order of the keys.
+        token: to go on with; empty on the last page.
+    """
+
+    listed: list[Listed]
+    token: str
+
+
 class Store:
     """The part of a bucket below one prefix; S3, or OSS through its S3 interface.
 
@@ -94,19 +107,40 @@ class Store:
     def listed(self, prefix: str) -> list[Listed]:
         """Every object whose key begins so, in the order of the keys. Raises CloudError."""
         found: list[Listed] = []
-        more: dict[str, str] = {}
-        while True:
-            page = self._calls.look(
-                self._s3.list_objects_v2, Bucket=self._bucket, Prefix=self._prefix + prefix, **more
+        page = self.page(prefix)
+        found += page.listed
+        while page.token:
+            page = self.page(prefix, token=page.token)
+            found += page.listed
+        return found
+
+    def page(self, prefix: str, after: str = "", token: str = "") -> Page:
+        """A thousand objects at most whose keys begin so, in the order of the keys: one call.
+
+        Args:
+            prefix: how the keys begin.
+            after: only keys that come after this one, which need not be there; empty for all.
+            token: of the page before, in place of ``after``, to go on where that ended.
+
+        Raises:
+            CloudError: also where the bucket lists what was not asked for.
+        """
+        where = (
+            {"ContinuationToken": token} if token else {"StartAfter": self._prefix + after} if after else {}
+        )
+        answer = self._calls.look(
+            self._s3.list_objects_v2, Bucket=self._bucket, Prefix=self._prefix + prefix, **where
+        )
+        now = self._answered_at(answer)
+        listed = [
+            Listed(one["Key"].removeprefix(self._prefix), now - one["LastModified"])
+            for one in answer.get("Contents", [])
+        ]
+        if after and listed and listed[0].key <= after:
+            raise CloudError(
+                f"{prefix}: asked for what comes after {after!r}, got {listed[0].key!r}", "Malformed"
             )
-            now = self._answered_at(page)
-            found += [
-                Listed(one["Key"].removeprefix(self._prefix), now - one["LastModified"])
-                for one in page.get("Contents", [])
-            ]
-            if not page.get("NextContinuationToken"):
-                return found
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+        return Page(listed, answer.get("NextContinuationToken", ""))
 
     def _answered_at(self, page: dict[str, Any]) -> datetime:
         """When the bucket answered, by its own clock."""
