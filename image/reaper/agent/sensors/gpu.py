@@ -63,14 +63,17 @@ class GpuSensor:
         self._slow: dict[str, _Slow] = {}
         self.pids: frozenset[int] = frozenset()
 
-    def read(self) -> tuple[Gpu, ...]:
+    def read(self, *, fresh: bool = False) -> tuple[Gpu, ...]:
         """One look at every GPU; also keeps their processes in ``pids``.
+
+        Args:
+            fresh: nothing of what is told comes from an earlier look.
 
         Raises:
             SensorError: naming NVML's error, or telling how many GPUs are missing.
         """
         try:
-            gpus = tuple(self._gpu(device) for device in self._open())
+            gpus = tuple(self._gpu(device, fresh=fresh) for device in self._open())
         except self._nvml.NVMLError as error:
             self._close()
             raise SensorError(self._told(error, " on opening the GPUs")) from error
@@ -110,10 +113,10 @@ class GpuSensor:
         with contextlib.suppress(self._nvml.NVMLError):  # it may never have been open
             self._nvml.nvmlShutdown()
 
-    def _gpu(self, device: _Device) -> Gpu:
+    def _gpu(self, device: _Device, *, fresh: bool) -> Gpu:
         utilisation = self._ask(device, "nvmlDeviceGetUtilizationRates")
         slow = self._slow.get(device.name)
-        if slow is None or self._real_s() - slow.read_s >= SLOW_EVERY_S:
+        if fresh or slow is None or self._real_s() - slow.read_s >= SLOW_EVERY_S:
             slow = self._slow[device.name] = self._read_slow(device)
         return Gpu(
             name=device.name,
