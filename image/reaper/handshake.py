@@ -38,6 +38,7 @@ IDLE_LASTS = timedelta(minutes=3)
 # As long an agent that died is believed. A living one says it again every ten seconds, agents of before every
 # twenty, and a look at all sensors may take some more.
 CLOSED_LASTS = timedelta(seconds=30)
+LONGEST = 1 << 16  # bytes of a word or decision: an instance may write what it likes there
 MOST_WORDS = 16  # below one mark, four times what an agent, the sweep and `keep` write
 MOST_NAMES = 200  # of one caller in two days: a new mark every hour; more are jumped over
 # Of one listing, beside two for each instance that is asked: some 25,000 marks in two days.
@@ -298,7 +299,8 @@ class Exchange:
 
     def decided(self) -> "Decided | None":
         """What is decided and when, or None."""
-        found = self.store.get(self._decision_key) if self._is_there(self._decision_key) else None
+        there = self._is_there(self._decision_key)
+        found = self.store.get(self._decision_key, LONGEST) if there else None
         if found is None:
             return None
         try:
@@ -316,7 +318,7 @@ class Exchange:
 
     def _is_there(self, wanted: str) -> bool:
         try:
-            return self.store.newest(wanted) is not None
+            return self.store.newest(wanted, LONGEST) is not None
         except CloudError as error:
             if error.code not in DENIED:
                 raise

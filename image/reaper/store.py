@@ -75,17 +75,21 @@ class Store:
         self._s3 = s3
         self._calls = calls
 
-    def get(self, key: str) -> Found | None:
+    def get(self, key: str, at_most: int | None = None) -> Found | None:
         """An object, or None where there is none.
 
-        Raises:
-            CloudError: it could not be read, or is no JSON object.
-        """
-        return self._read(key)
+        Args:
+            key: below the prefix.
+            at_most: bytes, of an object that others write: no more are read.
 
-    def newest(self, key: str) -> Found | None:
-        """What was last written to a key, be it by a user who was too late; errors as of ``get``."""
-        return self._read(key)
+        Raises:
+            CloudError: it could not be read, is no JSON object, or is longer.
+        """
+        return self._read(key, at_most)
+
+    def newest(self, key: str, at_most: int | None = None) -> Found | None:
+        """What was last written to a key, be it by a user who was too late; else as ``get``."""
+        return self._read(key, at_most)
 
     def beginning(self, key: str, length: int) -> Found | None:
         """As ``newest``, but of an object that others write no more than so many bytes are read.
@@ -175,7 +179,7 @@ class Store:
         """What a user does so that ``get`` finds nothing any more."""
         return f"delete {self._scheme}://{self._bucket}/{self._prefix}{key}"
 
-    def _read(self, key: str, **exact: str) -> Found | None:
+    def _read(self, key: str, at_most: int | None = None, **exact: str) -> Found | None:
         try:
             answer = self._calls.look(
                 self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
@@ -184,7 +188,7 @@ class Store:
             if error.code in ABSENT:
                 return None
             raise
-        return found_in(answer, self._prefix + key)
+        return found_in(answer, self._prefix + key, at_most)
 
     def _put(self, key: str, content: dict[str, Any], **condition: str) -> dict[str, Any] | None:
         """What PutObject answered, or None where the condition does not hold."""
@@ -204,14 +208,17 @@ class Store:
         return answer
 
 
-def found_in(answer: dict[str, Any], key: str) -> Found:
+def found_in(answer: dict[str, Any], key: str, at_most: int | None = None) -> Found:
     """What GetObject answered.
 
     Raises:
-        CloudError: it is no JSON object.
+        CloudError: it is no JSON object, or longer than so many bytes.
     """
+    body = answer["Body"].read() if at_most is None else answer["Body"].read(at_most + 1)
+    if at_most is not None and len(body) > at_most:
+        raise CloudError(f"{key}: longer than {at_most} bytes", "Malformed")
     try:
-        content = json.loads(answer["Body"].read())
+        content = json.loads(body)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):

@@ -34,6 +34,7 @@ from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError
 from image.reaper.handshake import (
     CLOSED_LASTS,
+    LONGEST,
     Exchange,
     Question,
     Said,
@@ -685,7 +686,7 @@ class Refusing:
     def __init__(self, code):
         self.code = code
 
-    def newest(self, key):
+    def newest(self, key, at_most):
         raise CloudError("no", self.code)
 
 
@@ -914,3 +915,21 @@ def test_five_thousand_names_in_a_real_listing_cost_a_sweep_three_calls_a_list(l
     assert ended([first, second]) == [first.id, second.id]
     assert list(report["flooding"]) == [f"AROA0:{second.id}"]
     assert live.calls.count("ListObjectsV2") <= 4 * 5, "without a flood five lists"
+
+
+def test_a_decision_that_an_instance_made_huge_is_a_failure_of_that_instance_alone(live):
+    """Else the function reads it whole, runs out of memory, and ends nobody."""
+    first, second = marked_and_due(live, 2)
+    (key,) = [
+        one["Key"].replace("idle", "decision")
+        for one in live.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
+        if second.id in one["Key"] and one["Key"].endswith("/idle.json")
+    ]
+    huge = json.dumps({"winner": "end", "reason": "x" * LONGEST}).encode()
+    get_backend("s3")[ACCOUNT]["global"].put_object(RECORDS, key, huge)
+
+    report = live.sweep(override_breaker=True)
+
+    assert ended([first, second]) == [first.id]
+    (failure,) = [one for one in report["failed"] if one["instance_id"] == second.id]
+    assert f"longer than {LONGEST} bytes" in failure["error"]
