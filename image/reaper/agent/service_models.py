@@ -28,7 +28,7 @@ def use_small_models() -> None:
     boto3.setup_default_session(botocore_session=session)
 
 
-class SmallModels(botocore.loaders.JSONFileLoader):  # type: ignore[misc] # botocore ships no types
+class SmallModels(botocore.loaders.JSONFileLoader):
     """Reads a file of botocore's data, without documentation."""
 
     def load_file(self, file_path: str) -> Any:
