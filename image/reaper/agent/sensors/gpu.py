@@ -6,7 +6,7 @@ is ``NVML_ERROR_NOT_SUPPORTED`` on a reading that some GPUs do not have, which b
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from image.reaper.agent.sensors.reading import Gpu
@@ -67,7 +67,7 @@ class GpuSensor:
         """One look at every GPU; also keeps their processes in ``pids``.
 
         Args:
-            fresh: nothing of what is told comes from an earlier look.
+            fresh: no process of an earlier look is told; memory and power limit may be.
 
         Raises:
             SensorError: naming NVML's error, or telling how many GPUs are missing.
@@ -116,8 +116,11 @@ class GpuSensor:
     def _gpu(self, device: _Device, *, fresh: bool) -> Gpu:
         utilisation = self._ask(device, "nvmlDeviceGetUtilizationRates")
         slow = self._slow.get(device.name)
-        if fresh or slow is None or self._real_s() - slow.read_s >= SLOW_EVERY_S:
+        if slow is None or self._real_s() - slow.read_s >= SLOW_EVERY_S:
             slow = self._slow[device.name] = self._read_slow(device)
+        elif fresh:
+            pids = tuple(sorted(self._processes(device)))
+            slow = self._slow[device.name] = replace(slow, pids=pids)
         return Gpu(
             name=device.name,
             utilisation_percent=None if utilisation is None else float(utilisation.gpu),
