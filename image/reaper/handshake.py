@@ -131,7 +131,7 @@ def words(listed: Iterable[Listed]) -> Words:
 
 
 @dataclass(frozen=True)
-class Question:
+class MarkQuestion:
     """An instance that is asked for its word for a mark.
 
     Attributes:
@@ -158,7 +158,7 @@ class Heard:
     flooding: Mapping[str, int] = field(default_factory=dict)
 
 
-def heard(store: Store, asked: Collection[Question]) -> Heard:
+def heard(store: Store, asked: Collection[MarkQuestion]) -> Heard:
     """What the instances said for these marks. Raises CloudError."""
     listening = _Listening(asked)
     after, token = listening.start, ""
@@ -188,7 +188,7 @@ class _Listening:
         start: the key after which the listing begins; empty for all.
     """
 
-    def __init__(self, asked: Collection[Question]) -> None:
+    def __init__(self, asked: Collection[MarkQuestion]) -> None:
         self._callers = {one.instance_id: one.caller for one in asked}
         self._marks: dict[str, list[str]] = {}
         for one in sorted(asked, key=lambda each: each.mark):

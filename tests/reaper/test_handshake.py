@@ -36,7 +36,7 @@ from image.reaper.handshake import (
     CLOSED_LASTS,
     LONGEST,
     Exchange,
-    Question,
+    MarkQuestion,
     Said,
     Winner,
     Word,
@@ -770,7 +770,7 @@ class Bucket:
 
 def heard_in(bucket, questions):
     store = Store(bucket, Calls(lambda: MARK + timedelta(seconds=5)), "s3://records/reaper")
-    return heard(store, [Question(each, MARK, caller) for each, caller in questions.items()])
+    return heard(store, [MarkQuestion(each, MARK, caller) for each, caller in questions.items()])
 
 
 def said_by(caller, *names):

@@ -14,7 +14,7 @@ from image.reaper.agent import cloud as agent_cloud
 from image.reaper.calls import Calls
 from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError, TooLateError
-from image.reaper.handshake import Exchange, Question, Winner, heard, pool_caller, said_of
+from image.reaper.handshake import Exchange, MarkQuestion, Winner, heard, pool_caller, said_of
 from image.reaper.marks import hold_of, mark_of
 from image.reaper.model import (
     KEEP_AT_MOST,
@@ -210,7 +210,7 @@ def _of_another(instance_id: str, place: Place, pool: str, mark: datetime) -> Ex
     uri = ledger_uri(place, place.account_id or account_of(place))
     store = clouds.module(place.cloud).store(place.region, calls, uri)
     known = pool_caller(pool, instance_id) if place.cloud == "alicloud" else ""
-    caller = said_of(heard(store, [Question(instance_id, mark, known)]).words, instance_id, mark).caller
+    caller = said_of(heard(store, [MarkQuestion(instance_id, mark, known)]).words, instance_id, mark).caller
     return Exchange(store, caller or instance_id, mark)
 
 

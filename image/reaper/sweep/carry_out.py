@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, DeadlineError
-from image.reaper.handshake import Exchange, Question, Winner, Word, Words, heard, said_of
+from image.reaper.handshake import Exchange, MarkQuestion, Winner, Word, Words, heard, said_of
 from image.reaper.marks import Mark, hold_of
 from image.reaper.model import (
     ENDS,
@@ -174,7 +174,9 @@ def _heard(tools: Tools, decisions: Sequence[Decision], before: Words, done: Don
     found = heard(
         tools.store,
         [
-            Question(one.instance.id, one.reap_after, said_of(before, one.instance.id, one.reap_after).caller)
+            MarkQuestion(
+                one.instance.id, one.reap_after, said_of(before, one.instance.id, one.reap_after).caller
+            )
             for one in decisions
             if one.reap_after is not None
         ],

@@ -10,7 +10,7 @@ from typing import Any
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
-from image.reaper.handshake import Question, Words, heard, pool_caller, said_of
+from image.reaper.handshake import MarkQuestion, Words, heard, pool_caller, said_of
 from image.reaper.marks import is_given_back, is_marked, mark_of
 from image.reaper.model import (
     ENDS,
@@ -277,12 +277,12 @@ class _Sweep:
         self.done.flooding |= found.flooding
         return found.words
 
-    def _asked(self, instance: Instance, mark: datetime, before: Words) -> Question:
+    def _asked(self, instance: Instance, mark: datetime, before: Words) -> MarkQuestion:
         """Under its own name: on Alibaba Cloud it is known, on AWS once it has said something."""
         known = said_of(before, instance.id, mark).caller
         if self._policy.cloud == "alicloud":
             known = pool_caller(instance.pool, instance.id)
-        return Question(instance.id, mark, known)
+        return MarkQuestion(instance.id, mark, known)
 
     def _with_lock(self, instance: Instance, activity: Activity | None) -> Instance:
         """The instance with its lock, which is asked for where its grace is over; not known counts as locked.
