@@ -11,18 +11,24 @@ which one instance alone can write; on Alibaba Cloud, which knows no such variab
 stopped instance, which has no agent, CALLER is its id alone: there sweep and ``keep`` meet. MARK is
 the mark's reap-after: no word counts for another mark. How old a word is the store says, so that a wrong
 clock of an instance makes nothing fresh. Nobody deletes these objects; the bucket does, two days after.
+
+An instance can write as many names below its own CALLER as it likes. So whoever listens asks for the marks
+of this moment and jumps over what else lies there: a caller costs three more pages of a listing at most.
+Below a mark its agent writes three names; where there are more than ``MOST_WORDS``, none is believed, and the
+instance stays.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from image.reaper.calls import DENIED
 from image.reaper.errors import CloudError
-from image.reaper.store import Listed, Store
+from image.reaper.store import Listed, Page, Store
 from image.reaper.times import format_time, parse_time
 
 PREFIX = "handshake"
@@ -32,6 +38,12 @@ IDLE_LASTS = timedelta(minutes=3)
 # As long an agent that died is believed. A living one says it again every ten seconds, agents of before every
 # twenty, and a look at all sensors may take some more.
 CLOSED_LASTS = timedelta(seconds=30)
+LONGEST = 1 << 16  # bytes of a word or decision: an instance may write what it likes there
+MOST_WORDS = 16  # below one mark, four times what an agent, the sweep and `keep` write
+MOST_NAMES = 200  # of one caller in two days: a new mark every hour; more are jumped over
+# Of one listing, beside two for each instance that is asked: some 25,000 marks in two days.
+MOST_PAGES = 100
+_AFTER_SLASH = "0"  # the character after "/": what comes after `CALLER/` and everything below it
 
 
 class Word(StrEnum):
@@ -56,15 +68,17 @@ class Said:
     Attributes:
         caller: under which name; empty where two names claim to be the instance, so that none is believed.
         ages: word -> since when it was last said.
+        flooded: so many names lie below the mark that not all were read; none of them is believed.
     """
 
     caller: str
     ages: Mapping[Word, timedelta] = field(default_factory=dict)
+    flooded: bool = False
 
     @property
     def word(self) -> Word | None:
         """The one that counts now; None where it said nothing, or nothing lately."""
-        if not self.caller:
+        if not self.caller or self.flooded:
             return None
         if Word.REFUSED in self.ages:
             return Word.REFUSED
@@ -116,9 +130,129 @@ def words(listed: Iterable[Listed]) -> Words:
     return found
 
 
-def heard(store: Store) -> Words:
-    """What the instances said. Raises CloudError."""
-    return words(store.listed(f"{PREFIX}/"))
+@dataclass(frozen=True)
+class MarkQuestion:
+    """An instance that is asked for its word for a mark.
+
+    Attributes:
+        mark: the mark's reap-after.
+        caller: its name in the records; empty where only its id is known.
+    """
+
+    instance_id: str
+    mark: datetime
+    caller: str = ""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a listing gave.
+
+    Attributes:
+        words: of those that were asked, and of others that were passed on the way.
+        flooding: caller that wrote more names than agents do -> how many of them were read; ``*`` for all
+            together, where so many pages were needed that the last were not read.
+    """
+
+    words: Words = field(default_factory=dict)
+    flooding: Mapping[str, int] = field(default_factory=dict)
+
+
+def heard(store: Store, asked: Collection[MarkQuestion]) -> Heard:
+    """What the instances said for these marks. Raises CloudError."""
+    listening = _Listening(asked)
+    after, token = listening.start, ""
+    for _ in range(MOST_PAGES + 2 * len(asked)):
+        page = store.page(f"{PREFIX}/", after, token)
+        listening.note(page)
+        if not page.token:
+            return listening.heard()
+        last = page.listed[-1].key if page.listed else ""
+        goal = listening.goal(last) if last else last
+        if goal is None:
+            return listening.heard()
+        # where nothing is to be jumped over, as the bucket itself goes on
+        after, token = ("", page.token) if goal == last else (goal, "")
+    return listening.heard(given_up_at=last)
+
+
+def pool_caller(pool: str, instance_id: str) -> str:
+    """How an instance calls itself where the cloud has no name for its credentials alone."""
+    return f"{pool}.{instance_id}"
+
+
+class _Listening:
+    """Which marks are asked for, what was read of them so far, and where to read on. Pure.
+
+    Attributes:
+        start: the key after which the listing begins; empty for all.
+    """
+
+    def __init__(self, asked: Collection[MarkQuestion]) -> None:
+        self._callers = {one.instance_id: one.caller for one in asked}
+        self._marks: dict[str, list[str]] = {}
+        for one in sorted(asked, key=lambda each: each.mark):
+            self._marks.setdefault(one.instance_id, []).append(mark_name(one.mark))
+        self._places = sorted(f"{PREFIX}/{one.caller}/{mark_name(one.mark)}/" for one in asked)
+        self._all_known = all(self._callers.values())
+        self._read: list[Listed] = []
+        self._names = Counter[str]()
+        self._below = Counter[tuple[str, str]]()
+        self.start = self._places[0] if self._all_known and self._places else ""
+
+    def note(self, page: Page) -> None:
+        """Take up one page."""
+        for one in page.listed:
+            caller, mark = _place(one.key)
+            self._names[caller] += 1
+            if self._may_be(caller):
+                self._below[caller, mark] += 1
+                self._read.append(one)
+
+    def goal(self, last: str) -> str | None:
+        """After which key to read on, at least the last one that was read; None where nothing is left."""
+        caller, mark = _place(last)
+        marks = self._marks.get(_instance_of(caller), ()) if self._may_be(caller) else ()
+        if mark in marks and self._below[caller, mark] <= MOST_WORDS:
+            return last  # the page ended between the words of a mark
+        if self._all_known:
+            beyond = f"{PREFIX}/{caller}/{mark}{_AFTER_SLASH}" if mark in marks else last
+            return next((one for one in self._places if one > beyond), None)
+        if self._names[caller] <= MOST_NAMES:
+            return last
+        asked = (f"{PREFIX}/{caller}/{each}/" for each in marks)
+        return next((one for one in asked if one > last), f"{PREFIX}/{caller}{_AFTER_SLASH}")
+
+    def heard(self, given_up_at: str = "") -> Heard:
+        """What all of it gives.
+
+        Args:
+            given_up_at: the last key that was read, where more were to be; empty otherwise.
+        """
+        found = dict(words(self._read))
+        flooded = {place for place, count in self._below.items() if count > MOST_WORDS}
+        for caller, mark in flooded | ({_place(given_up_at)} if given_up_at else set()):
+            of_mark = _instance_of(caller), mark
+            found[of_mark] = replace(found.get(of_mark, Said(caller)), flooded=True)
+        names = {caller for caller, _ in flooded} | {
+            caller for caller, count in self._names.items() if count > MOST_NAMES
+        }
+        flooding = {caller: self._names[caller] for caller in sorted(names)}
+        return Heard(found, flooding | ({"*": self._names.total()} if given_up_at else {}))
+
+    def _may_be(self, caller: str) -> bool:
+        """Whether a caller may be the instance whose id it bears; where its name is known, no other is."""
+        return self._callers.get(_instance_of(caller), "") in ("", caller)
+
+
+def _place(key_of_word: str) -> tuple[str, str]:
+    """(caller, mark) of a key below ``PREFIX``, whatever it is."""
+    parts = key_of_word.split("/", 3)
+    return parts[1], parts[2] if len(parts) > 3 else ""  # noqa: PLR2004 - prefix, caller, mark, and the rest
+
+
+def _instance_of(caller: str) -> str:
+    return re.split("[:.]", caller)[-1]
 
 
 def said_of(found: Words, instance_id: str, reap_after: datetime) -> Said:
@@ -165,7 +299,8 @@ class Exchange:
 
     def decided(self) -> "Decided | None":
         """What is decided and when, or None."""
-        found = self.store.get(self._decision_key) if self._is_there(self._decision_key) else None
+        there = self._is_there(self._decision_key)
+        found = self.store.get(self._decision_key, LONGEST) if there else None
         if found is None:
             return None
         try:
@@ -183,7 +318,7 @@ class Exchange:
 
     def _is_there(self, wanted: str) -> bool:
         try:
-            return self.store.newest(wanted) is not None
+            return self.store.newest(wanted, LONGEST) is not None
         except CloudError as error:
             if error.code not in DENIED:
                 raise

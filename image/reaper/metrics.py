@@ -39,6 +39,8 @@ METRIC_SWEEP_ENDED = "SweepMachinesEnded"
 METRIC_SWEEP_MARKED = "SweepMachinesMarked"
 METRIC_SWEEP_UNKNOWN = "SweepMachinesUnknown"
 METRIC_SWEEP_UNREACHED = "SweepUsersUnreached"
+# Instances, by their names in the records, that write more there than agents do; the report names them.
+METRIC_SWEEP_FLOODING = "SweepFloodingCallers"
 
 
 # What the meter says after each sweep, in the policy's currency: once with the dimension ``Pool`` for each

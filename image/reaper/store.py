@@ -41,6 +41,19 @@ class Listed:
     age: timedelta
 
 
+@dataclass(frozen=True)
+class Page:
+    """One page of a listing.
+
+    Attributes:
+        listed: in the order of the keys.
+        token: to go on with; empty on the last page.
+    """
+
+    listed: list[Listed]
+    token: str
+
+
 class Store:
     """The part of a bucket below one prefix; S3, or OSS through its S3 interface.
 
@@ -62,17 +75,21 @@ class Store:
         self._s3 = s3
         self._calls = calls
 
-    def get(self, key: str) -> Found | None:
+    def get(self, key: str, at_most: int | None = None) -> Found | None:
         """An object, or None where there is none.
 
-        Raises:
-            CloudError: it could not be read, or is no JSON object.
-        """
-        return self._read(key)
+        Args:
+            key: below the prefix.
+            at_most: bytes, of an object that others write: no more are read.
 
-    def newest(self, key: str) -> Found | None:
-        """What was last written to a key, be it by a user who was too late; errors as of ``get``."""
-        return self._read(key)
+        Raises:
+            CloudError: it could not be read, is no JSON object, or is longer.
+        """
+        return self._read(key, at_most)
+
+    def newest(self, key: str, at_most: int | None = None) -> Found | None:
+        """What was last written to a key, be it by a user who was too late; else as ``get``."""
+        return self._read(key, at_most)
 
     def beginning(self, key: str, length: int) -> Found | None:
         """As ``newest``, but of an object that others write no more than so many bytes are read.
@@ -94,19 +111,40 @@ class Store:
     def listed(self, prefix: str) -> list[Listed]:
         """Every object whose key begins so, in the order of the keys. Raises CloudError."""
         found: list[Listed] = []
-        more: dict[str, str] = {}
-        while True:
-            page = self._calls.look(
-                self._s3.list_objects_v2, Bucket=self._bucket, Prefix=self._prefix + prefix, **more
+        page = self.page(prefix)
+        found += page.listed
+        while page.token:
+            page = self.page(prefix, token=page.token)
+            found += page.listed
+        return found
+
+    def page(self, prefix: str, after: str = "", token: str = "") -> Page:
+        """A thousand objects at most whose keys begin so, in the order of the keys: one call.
+
+        Args:
+            prefix: how the keys begin.
+            after: only keys that come after this one, which need not be there; empty for all.
+            token: of the page before, in place of ``after``, to go on where that ended.
+
+        Raises:
+            CloudError: also where the bucket lists what was not asked for.
+        """
+        where = (
+            {"ContinuationToken": token} if token else {"StartAfter": self._prefix + after} if after else {}
+        )
+        answer = self._calls.look(
+            self._s3.list_objects_v2, Bucket=self._bucket, Prefix=self._prefix + prefix, **where
+        )
+        now = self._answered_at(answer)
+        listed = [
+            Listed(one["Key"].removeprefix(self._prefix), now - one["LastModified"])
+            for one in answer.get("Contents", [])
+        ]
+        if after and listed and listed[0].key <= after:
+            raise CloudError(
+                f"{prefix}: asked for what comes after {after!r}, got {listed[0].key!r}", "Malformed"
             )
-            now = self._answered_at(page)
-            found += [
-                Listed(one["Key"].removeprefix(self._prefix), now - one["LastModified"])
-                for one in page.get("Contents", [])
-            ]
-            if not page.get("NextContinuationToken"):
-                return found
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+        return Page(listed, answer.get("NextContinuationToken", ""))
 
     def _answered_at(self, page: dict[str, Any]) -> datetime:
         """When the bucket answered, by its own clock."""
@@ -141,7 +179,7 @@ class Store:
         """What a user does so that ``get`` finds nothing any more."""
         return f"delete {self._scheme}://{self._bucket}/{self._prefix}{key}"
 
-    def _read(self, key: str, **exact: str) -> Found | None:
+    def _read(self, key: str, at_most: int | None = None, **exact: str) -> Found | None:
         try:
             answer = self._calls.look(
                 self._s3.get_object, Bucket=self._bucket, Key=self._prefix + key, **exact
@@ -150,7 +188,7 @@ class Store:
             if error.code in ABSENT:
                 return None
             raise
-        return found_in(answer, self._prefix + key)
+        return found_in(answer, self._prefix + key, at_most)
 
     def _put(self, key: str, content: dict[str, Any], **condition: str) -> dict[str, Any] | None:
         """What PutObject answered, or None where the condition does not hold."""
@@ -170,14 +208,17 @@ class Store:
         return answer
 
 
-def found_in(answer: dict[str, Any], key: str) -> Found:
+def found_in(answer: dict[str, Any], key: str, at_most: int | None = None) -> Found:
     """What GetObject answered.
 
     Raises:
-        CloudError: it is no JSON object.
+        CloudError: it is no JSON object, or longer than so many bytes.
     """
+    body = answer["Body"].read() if at_most is None else answer["Body"].read(at_most + 1)
+    if at_most is not None and len(body) > at_most:
+        raise CloudError(f"{key}: longer than {at_most} bytes", "Malformed")
     try:
-        content = json.loads(answer["Body"].read())
+        content = json.loads(body)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):

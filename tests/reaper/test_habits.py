@@ -3,19 +3,23 @@
 import time
 from dataclasses import replace
 from datetime import timedelta
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from image.reaper.agent.answers import seen
 from image.reaper.agent.habits import Accustomed, Habits
-from image.reaper.agent.sensors.processes import ProcessTable
+from image.reaper.agent.judge import Limits
+from image.reaper.agent.sensors.processes import Process, ProcessTable
 from image.reaper.agent.sensors.reading import Gpu, People, Rates, Started
 from tests.reaper.live import Instance
 from tests.reaper.programs import at_a_terminal, until
 from tests.reaper.samples import NOON, sample
 from tests.reaper.test_handshake import ended, killed
 
+PROCESSES = "image.reaper.agent.sensors.processes.processes"
 WATCH = Started(9, "nvidia-smi", "ada", 0.3, 1.0, "nvidia-smi", (5, 1.0), cpu_s=0.1)
 
 
@@ -146,6 +150,7 @@ def test_three_runs_on_an_instance_at_rest_are_a_habit():
         {"gpus": (Gpu("0", 50.0, 1.0, 80.0, 300.0, 700.0),)},
         {"failures": ("processes: half of it could not be read",)},
         {"failures": ("machine: no counters",)},
+        {"failures": ("gpu: NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates",)},
     ],
 )
 def test_runs_beside_work_or_beside_what_nobody_knows_are_none(reading):
@@ -156,14 +161,101 @@ def test_a_loop_in_a_real_pane_is_known():
     """Its own processes alone are looked at: what else runs here is another test's."""
     table = ProcessTable(frozenset, time.monotonic, lambda *_told: ([], []))
     habits, looks = Habits(), iter(range(10**6))
+    sleeping = blake2b(b"sleep\0" + b"0.31\0", digest_size=16).hexdigest()
     with at_a_terminal("sh", "-c", "while :; do sleep 0.31; done"):
 
         def known():
-            own = [one for one in table.read().started if one.command == "sleep\0" + "0.31"]
+            own = [one for one in table.read().started if one.command == sleeping]
             at = NOON + timedelta(seconds=next(looks))
             return any(one.repeats for one in habits.learned(own, at, busy=False))
 
         assert until(known, "a sleep that only repeats the others")
+
+
+def test_a_known_command_counts_again_while_a_gpu_does_not_answer():
+    """Nobody can tell whether this run of it holds the GPU."""
+    eyes = Eyes()
+    senses = Accustomed(eyes)
+    for number in range(4):
+        eyes.shown = sample(people=People(started=(replace(WATCH, began_s=float(number)),)))
+        known = senses.look(NOON + timedelta(seconds=10 * number))
+        eyes.shown = sample(people=People())
+        senses.look(NOON + timedelta(seconds=10 * number + 5))
+
+    lost = ("gpu: NVML_ERROR_GPU_IS_LOST in nvmlInit",)
+    eyes.shown = sample(people=People(started=(replace(WATCH, began_s=99.0),)), failures=lost)
+    unknown = senses.look(NOON + timedelta(minutes=1))
+
+    assert known.people.started[0].repeats
+    assert not unknown.people.started[0].repeats
+
+
+# what a process is called, and whose it is
+
+
+def shown(monkeypatch, *looks):
+    """What a process table says began, look by look."""
+    told = iter(looks)
+    monkeypatch.setattr(PROCESSES, lambda _root: [next(told)])
+    table = ProcessTable(frozenset, time.monotonic, lambda *_told: ([], []))
+    return [table.read().started for _ in looks]
+
+
+def a_process(*command, **more):
+    line = b"\0".join(word.encode() for word in command) + b"\0"
+    began_s = time.clock_gettime(time.CLOCK_BOOTTIME) - 5
+    return Process(2**30, command, began_s=began_s, **({"line": line} | more))
+
+
+def test_a_process_of_root_that_becomes_a_user_s_counts_as_that_user_s(monkeypatch):
+    """As `su`, a queue's daemon and a login do: the id and the beginning stay."""
+    root = a_process("python", "train.py", uid=0)
+
+    before, after = shown(monkeypatch, root, replace(root, uid=4242))
+
+    assert before == ()
+    assert [one.user for one in after] == ["4242"]
+
+
+def test_a_process_that_is_put_into_a_container_counts_from_then_on(monkeypatch, tmp_path):
+    one = a_process("python", "train.py")
+    group = tmp_path / f"proc/{one.pid}/cgroup"
+    group.parent.mkdir(parents=True)
+    (tmp_path / "dev/pts").mkdir(parents=True)
+    monkeypatch.setattr(PROCESSES, lambda _root: [one])
+    table = ProcessTable(frozenset, time.monotonic, lambda *_told: ([], []), root=tmp_path)
+
+    group.write_text("0::/system.slice/other.service\n")
+    before = table.read().started
+    group.write_text("0::/system.slice/docker-0123.scope\n")
+    inside = table.read().started
+    group.unlink()
+
+    assert (before, len(inside), len(table.read().started)) == ((), 1, 1)
+
+
+def test_commands_that_differ_in_one_byte_that_is_no_text_are_two(monkeypatch):
+    lines = [b"train\0\xff\0", b"train\0\xfe\0"]
+    alike = [a_process("train", "\ufffd", uid=4242, line=line) for line in lines]
+
+    (first,), (second,) = shown(monkeypatch, *alike)
+
+    assert first.command != second.command
+
+
+def test_no_argument_is_kept_logged_or_shown(monkeypatch, caplog):
+    caplog.set_level("DEBUG")
+    long = "--token=" + "s3cret" * 100_000
+    for command in (("/opt/train", long), (f"worker: {long}",), (f"/opt/worker {long}",)):
+        started, _ = shown(monkeypatch, *[a_process(*command, uid=4242)] * 2)
+        (one,) = started
+        habits = Habits()
+        habits.learned(started, NOON, busy=False)
+        told = seen(sample(people=People(started=started)), NOON - timedelta(hours=1), Limits())
+
+        assert "s3cret" not in f"{one} {told} {vars(habits)}"
+        assert len(one.command) == 32
+    assert "s3cret" not in caplog.text
 
 
 # through the product's door

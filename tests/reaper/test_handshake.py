@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from moto.backends import get_backend
 
 from image.console.cli import main
 from image.reaper.agent import listening
@@ -30,10 +32,23 @@ from image.reaper.agent.answers import (
 from image.reaper.agent.listening import OPEN_AGAIN
 from image.reaper.calls import Calls
 from image.reaper.errors import CloudError, ConfigurationError
-from image.reaper.handshake import CLOSED_LASTS, Exchange, Said, Winner, Word, words
-from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN
+from image.reaper.handshake import (
+    CLOSED_LASTS,
+    LONGEST,
+    Exchange,
+    MarkQuestion,
+    Said,
+    Winner,
+    Word,
+    heard,
+    mark_name,
+    said_of,
+    words,
+)
+from image.reaper.model import TAG_KEEP_UNTIL, TAG_REAP_AFTER, TAG_WITHDRAWN, Verdict
 from image.reaper.store import Listed, Store
-from tests.reaper.live import marked_and_due, refusal
+from image.reaper.times import parse_time
+from tests.reaper.live import ACCOUNT, RECORDS, marked_and_due, refusal
 from tests.reaper.plays import Stage, asked
 
 
@@ -671,7 +686,7 @@ class Refusing:
     def __init__(self, code):
         self.code = code
 
-    def newest(self, key):
+    def newest(self, key, at_most):
         raise CloudError("no", self.code)
 
 
@@ -732,3 +747,189 @@ def test_only_a_condition_that_does_not_hold_is_a_lost_race(code, version, lost)
     else:
         with pytest.raises(CloudError, match=code):
             store.move_on("lease.json", {}, version)
+
+
+# an instance that writes more names than an agent does
+
+
+class Bucket:
+    """A bucket of the right names; counts the pages that were asked for."""
+
+    def __init__(self, keys):
+        self.keys = sorted(f"reaper/handshake/{key}" for key in keys)
+        self.pages = 0
+
+    def list_objects_v2(self, Bucket, Prefix, StartAfter="", ContinuationToken=""):  # noqa: N803 - boto3's
+        self.pages += 1
+        after = StartAfter or ContinuationToken
+        below = [key for key in self.keys if key.startswith(Prefix) and key > after]
+        more = {"NextContinuationToken": below[999]} if len(below) > 1000 else {}
+        contents = [{"Key": key, "LastModified": MARK} for key in below[:1000]]
+        return {"Contents": contents, "ResponseMetadata": {"HTTPHeaders": {}}} | more
+
+
+def heard_in(bucket, questions):
+    store = Store(bucket, Calls(lambda: MARK + timedelta(seconds=5)), "s3://records/reaper")
+    return heard(store, [MarkQuestion(each, MARK, caller) for each, caller in questions.items()])
+
+
+def said_by(caller, *names):
+    return [f"{caller}/20261121T120000Z/{name}.json" for name in names]
+
+
+ROLES = {"aws": "AROA:", "alicloud": "dev."}
+FLOODS = {
+    "before its mark": "{caller}/2000/{n:05}.json",
+    "below its mark, before its words": "{caller}/20261121T120000Z/a{n:05}.json",
+    "below its mark, between its words": "{caller}/20261121T120000Z/j{n:05}.json",
+    "after its mark": "{caller}/3000/{n:05}.json",
+    "in the form of marks": "{caller}/20261121T1{n:05}Z/idle.json",
+}
+
+
+@pytest.mark.parametrize("where", FLOODS)
+@pytest.mark.parametrize("cloud", ROLES)
+def test_an_instance_that_writes_five_thousand_names_costs_three_pages_and_no_word_of_another(cloud, where):
+    names = {each: ROLES[cloud] + each for each in (f"i-{number:03}" for number in range(300))}
+    quiet = [key for caller in names.values() for key in said_by(caller, "decision", "closed", "idle")]
+    flooder = names["i-150"]
+    quiet += said_by(flooder, "refused")
+    flood = [FLOODS[where].format(caller=flooder, n=number) for number in range(5000)]
+    questions = {each: caller if cloud == "alicloud" else "" for each, caller in names.items()}
+    calm, loud = Bucket(quiet), Bucket(quiet + flood)
+
+    before, after = heard_in(calm, questions), heard_in(loud, questions)
+
+    assert loud.pages <= calm.pages + 3
+    others = {key: said for key, said in after.words.items() if key[0] in questions and key[0] != "i-150"}
+    assert others == {key: said for key, said in before.words.items() if key[0] != "i-150"}
+    assert {said.word for said in others.values()} == {Word.CLOSED}
+    assert list(after.flooding) == [flooder]
+    assert after.words["i-150", "20261121T120000Z"].word in (None, Word.REFUSED), "never that it is idle"
+
+
+@pytest.mark.parametrize("cloud", ROLES)
+def test_an_instance_that_hides_its_refusal_behind_other_names_is_not_taken_at_its_word(cloud):
+    caller = ROLES[cloud] + "i-1"
+    junk = [f"{caller}/20261121T120000Z/j{number}.json" for number in range(20)]
+
+    found = heard_in(Bucket(said_by(caller, "idle") + junk), {"i-1": ""}).words["i-1", "20261121T120000Z"]
+
+    assert (found.flooded, found.word) == (True, None)
+
+
+def test_names_of_callers_that_nobody_is_are_jumped_over_where_the_callers_are_known():
+    """On Alibaba Cloud an instance may write below whatever begins with the name of its pool."""
+    made_up = [f"dev.h{number:06}/20261121T120000Z/idle.json" for number in range(5000)]
+    alike = [f"dev.h{number:06}.i-1/20261121T120000Z/idle.json" for number in range(5000)]
+    bucket = Bucket([*made_up, *alike, *said_by("dev.i-1", "idle"), *said_by("dev.a-1", "idle")])
+
+    found = heard_in(bucket, {"i-1": "dev.i-1", "a-1": "dev.a-1"})
+
+    assert bucket.pages == 2
+    assert {one.word for one in found.words.values() if one.caller in ("dev.i-1", "dev.a-1")} == {Word.IDLE}
+    assert len(found.words) >= 2
+
+
+def test_where_all_flood_at_once_the_listing_ends_and_who_was_not_heard_has_said_nothing():
+    keys = [f"AROA:i-{one:04}/0/{name}.json" for one in range(200) for name in range(1100)]
+    bucket = Bucket([*keys, *said_by("AROA:i-9999", "idle")])
+
+    found = heard_in(bucket, {"i-9999": ""})
+
+    assert bucket.pages <= 102
+    assert "*" in found.flooding
+    assert said_of(found.words, "i-9999", MARK).word is None
+
+
+def test_a_bucket_that_begins_anew_instead_of_where_it_was_told_is_no_answer():
+    class Deaf(Bucket):
+        """Knows no StartAfter."""
+
+        def list_objects_v2(self, StartAfter="", **more):  # noqa: N803 - boto3's
+            return super().list_objects_v2(**more)
+
+    bucket = Deaf(said_by("dev.a", "idle") + said_by("dev.i-1", "idle"))
+
+    with pytest.raises(CloudError, match="asked for what comes after"):
+        heard_in(bucket, {"i-1": "dev.i-1"})
+
+
+def swept_beside_a_flood(cloud, names, where="20991231T000000Z"):
+    """Three idle instances that answered, of which the second wrote so many names more; and one sweep."""
+    stage = Stage(cloud)
+    stage.terms(top={"max_actions": 100, "max_percent": 100}, require_acknowledgement=True)
+    machines = stage.marked(3)
+    caller = {"aws": "AROAMADEUP:", "alicloud": "dev."}[cloud] + machines[1].id
+    mark = mark_name(parse_time(machines[1].tags[TAG_REAP_AFTER]))
+    for number in range(names):
+        stage.world.objects[f"reaper/handshake/{caller}/{where or mark}/{number:05}.json"] = (b"{}", '"1"')
+    stage.world.calls.clear()
+    return stage, machines, caller, stage.sweep()
+
+
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_beside_an_instance_that_floods_the_others_are_ended_at_the_same_reads(cloud):
+    calm, _, _, _ = swept_beside_a_flood(cloud, 0)
+
+    stage, machines, caller, result = swept_beside_a_flood(cloud, 5000)
+
+    assert stage.ended == [one.id for one in machines], "its words can be read: what floods lies beside them"
+    assert result.done.failures == []
+    calm_reads, reads = (
+        Counter(one for one in each.world.calls if one.startswith(("Describe", "List", "Get")))
+        for each in (calm, stage)
+    )
+    lists = calm_reads.pop("ListObjectsV2")
+    assert reads.pop("ListObjectsV2") <= lists + 3 * lists
+    assert reads == calm_reads
+    if cloud == "aws":  # on Alibaba Cloud what is not asked for is not even read
+        assert list(result.done.flooding) == [caller]
+        assert result.to_json()["flooding"] == result.done.flooding
+        assert [each.value for each in result.metrics() if each.name == "SweepFloodingCallers"] == [1]
+
+
+@pytest.mark.parametrize("cloud", ["aws", "alicloud"])
+def test_an_instance_that_floods_its_own_mark_stays_and_operators_are_told_at_once_and_once_a_day(cloud):
+    stage, (first, flooder, last), caller, result = swept_beside_a_flood(cloud, 5000, where="")
+
+    assert stage.ended == [first.id, last.id]
+    assert result.done.flooding.keys() == {caller}
+    (verdict,) = [one for one in result.plan.decisions if one.instance.id == flooder.id]
+    assert (verdict.verdict, verdict.alert) == (Verdict.WAIT, True)
+    assert "none is believed" in verdict.reason
+    stage.world.calls.clear()
+    stage.sweep_for(60)
+    assert stage.world.calls.count("Publish") == 0
+    assert flooder.state == "running"
+
+
+def test_five_thousand_names_in_a_real_listing_cost_a_sweep_three_calls_a_list(live):
+    first, second = marked_and_due(live, 2)
+    bucket = get_backend("s3")[ACCOUNT]["global"]
+    for number in range(5000):
+        bucket.put_object(RECORDS, f"reaper/handshake/AROA0:{second.id}/0/{number:05}.json", b"{}")
+
+    report = live.sweep(override_breaker=True)
+
+    assert ended([first, second]) == [first.id, second.id]
+    assert list(report["flooding"]) == [f"AROA0:{second.id}"]
+    assert live.calls.count("ListObjectsV2") <= 4 * 5, "without a flood five lists"
+
+
+def test_a_decision_that_an_instance_made_huge_is_a_failure_of_that_instance_alone(live):
+    """Else the function reads it whole, runs out of memory, and ends nobody."""
+    first, second = marked_and_due(live, 2)
+    (key,) = [
+        one["Key"].replace("idle", "decision")
+        for one in live.s3.list_objects_v2(Bucket=RECORDS, Prefix="reaper/handshake/")["Contents"]
+        if second.id in one["Key"] and one["Key"].endswith("/idle.json")
+    ]
+    huge = json.dumps({"winner": "end", "reason": "x" * LONGEST}).encode()
+    get_backend("s3")[ACCOUNT]["global"].put_object(RECORDS, key, huge)
+
+    report = live.sweep(override_breaker=True)
+
+    assert ended([first, second]) == [first.id]
+    (failure,) = [one for one in report["failed"] if one["instance_id"] == second.id]
+    assert f"longer than {LONGEST} bytes" in failure["error"]

@@ -15,10 +15,12 @@ import pytest
 
 from image.reaper.agent.sensors import processes
 from image.reaper.agent.sensors.counters import Counters, InstanceCounters, OwnUse, RateSensor, TreeCounters
+from image.reaper.agent.sensors.gpu import GpuSensor
 from image.reaper.agent.sensors.look import Sensors
 from image.reaper.agent.sensors.processes import ProcessTable
-from image.reaper.agent.sensors.reading import Rates
+from image.reaper.agent.sensors.reading import People, Rates
 from image.reaper.errors import ConfigurationError, SensorError
+from tests.reaper.fake_nvml import FakeNvml
 from tests.reaper.samples import NOON
 
 
@@ -376,7 +378,7 @@ class Resting:
 
 
 class RestingGpus:
-    def read(self):
+    def read(self, *, fresh=False):
         return ()
 
 
@@ -388,7 +390,7 @@ def test_a_look_names_every_sensor_that_failed_and_keeps_the_others():
 
 
 class BrokenGpus:
-    def read(self):
+    def read(self, *, fresh=False):
         raise SensorError("NVML_ERROR_GPU_IS_LOST")
 
 
@@ -447,3 +449,19 @@ def test_a_stopped_process_is_idle():
         burn_cpu(0.1)
 
         assert counters().cpu_s == before.cpu_s
+
+
+def test_a_look_before_an_end_sees_a_gpu_process_that_began_a_moment_ago():
+    """A minute's sample may know of it 25 s late; the look for a mark may be the last one."""
+    nvml, now = FakeNvml(), [0.0]
+    gpus = GpuSensor(nvml, 1, lambda: now[0])
+    sensors = Sensors(Resting(Rates(0.0)), gpus, Resting(People()))
+    sensors.sample(NOON, everything=True)
+    nvml.gpus[0].pids, now[0] = [42], 1.0
+
+    sampled = sensors.sample(NOON, everything=False)
+    looked = sensors.look(NOON)
+
+    assert sampled.gpus[0].pids == ()
+    assert looked.gpus[0].pids == (42,)
+    assert gpus.pids == {42}

@@ -25,6 +25,7 @@ from image.reaper.agent.publish import Publisher, heartbeat
 from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
 from image.reaper.agent.sensors.look import Sensors, watched_tree, whole_instance
 from image.reaper.agent.sensors.processes import trainers
+from image.reaper.agent.service_models import use_small_models
 from image.reaper.agent.stack_policy import StackPolicy
 from image.reaper.agent.users import Users
 from image.reaper.errors import CloudError, ConfigurationError
@@ -93,6 +94,7 @@ def run(options: AgentOptions) -> None:
     Raises:
         ReaperError: file, option, metadata service or cloud are not as they must be.
     """
+    use_small_models()
     instance = loaded_instance()
     metadata = reached(Metadata(instance.cloud), options.instance_id)
     instance_id = options.instance_id or instance_id_of(metadata)

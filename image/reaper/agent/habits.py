@@ -1,12 +1,12 @@
 """Which of the users' processes that began lately only repeat what ran before them and came to nothing.
 
-`watch nvidia-smi` in a forgotten pane, a loop with a `sleep`, a container's health check: each starts the
-same command again and again. That a process began is a sign of use, for a job's first seconds show nothing
-else. It is none of a process of which all of this is known, by looks alone:
+`watch nvidia-smi` in a forgotten pane, a loop with a `sleep`, the program of a container's health check: each
+starts the same command again and again. That a process began is a sign of use, for a job's first seconds show
+nothing else. It is none of a process of which all of this is known, by looks alone:
 
 - its last three runs ended: the same command and arguments, of the same user, below the same old parent;
-- none of them came to anything: each look that saw them showed an instance at rest, and they held no GPU,
-  took a CPU second at most with all their children, and ten minutes;
+- none of them came to anything: each look that saw them knew everything and showed an instance at rest, and
+  they held no GPU, took a CPU second at most with all their children, and ten minutes;
 - this one, too, holds no GPU, and is neither older nor busier than twice what they were at most.
 
 So a loop that trains counts from the first moment of each run, and whatever runs for the first, second or
@@ -150,8 +150,7 @@ class Accustomed:
         if people is None or any(one.startswith("processes:") for one in reading.failures):
             return reading  # who shows no processes ends none
         limits = self._limits()
-        # GPUs that are lost tell nothing for good; a process that holds one is known by itself
-        failed = [one for one in unknowns([reading], limits) if not one.startswith("gpu")]
-        busy = bool(failed or activity([reading], limits))
+        # what is not known may be work: a GPU that does not answer does not say who is on it either
+        busy = bool(unknowns([reading], limits) or activity([reading], limits))
         started = self._habits.learned(people.started, reading.at, busy=busy)
         return replace(reading, people=replace(people, started=started))

@@ -20,6 +20,7 @@ from image.reaper.alicloud.oss import OssStore, users_key
 from image.reaper.alicloud.session import ENDPOINT, Clients, Product, clients
 from image.reaper.calls import Calls, batches
 from image.reaper.errors import AnswerError, CloudError
+from image.reaper.handshake import pool_caller
 from image.reaper.marks import held_until
 from image.reaper.metrics import DIMENSION_INSTANCE
 from image.reaper.model import TAG_REAP_AFTER, User
@@ -68,7 +69,7 @@ class AgentCloud:
 
     def caller(self, instance_id: str) -> str:
         """``POOL.i-0123``: RAM knows no variable for the caller, so a pool's role writes below its pool."""
-        return f"{self._instance.pool}.{instance_id}"
+        return pool_caller(self._instance.pool, instance_id)
 
     def fence(self, instance_id: str) -> NoFence:
         """None: a role that may tag one instance of its pool may tag them all."""

@@ -22,7 +22,7 @@ class OssStore(Store):
     number; the newest comes first in a listing. None is deleted here: a number must not become free again.
     """
 
-    def get(self, key: str) -> Found | None:
+    def get(self, key: str, at_most: int | None = None) -> Found | None:
         """The newest state; errors as of ``Store``."""
         newest, version = self._oldest_version(f"{key}.")
         if newest is None:
@@ -30,7 +30,7 @@ class OssStore(Store):
         if newest != key and not (newest or "").startswith(f"{key}."):
             return None
         exact = {} if version in ("", "null") else {"VersionId": version}
-        found = self._read(newest or key, **exact)
+        found = self._read(newest or key, at_most, **exact)
         left = (newest or key).removeprefix(key).removeprefix(".")
         return None if found is None else Found(found.content, str(10**DIGITS - int(left)) if left else "0")
 

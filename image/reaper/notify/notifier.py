@@ -333,6 +333,15 @@ def alert_text(decisions: Sequence[Decision]) -> str:
     return "\n".join(_line(one) for one in decisions)
 
 
+def flooding_text(caller: str, names: int) -> str:
+    """One line for who writes more names into the records than agents do; ``*`` for all together."""
+    who = "all instances together" if caller == "*" else caller
+    return (
+        f"- {who}: wrote more names below reaper/handshake/ in the records than agents do ({names} or more). "
+        "The rest is not read: who is not heard stays. Look what runs there"
+    )
+
+
 def _line(decision: Decision) -> str:
     instance = decision.instance
     after = decision.reap_after

@@ -14,9 +14,17 @@ from image.reaper.agent import cloud as agent_cloud
 from image.reaper.calls import Calls
 from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError, TooLateError
-from image.reaper.handshake import Exchange, Winner, heard, said_of
+from image.reaper.handshake import Exchange, MarkQuestion, Winner, heard, pool_caller, said_of
 from image.reaper.marks import hold_of, mark_of
-from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, TAG_STACK, Instance
+from image.reaper.model import (
+    KEEP_AT_MOST,
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_MANAGED,
+    TAG_POOL,
+    TAG_STACK,
+    Instance,
+)
 from image.reaper.options import where_options
 from image.reaper.place import (
     REGION_VARIABLES,
@@ -156,7 +164,7 @@ class KeepTarget:
         if instance_id is None:
             return cls(found, tags, instances, partial(_of_this_instance, found))
         place = Place(tags.get(TAG_STACK, ""), cloud, region, asked.account_id or "")
-        return cls(found, tags, instances, partial(_of_another, found, place))
+        return cls(found, tags, instances, partial(_of_another, found, place, tags.get(TAG_POOL, "")))
 
     def withdraw(self, wanted: Wish) -> bool:
         """Withdraw a mark that is due, unless the sweep has decided to end the instance.
@@ -196,12 +204,13 @@ def _of_this_instance(instance_id: str, mark: datetime) -> Exchange:
     return Exchange(cloud.store(), cloud.caller(instance_id), mark)
 
 
-def _of_another(instance_id: str, place: Place, mark: datetime) -> Exchange:
+def _of_another(instance_id: str, place: Place, pool: str, mark: datetime) -> Exchange:
     """By a user's own credentials. Of one that says nothing, the sweep decides if it is stopped."""
     calls = Calls(lambda: datetime.now(UTC))
     uri = ledger_uri(place, place.account_id or account_of(place))
     store = clouds.module(place.cloud).store(place.region, calls, uri)
-    caller = said_of(heard(store), instance_id, mark).caller
+    known = pool_caller(pool, instance_id) if place.cloud == "alicloud" else ""
+    caller = said_of(heard(store, [MarkQuestion(instance_id, mark, known)]).words, instance_id, mark).caller
     return Exchange(store, caller or instance_id, mark)
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from image.reaper import handshake
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, DeadlineError
-from image.reaper.handshake import Exchange, Winner, Word, Words, said_of
+from image.reaper.handshake import Exchange, MarkQuestion, Winner, Word, Words, heard, said_of
 from image.reaper.marks import Mark, hold_of
 from image.reaper.model import (
     ENDS,
@@ -162,8 +161,28 @@ def close(tools: Tools, decisions: Sequence[Decision], words: Words, done: Done)
         if not asked:
             return
         tools.wait(LOOK_EVERY_S)
-        words = handshake.heard(tools.store)
-        asked = [one for one in asked if _word(words, one) not in (Word.CLOSED, Word.REFUSED)]
+        now_said = _heard(tools, asked, words, done)
+        asked = [one for one in asked if _word(now_said, one) not in (Word.CLOSED, Word.REFUSED)]
+
+
+def _heard(tools: Tools, decisions: Sequence[Decision], before: Words, done: Done) -> Words:
+    """What these say now. Raises CloudError, DeadlineError.
+
+    Args:
+        before: what they said, and under which names.
+    """
+    found = heard(
+        tools.store,
+        [
+            MarkQuestion(
+                one.instance.id, one.reap_after, said_of(before, one.instance.id, one.reap_after).caller
+            )
+            for one in decisions
+            if one.reap_after is not None
+        ],
+    )
+    done.flooding |= found.flooding
+    return found.words
 
 
 def _is_ours(tools: Tools, decision: Decision, words: Words, done: Done) -> bool:
@@ -190,21 +209,31 @@ def _word(words: Words, decision: Decision) -> Word | None:
     return said_of(words, decision.instance.id, decision.reap_after).word if decision.reap_after else None
 
 
-def end(
-    tools: Tools, decisions: Sequence[Decision], fleet: Inventory, checked_at: datetime, done: Done
-) -> None:
+@dataclass(frozen=True)
+class Checked:
+    """What the last check read.
+
+    Attributes:
+        at: when; what is not done soon after it is left to the next sweep.
+        words: what the instances said.
+    """
+
+    at: datetime
+    fleet: Inventory
+    words: Words
+
+
+def end(tools: Tools, decisions: Sequence[Decision], checked: Checked, done: Done) -> None:
     """Stop or terminate instances that were checked a moment ago.
 
     Args:
         decisions: verdicts STOP and TERMINATE only.
-        fleet: as it was read for the check.
-        checked_at: the time of the check; what is not done soon after it is left to the next sweep.
     """
     grouped: dict[tuple[str | None, Verdict, bool, bool], list[Decision]] = defaultdict(list)
     for decision in decisions:
         if decision.verdict not in ENDS:
             raise ValueError(f"{decision.instance.id}: {decision.verdict} ends nothing")
-        group = fleet.group_of(decision.instance.id)
+        group = checked.fleet.group_of(decision.instance.id)
         is_stopped = decision.instance.state == "stopped"
         grouped[group.name if group else None, decision.verdict, decision.replaced, is_stopped].append(
             decision
@@ -212,7 +241,8 @@ def end(
     for (group_name, verdict, replaced, stopped), members in grouped.items():
         size = tools.instances.end_batch if group_name is None else tools.instances.detach_batch
         for start in range(0, len(members), size):
-            batch = _Batch(tools, group_name, verdict, checked_at + CHECK_LASTS, replaced, stopped)
+            until = checked.at + CHECK_LASTS
+            batch = _Batch(tools, group_name, verdict, until, checked.words, replaced, stopped)
             batch.end(members[start : start + size], done)
 
 
@@ -223,6 +253,7 @@ class _Batch:
     Attributes:
         verdict: STOP or TERMINATE.
         until: nothing is begun after it.
+        words: what they said when they were checked.
         replaced: their group starts others in their place.
         stopped: they do not run, so that no agent of theirs answers.
     """
@@ -231,6 +262,7 @@ class _Batch:
     group: str | None
     verdict: Verdict
     until: datetime
+    words: Words
     replaced: bool = False
     stopped: bool = False
 
@@ -242,7 +274,7 @@ class _Batch:
         failures = bisect(ids, "detach", self._detach) if self.group is not None else []
         detached = _without(ids, failures)
         leaving = [one for one in recorded if one.instance.id in set(detached)]
-        opened = self._changed(leaving) if self.stopped else self._opened(leaving)
+        opened = self._changed(leaving) if self.stopped else self._opened(leaving, done)
         detached = _without(detached, opened)
         refused = opened + self._without_ended(bisect(detached, self.verdict.lower(), self._act))
         if self.group is not None and not self.replaced:
@@ -257,13 +289,13 @@ class _Batch:
         ]
         _record_outcomes(self.tools, recorded, failures, gone, done)
 
-    def _opened(self, decisions: Sequence[Decision]) -> list[Failure]:
+    def _opened(self, decisions: Sequence[Decision], done: Done) -> list[Failure]:
         """Instances that no longer say that they are closed: the last look before there is no way back."""
         closing = [one for one in decisions if is_asked(self.tools.policy, one.instance)]
         if not closing:
             return []
         try:
-            words = handshake.heard(self.tools.store)
+            words = _heard(self.tools, closing, self.words, done)
         except (CloudError, DeadlineError) as error:
             return [Failure(one.instance.id, "hear", str(error)) for one in closing]
         return [

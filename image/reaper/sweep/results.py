@@ -11,6 +11,7 @@ from image.reaper.metrics import (
     METRIC_SWEEP_BREAKER,
     METRIC_SWEEP_ENDED,
     METRIC_SWEEP_FAILURES,
+    METRIC_SWEEP_FLOODING,
     METRIC_SWEEP_MARKED,
     METRIC_SWEEP_RUNS,
     METRIC_SWEEP_UNKNOWN,
@@ -51,6 +52,7 @@ class Done:
         unmarked: ids of instances whose mark was taken away.
         failures: what did not work.
         unreached: user, or a team's room -> why no notice reached them: an alarm, and no failure.
+        flooding: caller in the records that writes more names than agents do -> how many were read.
     """
 
     ended: list[Ended] = field(default_factory=list)
@@ -58,6 +60,7 @@ class Done:
     unmarked: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     unreached: dict[str, str] = field(default_factory=dict)
+    flooding: dict[str, int] = field(default_factory=dict)
 
     @property
     def saved_per_month(self) -> Decimal:
@@ -110,6 +113,7 @@ class Result:
             METRIC_SWEEP_MARKED: len(self.done.marked),
             METRIC_SWEEP_UNKNOWN: len(self.plan.with_verdict(Verdict.KEEP_UNKNOWN)),
             METRIC_SWEEP_UNREACHED: len(self.done.unreached),
+            METRIC_SWEEP_FLOODING: len(self.done.flooding),
         }
         return [Figure(name, count) for name, count in counts.items()]
 
@@ -128,6 +132,7 @@ class Result:
                 for one in self.done.failures
             ],
             "unreached": self.done.unreached,
+            "flooding": self.done.flooding,
             "saved_usd_per_month": str(self.done.saved_per_month) if self.currency == USD else None,
             "saved_per_month": str(self.done.saved_per_month),
             "calls": {"read": self.read_calls, "write": self.write_calls},

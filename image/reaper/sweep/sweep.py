@@ -10,7 +10,7 @@ from typing import Any
 from image.reaper.calls import Failure, batches, bisect
 from image.reaper.cloud import SweepCloud
 from image.reaper.errors import CloudError, ConfigurationError, DeadlineError, LeaseError
-from image.reaper.handshake import Words, heard
+from image.reaper.handshake import MarkQuestion, Words, heard, pool_caller, said_of
 from image.reaper.marks import is_given_back, is_marked, mark_of
 from image.reaper.model import (
     ENDS,
@@ -23,7 +23,7 @@ from image.reaper.model import (
     Plan,
     Verdict,
 )
-from image.reaper.notify.notifier import Notifier, alert_text, due_alerts
+from image.reaper.notify.notifier import Notifier, alert_text, due_alerts, flooding_text
 from image.reaper.policy import Policy
 from image.reaper.sweep import carry_out, tidy
 from image.reaper.sweep import watch as watching
@@ -254,26 +254,35 @@ class _Sweep:
         self.done.failures += failures
         asked = tuple(self._with_lock(one, activity.get(one.id)) for one in fleet.instances)
         fleet = replace(fleet, instances=asked)
-        words = self._heard(fleet, now)
+        words = self._heard(fleet, now, {})
         return Situation(now, fleet, activity, self._policy, scale_in, self._options.override_breaker, words)
 
-    def _heard(self, fleet: Inventory, now: datetime) -> Words:
+    def _heard(self, fleet: Inventory, now: datetime, before: Words) -> Words:
         """What the instances say for their marks, where any mark is due; without an answer nothing."""
         asked = [
-            one
+            self._asked(one, mark.reap_after, before)
             for one in fleet.instances
             if one.pool in self._policy.pools and is_asked(self._policy, one)
             # while the stack is watched, other marks are none that an instance knows of
             if self._watch is None or is_given_back(one)
+            if (mark := mark_of(one)) and mark.reap_after <= now
         ]
-        due = any((mark := mark_of(one)) and mark.reap_after <= now for one in asked)
-        if not due or self._cloud.store is None:
+        if not asked or self._cloud.store is None:
             return {}
         try:
-            return heard(self._cloud.store)
+            found = heard(self._cloud.store, asked)
         except CloudError as error:
             self.done.failures.append(Failure("*", "hear instances", str(error)))
             return {}
+        self.done.flooding |= found.flooding
+        return found.words
+
+    def _asked(self, instance: Instance, mark: datetime, before: Words) -> MarkQuestion:
+        """Under its own name: on Alibaba Cloud it is known, on AWS once it has said something."""
+        known = said_of(before, instance.id, mark).caller
+        if self._policy.cloud == "alicloud":
+            known = pool_caller(instance.pool, instance.id)
+        return MarkQuestion(instance.id, mark, known)
 
     def _with_lock(self, instance: Instance, activity: Activity | None) -> Instance:
         """The instance with its lock, which is asked for where its grace is over; not known counts as locked.
@@ -360,7 +369,8 @@ class _Sweep:
         except (CloudError, DeadlineError, LeaseError) as error:
             self.done.failures += [Failure(one.instance.id, "check again", str(error)) for one in chosen]
             return
-        carry_out.end(tools, still, again.fleet, again.now, self.done)
+        checked = carry_out.Checked(again.now, again.fleet, again.words)
+        carry_out.end(tools, still, checked, self.done)
 
     def _look_again(self, situation: Situation, chosen: Sequence[Decision]) -> Situation:
         """The situation with everything about the chosen instances read anew.
@@ -368,7 +378,7 @@ class _Sweep:
         Their words first, their tags after: `keep` sets its tag first and decides after, so that whoever of
         the two is later sees what the other did.
         """
-        words = self._heard(situation.fleet, situation.now)
+        words = self._heard(situation.fleet, situation.now, situation.words)
         ids = [one.instance.id for one in chosen]
         groups = {group.name for key in ids if (group := situation.fleet.group_of(key))}
         fresh = self._cloud.instances.again(ids, sorted(groups))
@@ -387,12 +397,18 @@ class _Sweep:
     def _alert(self, notifier: Notifier, lease: Lease, plan: Plan, now: datetime) -> None:
         """Tell the operators once a day of each instance that a user should look at."""
         due, remembered = due_alerts(plan.decisions, lease.memory.told, now)
-        if not due:
+        floods = {f"{caller} floods": caller for caller in self.done.flooding}
+        untold = [caller for key, caller in floods.items() if key not in remembered]
+        remembered |= {key: remembered.get(key, now) for key in floods}
+        if not due and not untold:
             lease.memory.told = remembered
             return
         what = "mass-idle breaker tripped" if plan.breaker else "instances to look at"
+        lines = [flooding_text(caller, self.done.flooding[caller]) for caller in untold]
         try:
-            notifier.tell(f"{self._policy.stack}: {what}", alert_text(due))
+            notifier.tell(
+                f"{self._policy.stack}: {what}", "\n".join([*filter(None, [alert_text(due)]), *lines])
+            )
         except (CloudError, DeadlineError) as error:
             self.done.failures.append(Failure("*", "notify", str(error)))
         else:

@@ -276,11 +276,17 @@ def _unanswered(case: Case, mark: Mark, why: str) -> Decision | None:
     """Wait for the instance's own word for this mark: that all is saved, and that nothing runs there."""
     if not case.pool.require_acknowledgement:
         return None
-    word = said_of(case.words, case.instance.id, mark.reap_after).word
+    said = said_of(case.words, case.instance.id, mark.reap_after)
+    word = said.word
     fenced = case.instance.tags.get(TAG_WITHDRAWN) == format_time(mark.reap_after)
     if fenced or word is Word.REFUSED:
         refused = case.decide(Verdict.UNMARK, f"{why}, but its agent refuses: in use, or kept")
         return replace(refused, withdrawn=True)
+    if said.flooded:
+        reason = (
+            f"{why}; below its mark lie more names in the records than its agent writes: none is believed"
+        )
+        return case.decide(Verdict.WAIT, reason, alert=True)
     if word is None:
         return case.decide(
             Verdict.WAIT,

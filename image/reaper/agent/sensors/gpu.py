@@ -6,7 +6,7 @@ is ``NVML_ERROR_NOT_SUPPORTED`` on a reading that some GPUs do not have, which b
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from image.reaper.agent.sensors.reading import Gpu
@@ -63,14 +63,17 @@ class GpuSensor:
         self._slow: dict[str, _Slow] = {}
         self.pids: frozenset[int] = frozenset()
 
-    def read(self) -> tuple[Gpu, ...]:
+    def read(self, *, fresh: bool = False) -> tuple[Gpu, ...]:
         """One look at every GPU; also keeps their processes in ``pids``.
+
+        Args:
+            fresh: no process of an earlier look is told; memory and power limit may be.
 
         Raises:
             SensorError: naming NVML's error, or telling how many GPUs are missing.
         """
         try:
-            gpus = tuple(self._gpu(device) for device in self._open())
+            gpus = tuple(self._gpu(device, fresh=fresh) for device in self._open())
         except self._nvml.NVMLError as error:
             self._close()
             raise SensorError(self._told(error, " on opening the GPUs")) from error
@@ -110,11 +113,14 @@ class GpuSensor:
         with contextlib.suppress(self._nvml.NVMLError):  # it may never have been open
             self._nvml.nvmlShutdown()
 
-    def _gpu(self, device: _Device) -> Gpu:
+    def _gpu(self, device: _Device, *, fresh: bool) -> Gpu:
         utilisation = self._ask(device, "nvmlDeviceGetUtilizationRates")
         slow = self._slow.get(device.name)
         if slow is None or self._real_s() - slow.read_s >= SLOW_EVERY_S:
             slow = self._slow[device.name] = self._read_slow(device)
+        elif fresh:
+            pids = tuple(sorted(self._processes(device)))
+            slow = self._slow[device.name] = replace(slow, pids=pids)
         return Gpu(
             name=device.name,
             utilisation_percent=None if utilisation is None else float(utilisation.gpu),

@@ -33,8 +33,8 @@ class Comparing(Protocol[Read]):
 class Gpus(Protocol):
     """The sensor of the GPUs."""
 
-    def read(self) -> tuple[Gpu, ...]:
-        """Look once. Raises SensorError."""
+    def read(self, *, fresh: bool = False) -> tuple[Gpu, ...]:
+        """Look once; ``fresh``: tell no process of the looks before. Raises SensorError."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Sensors:
             reading = Reading(
                 at=now,
                 rates=self._tried("machine", lambda: self._rates.read(keep=keep), failures),
-                gpus=self._tried("gpu", self._gpus.read, failures) or (),
+                # what began a moment ago is known with its GPU: an end may follow, and habits are learned
+                gpus=self._tried("gpu", lambda: self._gpus.read(fresh=everything), failures) or (),
             )
             if everything and self._people is not None:
                 people = self._people

@@ -10,8 +10,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from pwd import getpwuid
@@ -46,7 +46,8 @@ SSH_WITHOUT_TERMINAL = re.compile(r"sshd(?:-session)?: (?P<user>[^@\s]+)@notty")
 SESSION_MANAGER = "ssm-session-worker"  # one for each open session (AWS Systems Manager agent)
 # Of any language's kernel; jupyter_client names the file so.
 CONNECTION_FILE = re.compile(r"(?:.*/)?kernel-(?P<id>[\w-]+)\.json")
-CONTAINERS = re.compile(r"docker|libpod|kubepods|containerd|crio")
+CONTAINERS = re.compile(rb"docker|libpod|kubepods|containerd|crio")
+SETTLED_S = 60.0  # after it began: what starts a container puts its process there within a second
 FIRST_PERSON = 1000  # the first user id of users (login.defs, UID_MIN)
 STARTED_LATELY_S = 900.0
 TTY_STEP_S = 8.0
@@ -63,6 +64,7 @@ class Process:
         terminal: device number of its terminal; 0 without one.
         cpu_s: CPU time, with that of children it waited for.
         began_s: when it began, in seconds after the boot.
+        line: the arguments as the kernel has them, for what must tell any two of them apart.
     """
 
     pid: int
@@ -72,11 +74,16 @@ class Process:
     cpu_s: float = 0.0
     began_s: float = 0.0
     uid: int = 0
+    line: bytes = field(default=b"", repr=False)
 
     @property
     def name(self) -> str:
-        """The program, without its folder; of one that named itself, the whole title's first word."""
-        return _base(self.command[0]) if self.command else ""
+        """The program, without its folder; of one that named itself, the title's first word.
+
+        Names are logged and shown to everybody, and the rest of a title may hold arguments with secrets.
+        """
+        first = self.command[0] if self.command else ""
+        return _base(first.split(" ")[0] if len(self.command) == 1 else first)
 
     @property
     def user(self) -> str:
@@ -121,7 +128,8 @@ def is_watched(command: Sequence[str], words: frozenset[str] = frozenset()) -> b
 
 def is_launcher(command: Sequence[str]) -> bool:
     """Whether a command starts the ranks of a job."""
-    modules = (after for word, after in pairwise(command[:6]) if word == "-m")
+    first = command[:6]
+    modules = (after for word, after in pairwise(first) if word == "-m") if "-m" in first else ()
     return bool(LAUNCHERS.intersection(_names(command))) or any(
         module.startswith(LAUNCHER_MODULES) for module in modules
     )
@@ -143,7 +151,8 @@ def _base(word: str) -> str:
 
 def kernel_id(command: Sequence[str]) -> str | None:
     """The id of a notebook's kernel, or None for any other command."""
-    return next((found["id"] for word in command if (found := CONNECTION_FILE.fullmatch(word))), None)
+    files = (word for word in command if word.endswith(".json"))
+    return next((found["id"] for word in files if (found := CONNECTION_FILE.fullmatch(word))), None)
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,7 @@ class ProcessTable:
         self._root = root
         self._before: dict[int, _Used] = {}
         self._world: dict[tuple[int, float], int] = {}
-        self._people: dict[tuple[int, float], bool] = {}
+        self._in_container: dict[tuple[int, float], bool] = {}
 
     def read(self, *, keep: bool = False) -> People:
         """One look.
@@ -203,7 +212,8 @@ class ProcessTable:
         open_sessions = [*self._terminals(table.values()), *notebooks, *_managed_sessions(table.values())]
         of_people = self._of_people(table)
         started, older = self._started(table, of_people), _older(table, of_people)
-        watched = [one for one in table.values() if is_watched(one.command, self._words())]
+        words = self._words()
+        watched = [one for one in table.values() if is_watched(one.command, words)]
         users = [(one.user, Tie.LAUNCHED) for one in watched] + [(one.user, Tie.RUNS) for one in started]
         users += [(one.user, Tie.LOGGED_IN) for one in open_sessions]
         users += [(one.user, Tie.LOGGED_IN if one.kind == "ssh" else Tie.RUNS) for one in uses]
@@ -297,12 +307,10 @@ class ProcessTable:
         return self._world[key]
 
     def _of_people(self, table: Mapping[int, Process]) -> frozenset[int]:
-        """Ids of users' processes; each process is asked about once."""
-        known, self._people = self._people, {}
-        for one in table.values():
-            key = (one.pid, one.began_s)
-            self._people[key] = known[key] if key in known else self._is_of_a_person(one)
-        return frozenset(pid for (pid, _), is_of_a_person in self._people.items() if is_of_a_person)
+        """Ids of users' processes, as they are now."""
+        keys = {(one.pid, one.began_s) for one in table.values()}
+        self._in_container = {key: known for key, known in self._in_container.items() if key in keys}
+        return frozenset(one.pid for one in table.values() if self._is_of_a_person(one))
 
     def _started(self, table: Mapping[int, Process], of_people: Collection[int]) -> list[Started]:
         uptime_s = _uptime_s()
@@ -320,7 +328,7 @@ class ProcessTable:
                 one.user,
                 uptime_s - one.began_s,
                 one.began_s,
-                "\0".join(one.command),
+                blake2b(one.line, digest_size=16).hexdigest(),
                 _identity(table.get(lines[one.pid][-1].parent)),
                 sum(each.cpu_s for each in below[one.pid]),
                 any(each.pid in gpu_pids for each in below[one.pid]),
@@ -330,13 +338,22 @@ class ProcessTable:
         ]
 
     def _is_of_a_person(self, process: Process) -> bool:
+        """Whether it is now: root's becomes a user's (su, a queue's daemon), or a container's in time."""
         if process.uid >= FIRST_PERSON or process.terminal:
             return True
+        key = (process.pid, process.began_s)
+        if key not in self._in_container:
+            inside = self._is_in_container(process.pid)
+            if not inside and _uptime_s() - process.began_s < SETTLED_S:
+                return False
+            self._in_container[key] = inside  # it takes a file to find out
+        return self._in_container[key]
+
+    def _is_in_container(self, pid: int) -> bool:
         try:
-            group = (self._root / f"proc/{process.pid}/cgroup").read_text(encoding="utf-8", errors="replace")
+            return CONTAINERS.search(_read(f"{self._root}/proc/{pid}/cgroup")) is not None
         except OSError:  # it ended meanwhile
             return False
-        return CONTAINERS.search(group) is not None
 
 
 def _older(table: Mapping[int, Process], of_people: Collection[int]) -> list[Started]:
@@ -389,7 +406,8 @@ def processes(root: Path = Path("/")) -> Iterator[Process]:
         if not entry.name.isdecimal():
             continue
         try:
-            command = _words(_read(f"{entry.path}/cmdline"))
+            line = _read(f"{entry.path}/cmdline")
+            command = _words(line)
             if not command:  # a thread of the kernel
                 continue
             # proc_pid_stat(5): the second field may hold spaces and brackets; counted from the third
@@ -405,6 +423,7 @@ def processes(root: Path = Path("/")) -> Iterator[Process]:
             cpu_s=sum(map(int, fields[11:15])) / tick,
             began_s=int(fields[19]) / tick,
             uid=uid,
+            line=line,
         )
 
 
@@ -412,7 +431,11 @@ def _read(path: str) -> bytes:
     """A file of /proc, read without ``pathlib``, which takes longer than the kernel."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        return b"".join(iter(partial(os.read, handle, PROC_CHUNK), b""))
+        whole = chunk = os.read(handle, PROC_CHUNK)
+        while len(chunk) == PROC_CHUNK:
+            chunk = os.read(handle, PROC_CHUNK)
+            whole += chunk
+        return whole
     finally:
         os.close(handle)
 

@@ -1,6 +1,6 @@
 """What one look at an instance gives: plain values, no judgement."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from image.reaper.model import Tie
@@ -107,7 +107,7 @@ class Started:
     Attributes:
         age_s: real seconds since it began.
         began_s: when it began, in seconds after the boot.
-        command: all of its arguments, which may hold secrets: never shown.
+        command: a digest of all its arguments, which may be long, and hold secrets.
         parent: its nearest ancestor that did not begin lately, as (id, seconds after the boot).
         cpu_s: CPU time, with that of everything below it.
         on_gpu: it, or something below it, holds a GPU.
@@ -119,7 +119,7 @@ class Started:
     user: str
     age_s: float
     began_s: float = 0.0
-    command: str = field(default="", repr=False)
+    command: str = ""
     parent: tuple[int, float] = (0, 0.0)
     cpu_s: float = 0.0
     on_gpu: bool = False
