@@ -20,6 +20,7 @@ from gpu_fleet.metadata import ThisInstance
 from gpu_fleet.pool.identity import Expected, read_identity
 from gpu_fleet.pool.members import in_order, members_in_service
 from gpu_fleet.pool.network import control_environment, environment
+from gpu_fleet.pool.rendezvous import Rendezvous
 from tests.training.programs import DIGITS, started
 
 INSTANCE_FILE = """
@@ -376,6 +377,22 @@ def test_torchrun_is_ended_where_no_other_try_can_help(tmp_path, restored_signal
     assert launch.run([sys.executable, "-c", FAILS_FOR_GOOD, str(tmp_path)], {}, tmp_path) == 65
 
 
+STOPS_AND_WAITS = """
+import json, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as torchrun in a call of its store
+pathlib.Path(sys.argv[1], "result.json").write_text(json.dumps({"outcome": "stopped"}))
+time.sleep(100)
+"""
+
+
+def test_torchrun_does_not_wait_for_the_peer_that_the_notice_has_ended(
+    tmp_path, restored_signals, monkeypatch
+):
+    monkeypatch.setattr(launch, "LEAVE_S", 0.1)
+
+    assert launch.run([sys.executable, "-c", STOPS_AND_WAITS, str(tmp_path)], {}, tmp_path) == 85
+
+
 def test_a_run_that_failed_stays_failed(tmp_path, restored_signals):
     assert launch.run([sys.executable, "-c", WRITES_RESULT, str(tmp_path), "finished"], {}, tmp_path) == 1
 
@@ -393,7 +410,15 @@ def test_two_instances_meet_and_start_their_trainers(tmp_path):
     """Real torchruns, on two addresses of loopback; what they start shows its help and is done."""
     addresses = ("127.0.0.1", "127.0.0.2")
     plans = [
-        launch.LaunchPlan(addresses, own, 1, "stack.pool.run", 0, arguments=("--help",), variables={})
+        launch.LaunchPlan(
+            Rendezvous(2, addresses[0], own, is_host=own == addresses[0]),
+            1,
+            "stack.pool.run",
+            max_restarts=0,
+            save_s=90,
+            arguments=("--help",),
+            variables={},
+        )
         for own in addresses
     ]
 

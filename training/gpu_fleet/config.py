@@ -194,11 +194,12 @@ class Checkpoint(Section):
 
 
 class Interrupt(Section):
-    """How often the stop file and the metadata service are asked, and the ranks tell each other."""
+    """How often notices are looked for and the ranks tell each other, and how long the last save may take."""
 
     rebalance: bool = False  # stop at a recommendation, too: it ends nothing, and most never come to a notice
     poll_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
     agree_every_s: Seconds = 0.25  # 0: at every step
+    save_s: Positive = 90  # what the last save may take, of the two minutes that a spot notice gives on AWS
 
 
 class Metrics(Section):

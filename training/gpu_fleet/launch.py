@@ -26,10 +26,12 @@ from gpu_fleet.pool.aws_peers import aws_peers
 from gpu_fleet.pool.identity import Expected, PoolIdentity, read_identity
 from gpu_fleet.pool.members import in_order
 from gpu_fleet.pool.network import control_environment, environment
+from gpu_fleet.pool.rendezvous import Assignment, Rendezvous, assignment, join
 
 LOOK_EVERY_S = 0.5  # for word that the run has failed for good
-PORT = 29400  # of the c10d rendezvous; the default of torch.distributed
-SHUTDOWN_TIMEOUT_S = 90  # for the last save, of the two minutes that a spot notice gives
+# Once a run has saved and stopped: torchrun waits five minutes for a peer that was ended, and hears no signal
+LEAVE_S = 5.0
+FAILED_TIMEOUT_S = 90  # for the other ranks to end, once one has failed for good
 # torch 2.13 else keeps one store over restarts, and a new rank may read the address of one that is gone
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # The flight recorder keeps the last collectives of each rank; the watchdog writes them to the same place:
@@ -44,13 +46,11 @@ log = logging.getLogger(__name__)
 class LaunchPlan:
     """One torchrun, as every instance of the job starts it."""
 
-    addresses: tuple[
-        str, ...
-    ]  # of all instances, the host of the rendezvous first; empty: this instance alone
-    own_address: str
+    rendezvous: Rendezvous | None  # None: this instance alone
     processes: int  # per instance
     rendezvous_id: str
     max_restarts: int
+    save_s: int  # for the last save, before torchrun kills the ranks
     arguments: tuple[str, ...]  # of `python -m gpu_fleet train`
     variables: Mapping[str, str]  # added to the environment
 
@@ -58,21 +58,12 @@ class LaunchPlan:
     def command(self) -> list[str]:
         """The argument list of torchrun."""
         words = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={self.processes}"]
-        words += [f"--max-restarts={self.max_restarts}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}"]
-        words += self._rendezvous() if len(self.addresses) > 1 else ["--standalone"]
+        words += [f"--max-restarts={self.max_restarts}", f"--shutdown-timeout={self.save_s}"]
+        if self.rendezvous is None:
+            words += ["--standalone"]
+        else:
+            words += [*self.rendezvous.options, f"--rdzv-id={self.rendezvous_id}"]
         return [*words, "-m", "gpu_fleet", "train", *self.arguments]
-
-    def _rendezvous(self) -> list[str]:
-        host = self.addresses[0]
-        return [
-            f"--nnodes={len(self.addresses)}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={host}:{PORT}",
-            f"--rdzv-id={self.rendezvous_id}",
-            # said outright: torchrun would guess it from host names, which a VPC need not resolve
-            f"--rdzv-conf=is_host={str(self.own_address == host).lower()}",
-            f"--local-addr={self.own_address}",
-        ]
 
     def __str__(self) -> str:
         """A line for the shell that does the same."""
@@ -107,21 +98,25 @@ def launch(
 ) -> None:
     """Train CONFIG on all instances of this instance's pool; run it on each of them.
 
+    In a pod, it meets the others where the PET_ variables of Kubernetes' or Kubeflow's Job say; see `render`.
+
     Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
     other try can help; `train` takes the same overrides: --section.key value.
     """
     _refuse_where_terminated()
     settings = configured(config_file, overrides, allow, branch)
-    identity = None if alone else read_identity()
+    scheduled = None if alone else assignment(os.environ)
+    identity = None if alone or scheduled else read_identity()
     instance = _instance(identity)
+    meeting = _scheduled(scheduled, dry_run=dry_run) if scheduled else _meeting(identity, instance, peers)
     plan = LaunchPlan(
-        addresses=tuple(_addresses(identity, instance, peers)),
-        own_address=instance.address if instance else "",
-        processes=nproc_per_node or _processes(identity, instance),
+        rendezvous=meeting,
+        processes=nproc_per_node or (scheduled and scheduled.processes) or _processes(identity, instance),
         rendezvous_id=_rendezvous_id(identity, settings),
         max_restarts=max_restarts,
+        save_s=settings.interrupt.save_s,
         arguments=(str(config_file), *overrides, *identity_flags(allow, branch)),
-        variables=_variables(identity, instance),
+        variables=_variables(identity, instance, meeting),
     )
     if dry_run:
         click.echo(str(plan))
@@ -140,6 +135,26 @@ def _refuse_where_terminated() -> None:
 
 def _instance(identity: PoolIdentity | None) -> ThisInstance | None:
     return None if identity is None else MetadataClient(identity.cloud).instance()
+
+
+def _scheduled(mine: Assignment, *, dry_run: bool) -> Rendezvous | None:
+    """The place of a scheduler, waited for; a pod that is stopped meanwhile has nothing to save."""
+    if dry_run and mine.nodes > 1:
+        return Rendezvous(mine.nodes, mine.host, "OWN-ADDRESS", mine.rank == 0, mine.port)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(exit_codes.STOPPED))
+    try:
+        return join(mine)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _meeting(identity: PoolIdentity | None, instance: ThisInstance | None, peers: str) -> Rendezvous | None:
+    """Where the instances of the pool meet: at the lowest address; None for this instance alone."""
+    addresses = _addresses(identity, instance, peers)
+    if instance is None or len(addresses) <= 1:
+        return None
+    host = addresses[0]
+    return Rendezvous(len(addresses), host, instance.address, is_host=instance.address == host)
 
 
 def _addresses(identity: PoolIdentity | None, instance: ThisInstance | None, peers: str) -> Sequence[str]:
@@ -176,11 +191,13 @@ def _expected(identity: PoolIdentity | None, instance: ThisInstance | None) -> E
     return identity.expected.get(instance.instance_type, Expected())
 
 
-def _variables(identity: PoolIdentity | None, instance: ThisInstance | None) -> dict[str, str]:
-    if instance is None:
-        return {}
-    network = environment(instance.instance_type, _expected(identity, instance), os.environ)
-    return {**network, **control_environment(instance.address, os.environ)}
+def _variables(
+    identity: PoolIdentity | None, instance: ThisInstance | None, meeting: Rendezvous | None
+) -> dict[str, str]:
+    if instance is not None:
+        network = environment(instance.instance_type, _expected(identity, instance), os.environ)
+        return {**network, **control_environment(instance.address, os.environ)}
+    return control_environment(meeting.own_address, os.environ) if meeting else {}
 
 
 def _rendezvous_id(identity: PoolIdentity | None, settings: config.Config) -> str:
@@ -202,7 +219,11 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     given = {**recorder, **os.environ, **FRESH_STORE, **variables}
     process = subprocess.Popen(command, env=given, start_new_session=True)
     _forward_signals(process)
-    status = _awaited(process, lambda: outcome.failed_since(directory, started_at_s))
+    status = _awaited(
+        process,
+        hopeless=lambda: outcome.failed_since(directory, started_at_s),
+        stopped=lambda: outcome.stopped_since(directory, started_at_s),
+    )
     if outcome.failed_since(directory, started_at_s):
         log.error("event=failed-for-good torchrun_status=%d", status)
         return exit_codes.FAILED_FOR_GOOD
@@ -212,19 +233,30 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     return status if status >= 0 else 128 - status  # as a shell reports a signal
 
 
-def _awaited(process: "subprocess.Popen[bytes]", hopeless: Callable[[], bool]) -> int:
-    """The status of torchrun, which is ended as soon as another try of its own would be in vain."""
+def _awaited(
+    process: "subprocess.Popen[bytes]", hopeless: Callable[[], bool], stopped: Callable[[], bool]
+) -> int:
+    """The status of torchrun, which is ended once its ranks have stopped, or another try would be in vain."""
+    stopped_at_s: float | None = None
     while True:
         try:
             return process.wait(LOOK_EVERY_S)
         except subprocess.TimeoutExpired:
+            if stopped_at_s is None and stopped():
+                stopped_at_s = time.monotonic()
+            if stopped_at_s is not None and time.monotonic() - stopped_at_s >= LEAVE_S:
+                return _ended(process, LEAVE_S)
             if hopeless():
-                break
+                return _ended(process, FAILED_TIMEOUT_S)
+
+
+def _ended(process: "subprocess.Popen[bytes]", patience_s: float) -> int:
+    """The status of torchrun after a signal, or after its kill with all that it has started."""
     process.send_signal(signal.SIGTERM)
     try:
-        return process.wait(SHUTDOWN_TIMEOUT_S)
+        return process.wait(patience_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its own session, see run
         return process.wait()
 
 
