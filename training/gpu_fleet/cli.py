@@ -9,6 +9,7 @@ main = LazyGroup(
     table={
         "bench": "gpu_fleet.train:bench",
         "launch": "gpu_fleet.launch:launch",
+        "render": "gpu_fleet.kubernetes.command:render",
         "prepare": "gpu_fleet.data.preparation.prepare:prepare",
         "report": "gpu_fleet.metrics.report:report",
         "run": "gpu_fleet.any_command:run",

@@ -1,0 +1,1 @@
+"""A run on a Kubernetes cluster that people have: `render` writes its manifests, and asks no cluster."""

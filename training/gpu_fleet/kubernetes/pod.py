@@ -1,0 +1,126 @@
+"""The pod of a run: one container that is told by torchrun's variables where the others are.
+
+It fits the Pod Security Standard "restricted": no root, no rights to gain, a file system that is read-only
+outside of its volumes. https://kubernetes.io/docs/concepts/security/pod-security-standards/
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpu_fleet.kubernetes.request import WORKSPACE, Request
+from gpu_fleet.kubernetes.sources import Source
+from gpu_fleet.pool.network import EFA
+from gpu_fleet.pool.rendezvous import HOST, HOST_PORT, NODES, PORT, PROCESSES, RANK
+
+Manifest = dict[str, Any]
+COMMAND = ["python", "-m", "gpu_fleet"]
+GPU, EFA_INTERFACE, HUGE_PAGES = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "hugepages-2Mi"
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+# Caches of torch, CUDA and transformers go to HOME; the account has no name in the image.
+HOME = {"HOME": "/tmp", "USER": "gpu-fleet", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - of the pod
+
+
+def template(request: Request, sources: Sequence[Source], container: str) -> Manifest:
+    """The pod template; `container` is the name of its only container."""
+    spec: Manifest = {
+        "restartPolicy": "Never",  # a new pod, as the policy of the Job says
+        "terminationGracePeriodSeconds": request.grace_s,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,  # roles come by a token of their own, and nothing asks the API
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": request.user,
+            "runAsGroup": request.user,
+            "fsGroup": request.user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(request, sources, container)],
+        "volumes": list(_volumes(request)),
+    }
+    if request.service_account:
+        spec["serviceAccountName"] = request.service_account
+    if request.gpus:
+        spec["tolerations"] = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]
+    if request.selector:
+        spec["nodeSelector"] = dict(request.selector)
+    if not request.trainjob:
+        spec["subdomain"] = request.name
+    return {"metadata": {"labels": {"app.kubernetes.io/name": request.name}}, "spec": spec}
+
+
+def _container(request: Request, sources: Sequence[Source], name: str) -> Manifest:
+    return {
+        "name": name,
+        "image": request.image,
+        "command": COMMAND,
+        # $(NAME) would be a variable to Kubernetes
+        "args": ["launch", *(text.replace("$(", "$$(") for text in request.arguments)],
+        "workingDir": str(WORKSPACE),
+        "env": environment(request),
+        "resources": resources(request),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": list(_mounts(request, sources)),
+    }
+
+
+def environment(request: Request) -> list[Manifest]:
+    """Where pod 0 is and which pod this is; Kubeflow Trainer says that itself, in the same variables."""
+    named = dict(HOME)
+    if request.efa:
+        named |= EFA
+        if request.hugepages:
+            del named["FI_EFA_USE_HUGE_PAGE"]
+    if not request.trainjob:
+        named |= {
+            NODES: str(request.nodes),
+            PROCESSES: str(request.processes),
+            HOST: f"{request.name}-0.{request.name}",
+            HOST_PORT: str(PORT),
+        }
+    variables: list[Manifest] = [{"name": key, "value": value} for key, value in named.items()]
+    if not request.trainjob:
+        variables.append({"name": RANK, "valueFrom": {"fieldRef": {"fieldPath": INDEX}}})
+    return variables
+
+
+def resources(request: Request) -> Manifest:
+    """Requests equal limits: the pod is of the class Guaranteed where CPU and memory are named."""
+    limits = {
+        GPU: request.gpus or "",
+        EFA_INTERFACE: request.efa or "",
+        HUGE_PAGES: request.hugepages,
+        "cpu": request.cpu,
+        "memory": request.memory,
+    }
+    named = {key: str(value) for key, value in limits.items() if value}
+    return {"requests": named, "limits": dict(named)} if named else {}
+
+
+def _volumes(request: Request) -> Iterator[Manifest]:
+    yield {"name": "workspace", "emptyDir": {}}
+    yield {"name": "tmp", "emptyDir": {}}
+    yield {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{request.shared_memory_gib}Gi"}}
+    yield {"name": "sources", "configMap": {"name": request.name}}
+    for number, claim in enumerate(request.claims):
+        yield {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim.name}}
+    if request.hugepages:
+        yield {"name": "hugepages", "emptyDir": {"medium": "HugePages"}}
+
+
+def _mounts(request: Request, sources: Sequence[Source]) -> Iterator[Manifest]:
+    """Files one by one, so that the folder around them stays writable."""
+    yield {"name": "workspace", "mountPath": str(WORKSPACE)}
+    yield {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 - of the pod
+    yield {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108 - of the pod
+    for source in sources:
+        path = str(WORKSPACE / source.path)
+        yield {"name": "sources", "mountPath": path, "subPath": source.key, "readOnly": True}
+    for number, claim in enumerate(request.claims):
+        yield {"name": f"claim-{number}", "mountPath": str(claim.folder)}
+    if request.hugepages:
+        yield {"name": "hugepages", "mountPath": "/dev/hugepages"}

@@ -1,0 +1,81 @@
+"""What of this computer a pod needs: the configuration and the user's own code, as they lie in the folder."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_fleet import config
+from gpu_fleet.errors import ConfigError
+
+# https://kubernetes.io/docs/concepts/configuration/configmap/: "cannot exceed 1 MiB"
+LIMIT_BYTES = 1 << 20
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: its key in the ConfigMap, where it lies from the folder of the run, and its text."""
+
+    key: str
+    path: str
+    text: str
+
+
+def of_run(file: Path, settings: config.Config) -> tuple[Source, ...]:
+    """The configuration first, then what it imports of a user's; raises ConfigError, OwnCodeError."""
+    contents = {inner(file): file.read_bytes()}
+    contents |= own_files(settings)
+    check_size(contents)
+    found: list[Source] = []
+    for path, content in contents.items():
+        key = key_of(path, {source.key for source in found})
+        found.append(Source(key, path, _text(path, content)))
+    return tuple(found)
+
+
+def key_of(path: str, taken: Collection[str]) -> str:
+    """The key of a file in the ConfigMap, which knows no folders."""
+    key = re.sub(r"[^-._a-zA-Z0-9]", "_", path)
+    return f"{len(taken)}-{key}" if key in taken else key
+
+
+def inner(file: Path) -> str:
+    """Where a configuration lies from the folder of the run; one from elsewhere by its name."""
+    resolved, here = file.resolve(), Path.cwd().resolve()
+    return str(resolved.relative_to(here)) if resolved.is_relative_to(here) else file.name
+
+
+def own_files(settings: config.Config) -> dict[str, bytes]:
+    """The sources of the user's modules that the configuration imports: path -> content."""
+    if not any(":" in name for name in _names(settings)):
+        return {}
+    from gpu_fleet import own_code  # noqa: PLC0415 - torch: seconds that --help need not pay
+
+    own_code.parts(settings)
+    return own_code.files(Path(settings.run.directory))
+
+
+def _names(settings: config.Config) -> tuple[str, ...]:
+    named = (settings.model.name, settings.data.name, settings.data.collate, settings.loss.name)
+    return (*named, settings.metric.name, settings.optimizer.name)
+
+
+def check_size(contents: Mapping[str, bytes]) -> None:
+    """Raises ConfigError when a ConfigMap cannot hold the files, naming the largest."""
+    size = sum(len(content) for content in contents.values())
+    if size <= LIMIT_BYTES:
+        return
+    largest = sorted(contents, key=lambda path: -len(contents[path]))[:SHOWN]
+    named = ", ".join(f"{path} {len(contents[path]):,}" for path in largest)
+    raise ConfigError(
+        f"the configuration and your own code are {size:,} bytes, and a ConfigMap holds {LIMIT_BYTES:,}; "
+        f"install your code in an image of your own and name it as package.module:NAME (largest: {named})"
+    )
+
+
+def _text(path: str, content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8, which a ConfigMap needs: {error}") from error
