@@ -9,8 +9,8 @@ main = LazyGroup(
     table={
         "bench": "gpu_fleet.train:bench",
         "launch": "gpu_fleet.launch:launch",
-        "render": "gpu_fleet.kubernetes.command:render",
         "prepare": "gpu_fleet.data.preparation.prepare:prepare",
+        "render": "gpu_fleet.kubernetes.command:render",
         "report": "gpu_fleet.metrics.report:report",
         "run": "gpu_fleet.any_command:run",
         "train": "gpu_fleet.train:train",

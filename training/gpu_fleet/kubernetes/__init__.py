@@ -1,1 +1,1 @@
-"""A run on a Kubernetes cluster that people have: `render` writes its manifests, and asks no cluster."""
+"""A run on a Kubernetes cluster that a user has: `render` writes its manifests, and calls no cluster."""

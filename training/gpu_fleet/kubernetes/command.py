@@ -1,4 +1,4 @@
-"""`render`: the manifests of a run, for a cluster that people have."""
+"""`render`: the manifests of a run, for a cluster that a user has."""
 
 import shlex
 from pathlib import Path
@@ -10,7 +10,7 @@ from gpu_fleet.kubernetes import sources
 from gpu_fleet.kubernetes.manifests import as_yaml
 from gpu_fleet.kubernetes.manifests import render as manifests_of
 from gpu_fleet.kubernetes.request import (
-    Request,
+    ClusterRequest,
     check,
     default_name,
     parse_claim,
@@ -83,7 +83,7 @@ def render(
     user: int,
     retries: int,
 ) -> None:
-    """Write the manifests of the run of CONFIG, as YAML for kubectl; no cluster is asked.
+    """Write the manifests of the run of CONFIG, as YAML for kubectl; no cluster is called.
 
     Configuration and own code become a ConfigMap. A pod that is drained or preempted saves and is run again,
     and goes on from its checkpoint; what failed for good ends the Job. Overrides are those of `train`.
@@ -91,7 +91,7 @@ def render(
     if not (kubernetes or trainjob):
         raise ConfigError("render: for what? say --kubernetes for an Indexed Job, or --trainjob")
     settings = configured(config_file, overrides, allow, branch)
-    request = Request(
+    request = ClusterRequest(
         settings=settings,
         arguments=(sources.inner(config_file), *overrides, *identity_flags(allow, branch)),
         name=name or default_name(settings.run.directory),

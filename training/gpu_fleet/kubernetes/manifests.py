@@ -10,7 +10,7 @@ import yaml
 
 from gpu_fleet import exit_codes
 from gpu_fleet.kubernetes.pod import Manifest, template
-from gpu_fleet.kubernetes.request import Request
+from gpu_fleet.kubernetes.request import ClusterRequest
 from gpu_fleet.kubernetes.sources import Source
 from gpu_fleet.pool.rendezvous import PORT
 
@@ -22,7 +22,7 @@ CONTAINER = "trainer"
 NODE = "node"  # of Kubeflow Trainer, which looks for the replicated job and the container by this name
 
 
-def render(request: Request, sources: Sequence[Source]) -> list[Manifest]:
+def render(request: ClusterRequest, sources: Sequence[Source]) -> list[Manifest]:
     """The objects in the order in which a cluster should get them."""
     files = {
         "apiVersion": "v1",
@@ -57,7 +57,7 @@ def failure_policy(container: str) -> Manifest:
     }
 
 
-def _metadata(request: Request, *, queued: bool = False) -> Manifest:
+def _metadata(request: ClusterRequest, *, queued: bool = False) -> Manifest:
     """`queued` is for the one object that Kueue admits."""
     metadata: Manifest = {"name": request.name}
     if request.namespace:
@@ -68,7 +68,7 @@ def _metadata(request: Request, *, queued: bool = False) -> Manifest:
     return metadata
 
 
-def _service(request: Request) -> Manifest:
+def _service(request: ClusterRequest) -> Manifest:
     """The name of each pod, from its first second on: pod 0 is NAME-0.NAME."""
     return {
         "apiVersion": "v1",
@@ -83,7 +83,7 @@ def _service(request: Request) -> Manifest:
     }
 
 
-def _job(request: Request, sources: Sequence[Source]) -> Manifest:
+def _job(request: ClusterRequest, sources: Sequence[Source]) -> Manifest:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -99,7 +99,7 @@ def _job(request: Request, sources: Sequence[Source]) -> Manifest:
     }
 
 
-def _retries(request: Request, container: str) -> Manifest:
+def _retries(request: ClusterRequest, container: str) -> Manifest:
     """Counted by index, since one cause ends all pods at once; the run needs every index."""
     return {
         "backoffLimitPerIndex": request.retries,
@@ -109,7 +109,7 @@ def _retries(request: Request, container: str) -> Manifest:
     }
 
 
-def _runtime(request: Request, sources: Sequence[Source]) -> Manifest:
+def _runtime(request: ClusterRequest, sources: Sequence[Source]) -> Manifest:
     """What Kubeflow Trainer makes a JobSet of; it adds the variables of torchrun and the headless Service."""
     # the number of pods and the mode are Trainer's to set
     job = {
@@ -137,7 +137,7 @@ def _runtime(request: Request, sources: Sequence[Source]) -> Manifest:
     }
 
 
-def _train_job(request: Request) -> Manifest:
+def _train_job(request: ClusterRequest) -> Manifest:
     return {
         "apiVersion": f"{TRAINER_API}/v1alpha1",
         "kind": "TrainJob",

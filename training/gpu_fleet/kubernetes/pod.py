@@ -1,4 +1,4 @@
-"""The pod of a run: one container that is told by torchrun's variables where the others are.
+"""The pod of a run: one container that knows by torchrun's variables where the others are.
 
 It fits the Pod Security Standard "restricted": no root, no rights to gain, a file system that is read-only
 outside of its volumes. https://kubernetes.io/docs/concepts/security/pod-security-standards/
@@ -7,7 +7,7 @@ outside of its volumes. https://kubernetes.io/docs/concepts/security/pod-securit
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpu_fleet.kubernetes.request import WORKSPACE, Request
+from gpu_fleet.kubernetes.request import WORKSPACE, ClusterRequest
 from gpu_fleet.kubernetes.sources import Source
 from gpu_fleet.pool.network import EFA
 from gpu_fleet.pool.rendezvous import HOST, HOST_PORT, NODES, PORT, PROCESSES, RANK
@@ -20,7 +20,7 @@ INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 HOME = {"HOME": "/tmp", "USER": "gpu-fleet", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - of the pod
 
 
-def template(request: Request, sources: Sequence[Source], container: str) -> Manifest:
+def template(request: ClusterRequest, sources: Sequence[Source], container: str) -> Manifest:
     """The pod template; `container` is the name of its only container."""
     spec: Manifest = {
         "restartPolicy": "Never",  # a new pod, as the policy of the Job says
@@ -49,7 +49,7 @@ def template(request: Request, sources: Sequence[Source], container: str) -> Man
     return {"metadata": {"labels": {"app.kubernetes.io/name": request.name}}, "spec": spec}
 
 
-def _container(request: Request, sources: Sequence[Source], name: str) -> Manifest:
+def _container(request: ClusterRequest, sources: Sequence[Source], name: str) -> Manifest:
     return {
         "name": name,
         "image": request.image,
@@ -68,7 +68,7 @@ def _container(request: Request, sources: Sequence[Source], name: str) -> Manife
     }
 
 
-def environment(request: Request) -> list[Manifest]:
+def environment(request: ClusterRequest) -> list[Manifest]:
     """Where pod 0 is and which pod this is; Kubeflow Trainer says that itself, in the same variables."""
     named = dict(HOME)
     if request.efa:
@@ -88,7 +88,7 @@ def environment(request: Request) -> list[Manifest]:
     return variables
 
 
-def resources(request: Request) -> Manifest:
+def resources(request: ClusterRequest) -> Manifest:
     """Requests equal limits: the pod is of the class Guaranteed where CPU and memory are named."""
     limits = {
         GPU: request.gpus or "",
@@ -101,7 +101,7 @@ def resources(request: Request) -> Manifest:
     return {"requests": named, "limits": dict(named)} if named else {}
 
 
-def _volumes(request: Request) -> Iterator[Manifest]:
+def _volumes(request: ClusterRequest) -> Iterator[Manifest]:
     yield {"name": "workspace", "emptyDir": {}}
     yield {"name": "tmp", "emptyDir": {}}
     yield {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{request.shared_memory_gib}Gi"}}
@@ -112,7 +112,7 @@ def _volumes(request: Request) -> Iterator[Manifest]:
         yield {"name": "hugepages", "emptyDir": {"medium": "HugePages"}}
 
 
-def _mounts(request: Request, sources: Sequence[Source]) -> Iterator[Manifest]:
+def _mounts(request: ClusterRequest, sources: Sequence[Source]) -> Iterator[Manifest]:
     """Files one by one, so that the folder around them stays writable."""
     yield {"name": "workspace", "mountPath": str(WORKSPACE)}
     yield {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 - of the pod

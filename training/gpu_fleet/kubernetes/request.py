@@ -36,7 +36,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Request:
+class ClusterRequest:
     """One run on a cluster. Sizes are of one pod, of which a node of the run has exactly one."""
 
     settings: config.Config
@@ -75,14 +75,14 @@ class Request:
         return self.settings.interrupt.save_s + GRACE_BESIDE_SAVE_S
 
 
-def check(request: Request) -> None:
+def check(request: ClusterRequest) -> None:
     """Raises ConfigError with a line for each mistake, naming flag or key, value and what is allowed."""
     problems = [*_names(request), *_sizes(request), *_ranks(request), *_places(request)]
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def warnings(request: Request) -> Iterator[str]:
+def warnings(request: ClusterRequest) -> Iterator[str]:
     """What is allowed and may surprise."""
     if "@sha256:" not in request.image:
         yield (
@@ -129,7 +129,7 @@ def default_name(directory: str) -> str:
     return name[: LABEL_LENGTH - len(NAME_SUFFIX)].strip("-")
 
 
-def _names(request: Request) -> Iterator[str]:
+def _names(request: ClusterRequest) -> Iterator[str]:
     longest = LABEL_LENGTH - len(NAME_SUFFIX)
     if not SERVICE.fullmatch(request.name) or len(request.name) > longest:
         yield (
@@ -161,7 +161,7 @@ def _is_subdomain(name: str) -> bool:
     return len(name) <= SUBDOMAIN_LENGTH and all(LABEL.fullmatch(part) for part in name.split("."))
 
 
-def _sizes(request: Request) -> Iterator[str]:
+def _sizes(request: ClusterRequest) -> Iterator[str]:
     least = {"--nodes": (request.nodes, 1), "--gpus": (request.gpus, 0), "--shm-gib": (request.shm_gib, 0)}
     least |= {"--efa": (request.efa, 0), "--user": (request.user, 1), "--retries": (request.retries, 0)}
     for flag, (value, lowest) in least.items():
@@ -175,8 +175,8 @@ def _sizes(request: Request) -> Iterator[str]:
         yield f"--hugepages = {request.hugepages!r}: needs --memory, as Kubernetes has it"
 
 
-def _ranks(request: Request) -> Iterator[str]:
-    from gpu_fleet.parallel.world import check_sizes  # noqa: PLC0415 - torch: seconds that --help need not pay
+def _ranks(request: ClusterRequest) -> Iterator[str]:
+    from gpu_fleet.world import check_sizes  # noqa: PLC0415 - torch: seconds that --help need not pay
 
     if request.nodes < 1 or request.gpus < 0:
         return
@@ -186,7 +186,7 @@ def _ranks(request: Request) -> Iterator[str]:
         yield f"{error} (--nodes {request.nodes} x {request.processes} processes)"
 
 
-def _places(request: Request) -> Iterator[str]:
+def _places(request: ClusterRequest) -> Iterator[str]:
     settings = request.settings
     for key, path in _paths(settings):
         if path.startswith("/") or any(claim.holds(path) for claim in request.claims):
