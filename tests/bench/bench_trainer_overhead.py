@@ -1,8 +1,8 @@
 """A step of 9 ms in the trainer, Accelerate, Lightning and Hugging Face's Trainer, each against a bare loop.
 
-Every loop lies in a process of its own and does some steps when it is its turn, so that all share what else
-the machine does; each ratio is to the bare loop's turn of the same round. The peers come from PyPI, into an
-environment in build/ that borrows torch from this one.
+Every loop lies in a process of its own, and after each of its steps a bare loop in the same process does one,
+so that both share what else the machine does. `bare` beside itself says how far equal loops lie apart. The
+peers come from PyPI, into an environment in build/ that borrows torch from this one.
 """
 
 import json
@@ -12,21 +12,24 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.bench.bench_trainer_gpu import write_tokens
-from tests.bench.step_loops import FOREVER, LOOPS, VOCABULARY
+from tests.bench.step_loops import FOREVER, LOOPS, STEPS_A_BLOCK, VOCABULARY
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m tests.bench.bench_trainer_overhead"
 PEERS = ROOT / "build" / "peers"
 PEER_PINS = ("accelerate==1.15.0", "lightning==2.6.6")
-ROUNDS = 30
+ROUNDS = 3
 LOG_EVERY = {"log_on": 10, "log_off": FOREVER}
-CLOCKS = ("", "_cpu")  # on a busy machine processor time says what a loop adds, the wall what others do
+CLOCKS = {
+    "wall": "",
+    "cpu": "_cpu",
+}  # on a busy machine processor time says what a loop adds, the wall what others do
 GOAL = "ratio <= 1.05, below the peers"
+Blocks = list[dict[str, tuple[float, float]]]  # of each clock: seconds of the loop, of the bare loop
 
 
 def peers_python() -> Path:
@@ -42,67 +45,36 @@ def peers_python() -> Path:
     return python
 
 
-class Loop:
-    """One of the loops, waiting for its turn."""
-
-    def __init__(self, name: str, data: Path, log_every: int) -> None:
-        words = [peers_python(), "-m", "tests.bench.step_loops", name, str(data), str(log_every)]
-        path = f"{ROOT}:{ROOT / 'training'}"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
-        self._process = subprocess.Popen(
-            words, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._read()  # the first turn warms up
-
-    def turn(self) -> tuple[float, float]:
-        """Seconds a step of one more turn, on the wall and of the processor."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> tuple[float, float]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("took "):
-                _, wall_s, cpu_s = line.split()
-                return float(wall_s), float(cpu_s)
-        raise SystemExit(f"{self._process.args} ended with {self._process.wait()}")
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-def measured(data: Path, log_every: int, rounds: int = ROUNDS) -> list[dict[str, list[float]]]:
-    """Seconds a step of every loop, one number for each round: on the wall, and of the processor."""
-    with ExitStack() as stack:
-        loops = {name: Loop(name, data, log_every) for name in LOOPS}
-        for loop in loops.values():
-            stack.callback(loop.close)
-        for loop in loops.values():
-            loop.turn()
-        found: list[dict[str, list[float]]] = [{name: [] for name in LOOPS} for _ in CLOCKS]
-        for _ in range(rounds):
-            for name, loop in loops.items():
-                for clock, seconds in zip(found, loop.turn(), strict=True):
-                    clock[name].append(seconds)
+def blocks_of(name: str, data: Path, log_every: int) -> Blocks:
+    """What blocks of ten steps of the loop `name`, and of the bare loop beside it, took in one process."""
+    words = [peers_python(), "-m", "tests.bench.step_loops", name, str(data), str(log_every)]
+    path = f"{ROOT}:{ROOT / 'training'}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: Blocks = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def entries_of(label: str, found: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """The trainer's entry, which names the ratios of the peers, and one entry for each of them."""
-    bare = found["bare"]
+def measured(data: Path, log_every: int, rounds: int = ROUNDS) -> dict[str, Blocks]:
+    """The blocks of every loop, from `rounds` processes each, by turns."""
+    found: dict[str, Blocks] = {name: [] for name in LOOPS}
+    for _ in range(rounds):
+        for name, blocks in found.items():
+            blocks.extend(blocks_of(name, data, log_every))
+    return found
+
+
+def entries_of(label: str, clock: str, found: dict[str, Blocks]) -> dict[str, dict[str, Any]]:
+    """One entry for each loop; the ratio is the median over the blocks."""
     entries = {}
-    for name, seconds in found.items():
-        if name == "bare":
-            continue
-        ratio = statistics.median(one / other for one, other in zip(seconds, bare, strict=True))
+    for name, blocks in found.items():
+        ratio = statistics.median(block[clock][0] / block[clock][1] for block in blocks)
+        loop_s, bare_s = (statistics.median(block[clock][place] for block in blocks) for place in (0, 1))
         key = f"trainer_overhead_9ms_{label}" if name == "ours" else f"{name}_overhead_9ms_{label}"
         entries[key] = {
-            "value": round(statistics.median(seconds) * 1e3, 3),
+            "value": round(loop_s / STEPS_A_BLOCK * 1e3, 3),
             "unit": "ms per step",
-            "peer": round(statistics.median(bare) * 1e3, 3),
+            "peer": round(bare_s / STEPS_A_BLOCK * 1e3, 3),
             "ratio": round(ratio, 4),
             "goal": GOAL if name == "ours" else "a peer",
             "command": COMMAND,
@@ -116,8 +88,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = write_tokens(Path(folder) / "tokens", vocabulary=VOCABULARY)
         for label, log_every in LOG_EVERY.items():
-            for clock, found in zip(CLOCKS, measured(data, log_every), strict=True):
-                entries |= entries_of(f"{label}{clock}", found)
+            found = measured(data, log_every)
+            for clock, suffix in CLOCKS.items():
+                entries |= entries_of(f"{label}{suffix}", clock, found)
     sys.stdout.write(json.dumps(entries, indent=2) + "\n")
 
 

@@ -1,14 +1,16 @@
-"""One loop over one small decoder, in a process of its own, for bench_trainer_overhead to run by turns.
+"""One loop over one small decoder, each of its steps beside one of a bare loop in the same process.
 
     python -m tests.bench.step_loops NAME DATA LOG_EVERY
 
 NAME is one of LOOPS: the same model, loss, optimizer and batches for each, in the words of each library, with
-a plain DataLoader but for our own. It does STEPS_A_TURN steps for every line on its input and answers with
-the seconds that a step took.
+a plain DataLoader but for our own. After every step of the loop the bare loop does one, so that both share
+what else the machine does, and the answer is what BLOCKS blocks of both took.
 """
 
 import itertools
+import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -34,34 +36,51 @@ from gpu_fleet.stopping.interrupt import Interruption, sources
 from gpu_fleet.stopping.watchdog import Watchdog
 from gpu_fleet.world import world
 
-STEPS_A_TURN = 20
-FOREVER = 10**6  # steps; the process ends when nobody gives it another turn
+STEPS_A_BLOCK = 10  # an interval of the log
+WARM_UP = 3  # blocks
+BLOCKS = 40
+FOREVER = 10**6  # steps; the process ends after those that are timed
 BATCH, LENGTH, VOCABULARY = 8, 32, 256
 OPTIONS = {"hidden_size": 64, "layers": 2, "heads": 4, "intermediate_size": 160}
 LEARNING_RATE = 1e-3
 
 
-class Turns:
-    """Calls of `step` end steps; between two turns it waits for a line on standard input."""
+Clock = Callable[[], float]
 
-    def __init__(self) -> None:
-        self._done = 0
-        self._begin = 0.0, 0.0
+
+class BesideBare:
+    """Calls of `step` end steps of a loop; after each, the bare loop does one, and both are timed.
+
+    On the wall, and in processor time: of the bare loop that of its thread, of the other one all the rest.
+    """
+
+    def __init__(self, bare_steps: Iterator[None]) -> None:
+        self._bare_steps = bare_steps
+        self._blocks: list[dict[str, list[float]]] = []
+        self._steps = 0
+        self._start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), time.thread_time()
 
     def step(self) -> None:
-        self._done += 1
-        if self._done % STEPS_A_TURN == 0:
-            wall_s, cpu_s = (now - then for now, then in zip(_now(), self._begin, strict=True))
-            answer = f"took {wall_s / STEPS_A_TURN:.9f} {cpu_s / STEPS_A_TURN:.9f}"
-            print(answer, flush=True)  # noqa: T201 - read by the parent
-            if not sys.stdin.readline():
-                sys.exit()
-            self._begin = _now()
-
-
-def _now() -> tuple[float, float]:
-    """Seconds of the clock on the wall, and of the processor for all threads of this process."""
-    return time.perf_counter(), time.process_time()
+        wall, _, thread = self._now()
+        next(self._bare_steps)
+        bare_wall, bare_cpu, bare_thread = self._now()
+        if self._steps % STEPS_A_BLOCK == 0:
+            self._blocks.append({"wall": [0.0, 0.0], "cpu": [0.0, 0.0]})
+        self._steps += 1
+        took = self._blocks[-1]
+        bare_s = bare_thread - thread
+        took["wall"][0] += wall - self._start[0]
+        took["wall"][1] += bare_wall - wall
+        took["cpu"][0] += bare_cpu - self._start[1] - bare_s
+        took["cpu"][1] += bare_s
+        if self._steps == STEPS_A_BLOCK * (WARM_UP + BLOCKS):
+            print(json.dumps(self._blocks[WARM_UP:]), flush=True)  # noqa: T201 - read by the parent
+            os._exit(0)  # out of a loop that knows no end
+        self._start = self._now()
 
 
 class Sequences(Dataset[tuple[Tensor, Tensor]]):
@@ -100,8 +119,8 @@ def endless(batches: DataLoader[Any]) -> Iterator[Any]:
     return itertools.chain.from_iterable(batches for _ in itertools.count())
 
 
-def bare(data: Path, log_every: int, turns: Turns) -> None:
-    """What one writes oneself."""
+def bare_steps(data: Path, log_every: int) -> Iterator[None]:
+    """What one writes oneself; yields after each step."""
     module = model().train()
     optimizer = optimizer_of(module)
     with tempfile.TemporaryFile("w") as log:
@@ -113,10 +132,16 @@ def bare(data: Path, log_every: int, turns: Turns) -> None:
             if number % log_every == 0:
                 log.write(f"{number} {loss.item()}\n")
                 log.flush()
-            turns.step()
+            yield
 
 
-def ours(data: Path, log_every: int, turns: Turns) -> None:
+def bare(data: Path, log_every: int, turns: BesideBare) -> None:
+    """The bare loop once more: how far two equal loops lie apart."""
+    for _ in bare_steps(data, log_every):
+        turns.step()
+
+
+def ours(data: Path, log_every: int, turns: BesideBare) -> None:
     """The loop of this repository as `train` runs it: watchdog, interruption, metrics and all."""
 
     class Trace(StepTrace):
@@ -154,7 +179,7 @@ def ours(data: Path, log_every: int, turns: Turns) -> None:
                 train_steps(replace(run, trace=Trace((), Path())), state, stop)
 
 
-def accelerate(data: Path, log_every: int, turns: Turns) -> None:
+def accelerate(data: Path, log_every: int, turns: BesideBare) -> None:
     """Hugging Face Accelerate."""
     from accelerate import Accelerator  # noqa: PLC0415 - of the peers' environment
 
@@ -173,7 +198,7 @@ def accelerate(data: Path, log_every: int, turns: Turns) -> None:
             turns.step()
 
 
-def lightning(data: Path, log_every: int, turns: Turns) -> None:
+def lightning(data: Path, log_every: int, turns: BesideBare) -> None:
     """Lightning's Trainer, with everything off that it need not do."""
     import lightning  # noqa: PLC0415 - of the peers' environment
     from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415
@@ -214,7 +239,7 @@ def lightning(data: Path, log_every: int, turns: Turns) -> None:
         trainer.fit(Module(), loader(data))
 
 
-def hugging_face(data: Path, log_every: int, turns: Turns) -> None:
+def hugging_face(data: Path, log_every: int, turns: BesideBare) -> None:
     """The Trainer of transformers."""
     from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: PLC0415 - slow to load
 
@@ -255,7 +280,7 @@ def hugging_face(data: Path, log_every: int, turns: Turns) -> None:
         Trainer(Losing(), arguments, train_dataset=Named(data), callbacks=[Clock()]).train()
 
 
-LOOPS: dict[str, Callable[[Path, int, Turns], None]] = {
+LOOPS: dict[str, Callable[[Path, int, BesideBare], None]] = {
     "bare": bare,
     "ours": ours,
     "accelerate": accelerate,
@@ -264,7 +289,11 @@ LOOPS: dict[str, Callable[[Path, int, Turns], None]] = {
 }
 
 
-if __name__ == "__main__":
+def main(name: str, data: Path, log_every: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    LOOPS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]), Turns())
+    LOOPS[name](data, log_every, BesideBare(bare_steps(data, log_every)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
