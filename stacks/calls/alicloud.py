@@ -58,6 +58,9 @@ CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 20
 logging.getLogger("aliyunsdkcore").setLevel(logging.CRITICAL)
 
 
+Credentials = tuple[str, str, str | None]  # id and secret of a key, and a session's token
+
+
 class Alicloud:
     """Asks Alibaba Cloud, with the credentials that the Pulumi provider takes too.
 
@@ -72,6 +75,7 @@ class Alicloud:
         self._region = region
         self._environ = os.environ if environ is None else environ
         self._endpoint = endpoint
+        self._made: tuple[Credentials, Any] | None = None
 
     def ask(self, product: str, action: str, **parameters: str) -> dict[str, Any]:
         """One call, say ``ask("ecs", "DescribeImages", ImageId="m-1")``.
@@ -98,10 +102,17 @@ class Alicloud:
         return answer
 
     def _client(self) -> Any:
+        """The client of the present credentials, kept: to make one takes the SDK more than a call."""
         key_id, secret = self._environ.get(KEY_ID), self._environ.get(KEY_SECRET)
         if not (key_id and secret):
             raise CannotCheckError(f"no credentials; set {KEY_ID} and {KEY_SECRET}")
-        token = self._environ.get(TOKEN)
+        credentials = (key_id, secret, self._environ.get(TOKEN))
+        if self._made is None or self._made[0] != credentials:
+            self._made = (credentials, self._client_of(credentials))
+        return self._made[1]
+
+    def _client_of(self, credentials: Credentials) -> Any:
+        key_id, secret, token = credentials
         credential = (
             StsTokenCredential(key_id, secret, token) if token else AccessKeyCredential(key_id, secret)
         )

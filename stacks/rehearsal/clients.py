@@ -1,14 +1,17 @@
 """boto3 clients for moto: one session, one client per service and region."""
 
+import copy
 import os
 import threading
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import boto3
 import botocore.loaders
 import botocore.session
 from botocore.config import Config
+from botocore.hooks import HierarchicalEmitter
 
 from stacks.rehearsal.errors import RehearsalError
 from stacks.rehearsal.moto_server import ACCOUNT_ID, LOOPBACK
@@ -19,6 +22,14 @@ _CONFIG = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "pat
 _LOADER = botocore.loaders.create_loader()
 
 
+@cache
+def _builtin_handlers() -> HierarchicalEmitter:
+    """botocore's own handlers, registered once: it looks at the signature of each."""
+    handlers = HierarchicalEmitter()
+    botocore.session.Session(event_hooks=handlers)
+    return handlers
+
+
 class ClientPool:
     """Every client of a rehearsal; safe for several threads.
 
@@ -27,7 +38,9 @@ class ClientPool:
     """
 
     def __init__(self) -> None:
-        core = botocore.session.get_session()
+        core = botocore.session.Session(
+            event_hooks=copy.copy(_builtin_handlers()), include_builtin_handlers=False
+        )
         core.register_component("data_loader", _LOADER)
         self.session: Any = boto3.session.Session(botocore_session=core)
         self._clients: dict[tuple[str, str], Any] = {}

@@ -14,7 +14,7 @@ from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import ClientPool, RegionClients
 from stacks.rehearsal.destroy import destroy
-from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.moto_server import environment, moto_server
 from stacks.rehearsal.program import run_program
 from tests.acceptance.fleet import FastClock, Fleet
 
@@ -64,6 +64,7 @@ def played(tmp_path_factory):
     (folder / "stacks").mkdir()
     clock, pool = FastClock(), ClientPool()
     with (
+        environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"}),
         moto_server(REGION),
         conditions_left_out(),
         Fleet(RegionClients(REGION, pool), "aws-dev-accept", clock, folder / "instances") as fleet,

@@ -1,6 +1,7 @@
-"""``python -m tests.bench.bench_guard``: every pair of edits of a stack file, and whether the guard holds it.
+"""``python -m tests.bench.bench_guard``: edits of a stack file alone and in pairs, under the guard.
 
-Some twenty minutes on one core: `make prove` runs it, `make test` some of the pairs.
+Some twenty minutes on one core: `make prove` runs it. `make test` runs some of the pairs, each edit that
+loses data alone, and the others in groups.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tests.stacks.edits import BOTH
+from tests.stacks.edits import BOTH, edits
 from tests.stacks.test_guard import is_sound, lost_as_expected, pairs
 
 COMMAND = "python -m tests.bench.bench_guard"
@@ -21,15 +22,16 @@ def measure() -> dict[str, Any]:
     say = Console(stderr=True).print
     found = {}
     for cloud in BOTH:
-        sound = [chosen for chosen in pairs(cloud) if is_sound(cloud, chosen)]
-        say(f"{len(sound)} pairs of edits on {cloud}")
+        alone = [(edit,) for edit in edits(cloud)]
+        sound = [*alone, *(chosen for chosen in pairs(cloud) if is_sound(cloud, chosen))]
+        say(f"{len(alone)} edits and {len(sound) - len(alone)} pairs on {cloud}")
         with contextlib.redirect_stdout(sys.stderr):
             wrong = [chosen for chosen in sound if not lost_as_expected(cloud, chosen)]
         for chosen in wrong:
             say(f"wrong: {' and '.join(str(edit) for edit in chosen)}")
         found[f"guard_pairs_wrong_{cloud}"] = {
             "value": len(wrong),
-            "unit": f"of {len(sound)} pairs of edits",
+            "unit": f"of {len(sound)} edits and pairs of edits",
             "peer": None,
             "ratio": None,
             "goal": "0",

@@ -11,7 +11,7 @@ import pytest
 from image import lock
 from image.reaper import metrics
 from stacks.rehearsal.metadata import metadata_service
-from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.moto_server import environment, moto_server
 from stacks.settings import ImageMode, stack_files
 from tests.image.declared import instance_file_of, user_data
 from tests.image.virtual_machine import VirtualMachine
@@ -55,7 +55,8 @@ def declared():
 def cloud(declared):
     """moto with a group of one machine and the pool's bucket; a metadata service that says who asks."""
     checkpoints = tomllib.loads(instance_file_of(declared))["checkpoint_uri"]
-    with moto_server(REGION) as endpoint, metadata_service() as metadata:
+    images = environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"})
+    with images, moto_server(REGION) as endpoint, metadata_service() as metadata:
         s3 = boto3.client("s3", region_name=REGION, endpoint_url=endpoint)
         s3.create_bucket(Bucket=urllib.parse.urlsplit(checkpoints).netloc)
         autoscaling = boto3.client("autoscaling", region_name=REGION, endpoint_url=endpoint)

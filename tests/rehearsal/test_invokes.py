@@ -49,7 +49,12 @@ def test_a_parameter_that_stands_in_moto_is_read(clients):
     assert told(clients, "aws:ssm/getParameter:getParameter", name="/image")["value"] == "ami-1"
 
 
-def test_the_newest_image_that_fits_is_found(clients):
+@pytest.fixture
+def images_of_amazon(monkeypatch):
+    monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "true")
+
+
+def test_the_newest_image_that_fits_is_found(images_of_amazon, clients):
     filters = [{"name": "name", "values": ["amzn2-ami-hvm-*"]}]
 
     said = told(clients, "aws:ec2/getAmi:getAmi", mostRecent=True, owners=["amazon"], filters=filters)

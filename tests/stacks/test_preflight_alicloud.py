@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from aliyunsdkcore.client import AcsClient
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
+from stacks.calls import alicloud as calls
 from stacks.calls.alicloud import Alicloud
 from stacks.preflight import alicloud
 from stacks.preflight.command import preflight
@@ -387,6 +389,19 @@ def test_where_nobody_answers_one_line_says_so(monkeypatch):
     assert done.exit_code == 3
     assert "could not be checked, and nothing else: GetCallerIdentity: 127.0.0.1:" in done.output
     assert "Signature" not in done.output
+
+
+def test_a_client_is_kept_until_the_session_is_renewed(monkeypatch):
+    """To make one takes the SDK longer than a call."""
+    found, made = account(), []
+    monkeypatch.setattr(calls, "AcsClient", lambda **options: made.append(options) or AcsClient(**options))
+    with serving(found) as asking:
+        for key in ("test", "test", "renewed"):
+            asking._environ[calls.KEY_ID] = key
+            asking.ask("sts", "GetCallerIdentity")
+
+    assert [parameters["AccessKeyId"] for _, parameters in found.asked] == ["test", "test", "renewed"]
+    assert len(made) == 2
 
 
 def test_without_credentials_one_line_says_how_to_log_in(monkeypatch):

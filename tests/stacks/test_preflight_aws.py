@@ -11,7 +11,7 @@ from stacks.calls import aws as aws_calls
 from stacks.preflight import aws
 from stacks.preflight.command import preflight
 from stacks.preflight.findings import Finding, Rating
-from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.moto_server import environment, moto_server
 from stacks.settings import Stack, stack_files
 from tests.stacks.aws_account import Account, Refusal
 from tests.stacks.examples import pool, stack
@@ -457,7 +457,7 @@ def test_without_credentials_one_line_says_so(monkeypatch):
 def test_against_moto_whatever_it_knows_is_answered():
     """moto has no EC2 quotas; everything else of the local stack it answers by itself."""
     settings = stack_files.settings_of("local")
-    with moto_server(settings.region):
+    with environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"}), moto_server(settings.region):
         found = look_at(settings)
 
     unchecked = {subject for subject, finding in found.items() if finding.rating is Rating.UNCHECKED}

@@ -1,6 +1,5 @@
 """The example run of the README, as a person runs it, with what clouds do to it."""
 
-import itertools
 import json
 import os
 import signal
@@ -10,8 +9,6 @@ from typing import Any
 import boto3
 import pytest
 
-from gpu_fleet import loop
-from gpu_fleet.loop import take_step
 from gpu_fleet.metrics.records import read_json_lines
 from tests.training.commands import command
 from tests.training.programs import DIGITS, torchrun
@@ -48,43 +45,31 @@ def test_a_run_writes_its_steps_saves_and_scores_as_json_lines(straight: Path) -
     assert losses[-1] < losses[0] / 4
 
 
-def terminated_rank(words: list[str], steps: int) -> tuple[int, str]:
-    """`command` on this rank; that with number 1 gets SIGTERM after so many steps."""
-    taken = itertools.count(1)
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        done = take_step(*arguments, **options)
-        if os.environ["RANK"] == "1" and next(taken) == steps:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return done
-
-    loop.take_step = noted
-    return command(words)
-
-
-def test_neither_a_sigterm_to_one_rank_nor_a_kill_of_it_costs_a_bit(
+def test_neither_a_kill_of_one_rank_nor_a_sigterm_to_it_costs_a_bit(
     straight: Path, digits: Path, bucket: str, tmp_path: Path
 ) -> None:
     """A SIGTERM to torchrun: test_launch.py. A spot notice to an instance: acceptance/test_on_moto.py."""
     arguments = (DIGITS, "--data.path", digits, "--checkpoint.uri", f"s3://{bucket}/runs/digits")
     arguments = (*arguments, "--checkpoint.every_steps", 20, "--run.directory")
-    words = ["train", *map(str, (*arguments, tmp_path / "interrupted"))]
 
-    ended = run_ranks(terminated_rank, 2, words, 25)
-    with torchrun(*arguments, tmp_path / "elsewhere", max_restarts=1) as program:
-        program.wait_for("event=resumed")
+    with torchrun(*arguments, tmp_path / "interrupted", max_restarts=1) as program:
         program.wait_for("event=checkpoint step=")
         os.kill(program.worker(rank=1), signal.SIGKILL)
         restarted = program.wait_for("event=resumed")
+        program.wait_for("event=checkpoint step=")
+        os.kill(program.worker(rank=1), signal.SIGTERM)
         assert program.finish() == 0, program.said
+    ended = run_ranks(command, 2, ["train", *map(str, (*arguments, tmp_path / "elsewhere"))])
 
     stopped, resumed = result_of(tmp_path / "interrupted"), result_of(tmp_path / "elsewhere")
-    assert [status for status, _ in ended] == [0, 0], ended
+    assert f"step={stopped['resumed_from_step']} " in restarted
     assert (stopped["outcome"], stopped["reason"]) == ("stopped", "sigterm")
     assert stopped["detail"] == "rank 1: signal SIGTERM"
     assert (tmp_path / f"interrupted/checkpoints/step-{stopped['step']}/manifest.json").exists()
-    assert f"step={resumed['resumed_from_step']} " in restarted
-    assert stopped["step"] < resumed["resumed_from_step"] < resumed["step"]
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert (
+        0 < stopped["resumed_from_step"] < stopped["step"] == resumed["resumed_from_step"] < resumed["step"]
+    )
     assert resumed["parameters_sha256"] == result_of(straight)["parameters_sha256"]
     keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket=bucket)["Contents"]]
     assert f"runs/digits/step-{resumed['step']}/manifest.json" in keys
