@@ -16,7 +16,6 @@ from stacks.settings import Stack
 
 SUFFIX = "-accept"
 IDLE_POOL, SPOT_POOL = "people", "spot"
-POOLS = (IDLE_POOL, SPOT_POOL)
 # The shortest that leave the boot its time: an instance is idle for this long before the mark, and its owner
 # has this long to say no.
 IDLE_AFTER_HOURS = 0.5

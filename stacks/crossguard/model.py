@@ -84,25 +84,6 @@ class PolicyRule:
     advisory: bool = False
 
 
-@dataclass(frozen=True)
-class Violation:
-    """A broken rule.
-
-    Attributes:
-        resource: the one at fault; None where something is missing altogether.
-        mandatory: whether the stack is refused.
-    """
-
-    rule: PolicyRule
-    resource: Resource | None
-    finding: Finding
-    mandatory: bool
-
-    def __str__(self) -> str:
-        where = "the stack" if self.resource is None else f"{self.resource.type} {self.resource.name}"
-        return f"{self.rule.name} ({self.rule.severity}): {where}: {self.finding}; {self.rule.remedy}"
-
-
 def items(value: Any) -> list[Any]:
     """A list as it is, nothing as an empty one, and any other value as the only item."""
     if value is None:

@@ -10,13 +10,13 @@ from stacks.acceptance import plan
 from stacks.acceptance.aws import CALLS, AwsAccount
 from stacks.acceptance.command import Surroundings, accept
 from stacks.acceptance.errors import EngineError
-from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import ClientPool, RegionClients
-from stacks.rehearsal.destroy import destroy
 from stacks.rehearsal.moto_server import environment, moto_server
 from stacks.rehearsal.program import run_program
 from tests.acceptance.fleet import FastClock, Fleet
+from tests.rehearsal.deletions import DELETERS
+from tests.rehearsal.destroy import destroy
 
 # a trainer three times, a dozen agents: two minutes on two quiet cores
 pytestmark = pytest.mark.timeout(900)

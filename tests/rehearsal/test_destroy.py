@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stacks.rehearsal.aws_resources import CREATORS
-from stacks.rehearsal.aws_resources.deletions import DELETERS
-from stacks.rehearsal.destroy import closure, destroy, layers, needs
+from tests.rehearsal.deletions import DELETERS
+from tests.rehearsal.destroy import closure, destroy, layers, needs
 from tests.rehearsal.examples import registered
 
 TYPE = "aws:sns/topic:Topic"

@@ -14,10 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.destroy import destroy
 from stacks.rehearsal.registrations import Registration, RegistrationOutcome
+from tests.rehearsal.deletions import DELETERS
+from tests.rehearsal.destroy import destroy
 
 VARIABLE = "GPU_FLEET_TEST_STATE"
 ROOT = Path(__file__).parents[2]

@@ -8,13 +8,13 @@ from typing import Any
 import boto3
 import pytest
 
-from stacks.rehearsal.aws_resources.deletions import DELETERS
 from stacks.rehearsal.bucket_policies import conditions_left_out
 from stacks.rehearsal.clients import RegionClients
-from stacks.rehearsal.destroy import Destroyed, destroy
 from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import Rehearsed, run_program
 from stacks.rehearsal.registrations import Registration
+from tests.rehearsal.deletions import DELETERS
+from tests.rehearsal.destroy import Destroyed, destroy
 
 REGION = "us-east-1"
 BUCKET = "aws:s3/bucket:Bucket"

@@ -14,7 +14,6 @@ from stacks.aws.image_documents import canary_types, component_content
 from stacks.aws.launch import image_id
 from stacks.aws.stack import build
 from stacks.crossguard.model import Profile, Resource
-from stacks.crossguard.rules import violations
 from stacks.errors import StacksError
 from stacks.payload import image_files
 from stacks.payload.image_files import ROOT
@@ -22,6 +21,7 @@ from stacks.rehearsal.moto_server import moto_server
 from stacks.rehearsal.program import run_program
 from stacks.rehearsal.registrations import RegistrationOutcome
 from tests.stacks.examples import BUILDING, pool, stack
+from tests.stacks.policy_judge import violations
 
 BUILDER = "aws:imagebuilder/{}:{}"
 PAYLOAD_SHA256 = hashlib.sha256((ROOT / "image/packages.toml").read_bytes()).hexdigest()

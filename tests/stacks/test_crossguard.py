@@ -15,10 +15,11 @@ import pytest
 
 from stacks.crossguard import rules
 from stacks.crossguard.governance_rules import TAGGED
-from stacks.crossguard.model import Profile, Resource, Severity, Violation
-from stacks.crossguard.rules import RULES, ProfileError, profile_of, violations
+from stacks.crossguard.model import Profile, Resource, Severity
+from stacks.crossguard.rules import RULES, ProfileError, profile_of
 from stacks.settings import stack_files
 from tests.stacks.conftest import declared_resources
+from tests.stacks.policy_judge import Violation, violations
 
 PACK = Path(rules.__file__).parent
 ANYWHERE = Profile(regions=("*",))

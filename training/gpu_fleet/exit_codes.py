@@ -17,8 +17,3 @@ USAGE = 2  # of click
 FAILED_FOR_GOOD = 65
 FAILED_PERHAPS = 75
 STOPPED = 85
-
-
-def is_final(status: int) -> bool:
-    """Whether another try cannot help: finished, or failed for good."""
-    return status in (FINISHED, USAGE, FAILED_FOR_GOOD)

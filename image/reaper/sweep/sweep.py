@@ -1,6 +1,5 @@
 """One sweep over the managed instances of a stack: look, decide, check again, act, report."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,8 +39,6 @@ from image.reaper.sweep.verdict import (
     is_closed,
     is_unfit,
 )
-
-log = logging.getLogger(__name__)
 
 # A sweep whose clock is off by more would mistake the age of every mark and heartbeat.
 CLOCK_SKEW_S = 60

@@ -108,12 +108,6 @@ class Goodput:
         """Productive time over wall time, 0 to 1."""
         return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
 
-    @property
-    def accounted(self) -> float:
-        """The part of the wall time that is in one of the accounts."""
-        known = self.start_s + self.productive_s + self.stall_s + self.waiting_s + self.lost_s
-        return known / self.wall_s if self.wall_s > 0 else 1.0
-
     def price_lost(self, price_per_hour: float) -> float:
         """What the unproductive time cost, of a job at so much an hour."""
         return (self.wall_s - self.productive_s) / SECONDS_PER_HOUR * price_per_hour
