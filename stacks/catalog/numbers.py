@@ -40,7 +40,7 @@ def _text_switch(value: Any) -> Any:
 
 
 NUMBER = BeforeValidator(_number)
-AMOUNT = BeforeValidator(_amount)  # may be a text as well, which a price file has for its exact decimals
+AMOUNT = BeforeValidator(_amount)  # may be a text as well: in quotes a sum of money keeps its decimals
 Switch = Annotated[bool, BeforeValidator(_switch)]
 # At the top of a stack file: `pulumi config set` writes texts there, and Pulumi hands texts to the program.
 TextSwitch = Annotated[Switch, BeforeValidator(_text_switch)]

@@ -17,7 +17,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from stacks.catalog import Cloud
-from stacks.catalog.numbers import NUMBER, Switch, TextSwitch
+from stacks.catalog.numbers import AMOUNT, NUMBER, Switch, TextSwitch
 
 EXACT = ConfigDict(extra="forbid")
 
@@ -114,9 +114,9 @@ MOST_INSTANCES, MOST_DAYS, MOST_HOURS = 100_000, 3650, 100_000
 Instances = Annotated[int, Field(ge=0, le=MOST_INSTANCES), NUMBER]
 SomeInstances = Annotated[int, Field(gt=0, le=MOST_INSTANCES), NUMBER]
 Days = Annotated[int, Field(gt=0, le=MOST_DAYS), NUMBER]
-PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6), NUMBER]
+PositiveDecimal = Annotated[Decimal, Field(gt=0, le=LARGEST, decimal_places=6), AMOUNT]
 # More than any hour or GiB costs; less than 0.0001 of any currency is a slip.
-AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6), NUMBER]
+AssumedPrice = Annotated[Decimal, Field(ge=Decimal("0.0001"), le=100_000, decimal_places=6), AMOUNT]
 Percent = Annotated[int, Field(gt=0, le=100), NUMBER]
 # The periods CloudWatch Logs knows up to two years (API PutRetentionPolicy).
 RetentionDays = Annotated[Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731], NUMBER]
@@ -273,10 +273,10 @@ class AccountSettings:
         admin: may become root by ``sudo``, without a password.
     """
 
-    uid: Annotated[int, Field(ge=2000, le=29_999)]
+    uid: Annotated[int, Field(ge=2000, le=29_999), NUMBER]
     keys: Annotated[tuple[PublicKey, ...], Field(max_length=20)] = ()
     team: AccountName | None = None
-    admin: bool = False
+    admin: Switch = False
 
 
 @dataclass(frozen=True, config=EXACT)

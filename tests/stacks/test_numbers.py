@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,8 @@ from stacks.payload import sweep_archive
 from stacks.settings import Stack, namespaces, stack_files
 from stacks.settings.reader import from_mapping
 from stacks.settings.reference import json_schema
+from tests.stacks.alicloud_examples import pool as alicloud_pool
+from tests.stacks.alicloud_examples import stack as alicloud_stack
 from tests.stacks.examples import pool, stack_file
 
 SCHEMA = json_schema()
@@ -52,6 +55,8 @@ def found(kind: str) -> dict[Place, dict[str, Any]]:
     }
 
 
+# Sums of money: in quotes they keep their decimals.
+MONEY = {("budget", "assume", "disk"), ("budget", "cny_per_usd"), ("pools", 0, "spot_price_limit")}
 WHOLE, NUMBERS, SWITCHES = found("integer"), found("integer") | found("number"), found("boolean")
 
 
@@ -105,7 +110,22 @@ NO_NUMBERS = (
 
 @given(st.sampled_from(sorted(NUMBERS, key=key_of)), NO_NUMBERS)
 def test_what_is_no_number_is_refused_by_its_key(place, value):
+    if place in MONEY and isinstance(value, str):
+        return
     assert said(place, value)
+
+
+@pytest.mark.parametrize("value", ["2.50", 2.5])
+def test_a_sum_of_money_may_stand_in_quotes(value):
+    settings = alicloud_stack(pools=[alicloud_pool(market="spot", spot_price_limit=value)])
+
+    assert settings.pools[0].spot_price_limit == Decimal("2.5")
+
+
+@pytest.mark.parametrize("place", sorted(MONEY, key=key_of), ids=key_of)
+@pytest.mark.parametrize("text", ["two", "nan", "inf", "-1", ""])
+def test_no_other_text_is_a_sum_of_money(place, text):
+    assert said(place, text)
 
 
 @given(st.sampled_from(sorted(SWITCHES, key=key_of)), st.integers() | st.text() | st.floats())
