@@ -1,4 +1,4 @@
-"""Alibaba Cloud OSS through boto3: where it answers, and the keys of this instance's role."""
+"""Alibaba Cloud OSS through boto3: where it answers, and the keys of the role of this instance or pod."""
 
 import os
 from typing import Any
@@ -11,6 +11,7 @@ from botocore.credentials import CredentialProvider, RefreshableCredentials
 from gpu_fleet import instance_file
 from gpu_fleet.errors import CheckpointError, LaunchError
 from gpu_fleet.metadata import MetadataClient
+from gpu_fleet.storage import rrsa
 
 # https://www.alibabacloud.com/help/en/oss/developer-reference/use-amazon-s3-sdks-to-access-oss: from inside,
 # which is free, needs no way out of the network, and is open to accounts that the public name refuses.
@@ -24,7 +25,7 @@ PLAIN = Config(
 
 
 def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> Any:
-    """boto3's S3 client for OSS, with the keys of the environment, else of this instance's role.
+    """boto3's S3 client for OSS, with the keys of the environment, else of the role of this pod or instance.
 
     `endpoint`, by its `key`, is empty on an instance of a fleet, which asks inside its network. Raises
     CheckpointError where nobody knows an endpoint.
@@ -38,6 +39,8 @@ def client(endpoint: str, options: Config, key: str = "checkpoint.endpoint") -> 
             "https://s3.oss-cn-beijing.aliyuncs.com; only an instance of a fleet knows by itself"
         )
     session = botocore.session.get_session()
+    if rrsa.is_given(os.environ):
+        session.get_component("credential_provider").insert_after("env", rrsa.PodKeys())
     if region:
         session.set_config_variable("region", region)
         session.get_component("credential_provider").insert_after("env", RoleKeys())
