@@ -1,7 +1,7 @@
 """``gpu-fleet image lock``: list the lockfile; ``--update``: refresh it online.
 
 apt itself reads each archive, in a folder of its own and with the committed key alone, so that a version is
-only taken from lists whose signature holds. What does not answer is told and left; the rest is written.
+only taken from lists whose signature holds. What does not answer is reported and left; the rest is written.
 """
 
 import html

@@ -91,7 +91,7 @@ def tags(stack: str, owner: str, **more: str) -> dict[str, str]:
 
 
 def session_document(stack: str) -> str:
-    """The session document of a stack that names people (Systems Manager)."""
+    """The session document of a stack that names accounts (Systems Manager)."""
     return prefixed(stack, "session")
 
 

@@ -88,7 +88,7 @@ class EndSessions:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Somebody for whom nothing was done, and why."""
+    """A user for whom nothing was done, and why."""
 
     name: str
     why: str

@@ -18,7 +18,7 @@ from image.instance.files import read_text, replace_text
 from image.instance.metadata import Metadata
 from image.reaper.agent import cloud
 
-# Of a disk that outlives a restart: at the next boot the bucket may not answer, and people must get in.
+# Of a disk that outlives a restart: at the next boot the bucket may not answer, and users must get in.
 LAST_GOOD = Path("/var/lib/gpu-fleet/accounts.json")
 ROOT_ALONE = 0o600
 FAILED = 1

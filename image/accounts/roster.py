@@ -18,7 +18,7 @@ class RosterError(InstanceError):
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody's account.
+    """A user's account.
 
     Attributes:
         uid: also the number of the group of the same name.

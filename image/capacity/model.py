@@ -2,7 +2,7 @@
 
 All of it lies below ``capacity/`` of the stack's records:
 
-- ``requests/DAY/KIND/CALLER/NAME.json``: one request, written by the person who asks. KIND is ``users`` or
+- ``requests/DAY/KIND/CALLER/NAME.json``: one request, written by the user who asks. KIND is ``users`` or
   ``sessions``, CALLER what the cloud calls the credentials: below it nobody else can write on AWS.
 - ``state.json``: what became of each; the mover alone writes it, and whoever asked reads it.
 - ``ledger/YYYY/MM/DD/...json``: every decision, written before it is carried out, never overwritten.

@@ -9,7 +9,7 @@ Where the cloud says that there is no room, or nothing comes for some minutes, t
 and the next one is tried, until whoever asked would not wait any longer.
 
 Desired capacity rises by ``Action.START`` alone. It never passes the pool's ``size.max``, nor rises while the
-pool is frozen or the money does not last. ``Action.WITHDRAW`` takes back what never started.
+pool is frozen or the money does not last. ``Action.WITHDRAW`` withdraws what never started.
 """
 
 from collections import Counter
@@ -189,7 +189,7 @@ class _Pass:
                 self._replace(coming, replace(coming, started=True))
 
     def state(self) -> MoverState:
-        """What the next pass is told."""
+        """What the next pass is given."""
         kept = {
             key: one
             for key, one in self._requests.items()
@@ -263,7 +263,7 @@ class _Pass:
         return {TAG_KEEP_UNTIL: format_time(self._now + SPARE_HELD), TAG_KEEP_REASON: SPARE_REASON}
 
     def withdraw(self) -> None:
-        """Take back from groups what they cannot start, so that it may start elsewhere."""
+        """Withdraw from groups what they cannot start, so that it may start elsewhere."""
         for coming in [one for one in self._coming if one.started and one.since is not None]:
             why = self._failure_of(coming)
             if why:
@@ -513,7 +513,7 @@ class _Pass:
             self._note(Action.FAIL, request.pool, reason, owner=request.owner)
 
     def release(self) -> None:
-        """Leave to the idle rules what came of a cluster that never was whole; tried until it is written."""
+        """Leave a cluster that never was whole to the idle rules; tried until that is written."""
         for one in self._view.instances:
             request = self._requests.get(self._purpose_of(one))
             if request is None or request.fate is not Fate.FAILED or one.id in request.instances:

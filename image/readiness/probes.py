@@ -169,7 +169,7 @@ def _is_up(device: Path) -> bool:
     """Whether no port of an RDMA device says anything but "4: ACTIVE"; one without a word counts."""
     try:
         return all("ACTIVE" in port.read_text(encoding="ascii") for port in device.glob("ports/*/state"))
-    except OSError:  # it is being taken away
+    except OSError:  # it is being removed
         return False
 
 

@@ -282,7 +282,7 @@ class Exchange:
         """Decide, unless it is decided already.
 
         Returns:
-            What is decided: who claims twice, say after an answer that was lost, is told the same.
+            What is decided: who claims twice, say after an answer that was lost, gets the same answer.
         """
         content = {"schema_version": 1, "winner": wanted, "reason": reason, "at": format_time(now)}
         if self.store.create(self._decision_key, content) is not None:

@@ -24,7 +24,7 @@ SAME_IDLENESS = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class Mark:
-    """A sweep found the instance idle, told its owner, and wrote this down on it.
+    """A sweep found the instance idle, notified its owner, and wrote this down on it.
 
     Attributes:
         idle_since: since when it was idle then.
@@ -48,8 +48,8 @@ class Hold:
     """A user's wish to keep an instance.
 
     Attributes:
-        until: when it ends; None where the tag cannot be read, which holds and is told.
-        reason: why, in the person's words.
+        until: when it ends; None where the tag cannot be read, which holds and is reported.
+        reason: why, in the owner's words.
         problem: what is wrong with the tag, or an empty text.
         is_far: it is for longer than is allowed, and ends that long after a sweep first saw it.
     """

@@ -25,7 +25,7 @@ METRIC_GATE_PASSED = "GatePassed"
 METRIC_GPU_MEMORY = "GpuMemoryUsedPercent"
 
 CODE_UNKNOWN = -1.0  # a sensor failed: neither idle nor busy is known
-CODE_HUNG = -2.0  # GPU at 100 % utilisation and idle power: told, never reaped
+CODE_HUNG = -2.0  # GPU at 100 % utilisation and idle power: reported, never reaped
 CODE_UNFIT = -3.0  # the boot check failed, and nothing works on the instance: the sweep may replace it
 
 DIMENSION_INSTANCE = "InstanceId"

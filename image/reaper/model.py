@@ -205,7 +205,7 @@ class Decision:
         idle_s: proven seconds without activity, where known.
         idle_since: since when nothing was active, where known.
         reap_after: when the instance may go, where marked or to be marked.
-        alert: a user should be told.
+        alert: a user should be notified.
         hourly_price: of the instance in the policy's currency, where known.
         replaced: its group starts another in its place.
         withdrawn: its agent withdrew the mark, though its heartbeats tell of no use.

@@ -134,13 +134,13 @@ class Policy:
         dry_run: plan only.
         max_actions: stops and terminations in one sweep, at most.
         max_percent: the same as a share of the running fleet.
-        time_zone: in which quiet hours are told.
+        time_zone: of the quiet hours.
         pools: pool -> its policy.
         leftovers: what to do with what is left over.
         watch_days: days from the first sweep in which nothing is marked, stopped or terminated.
         notify_users: the records say who is reached where (``roster.json``).
         budget: what a month may cost, and prices to meter with; None for a policy that meters nothing.
-        take_max_per_person: instances that one person may have taken at once, in all pools.
+        take_max_per_person: instances that one user may have taken at once, in all pools.
         session_document: by which Session Manager opens shells as the caller's account; empty for its own.
     """
 
@@ -293,6 +293,6 @@ def _leftovers(fields: Fields) -> LeftoverPolicy:
 
 
 def unit_price(policy: Policy, pool: str, instance_type: str) -> Decimal | None:
-    """Price of an hour in the policy's currency, or None where nobody told it."""
+    """Price of an hour in the policy's currency, or None where nobody said it."""
     known: dict[str, Any] = policy.pools[pool].hourly_price if pool in policy.pools else {}
     return known.get(instance_type)

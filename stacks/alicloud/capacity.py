@@ -1,4 +1,4 @@
-"""The mover: a function that decides where a pool's next instance starts, and what people need to ask it.
+"""The mover: a function that decides where a pool's next instance starts, and what users need to ask it.
 
 It runs each minute: a group that could start nothing is passed over within one. Its role raises groups and
 tags instances, and can end none.
@@ -22,7 +22,7 @@ from stacks.settings import Stack
 TIMEOUT_S = 120
 EVERY_MINUTES = 1
 ERRORS_PERIOD_S, FAILED_PASSES = 60, 3
-# ModifyScalingGroup takes back what could not start, of a group that expects a number. RAM knows no parts of
+# ModifyScalingGroup withdraws what could not start, of a group that expects a number. RAM knows no parts of
 # it to leave out.
 RAISE_ACTIONS = ("ess:ScaleWithAdjustment", "ess:ModifyScalingGroup")
 TAG_ACTIONS = ("ecs:TagResources", "ecs:UntagResources")
@@ -61,7 +61,7 @@ class CapacityArgs:
     Attributes:
         key_id: encrypts log and ledger.
         records_arn: the bucket of requests and ledger.
-        contact_group: who is told when the mover fails.
+        contact_group: who is notified when the mover fails.
     """
 
     stack: Stack
@@ -156,9 +156,9 @@ def _money(args: CapacityArgs) -> list[pulumi.Output[str]]:
 
 
 def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
-    """What a person needs to take, keep, reach and give back instances: to attach to users or a role.
+    """What a user needs to take, keep, reach and give back instances: to attach to users or a role.
 
-    RAM knows no variable for the caller, so that one person of the group can ask in another's name; the
+    RAM knows no variable for the caller, so that one user of the group can ask in another's name; the
     bucket's access log says who wrote. Keeping and giving back are tags, so that each of them can set and
     remove every tag of every instance of the stack: another's owner and hold, and the tag by which the sweep
     knows its instances. ActionTrail says who did.

@@ -53,7 +53,7 @@ class FleetArgs:
         monitor_group: the application group that agents publish into.
         surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
             firewall rules, endpoints, mount targets. They stand before any group starts one, and a
-            ``pulumi destroy`` takes them away only after the groups are empty.
+            ``pulumi destroy`` removes them only after the groups are empty.
     """
 
     stack: Stack

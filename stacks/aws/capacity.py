@@ -1,4 +1,4 @@
-"""The mover: a function that decides where a pool's next instance starts, and what people need to ask it.
+"""The mover: a function that decides where a pool's next instance starts, and what users need to ask it.
 
 It runs each minute, and at once when an Auto Scaling group could not launch. Its role raises groups and tags
 instances, and can end none; the sweep's role ends instances, and can raise no group.
@@ -32,7 +32,7 @@ TAKEN = f"{naming.PROJECT}:taken"
 TAGS = tuple(
     f"{naming.PROJECT}:{name}" for name in ("owner", "taken", "taken-at", "keep-until", "keep-reason")
 )
-# What a person writes on an instance that is theirs: kept, and given back.
+# What a user writes on an instance of theirs: kept, and given back.
 PERSONAL_TAGS = tuple(f"{naming.PROJECT}:{name}" for name in ("keep-until", "keep-reason", "give-back"))
 # None of these knows a resource or a condition narrower than the account.
 LOOK_ACTIONS = (
@@ -216,7 +216,7 @@ def _only_keys(keys: Sequence[str]) -> Conditions:
 
 
 def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
-    """What a person needs to take, keep, reach and give back instances: to attach to users or a role.
+    """What a user needs to take, keep, reach and give back instances: to attach to users or a role.
 
     A request lies below the name that AWS gives its writer, a user's or a session's: nobody asks for another.
     Sessions open on instances that came for such a request, which is on them as a tag that the mover alone
@@ -249,7 +249,7 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
 
 
 def _by_document(stack: Stack) -> Conditions:
-    """Where people are named: by a document that they may use, also where they name none.
+    """Where accounts are named: by a document that they may use, also where they name none.
 
     Else Session Manager opens its default one, whose account may become root
     (docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-sessiondocumentaccesscheck.html).

@@ -55,7 +55,7 @@ class FleetArgs:
         scratch: DNS name of the Lustre scratch, or empty.
         surroundings: what an instance needs from its first minute to its last, beyond the ids above: routes,
             firewall rules, endpoints, mount targets. They stand before any group starts one, and a
-            ``pulumi destroy`` takes them away only after the groups are empty.
+            ``pulumi destroy`` removes them only after the groups are empty.
     """
 
     stack: Stack

@@ -77,7 +77,7 @@ def _reasons(step: PlanStep, removed: Sequence[PlanStep]) -> Iterator[str]:
 
 
 def _leader(step: PlanStep) -> str:
-    """The resource that is followed; with why it is replaced, where it is no loss that is told by itself."""
+    """The resource that is followed; with why it is replaced, where it is no loss listed by itself."""
     if step.type in HOLDINGS:
         return step.name
     why = ", ".join(f"{cause} {step.old.get(cause)!r} -> {step.new.get(cause)!r}" for cause in step.causes)

@@ -1,1 +1,1 @@
-"""Builds of a stack's image on its cloud: started, followed, promoted, taken back."""
+"""Builds of a stack's image on its cloud: started, followed, promoted, rolled back."""

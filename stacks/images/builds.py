@@ -65,7 +65,7 @@ class Builds(Protocol):
         """Let instances boot an image from now on, as far as the cloud can."""
 
     def left(self, image_id: str) -> str:
-        """What a person has still to do until instances boot an image, a sentence, or nothing."""
+        """What an operator has still to do until instances boot an image, a sentence, or nothing."""
 
 
 def follow(
@@ -75,7 +75,7 @@ def follow(
     now: Callable[[], datetime],
     sleep: Callable[[float], None],
 ) -> Build:
-    """Wait until a build has ended; each phase is told with the time as it begins.
+    """Wait until a build has ended; each phase is reported with the time as it begins.
 
     Raises:
         StacksError: it failed, with its reason.

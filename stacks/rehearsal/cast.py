@@ -187,7 +187,7 @@ def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[st
 
     Args:
         clients: of the stack's region.
-        ledger_uri: as the function is told it.
+        ledger_uri: as the function is given it.
 
     Raises:
         RehearsalError: one has not.

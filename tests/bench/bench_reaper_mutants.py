@@ -51,7 +51,7 @@ DECIDING = (
     "assess",
     "observe",
     "next_act",
-    "Going.look",
+    "NoticeListener.look",
     "Exchange.claim",
     "_Batch.end",
     "_Sweep.look_and_act",

@@ -292,8 +292,8 @@ class Told:
     def __init__(self, world: World, alarm: Any) -> None:
         self._world, self._alarm = world, alarm
 
-    def tell(self, subject: str, message: str, people: Sequence[str] = ()) -> None:
-        del people
+    def tell(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
+        del users
         self._alarm.tell(subject, message)
         self._world.hear(message)
 

@@ -103,7 +103,7 @@ FINDINGS = (
         3,
         "a job that begins before the first answer is forgotten after a quarter of an hour",
         (
-            lambda: swaps("agent:seen", "(*lately, *people.older)", "lately"),
+            lambda: swaps("agent:seen", "(*lately, *presence.older)", "lately"),
             lambda: swaps("_answering", "seen.is_new or talk.word is Word.IDLE", "talk.word is Word.IDLE"),
         ),
         "test_handshake: test_a_job_that_begins_between_the_due_mark_and_the_first_answer_is_never_forgotten",
@@ -224,9 +224,9 @@ FINDINGS = (
         "a grace period begins though nobody was told",
         (
             lambda: becomes(
-                "_Round._note_told",
+                "_Round._note_notified",
                 "self, decisions, listening",
-                "self._told.update(one.instance.id for one in decisions)",
+                "self._notified.update(one.instance.id for one in decisions)",
             ),
         ),
         "test_notify: test_a_grace_period_does_not_begin_while_nobody_listens",

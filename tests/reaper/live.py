@@ -40,7 +40,7 @@ from image.reaper.agent.loop import Agent
 from image.reaper.agent.publish import heartbeat
 from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.agent.sensors.processes import STARTED_LATELY_S
-from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
+from image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
 from image.reaper.aws import agent as aws_agent
 from image.reaper.aws import session as aws_session
 from image.reaper.cloud import connect
@@ -203,7 +203,9 @@ class Instance:
             target, metadata = Target(self._live.machine, self.id), self._live.metadata_of(self)
             options = AgentOptions(self.id, self._folder / "keep", None, None, None, 1.0)
             cloud = self._live.agent_cloud(self)
-            self.going = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
+            self.notice_listener = listener(
+                cloud, metadata, target, senses=senses, clock=clock, options=options
+            )
 
     def stop(self) -> None:
         """Its user stops it."""
@@ -264,7 +266,7 @@ class Instance:
         self.loop.run(self.clock.now())
         self._live.at_work = self
         with contextlib.suppress(CloudError, OSError):  # as its thread does: it tries again
-            self.going.look()
+            self.notice_listener.look()
 
     def look(self, now: datetime) -> Reading:
         """What the sensors read at this moment."""
@@ -275,12 +277,12 @@ class Instance:
         truth, at = self.truth, self._live.now
         share = max((min(1.0, (at - began) / TICK) for began in truth.jobs), default=0.0) * self.cores
         jobs = [Started(1, "python", "ada", _since(at, one)) for one in truth.jobs]
-        people = People(
+        presence = Presence(
             sessions=tuple(Session("terminal", "ada on pts/0", _since(at, one)) for one in truth.typed_at),
             started=tuple(one for one in jobs if one.age_s < STARTED_LATELY_S),
             older=tuple(one for one in jobs if one.age_s >= STARTED_LATELY_S),
         )
-        return Reading(now, Rates(cpu_cores=share), (), people if everything else None)
+        return Reading(now, Rates(cpu_cores=share), (), presence if everything else None)
 
     def _report(self, judgement: Any) -> None:
         self._live.publish(list(heartbeat(judgement, self.id, "dev")))
@@ -475,7 +477,7 @@ class Live:
         """Every five seconds; every second where a door is shut, as the agent's thread does."""
         is_fifth = (self.now - EPOCH) % TICK == timedelta(0)
         for one in self.instances.values():
-            if is_fifth or one.going.talk.closed_at is not None:
+            if is_fifth or one.notice_listener.talk.closed_at is not None:
                 one.tick()
 
     def _do_due(self, until: datetime) -> None:
@@ -492,7 +494,7 @@ class Live:
         self.pass_seconds(minutes * 60)
 
     def _next_tick(self) -> datetime:
-        any_closed = any(one.going.talk.closed_at is not None for one in self.instances.values())
+        any_closed = any(one.notice_listener.talk.closed_at is not None for one in self.instances.values())
         step = TICK / CLOSED_FASTER if any_closed else TICK
         return EPOCH + ((self.now - EPOCH) // step + 1) * step
 

@@ -330,7 +330,7 @@ def its_owner_keeps_it_for_a_while(stage: Stage) -> list[str]:
     stage.sweep()
     result = stage.sweep()
     reasons = [one.reason for one in result.plan.decisions] if result else ["no sweep"]
-    return expect("goes in" in str(reasons), f"it is not marked again: {reasons}") + expect(
+    return expect("terminated in" in str(reasons), f"it is not marked again: {reasons}") + expect(
         "withdrew" not in str(reasons), f"its agent is said to have withdrawn a mark: {reasons}"
     )
 

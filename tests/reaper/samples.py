@@ -3,21 +3,21 @@
 from datetime import UTC, datetime, timedelta
 
 from image.reaper.agent.judge import JudgeMemory, Judgement, Minute
-from image.reaper.agent.sensors.reading import Gpu, People, ProcessUse, Rates, Reading
+from image.reaper.agent.sensors.reading import Gpu, Presence, ProcessUse, Rates, Reading
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR_AGO = NOON - timedelta(hours=1)
 
 
-def sample(rates=Rates(), gpus=(), people=None, failures=(), at=NOON):  # noqa: B008 - frozen
-    return Reading(at, rates, tuple(gpus), people, tuple(failures))
+def sample(rates=Rates(), gpus=(), presence=None, failures=(), at=NOON):  # noqa: B008 - frozen
+    return Reading(at, rates, tuple(gpus), presence, tuple(failures))
 
 
 def minute(*samples):
     """Twelve samples, 5 s apart, the last at noon; the given ones last, quiet ones before."""
     padded = [sample()] * (12 - len(samples)) + list(samples)
     return [
-        Reading(NOON - timedelta(seconds=5 * (11 - index)), s.rates, s.gpus, s.people, s.failures)
+        Reading(NOON - timedelta(seconds=5 * (11 - index)), s.rates, s.gpus, s.presence, s.failures)
         for index, s in enumerate(padded)
     ]
 
@@ -26,8 +26,8 @@ def gpu(name="0", *, utilisation=0.0, power_w=60.0, limit_w=700.0, pids=(), used
     return Gpu(name, utilisation, used_gib, total_gib, power_w, limit_w, tuple(pids))
 
 
-def people(sessions=(), watched=(), processes=(), unknown=()):
-    return People(tuple(sessions), tuple(watched), tuple(processes), unknown=tuple(unknown))
+def presence(sessions=(), watched=(), processes=(), unknown=()):
+    return Presence(tuple(sessions), tuple(watched), tuple(processes), unknown=tuple(unknown))
 
 
 def use(kind="gpu", who="python (8, eve)", age_s=3600.0, **values):

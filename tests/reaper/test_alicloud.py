@@ -173,7 +173,7 @@ def test_those_whom_the_agent_named_are_mailed_by_direct_mail(stage):
     ]
     assert (account, to, kind, reply) == ("fleet@mail.example.com", "ada@example.com", "1", "false")
     assert "gpu-fleet keep 8h" in asked[0]["TextBody"]
-    assert (announced.told, announced.unreached) == ([IDLE], {})
+    assert (announced.notified, announced.unreached) == ([IDLE], {})
 
 
 def test_a_mail_that_direct_mail_refuses_names_the_user(stage):
@@ -188,7 +188,7 @@ def test_a_mail_that_direct_mail_refuses_names_the_user(stage):
 
     assert list(announced.unreached) == ["ada"]
     assert "SingleSendMail: InvalidMailAddress.NotFound" in announced.unreached["ada"]
-    assert announced.told == [IDLE], "operators hear the alarm"
+    assert announced.notified == [IDLE], "operators hear the alarm"
 
 
 @pytest.mark.parametrize("users", [7, "ada:login", [7, None, {}], {"ada": 1}])
@@ -198,7 +198,7 @@ def test_whatever_an_instance_writes_of_its_users_the_operators_are_told(stage, 
 
     announced = told.announce("test", [IDLE])
 
-    assert (announced.told, announced.unreached) == ([IDLE], {})
+    assert (announced.notified, announced.unreached) == ([IDLE], {})
 
 
 def test_a_webhooks_address_is_read_from_its_secret_and_told_to_nobody(stage, caplog):

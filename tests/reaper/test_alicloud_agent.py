@@ -1,4 +1,4 @@
-"""The agent on Alibaba Cloud: heartbeats, word that the instance goes, the sweep's mark, the hook."""
+"""The agent on Alibaba Cloud: heartbeats, notices, the sweep's mark, the hook."""
 
 import json
 import subprocess

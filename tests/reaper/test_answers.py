@@ -6,7 +6,7 @@ import pytest
 
 from image.reaper.agent.answers import Act, Seen, Talk, View, next_act, seen
 from image.reaper.agent.judge import Limits
-from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
+from image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
 from image.reaper.handshake import Winner, Word
 
 MARK = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -105,17 +105,17 @@ def test_a_kept_instance_says_nothing_and_takes_back_what_it_said(said, act):
     assert next_act(View(NOW, MARK, "kept", Talk(MARK, notified=True, **said), CLEAN)) is act
 
 
-def look(people=None, failures=()):
-    return Reading(NOW, Rates(), (), people, failures)
+def look(presence=None, failures=()):
+    return Reading(NOW, Rates(), (), presence, failures)
 
 
 @pytest.mark.parametrize(("age_s", "counts"), [(599.0, True), (600.0, False), (601.0, False)])
 def test_whoever_typed_and_whatever_began_since_the_mark_was_due_is_a_sign(age_s, counts):
-    typed = People(sessions=(Session("terminal", "ada on pts/0", age_s),))
-    began = People(started=(Started(7, "sleep", "ada", age_s),))
-    older = People(older=(Started(7, "sleep", "ada", age_s),))
+    typed = Presence(sessions=(Session("terminal", "ada on pts/0", age_s),))
+    began = Presence(started=(Started(7, "sleep", "ada", age_s),))
+    older = Presence(older=(Started(7, "sleep", "ada", age_s),))
 
-    found = [seen(look(people), MARK, Limits()) for people in (typed, began, older)]
+    found = [seen(look(presence), MARK, Limits()) for presence in (typed, began, older)]
 
     assert [bool(one.signs) for one in found] == [counts] * 3
     assert [one.is_new for one in found] == [counts] * 3
@@ -123,7 +123,7 @@ def test_whoever_typed_and_whatever_began_since_the_mark_was_due_is_a_sign(age_s
 
 @pytest.mark.parametrize(("repeats", "is_known"), [(False, False), (True, True)])
 def test_what_began_lately_but_before_the_mark_was_due_is_not_known_to_be_idle(repeats, is_known):
-    began = People(started=(Started(7, "sleep", "ada", 601.0, repeats=repeats),))
+    began = Presence(started=(Started(7, "sleep", "ada", 601.0, repeats=repeats),))
 
     found = seen(look(began), MARK, Limits())
 
@@ -131,7 +131,7 @@ def test_what_began_lately_but_before_the_mark_was_due_is_not_known_to_be_idle(r
 
 
 def test_only_what_the_mark_knows_nothing_of_is_new():
-    busy = Reading(NOW, Rates(cpu_cores=1.0), (), People())
+    busy = Reading(NOW, Rates(cpu_cores=1.0), (), Presence())
 
     found = seen(busy, MARK, Limits())
 
@@ -148,4 +148,4 @@ def test_where_users_could_not_be_looked_for_is_no_sign_of_use():
     [("gpu: lost", False, False), ("gpu: lost", True, True), ("disk: lost", True, False)],
 )
 def test_only_of_an_instance_that_failed_its_boot_check_may_gpus_be_silent(failure, unfit, is_known):
-    assert (seen(look(People(), (failure,)), MARK, Limits(), unfit=unfit).unknown == ()) is is_known
+    assert (seen(look(Presence(), (failure,)), MARK, Limits(), unfit=unfit).unknown == ()) is is_known

@@ -8,7 +8,7 @@ import pytest
 
 from image.reaper.agent.sensors.busy_command import BusyCommand, refuse_changeable
 from image.reaper.agent.sensors.look import SensorOptions, Sensors
-from image.reaper.agent.sensors.reading import People, Rates
+from image.reaper.agent.sensors.reading import Presence, Rates
 from image.reaper.errors import SensorError
 from tests.reaper.samples import NOON
 from tests.reaper.test_sensors import Resting, RestingGpus
@@ -103,8 +103,8 @@ def test_one_that_is_not_there_is_unknown():
 
 def test_a_busy_command_is_activity_and_a_broken_one_a_failure(program):
     asked = [SensorOptions(command=command(program("exit 0")))]
-    sensors = Sensors(Resting(Rates()), RestingGpus(), Resting(People()), lambda: asked[0])
+    sensors = Sensors(Resting(Rates()), RestingGpus(), Resting(Presence()), lambda: asked[0])
 
-    assert sensors.look(NOON).people.watched == (f"{asked[0].command.command[0]} says busy",)
+    assert sensors.look(NOON).presence.watched == (f"{asked[0].command.command[0]} says busy",)
     program("exit 3")
     assert "exit code 3" in sensors.look(NOON).failures[0]

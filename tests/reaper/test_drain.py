@@ -1,4 +1,4 @@
-"""An instance that goes: stopped, saved, let go, in this order; time is a test's own."""
+"""The drain of an instance: stopped, saved, let go, in this order; time is a test's own."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Why an instance is kept or goes, with the heartbeats as a picture."""
+"""Why an instance is kept or terminated, with the heartbeats as a picture."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from image.reaper.people.timeline import MOST_CELLS, PERIODS_S, Cell
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.one_machine import one_machine
-from tests.reaper.samples import NOON, gpu, people, sample, use
+from tests.reaper.samples import NOON, gpu, presence, sample, use
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_mistyped_instance_is_answered_with_the_nearest(explain, fleet):
 
 
 def test_live_shows_each_sensor_with_what_makes_it_busy():
-    seen = people(
+    seen = presence(
         [Session("terminal", "bob on pts/3", 1800.0), Session("jupyter", "kernel 1 of eve, busy")],
         watched=["mpirun (7, bob)"],
         processes=[use("ssh", "bob (9)", bytes_per_s=100.0), use(ranks=16)],

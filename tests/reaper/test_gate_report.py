@@ -50,7 +50,7 @@ def test_without_a_failed_report_nothing_is_unfit(outcome, passed):
     [
         judgement(Minute.ACTIVE, reasons=("cpu: 1.00 cores",)),
         judgement(Minute.ACTIVE, reasons=("session: ssh ada",), unknown=("gpu: no GPU seen",)),
-        judgement(Minute.UNKNOWN, unknown=("machine: /proc/stat: gone",)),
+        judgement(Minute.UNKNOWN, unknown=("instance: /proc/stat: gone",)),
         judgement(Minute.UNKNOWN, unknown=("gpu: no GPU seen", "processes: gone")),
         judgement(Minute.UNKNOWN, unknown=("agent: no sample in this minute",)),
         judgement(Minute.SUSPECT_HUNG, hung=("0",)),

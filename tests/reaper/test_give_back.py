@@ -138,7 +138,7 @@ def test_the_reason_says_who_gave_it_back():
     ).decisions
 
     assert found.verdict is Verdict.MARK
-    assert ", given back by ada; goes after" in found.reason
+    assert ", given back by ada; will be stopped or terminated after" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from image.reaper.agent.answers import seen
 from image.reaper.agent.habits import Accustomed, Habits
 from image.reaper.agent.judge import Limits
 from image.reaper.agent.sensors.processes import Process, ProcessTable
-from image.reaper.agent.sensors.reading import Gpu, People, Rates, Started
+from image.reaper.agent.sensors.reading import Gpu, Presence, Rates, Started
 from tests.reaper.live import Instance
 from tests.reaper.programs import at_a_terminal, until
 from tests.reaper.samples import NOON, sample
@@ -129,14 +129,14 @@ def learned_with(**reading):
     eyes, seconds = Eyes(), iter(range(100))
     senses = Accustomed(eyes)
 
-    def look(people, **more):
-        eyes.shown = sample(people=people, **more)
+    def look(presence, **more):
+        eyes.shown = sample(presence=presence, **more)
         return senses.look(NOON + timedelta(seconds=5 * next(seconds)))
 
     for number in range(3):
-        look(People(started=(replace(WATCH, began_s=float(number)),)), **reading)
-        look(People())
-    return look(People(started=(replace(WATCH, began_s=99.0),))).people.started[0].repeats
+        look(Presence(started=(replace(WATCH, began_s=float(number)),)), **reading)
+        look(Presence())
+    return look(Presence(started=(replace(WATCH, began_s=99.0),))).presence.started[0].repeats
 
 
 def test_three_runs_on_an_instance_at_rest_are_a_habit():
@@ -149,7 +149,7 @@ def test_three_runs_on_an_instance_at_rest_are_a_habit():
         {"rates": Rates(cpu_cores=1.0)},
         {"gpus": (Gpu("0", 50.0, 1.0, 80.0, 300.0, 700.0),)},
         {"failures": ("processes: half of it could not be read",)},
-        {"failures": ("machine: no counters",)},
+        {"failures": ("instance: no counters",)},
         {"failures": ("gpu: NVML_ERROR_GPU_IS_LOST in nvmlDeviceGetUtilizationRates",)},
     ],
 )
@@ -177,17 +177,17 @@ def test_a_known_command_counts_again_while_a_gpu_does_not_answer():
     eyes = Eyes()
     senses = Accustomed(eyes)
     for number in range(4):
-        eyes.shown = sample(people=People(started=(replace(WATCH, began_s=float(number)),)))
+        eyes.shown = sample(presence=Presence(started=(replace(WATCH, began_s=float(number)),)))
         known = senses.look(NOON + timedelta(seconds=10 * number))
-        eyes.shown = sample(people=People())
+        eyes.shown = sample(presence=Presence())
         senses.look(NOON + timedelta(seconds=10 * number + 5))
 
     lost = ("gpu: NVML_ERROR_GPU_IS_LOST in nvmlInit",)
-    eyes.shown = sample(people=People(started=(replace(WATCH, began_s=99.0),)), failures=lost)
+    eyes.shown = sample(presence=Presence(started=(replace(WATCH, began_s=99.0),)), failures=lost)
     unknown = senses.look(NOON + timedelta(minutes=1))
 
-    assert known.people.started[0].repeats
-    assert not unknown.people.started[0].repeats
+    assert known.presence.started[0].repeats
+    assert not unknown.presence.started[0].repeats
 
 
 # what a process is called, and whose it is
@@ -251,7 +251,7 @@ def test_no_argument_is_kept_logged_or_shown(monkeypatch, caplog):
         (one,) = started
         habits = Habits()
         habits.learned(started, NOON, busy=False)
-        told = seen(sample(people=People(started=started)), NOON - timedelta(hours=1), Limits())
+        told = seen(sample(presence=Presence(started=started)), NOON - timedelta(hours=1), Limits())
 
         assert "s3cret" not in f"{one} {told} {vars(habits)}"
         assert len(one.command) == 32
@@ -273,7 +273,7 @@ def left_in_a_pane(monkeypatch, every_s, lasts_s, command="nvidia-smi", cpu_s=0.
             return found
         number = int(at // every_s)
         run = Started(number % 30000, "nvidia-smi", "ada", age_s, number * every_s, command, (5, 1.0), cpu_s)
-        return replace(found, people=replace(found.people, started=(*found.people.started, run)))
+        return replace(found, presence=replace(found.presence, started=(*found.presence.started, run)))
 
     monkeypatch.setattr(Instance, "sample", shown)
 

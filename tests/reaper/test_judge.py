@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from image.reaper.agent.judge import JudgeMemory, Limits, Minute, judge
 from image.reaper.agent.sensors.reading import Rates, Session
-from tests.reaper.samples import HOUR_AGO, NOON, gpu, minute, people, sample, use
+from tests.reaper.samples import HOUR_AGO, NOON, gpu, minute, presence, sample, use
 
 LIMITS = Limits()
 
@@ -63,18 +63,18 @@ def test_half_of_two_limits_is_as_much_as_the_whole_of_one():
     "waiting", [use(), use("kernel"), use("ssh", bytes_per_s=100.0)], ids=["gpu", "notebook", "editor"]
 )
 def test_a_process_that_only_waits_is_no_activity(waiting):
-    assert judged(*[sample(people=people(processes=[waiting]))] * 12).state is Minute.IDLE
+    assert judged(*[sample(presence=presence(processes=[waiting]))] * 12).state is Minute.IDLE
 
 
 def test_a_rank_whose_peers_nobody_knows_is_unknown():
-    outcome = judged(sample(people=people(processes=[use(ranks=16)])))
+    outcome = judged(sample(presence=presence(processes=[use(ranks=16)])))
 
     assert outcome.state is Minute.UNKNOWN
     assert "is one of 16 ranks" in outcome.unknown[0]
 
 
 def test_what_a_notebook_s_server_does_not_tell_is_unknown():
-    outcome = judged(sample(people=people(unknown=["jupyter server of bob (7): its API answers 403"])))
+    outcome = judged(sample(presence=presence(unknown=["jupyter server of bob (7): its API answers 403"])))
 
     assert outcome.state is Minute.UNKNOWN
 
@@ -101,37 +101,37 @@ def test_the_fullest_gpu_is_told():
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
-        (people(watched=["rsync (7, bob)"]), "process: rsync (7, bob)"),
-        (people(processes=[use(cpu_cores=0.02)]), "process: python (8, eve)"),
-        (people(processes=[use("kernel", bytes_per_s=16 * 1024)]), "process: python (8, eve)"),
+        (presence(watched=["rsync (7, bob)"]), "process: rsync (7, bob)"),
+        (presence(processes=[use(cpu_cores=0.02)]), "process: python (8, eve)"),
+        (presence(processes=[use("kernel", bytes_per_s=16 * 1024)]), "process: python (8, eve)"),
         (
-            people(processes=[use(ranks=16, peers=2)]),
+            presence(processes=[use(ranks=16, peers=2)]),
             "process: python (8, eve) waits for its peers, 16 ranks in all",
         ),
-        (people(processes=[use("ssh", "bob (9)", bytes_per_s=512.0)]), "session: ssh bob (9)"),
-        (people(processes=[use("ssh", "bob (9)", age_s=59.0)]), "session: ssh bob (9) logged in"),
-        (people([Session("jupyter", "kernel 1 of bob, busy")]), "session: jupyter kernel 1 of bob, busy"),
-        (people([Session("terminal", "eve on pts/0", 59.0)]), "session: terminal eve on pts/0"),
+        (presence(processes=[use("ssh", "bob (9)", bytes_per_s=512.0)]), "session: ssh bob (9)"),
+        (presence(processes=[use("ssh", "bob (9)", age_s=59.0)]), "session: ssh bob (9) logged in"),
+        (presence([Session("jupyter", "kernel 1 of bob, busy")]), "session: jupyter kernel 1 of bob, busy"),
+        (presence([Session("terminal", "eve on pts/0", 59.0)]), "session: terminal eve on pts/0"),
     ],
 )
 def test_users_and_their_programs_are_activity(seen, reason):
-    assert judged(sample(people=seen)).reasons == (reason,)
+    assert judged(sample(presence=seen)).reasons == (reason,)
 
 
 def test_a_terminal_nobody_types_in_counts_from_its_last_input():
-    unused = people([Session("terminal", "bob on pts/1", 1800.0)])
+    unused = presence([Session("terminal", "bob on pts/1", 1800.0)])
 
-    outcome = judged(sample(people=unused))
+    outcome = judged(sample(presence=unused))
 
     assert outcome.state is Minute.IDLE
     assert outcome.seconds_since_activity == 1800
 
 
 def test_a_failed_sensor_makes_the_minute_unknown_and_starts_the_idle_time_anew():
-    outcome = judged(sample(rates=None, failures=["machine: no such file"]))
+    outcome = judged(sample(rates=None, failures=["instance: no such file"]))
 
     assert outcome.state is Minute.UNKNOWN
-    assert outcome.unknown == ("machine: no such file",)
+    assert outcome.unknown == ("instance: no such file",)
     assert outcome.memory.last_active_at == NOON
 
 
@@ -213,7 +213,7 @@ SAMPLES = st.builds(
     sample,
     rates=RATES | st.none(),
     gpus=GPUS,
-    people=st.none() | st.builds(people, sessions=SESSIONS, watched=st.just(()) | st.just(("rsync",))),
+    presence=st.none() | st.builds(presence, sessions=SESSIONS, watched=st.just(()) | st.just(("rsync",))),
     failures=st.lists(st.just("gpu: NVML_ERROR_UNKNOWN"), max_size=1),
 )
 MINUTES = st.lists(SAMPLES, min_size=1, max_size=12)
@@ -242,7 +242,7 @@ def test_a_failure_never_lengthens_the_idle_time(samples, place):
     index = place % len(samples)
     failed = [
         *samples[:index],
-        replace(samples[index], rates=None, failures=("machine: gone",)),
+        replace(samples[index], rates=None, failures=("instance: gone",)),
         *samples[index + 1 :],
     ]
 

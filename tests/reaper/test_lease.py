@@ -27,7 +27,7 @@ def test_the_next_sweep_remembers_what_the_one_before_did(world, store):
     lease = Lease(store, "first", world.clock)
     lease.acquire()
     at = world.now.replace(microsecond=0)
-    lease.memory.told["i-1 KEEP_UNKNOWN"] = lease.memory.leftovers_at = at
+    lease.memory.notified_at["i-1 KEEP_UNKNOWN"] = lease.memory.leftovers_at = at
     lease.memory.replaced["i-2"] = lease.memory.ended["i-2"] = ("dev", at)
     lease.memory.note_idle("dev", world.now, ["i-3", "i-4"])
     lease.release()
@@ -105,7 +105,7 @@ def test_a_lease_of_before_is_read_and_what_blind_sensors_may_have_taught_is_for
     store.create(KEY, {"holder": None, "memory": memory})
 
     assert remembered(store) == SweepMemory(
-        told={"i-1": at}, ended={"i-2": ("dev", at)}, idle={"dev": {"2026-03-02": {"i-1"}}}
+        notified_at={"i-1": at}, ended={"i-2": ("dev", at)}, idle={"dev": {"2026-03-02": {"i-1"}}}
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from image.instance import instance_file
 from image.reaper.agent import listening, notices
 from image.reaper.agent.answers import Act, Seen, Talk, View
-from image.reaper.agent.listening import CLOSED, Answers, Door, Going, Senses, Target, answers
+from image.reaper.agent.listening import CLOSED, Answers, Door, NoticeListener, Senses, Target, answers
 from image.reaper.agent.notices import Notice
 from image.reaper.agent.sensors.counters import OwnUse
 from image.reaper.errors import CloudError
@@ -43,7 +43,7 @@ class Heard:
         told_by = notices.FromMetadata(metadata, lambda: NOON)
         withdrawn = lambda: self.events.append("withdrawn")  # noqa: E731 - one expression
         nothing = Answers(self.drain, None, self.events.append, None, None, None, self, door, withdrawn)
-        self.going = Going(told_by, nothing, lambda: NOON)
+        self.notice_listener = NoticeListener(told_by, nothing, lambda: NOON)
 
     def lower_but(self, mark):
         """As the fence."""
@@ -87,7 +87,7 @@ def test_a_spot_notice_that_cannot_be_read_is_told(text):
 def test_a_notice_drains_and_ends_the_listening():
     heard = Heard(Told(**{notices.LIFECYCLE_STATE: "Terminated"}))
 
-    assert heard.going.look()
+    assert heard.notice_listener.look()
     assert heard.events == ["the scaling group terminates this instance", "drained"]
 
 
@@ -103,7 +103,7 @@ def test_a_mistake_is_told_and_the_next_word_is_heard(caplog, monkeypatch):
     drained = threading.Event()
     monkeypatch.setattr(heard, "run", run)
 
-    heard.going.start(0.0)
+    heard.notice_listener.start(0.0)
 
     assert drained.wait(30)
     assert "event=listening-failed" in caplog.text
@@ -111,10 +111,10 @@ def test_a_mistake_is_told_and_the_next_word_is_heard(caplog, monkeypatch):
 
 def test_a_notice_is_withdrawn_with_its_mark_and_once():
     heard = Heard(Told())
-    heard.going.talk = Talk(NOON, notified=True)
+    heard.notice_listener.talk = Talk(NOON, notified=True)
 
-    heard.going.look()
-    heard.going.look()
+    heard.notice_listener.look()
+    heard.notice_listener.look()
 
     assert heard.events == ["withdrawn"]
 
@@ -122,7 +122,7 @@ def test_a_notice_is_withdrawn_with_its_mark_and_once():
 def test_a_first_mark_is_shown_and_withdraws_nothing():
     heard = Heard(Told(**{MARK: (NOON + timedelta(minutes=20)).isoformat()}))
 
-    heard.going.look()
+    heard.notice_listener.look()
 
     (shown,) = heard.events
     assert "is terminated or stopped after 2026-11-21 12:20 UTC" in shown
@@ -131,47 +131,47 @@ def test_a_first_mark_is_shown_and_withdraws_nothing():
 def test_an_agent_that_starts_behind_a_shut_door_leaves_it_shut_while_there_is_a_mark(tmp_path):
     door = Door(tmp_path / "closed", tmp_path / "nologin")
     door.shut("closing")
-    going = Heard(Told(), door).going
+    notice_listener = Heard(Told(), door).notice_listener
 
-    going._take_up(NOON - timedelta(minutes=1))
+    notice_listener._take_up(NOON - timedelta(minutes=1))
 
     assert door.is_shut
-    assert going.talk.closed_at == NOON
+    assert notice_listener.talk.closed_at == NOON
 
 
 def test_a_door_that_was_shut_for_another_mark_is_opened(tmp_path):
     door = Door(tmp_path / "closed", tmp_path / "nologin")
     heard = Heard(Told(), door)
     door.shut("closing")
-    heard.going.talk = Talk(NOON - timedelta(hours=1), closed_at=NOON)
+    heard.notice_listener.talk = Talk(NOON - timedelta(hours=1), closed_at=NOON)
 
-    heard.going._take_up(NOON)
+    heard.notice_listener._take_up(NOON)
 
     assert not door.is_shut
-    assert heard.going.talk == Talk(NOON)
+    assert heard.notice_listener.talk == Talk(NOON)
 
 
 def test_a_mark_that_was_never_shown_is_not_withdrawn():
     heard = Heard(Told())
-    heard.going.talk = Talk(NOON)
+    heard.notice_listener.talk = Talk(NOON)
 
-    heard.going.look()
+    heard.notice_listener.look()
 
     assert heard.events == []
 
 
 def test_use_is_told_once_for_each_stretch_of_it_and_looks_are_not(caplog, monkeypatch):
     caplog.set_level("INFO")
-    going = Heard(Told(**{MARK: NOON.isoformat()})).going
+    notice_listener = Heard(Told(**{MARK: NOON.isoformat()})).notice_listener
     looks = iter([Seen(("cpu",)), Seen(("cpu",)), Seen((), ("gpu: lost",)), Seen(), Seen(("cpu",))])
-    answers = replace(going._answers, look=lambda _: next(looks))
-    monkeypatch.setattr(going, "_answers", answers)
-    going.talk = Talk(NOON, notified=True)
+    answers = replace(notice_listener._answers, look=lambda _: next(looks))
+    monkeypatch.setattr(notice_listener, "_answers", answers)
+    notice_listener.talk = Talk(NOON, notified=True)
 
     in_a_row = []
     for _ in range(5):
-        going._do(Act.LOOK, View(NOON, NOON, "", going.talk))
-        in_a_row.append(going.talk.busy_looks)
+        notice_listener._do(Act.LOOK, View(NOON, NOON, "", notice_listener.talk))
+        in_a_row.append(notice_listener.talk.busy_looks)
 
     assert in_a_row == [1, 2, 3, 0, 1]
     assert [one.getMessage() for one in caplog.records] == [
@@ -197,28 +197,28 @@ class Waits:
 
 @pytest.mark.parametrize(("talk", "seconds"), [(Talk(), 5.0), (Talk(NOON, closed_at=NOON), 1.0)])
 def test_behind_a_shut_door_it_looks_five_times_as_often(talk, seconds, monkeypatch):
-    going, waits = Heard(Told()).going, Waits(1)
-    going.talk, going._closed = talk, waits
-    monkeypatch.setattr(going, "look", lambda: False)
+    notice_listener, waits = Heard(Told()).notice_listener, Waits(1)
+    notice_listener.talk, notice_listener._closed = talk, waits
+    monkeypatch.setattr(notice_listener, "look", lambda: False)
 
-    going._run(5.0)
+    notice_listener._run(5.0)
 
     assert waits.seconds == [seconds] * 2
 
 
 def test_a_silence_is_told_once_and_a_new_one_again(caplog, monkeypatch):
-    going, waits = Heard(Told()).going, Waits(5)
+    notice_listener, waits = Heard(Told()).notice_listener, Waits(5)
     looks = iter([CloudError("no answer"), CloudError("no answer"), None, OSError("no file"), None])
-    going._closed = waits
+    notice_listener._closed = waits
 
     def look():
         if error := next(looks):
             raise error
         return False
 
-    monkeypatch.setattr(going, "look", look)
+    monkeypatch.setattr(notice_listener, "look", look)
 
-    going._run(5.0)
+    notice_listener._run(5.0)
 
     assert [one.getMessage() for one in caplog.records] == [
         "event=no-word reason='no answer'",
@@ -227,23 +227,26 @@ def test_a_silence_is_told_once_and_a_new_one_again(caplog, monkeypatch):
 
 
 def test_listening_that_never_began_is_closed_without_waiting():
-    Heard(Told()).going.close()
+    Heard(Told()).notice_listener.close()
 
 
 def test_a_refusal_that_cannot_be_written_is_told_once_and_tried_until_it_is(caplog, monkeypatch):
-    going, said = Heard(Told()).going, iter([CloudError("no answer"), CloudError("no answer"), None])
-    going.talk = Talk(NOON, fenced=True)
+    notice_listener, said = (
+        Heard(Told()).notice_listener,
+        iter([CloudError("no answer"), CloudError("no answer"), None]),
+    )
+    notice_listener.talk = Talk(NOON, fenced=True)
 
     def say(word, **more):
         if error := next(said):
             raise error
 
-    monkeypatch.setattr(going, "_say", say)
+    monkeypatch.setattr(notice_listener, "_say", say)
 
     for over in (False, False, True):
         with suppress(CloudError):
-            going._refuse("in use")
-        assert going.talk.over is over
+            notice_listener._refuse("in use")
+        assert notice_listener.talk.over is over
 
     assert [one.getMessage() for one in caplog.records] == [
         "event=refused mark=2026-11-21 12:00:00+00:00 reason='in use'"
@@ -363,8 +366,8 @@ def test_a_door_of_which_the_agent_s_own_file_was_removed_is_opened_all_the_same
 
 
 def test_a_door_that_cannot_be_shut_again_ends_the_mark_and_says_nothing_else(door, monkeypatch):
-    going, said = Heard(Told(), door).going, []
-    going.talk = Talk(NOON, fenced=True, closed_at=NOON)
+    notice_listener, said = Heard(Told(), door).notice_listener, []
+    notice_listener.talk = Talk(NOON, fenced=True, closed_at=NOON)
 
     def fail(message):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -376,10 +379,10 @@ def test_a_door_that_cannot_be_shut_again_ends_the_mark_and_says_nothing_else(do
             said.append((word, more))
 
     monkeypatch.setattr(door, "shut", fail)
-    monkeypatch.setattr(going, "_exchange", Exchange)
+    monkeypatch.setattr(notice_listener, "_exchange", Exchange)
 
-    going._say(Word.CLOSED)
+    notice_listener._say(Word.CLOSED)
 
     reason = "log-ins and jobs cannot be refused: [Errno 28] No space left on device"
     assert said == [(Word.REFUSED, {"reason": reason})]
-    assert going.talk.over
+    assert notice_listener.talk.over

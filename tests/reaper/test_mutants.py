@@ -73,7 +73,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         BOTH,
     ),
     "mark from before a boot": (
-        lambda: swaps("Going.look", "mark > self._booted_at()", "True"),
+        lambda: swaps("NoticeListener.look", "mark > self._booted_at()", "True"),
         "its_user_starts_it_while_the_mark_that_led_to_its_stop_stands",
         BOTH,
     ),
@@ -110,7 +110,7 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         ("alicloud",),
     ),
     "fence": (
-        lambda: gives("Going._fence", "None"),
+        lambda: gives("NoticeListener._fence", "None"),
         "a_job_begins_behind_the_door_after_the_last_word",
         ("aws",),
     ),

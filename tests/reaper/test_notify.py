@@ -113,7 +113,7 @@ def test_each_user_gets_one_mail_of_their_own_instances_with_the_two_commands():
     assert "i-1 " not in mails["grace@example.com"]
     assert "gpu-fleet keep 8h --reason" in mails["grace@example.com"]
     assert "gpu-fleet release --instance i-2 --stack aws-dev" in mails["grace@example.com"]
-    assert (ids(announced.told), announced.unreached, announced.problems) == (["i-1", "i-2"], {}, [])
+    assert (ids(announced.notified), announced.unreached, announced.problems) == (["i-1", "i-2"], {}, [])
 
 
 def test_who_launched_who_logged_in_and_who_owned_processes_is_told_apart():
@@ -141,7 +141,7 @@ def test_who_never_confirmed_is_named_though_the_owner_was_reached():
 
     announced = announce(Team(Roster(PEOPLE), ON_I1), sns, "i-1")
 
-    assert ids(announced.told) == ["i-1"]
+    assert ids(announced.notified) == ["i-1"]
     assert announced.unreached == {"ada": "ada@example.com has not confirmed its subscription to the topic"}
 
 
@@ -150,7 +150,7 @@ def test_a_grace_period_does_not_begin_while_nobody_listens():
 
     announced = announce(Team(Roster({"ada": "ada@example.com"}, ("ops@example.com",)), ON_I1), sns, "i-1")
 
-    assert announced.told == []
+    assert announced.notified == []
     assert announced.problems == ["owner vision not notified of i-1: nobody listens"]
     assert list(announced.unreached) == ["ada", "the operators"]
 
@@ -165,8 +165,8 @@ def test_operators_who_hear_nothing_are_an_alert_though_a_user_was_reached():
     unconfirmed = announce(Team(roster, ON_I1), Sns([pending("ops@example.com")]), "i-1")
     refused = announce(Team(roster, ON_I1), Silent([confirmed("ops@example.com")]), "i-1")
 
-    assert (ids(unconfirmed.told), list(unconfirmed.unreached)) == (["i-1"], ["the operators"])
-    assert (ids(refused.told), list(refused.unreached)) == (["i-1"], ["the operators"])
+    assert (ids(unconfirmed.notified), list(unconfirmed.unreached)) == (["i-1"], ["the operators"])
+    assert (ids(refused.notified), list(refused.unreached)) == (["i-1"], ["the operators"])
     assert "AuthorizationError" in refused.unreached["the operators"]
 
 
@@ -175,7 +175,7 @@ def test_a_user_reached_on_one_instance_begins_no_grace_period_of_another():
 
     announced = announce(team, Sns(), "i-1", "i-2")
 
-    assert ids(announced.told) == ["i-1"]
+    assert ids(announced.notified) == ["i-1"]
     assert announced.problems == ["owner vision not notified of i-2: nobody listens"]
 
 
@@ -184,7 +184,7 @@ def test_a_login_name_without_an_address_is_told_to_the_operators_and_fails_noth
 
     announced = announce(Team(Roster({}, ("ops@example.com",)), {"i-1": ["stranger:login"]}), sns, "i-1")
 
-    assert (ids(announced.told), announced.problems) == (["i-1"], [])
+    assert (ids(announced.notified), announced.problems) == (["i-1"], [])
     assert announced.unreached == {"stranger": "has no address in notify.users"}
     assert "Could not be notified:\n- stranger: has no address in notify.users" in sns.messages[0]
 
@@ -212,7 +212,7 @@ def test_where_time_runs_out_the_others_are_left_to_the_next_sweep():
     found = [Decision(machine(one), Verdict.MARK, "idle") for one in ("i-1", "i-2")]
     announced = Notifier(topic, replace(sent, mail=mail)).announce("aws-dev", found)
 
-    assert ids(announced.told) == ["i-1"]
+    assert ids(announced.notified) == ["i-1"]
     assert announced.problems == ["owner nobody not notified of i-2: no time left for publish"]
 
 
@@ -226,7 +226,7 @@ def test_rooms_hear_one_message_a_sweep_and_one_that_refuses_is_named_without_it
         "https://team-b.example.com/x",
     ]
     assert announced.unreached == {"slack webhook 'team-b'": "HTTP 404"}
-    assert ids(announced.told) == ["i-1", "i-2"]
+    assert ids(announced.notified) == ["i-1", "i-2"]
 
 
 def test_a_secret_that_cannot_be_read_keeps_no_other_room_from_its_message():
@@ -252,8 +252,8 @@ def test_a_room_is_no_word_for_instances_that_its_message_does_not_name():
     announced = announce(team, Sns(), *many)
 
     ((_, message),) = team.posts
-    assert ids(announced.told) == [one for one in many if one in message]
-    assert 12 < len(announced.told) < 130
+    assert ids(announced.notified) == [one for one in many if one in message]
+    assert 12 < len(announced.notified) < 130
     assert len(message) < LONGEST_TEXT
 
 
@@ -286,7 +286,7 @@ def test_a_roster_that_cannot_be_read_begins_no_grace_period():
 
     announced = Notifier(topic, reach).announce("aws-dev", [Decision(machine(), Verdict.MARK, "idle")])
 
-    assert (announced.told, announced.problems) == ([], ["nobody notified: GetObject: AccessDenied"])
+    assert (announced.notified, announced.problems) == ([], ["nobody notified: GetObject: AccessDenied"])
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_an_owner_whose_name_fits_no_subject_is_told_all_the_same(owner):
 
     announced = Notifier(topic).announce("aws-dev", [one])
 
-    assert (announced.told, announced.problems) == ([one], [])
+    assert (announced.notified, announced.problems) == ([one], [])
 
 
 def test_an_instance_that_is_unknown_every_other_sweep_is_told_once_a_day():

@@ -18,7 +18,7 @@ from image.reaper.agent.sensors.counters import Counters, InstanceCounters, OwnU
 from image.reaper.agent.sensors.gpu import GpuSensor
 from image.reaper.agent.sensors.look import Sensors
 from image.reaper.agent.sensors.processes import ProcessTable
-from image.reaper.agent.sensors.reading import People, Rates
+from image.reaper.agent.sensors.reading import Presence, Rates
 from image.reaper.errors import ConfigurationError, SensorError
 from tests.reaper.fake_nvml import FakeNvml
 from tests.reaper.samples import NOON
@@ -238,8 +238,8 @@ def test_a_copy_that_runs_is_seen_by_its_name(tmp_path):
     assert any(f"({process.pid}," in name for name in seen.watched)
 
 
-def use_of(people, pid):
-    (use,) = [one for one in people.processes if f"({pid}," in one.who]
+def use_of(presence, pid):
+    (use,) = [one for one in presence.processes if f"({pid}," in one.who]
     return use
 
 
@@ -455,7 +455,7 @@ def test_a_look_before_an_end_sees_a_gpu_process_that_began_a_moment_ago():
     """A minute's sample may know of it 25 s late; the look for a mark may be the last one."""
     nvml, now = FakeNvml(), [0.0]
     gpus = GpuSensor(nvml, 1, lambda: now[0])
-    sensors = Sensors(Resting(Rates(0.0)), gpus, Resting(People()))
+    sensors = Sensors(Resting(Rates(0.0)), gpus, Resting(Presence()))
     sensors.sample(NOON, everything=True)
     nvml.gpus[0].pids, now[0] = [42], 1.0
 

@@ -12,7 +12,7 @@ from image.reaper import policy
 from image.reaper.agent import activity_file
 from image.reaper.agent.judge import Minute
 from image.reaper.model import TAG_KEEP_UNTIL, TAG_OWNER, TAG_POOL, Decision, Instance, Verdict
-from image.reaper.people.status import goes, row
+from image.reaper.people.status import ends_if_unused, row
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.moto_fleet import NOW, MotoFleet, write_policy
 from tests.reaper.samples import NOON, judgement
@@ -45,39 +45,39 @@ def test_a_row_tells_instance_owner_idle_time_and_price(rules):
 def test_what_is_not_known_is_not_invented(rules):
     made = row(decision(idle_s=None, tags={TAG_OWNER: ""}), rules, NOON)
 
-    assert (made.owner, made.idle, made.goes, made.an_hour) == ("nobody", "", "never", "unknown")
+    assert (made.owner, made.idle, made.ends, made.an_hour) == ("nobody", "", "never", "unknown")
 
 
 def test_an_unmarked_instance_goes_after_idle_time_and_grace(rules):
-    assert goes(decision(idle_s=3600.0), rules, NOON) == "in 90 min"  # 2 h + 30 min - 1 h
+    assert ends_if_unused(decision(idle_s=3600.0), rules, NOON) == "in 90 min"  # 2 h + 30 min - 1 h
 
 
 def test_a_marked_instance_goes_when_its_mark_says(rules):
     marked = decision(Verdict.WAIT, reap_after=NOON + timedelta(minutes=12))
 
-    assert goes(marked, rules, NOON) == "in 12 min"
+    assert ends_if_unused(marked, rules, NOON) == "in 12 min"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.STOP, Verdict.TERMINATE])
 def test_an_instance_whose_time_has_come_goes_with_the_next_sweep(rules, verdict):
-    assert goes(decision(verdict, reap_after=NOON), rules, NOON) == "with the next sweep"
+    assert ends_if_unused(decision(verdict, reap_after=NOON), rules, NOON) == "with the next sweep"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.KEEP_UNKNOWN, Verdict.ALERT])
 def test_an_instance_that_is_not_known_to_be_idle_has_no_time_to_go(rules, verdict):
-    assert goes(decision(verdict), rules, NOON) == "not before it is known to be idle"
+    assert ends_if_unused(decision(verdict), rules, NOON) == "not before it is known to be idle"
 
 
 def test_a_held_instance_goes_not_before_its_hold_ends(rules):
     held = decision(Verdict.KEEP_HELD, tags={TAG_KEEP_UNTIL: "2026-11-22T12:00:00+00:00"})
 
-    assert goes(held, rules, NOON) == "kept until 2026-11-22 12:00"
+    assert ends_if_unused(held, rules, NOON) == "kept until 2026-11-22 12:00"
 
 
 def test_a_hold_that_cannot_be_read_holds_and_warns(rules):
     made = row(decision(Verdict.KEEP_HELD, tags={TAG_KEEP_UNTIL: "next week"}), rules, NOON)
 
-    assert made.goes == "kept: its tag cannot be read"
+    assert made.ends == "kept: its tag cannot be read"
     assert "gpu-fleet:keep-until = 'next week'; allowed:" in made.warning
 
 

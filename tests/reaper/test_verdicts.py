@@ -344,7 +344,10 @@ def test_a_hold_beyond_fourteen_days_holds_and_is_told():
 def test_the_time_left_is_told():
     waiting = machine(marked_minutes_ago=10, idle_since=NOW - timedelta(minutes=161))
 
-    assert decision(alone(waiting, FORGOTTEN)).reason == "idle for 2.7 h; goes in 20 min unless used"
+    assert (
+        decision(alone(waiting, FORGOTTEN)).reason
+        == "idle for 2.7 h; will be stopped or terminated in 20 min unless used"
+    )
 
 
 def test_the_policy_of_these_tests_is_the_one_they_name():

@@ -57,7 +57,7 @@ class Machine:
         door: what refuses log-ins and jobs.
         stubborn: the cloud refuses to end it, and nobody knows why.
         clock_ahead: by how much its agent dates its heartbeats into the future.
-        loop: a pane where a user left one going, as (seconds from one run to the next, seconds of a run).
+        loop: a pane where a user left one running, as (seconds from one run to the next, seconds of a run).
         is_new_each_time: each run of it is another command.
         is_a_run: a job looks like one more run of that loop.
         senses: what its agent learned of it.
@@ -350,7 +350,7 @@ class World:
         finally:
             self._agents_act = False
         tagged = machine.tags.keys() & {TAG_REAP_AFTER, TAG_WITHDRAWN}
-        if not tagged and agent.going.talk.mark is None and not machine.door.is_shut:
+        if not tagged and agent.notice_listener.talk.mark is None and not machine.door.is_shut:
             del self.agents[machine.id]
 
     def _minute_of(self, machine: Machine) -> None:

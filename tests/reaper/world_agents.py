@@ -1,7 +1,7 @@
 """The agents of a world's instances: their real answers to the sweep's mark, step by step on its clock.
 
-Real are ``Going``, what it decides and what it writes into the bucket. Made up is what stands around it: the
-sensors' reading, which shows what the timeline says of this moment; the door; the metadata service.
+Real are ``NoticeListener``, what it decides and what it writes into the bucket. Made up is what stands around
+it: the sensors' reading, which shows what the timeline says of this moment; the door; the metadata service.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from image.reaper.agent.answers import Seen, seen
 from image.reaper.agent.habits import Accustomed
 from image.reaper.agent.judge import Limits
 from image.reaper.agent.kept_files import Saved
-from image.reaper.agent.listening import Answers, Going
+from image.reaper.agent.listening import Answers, NoticeListener
 from image.reaper.agent.notices import FromMetadata
-from image.reaper.agent.sensors.reading import People, Rates, Reading, Session, Started
+from image.reaper.agent.sensors.reading import Presence, Rates, Reading, Session, Started
 from image.reaper.alicloud.oss import OssStore
 from image.reaper.calls import Calls
 from image.reaper.handshake import Exchange
@@ -58,19 +58,19 @@ class Agent:
         )
         notices = FromMetadata(self, lambda: world.now)
         booted_at = lambda: machine.line.boots[-1]  # noqa: E731 - the agent's own thread asks anew each time
-        self.going = Going(notices, answers, lambda: world.now, booted_at=booted_at)
+        self.notice_listener = NoticeListener(notices, answers, lambda: world.now, booted_at=booted_at)
 
     def act(self) -> None:
         """What the thread does every five seconds, and every second behind a shut door."""
         if self._cloud == "aws" or self._world.now >= self._tags_at + TAGS_EVERY:
             self._tags, self._tags_at = dict(self._machine.tags), self._world.now
         with contextlib.suppress(CloudError):  # it tries again
-            self.going.look()
+            self.notice_listener.look()
 
     def exchange(self) -> Exchange:
         """What is said and decided for the mark that it was asked about."""
-        assert self.going.talk.mark is not None
-        return Exchange(self._store, self._who, self.going.talk.mark)
+        assert self.notice_listener.talk.mark is not None
+        return Exchange(self._store, self._who, self.notice_listener.talk.mark)
 
     def _save(self) -> Saved:
         self._machine.door.saved += self._machine.door.is_shut
@@ -107,7 +107,7 @@ class Agent:
             at=now,
             rates=Rates(cpu_cores=1.0 if jobs else 0.0),
             gpus=(),
-            people=People(
+            presence=Presence(
                 sessions=tuple(sessions),
                 watched=("python (1, ada)",) if jobs else (),
                 started=tuple(self._runs(now)) if sees else (),

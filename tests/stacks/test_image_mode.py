@@ -10,11 +10,10 @@ from click.testing import CliRunner
 from stacks.alicloud import launch as alicloud_launch
 from stacks.alicloud.stack import build as build_alicloud
 from stacks.aws import launch as aws_launch
-from stacks.cost import notice
+from stacks.cost import check, notice
 from stacks.errors import SettingsError, StacksError
 from stacks.payload import user_data
 from stacks.payload.instance_file import instance_toml
-from stacks.preflight import check
 from stacks.rehearsal.program import run_program
 from stacks.settings import stack_files
 from tests.stacks import alicloud_examples

@@ -1,4 +1,4 @@
-"""result.json: how a run ended and what came of it. It is also the marker that says why a run stopped."""
+"""result.json: how a run ended, and its results. It is also the marker that says why a run stopped."""
 
 import json
 import os

@@ -107,7 +107,7 @@ def try_held_out(model: nn.Module, batch: Batch, what: str) -> None:
 
 
 def try_out(model: nn.Module, batch: Batch, what: str) -> None:
-    """One forward pass before the first step, so that what does not fit is told at once; leaves no trace.
+    """One forward pass before the first step, so that what does not fit is reported at once; leaves no trace.
 
     Raises OwnCodeError or ConfigError.
     """

@@ -4,7 +4,7 @@
     runs: *closed* -> the sweep stops or terminates
 
 A sign of use before the decision makes it *withdrawn*, and either way the word *refused*: the mark is over,
-and the next sweep takes it away. The words are those of ``image/reaper/handshake.py``.
+and the next sweep removes it. The words are those of ``image/reaper/handshake.py``.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from image.reaper.agent.judge import Limits, activity, unknowns
-from image.reaper.agent.sensors.reading import People, Reading, Started
+from image.reaper.agent.sensors.reading import Presence, Reading, Started
 from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Winner, Word
 
 # A marked instance may wait for days: for quiet hours to end, for its turn. What little is written to the
@@ -76,10 +76,10 @@ def seen(reading: Reading, mark: datetime, limits: Limits, *, unfit: bool = Fals
         unfit: the gate failed the instance: GPUs that do not answer count as nothing there.
     """
     since_s = (reading.at - mark).total_seconds()
-    people = reading.people or People()
-    used = [f"session: {one.kind} {one.who}" for one in people.sessions if one.unused_s < since_s]
-    lately = [one for one in people.started if not one.repeats]
-    began = [_told(one) for one in (*lately, *people.older) if one.age_s < since_s]
+    presence = reading.presence or Presence()
+    used = [f"session: {one.kind} {one.who}" for one in presence.sessions if one.unused_s < since_s]
+    lately = [one for one in presence.started if not one.repeats]
+    began = [_told(one) for one in (*lately, *presence.older) if one.age_s < since_s]
     not_judged = [f"{_told(one)} began just before" for one in lately if one.age_s >= since_s]
     failed = [one for one in unknowns([reading], limits) if not (unfit and one.startswith("gpu"))]
     signs = (*activity([reading], limits), *used, *began)
@@ -104,9 +104,9 @@ class Talk:
         decided_at: when that was, where it was read.
         closed_at: since when log-ins and jobs are refused.
         refusing: why the decision to end will not be followed; empty while it may.
-        fenced: the cloud was told so as well.
+        fenced: the tag on the instance says so as well.
         over: nothing more is said for this mark.
-        lower_at: without a mark, when no sweep goes by an old one any more: what denies the end is taken away
+        lower_at: without a mark, when no sweep goes by an old one any more: what denies the end is removed
             then, for a user may stop the instance, and it could never be terminated. None once that is done.
     """
 

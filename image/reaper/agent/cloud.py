@@ -20,7 +20,7 @@ class Fence(Protocol):
         """Set it for a mark; raises CloudError."""
 
     def lower_but(self, mark: datetime | None) -> None:
-        """Take away what was set for any other mark, or for any; raises CloudError."""
+        """Remove what was set for any other mark, or for any; raises CloudError."""
 
 
 class NoFence:
@@ -56,7 +56,7 @@ class AgentCloud(Protocol):
         """The second fence against a stop."""
 
     def hook(self, instance_id: str) -> Holds:
-        """What holds the instance while it leaves."""
+        """What holds the instance while it is terminated."""
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
         """Make the metadata service ask for tokens, where the instance was started without."""
@@ -65,7 +65,7 @@ class AgentCloud(Protocol):
         """Say who was seen on this instance, newest first; raises CloudError."""
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> Notices:
-        """Word that the instance goes."""
+        """Its interruption and termination notices, and the sweep's mark."""
 
 
 def connect(instance: InstanceFile, metadata: Metadata | None) -> AgentCloud:

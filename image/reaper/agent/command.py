@@ -19,7 +19,7 @@ from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.answers import SAVE_AGAIN_AFTER, Seen, seen
 from image.reaper.agent.habits import Accustomed, Looks
 from image.reaper.agent.judge import Judgement, Limits
-from image.reaper.agent.listening import Going, Senses, Target, answers, long_ago
+from image.reaper.agent.listening import NoticeListener, Senses, Target, answers, long_ago
 from image.reaper.agent.loop import Agent, Clock, stop_on_terminate
 from image.reaper.agent.publish import Publisher, heartbeat
 from image.reaper.agent.sensors.counters import OwnUse, TreeCounters
@@ -79,7 +79,7 @@ class AgentOptions:
 def command(**options: Any) -> None:
     """Watch this instance: look every 5 s, judge every minute, publish a heartbeat.
 
-    Saves the keep folder and lets the instance go when the scaling group or the spot market takes it.
+    Saves the keep folder before the scaling group or the spot market terminates the instance.
     """
     logging.getLogger("botocore").setLevel(logging.WARNING)
     # A decision that is not there yet is an answer, and is asked for every few seconds.
@@ -104,7 +104,7 @@ def run(options: AgentOptions) -> None:
     publisher = Publisher(cloud.metrics(), instance.metric_namespace, batched=options.is_rehearsal)
     clock = Clock(options.clock_start, options.clock_speed)
     users = None
-    going, own, policy = None, OwnUse(), policy_of(instance, cloud, clock.real_s)
+    notice_listener, own, policy = None, OwnUse(), policy_of(instance, cloud, clock.real_s)
     limits = (lambda: TREE_LIMITS) if tree else policy.limits
     looks = sensors_of(instance, metadata, tree, own, real_s=clock.real_s, policy=policy)
     sensors = Accustomed(looks, limits)
@@ -114,7 +114,7 @@ def run(options: AgentOptions) -> None:
         senses = Senses(running, own, fresh_look(sensors, clock, limits))
         users = Users(partial(cloud.name_users, instance_id), paths.users_file(), clock.real_s)
         target = Target(instance, instance_id)
-        going = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
+        notice_listener = listener(cloud, metadata, target, senses=senses, clock=clock, options=options)
     agent = Agent(
         clock,
         sensors,
@@ -122,7 +122,7 @@ def run(options: AgentOptions) -> None:
         activity_file.restore(paths.activity_file(), clock.start, instance_id),
         limits,
     )
-    watch_until_ended(agent, going, clock, options)
+    watch_until_ended(agent, notice_listener, clock, options)
     publisher.flush()
     LOG.info("event=end")
 
@@ -135,12 +135,12 @@ def listener(
     senses: Senses,
     clock: Clock,
     options: AgentOptions,
-) -> Going:
+) -> NoticeListener:
     """The agent's second thread, as this instance needs it. Raises ConfigurationError as of ``answers``."""
     replies = answers(cloud, target, options.keep_folder, senses)
     notices = cloud.notices(metadata, target.instance_id, clock.now)
     booted_at = long_ago if options.is_rehearsal else boot_time  # its clock knows nothing of this boot
-    return Going(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed, booted_at)
+    return NoticeListener(notices, replies, clock.now, SAVE_AGAIN_AFTER * clock.speed, booted_at)
 
 
 def policy_of(
@@ -186,16 +186,18 @@ def boot_time() -> datetime:
     return datetime.fromtimestamp(psutil.boot_time(), UTC)
 
 
-def watch_until_ended(agent: Agent, going: Going | None, clock: Clock, options: AgentOptions) -> None:
-    """Run the loop, and beside it the thread that listens for word that the instance goes."""
+def watch_until_ended(
+    agent: Agent, notice_listener: NoticeListener | None, clock: Clock, options: AgentOptions
+) -> None:
+    """Run the loop, and beside it the thread that listens for notices and marks."""
     stop_on_terminate()
     try:
         LOG.info("event=watching from=%s", clock.start.isoformat())
-        if going is not None:
-            going.start(LISTEN_EVERY_FAST_S if options.is_rehearsal else LISTEN_EVERY_S)
+        if notice_listener is not None:
+            notice_listener.start(LISTEN_EVERY_FAST_S if options.is_rehearsal else LISTEN_EVERY_S)
         agent.run(clock.start + timedelta(seconds=options.duration) if options.duration else None)
-        if going is not None:
-            going.close()
+        if notice_listener is not None:
+            notice_listener.close()
     except KeyboardInterrupt:
         LOG.info("event=stopped-by-signal")
 

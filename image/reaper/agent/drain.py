@@ -1,4 +1,4 @@
-"""What happens on an instance that goes: the trainer saves and stops, files are copied, the hook lets go."""
+"""The drain before an interruption or termination: the trainer stops, files are saved, the hook completed."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ LOG = logging.getLogger(__name__)
 
 
 class Holds(Protocol):
-    """Holds the instance; lets it go."""
+    """A lifecycle hook."""
 
     def heartbeat(self) -> None:
         """Ask for more time."""
 
     def complete(self) -> None:
-        """Let the instance go."""
+        """Let the termination go on."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Drain:
     """One drain.
 
     Args:
-        notice: why the instance goes.
+        notice: why the instance is interrupted or terminated.
         steps: how the world is touched.
         stop_file: asks the trainer to save and stop.
     """
@@ -72,7 +72,7 @@ class Drain:
         """Drain to the end.
 
         Args:
-            find: asks once more whether the instance goes, and raises ``CloudError``: a group replaces a spot
+            find: asks once more for a notice, and raises ``CloudError``: a group replaces a spot
                 instance that the market may take soon, and the market takes it in the middle of the drain.
 
         Returns:

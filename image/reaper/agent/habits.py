@@ -146,11 +146,11 @@ class Accustomed:
             return self._learned(self._sensors.sample(now, everything=everything))
 
     def _learned(self, reading: Reading) -> Reading:
-        people = reading.people
-        if people is None or any(one.startswith("processes:") for one in reading.failures):
+        presence = reading.presence
+        if presence is None or any(one.startswith("processes:") for one in reading.failures):
             return reading  # who shows no processes ends none
         limits = self._limits()
         # what is not known may be work: a GPU that does not answer does not say who is on it either
         busy = bool(unknowns([reading], limits) or activity([reading], limits))
-        started = self._habits.learned(people.started, reading.at, busy=busy)
-        return replace(reading, people=replace(people, started=started))
+        started = self._habits.learned(presence.started, reading.at, busy=busy)
+        return replace(reading, presence=replace(presence, started=started))

@@ -7,7 +7,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import TypeVar
 
-from image.reaper.agent.sensors.reading import Gpu, People, Rates, Reading
+from image.reaper.agent.sensors.reading import Gpu, Presence, Rates, Reading
 from image.reaper.metrics import HEARTBEAT
 from image.reaper.model import Tie
 
@@ -103,7 +103,7 @@ def judge(
     """Judge one minute.
 
     A minute with a failed sensor may have been active, so it moves ``last_active_at`` as activity does. A GPU
-    that looks hung is active as well: it is told, never reaped.
+    that looks hung is active as well: it is reported, never reaped.
 
     Args:
         samples: of the minute; none at all makes it unknown.
@@ -125,7 +125,7 @@ def judge(
         unknown=unknown,
         hung=hung,
         memory=JudgeMemory(last_active_at, hung_since),
-        users=_unique(user for sample in samples if sample.people for user in sample.people.users),
+        users=_unique(user for sample in samples if sample.presence for user in sample.presence.users),
     )
 
 
@@ -163,8 +163,8 @@ def _reasons(samples: Sequence[Reading], limits: Limits) -> Iterator[str]:
     for sample in samples:
         for gpu in sample.gpus:
             yield from _gpu_reasons(gpu, limits)
-        if sample.people is not None:
-            yield from _people_reasons(sample.people)
+        if sample.presence is not None:
+            yield from _presence_reasons(sample.presence)
 
 
 def _rate_reasons(rates: Rates, limits: Limits) -> Iterator[str]:
@@ -190,9 +190,9 @@ def _gpu_reasons(gpu: Gpu, limits: Limits) -> Iterator[str]:
         yield f"gpu {gpu.name}: utilisation"
 
 
-def _people_reasons(people: People) -> Iterator[str]:
-    yield from (f"process: {name}" for name in people.watched)
-    for use in people.processes:
+def _presence_reasons(presence: Presence) -> Iterator[str]:
+    yield from (f"process: {name}" for name in presence.watched)
+    for use in presence.processes:
         kind = "session: ssh" if use.kind == "ssh" else "process:"
         if use.gets_on:
             yield f"{kind} {use.who}"
@@ -200,7 +200,7 @@ def _people_reasons(people: People) -> Iterator[str]:
             yield f"{kind} {use.who} logged in"
         elif use.peers:
             yield f"{kind} {use.who} waits for its peers, {use.ranks} ranks in all"
-    recent = [session for session in people.sessions if session.unused_s < HEARTBEAT.total_seconds()]
+    recent = [session for session in presence.sessions if session.unused_s < HEARTBEAT.total_seconds()]
     yield from (f"session: {session.kind} {session.who}" for session in recent)
 
 
@@ -209,13 +209,13 @@ def _unknowns(samples: Sequence[Reading], limits: Limits) -> Iterator[str]:
         yield "agent: no sample in this minute"
     for sample in samples:
         yield from sample.failures
-        yield from _unknown_people(sample.people or People())
+        yield from _unknown_presence(sample.presence or Presence())
         yield from (f"gpu {gpu.name}: {why}" for gpu in sample.gpus if (why := _not_known_idle(gpu, limits)))
 
 
-def _unknown_people(people: People) -> Iterator[str]:
-    yield from people.unknown
-    lonely = [use for use in people.processes if use.ranks > 1 and not use.peers and not use.gets_on]
+def _unknown_presence(presence: Presence) -> Iterator[str]:
+    yield from presence.unknown
+    lonely = [use for use in presence.processes if use.ranks > 1 and not use.peers and not use.gets_on]
     yield from (
         f"process: {use.who} is one of {use.ranks} ranks, holds a GPU, and is connected to no other"
         for use in lonely
@@ -266,7 +266,7 @@ def _last_uses(samples: Sequence[Reading], at: datetime) -> Iterator[datetime]:
     """When sessions were last used, and the beginning of time."""
     yield datetime.min.replace(tzinfo=UTC)
     for sample in samples:
-        for session in sample.people.sessions if sample.people else ():
+        for session in sample.presence.sessions if sample.presence else ():
             yield min(at, sample.at - timedelta(seconds=session.unused_s))
 
 

@@ -87,7 +87,7 @@ class Door:
 
     Both files hold the same text, and ``closed`` is written first and removed last: a ``nologin`` with
     another text is an administrator's, or the system's own while it boots. It is neither overwritten nor
-    removed. Whoever removes ``closed`` alone is told from those by the text.
+    removed. Whoever removes ``closed`` alone is told apart from those by the text.
 
     Args:
         closed: the agent's own file.
@@ -153,7 +153,7 @@ def long_ago() -> datetime:
     return datetime.min.replace(tzinfo=UTC)
 
 
-class Going:
+class NoticeListener:
     """Asks whether the instance is taken or marked, again and again, and does what follows.
 
     Args:
@@ -190,7 +190,7 @@ class Going:
         Args:
             every_s: real seconds between two questions.
         """
-        self._thread = threading.Thread(target=self._run, args=(every_s,), name="going", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(every_s,), name="notices", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

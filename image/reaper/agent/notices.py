@@ -1,4 +1,4 @@
-"""Word from the cloud that this instance goes, and the sweep's mark: what the metadata service says."""
+"""Interruption and termination notices of the cloud, and the sweep's mark: what the metadata service says."""
 
 import json
 from collections.abc import Callable
@@ -18,12 +18,12 @@ LEAVING = "Terminated"
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 SPOT_ACTION = "spot/instance-action"
 TAGS = "tags/instance"
-TAKEN_BY_GROUP = "the scaling group terminates this instance"
+TERMINATED_BY_GROUP = "the scaling group terminates this instance"
 
 
 @dataclass(frozen=True)
 class Notice:
-    """The instance goes.
+    """The instance is about to be interrupted or terminated.
 
     Attributes:
         reason: why, in one line, for trainer and users.
@@ -35,7 +35,7 @@ class Notice:
 
 
 def find(metadata: Metadata) -> Notice | None:
-    """Whether the instance goes, or None. A spot notice comes first: it does not wait.
+    """This instance's interruption or termination notice, if any; a spot notice first: it does not wait.
 
     Raises:
         CloudError: the service does not answer, or says something that cannot be read.
@@ -45,14 +45,14 @@ def find(metadata: Metadata) -> Notice | None:
         return _spot_notice(spot)
     state = metadata.get(LIFECYCLE_STATE)
     if state is not None and state.strip() == LEAVING:
-        return Notice(TAKEN_BY_GROUP)
+        return Notice(TERMINATED_BY_GROUP)
     return None
 
 
 def _spot_notice(text: str) -> Notice:
     try:
-        told = json.loads(text)
-        return Notice(f"spot interruption of this instance: {told['action']}", parse_time(told["time"]))
+        content = json.loads(text)
+        return Notice(f"spot interruption of this instance: {content['action']}", parse_time(content["time"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CloudError(f"metadata {SPOT_ACTION}: {text!r} cannot be read: {error}") from error
 
@@ -82,10 +82,10 @@ def time_of_mark(text: str) -> datetime | None:
 
 
 class Notices(Protocol):
-    """Where word that the instance goes comes from; each raises CloudError where it cannot be had."""
+    """Where notices come from; each method raises CloudError where none can be had."""
 
     def find(self) -> Notice | None:
-        """Whether the instance goes, or None."""
+        """The notice of its interruption or termination, or None."""
 
     def mark(self) -> datetime | None:
         """The reap-after of the sweep's mark, or None."""

@@ -88,10 +88,10 @@ def _is_terminal(found: os.stat_result) -> bool:
 def _logged_in() -> set[str]:
     """Terminals in the list of log-ins, which `wall` writes to; without `who`, none is known."""
     try:
-        told = subprocess.run(["who"], check=True, timeout=10, capture_output=True)
+        found = subprocess.run(["who"], check=True, timeout=10, capture_output=True)
     except (OSError, subprocess.SubprocessError):
         return set()
-    listed = told.stdout.decode(errors="replace")  # where from a user logs in is theirs to name
+    listed = found.stdout.decode(errors="replace")  # where from a user logs in is theirs to name
     return {words[1] for line in listed.splitlines() if len(words := line.split()) > 1}
 
 

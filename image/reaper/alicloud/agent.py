@@ -77,14 +77,14 @@ class AgentCloud:
         return NoFence()
 
     def hook(self, instance_id: str) -> Hook:
-        """What holds the instance while it leaves."""
+        """What holds the instance while it is terminated."""
         return Hook(self._clients.ess, instance_id)
 
     def harden(self, metadata: Metadata, instance_id: str) -> None:
         """Ask for session tokens from now on, where the instance was started without asking for them.
 
         A scaling configuration, which eRDMA and reserved pools start from, has no word for it; their
-        instances may change it on themselves. A failure is told: it leaves the instance as it was started.
+        instances may change it on themselves. A failure is logged: it leaves the instance as it was started.
         """
         try:
             if not metadata.answers_without_token():
@@ -101,7 +101,7 @@ class AgentCloud:
         self.store().put(users_key(self._instance.pool, instance_id), {"users": [str(one) for one in users]})
 
     def notices(self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]) -> "Notices":
-        """Word that the instance goes."""
+        """Interruption and termination notices, and the sweep's mark."""
         return Notices(metadata, self._clients, instance_id, now)
 
 
@@ -135,7 +135,7 @@ class CloudMonitor:
 
 
 class Notices:
-    """Word that the instance goes, and the sweep's mark.
+    """Interruption and termination notices, and the sweep's mark.
 
     Args:
         metadata: tells of the spot market.
@@ -154,7 +154,7 @@ class Notices:
         self._tags: Mapping[str, str] = {}
 
     def find(self) -> Notice | None:
-        """Whether the instance goes, or None. A spot notice comes first: it does not wait.
+        """This instance's interruption or termination notice, if any; a spot notice first: it does not wait.
 
         Raises:
             CloudError: a service does not answer, or says something that cannot be read.
@@ -167,7 +167,7 @@ class Notices:
         self._look_at = self._now() + LOOK_EVERY
         group, state = lifecycle_state(self._ess, self._instance_id)
         if state in LEAVING:
-            return Notice(notices.TAKEN_BY_GROUP)
+            return Notice(notices.TERMINATED_BY_GROUP)
         own = self._own_row()
         self._tags = {tag["TagKey"]: tag["TagValue"] for tag in own.get("Tags", {}).get("Tag", [])}
         if state == IN_SERVICE and own.get("SpotStrategy", "NoSpot") == "NoSpot":
@@ -187,7 +187,7 @@ class Notices:
         """Nobody but the sweep may take this instance, not even a user's smaller ``size.max``.
 
         Groups have no word for it at launch, and the sweep takes protected ones too. An instance of the spot
-        market stays without: its group would not see that the market took it. A refusal is told each time.
+        market stays without: its group would not see that the market took it. A refusal is logged each time.
         """
         try:
             self._ess.action("SetInstancesProtection")(

@@ -111,7 +111,7 @@ class Instances:
     def fleet(self) -> Inventory:
         """Every managed instance of the stack, and its scaling groups.
 
-        Who is in which group is told here by the instances' tags, at no call more; ``again`` asks Auto
+        Who is in which group is read here from the instances' tags, at no call more; ``again`` asks Auto
         Scaling. An instance that was released is gone at once: the cloud tells of it no more.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The lifecycle hook of Auto Scaling that holds a leaving instance until its agent lets it go."""
+"""The lifecycle hook of Auto Scaling: it holds an instance that is terminated until its agent is done."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from image.reaper.errors import AnswerError, CloudError
 
 PAGE = 50  # DescribeScalingActivities, DescribeLifecycleActions: at most 50
 IN_SERVICE, PROTECTED = "InService", "Protected"  # the second is in service too, and kept from scale-in
-LEAVING = ("Removing", "Removing:Wait")  # LifecycleState of an instance that its group takes away
+LEAVING = ("Removing", "Removing:Wait")  # LifecycleState of an instance that its group terminates
 
 
 def lifecycle_state(ess: Product, instance_id: str) -> tuple[str, str]:
@@ -39,7 +39,7 @@ class Hook:
             )
 
     def complete(self) -> None:
-        """Let the instance go.
+        """Let the termination go on.
 
         One token may stand for several instances that leave at once. It is left alone then: the others may
         not have saved everything, and the hook's timeout lets all of them go.

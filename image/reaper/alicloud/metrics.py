@@ -121,7 +121,7 @@ class Heartbeats:
             try:
                 points = list(self._points("DescribeMetricLast", metric, FINE_S, "Minimum"))
             except CloudError:
-                continue  # the windows are asked for instead, and their failure is told
+                continue  # the windows are asked for instead, and their failure is reported
             newest: dict[str, tuple[datetime, float]] = {}
             for instance, at, value in points:
                 newest[instance] = max(newest.get(instance, (at, value)), (at, value))
@@ -132,7 +132,7 @@ class Heartbeats:
                     answers[query].status = COMPLETE
 
     def _oldest(self, query: Query) -> datetime:
-        """Of an instance that fell silent the whole window is told, for users."""
+        """Of an instance that fell silent the whole window is returned, for users."""
         return datetime.fromtimestamp(self._calls.now().timestamp() - query.period_s, UTC)
 
     def _read_windows(self, batch: Sequence[Query], span: Span, answers: Mapping[Query, Answer]) -> None:

@@ -1,7 +1,7 @@
 """How users are notified on Alibaba Cloud: an alarm for operators, DirectMail for users.
 
 CloudMonitor mails its contacts when an alarm fires, and carries no text of ours. Which instances are meant is
-told by the log, by ``gpu-fleet status``, by mail to users, and by the instance itself on every terminal.
+said by the log, by ``gpu-fleet status``, by mail to users, and by the instance itself on every terminal.
 """
 
 import json
@@ -25,9 +25,9 @@ class NoticesAlarm:
         self._calls = calls
         self._stack = stack
 
-    def tell(self, subject: str, message: str, people: Sequence[str] = ()) -> None:
+    def tell(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
         """Tell one message; raises CloudError when the alarm cannot hear of it. No user listens here."""
-        del people
+        del users
         data = [datum(METRIC_NOTICES, 1, {DIMENSION_STACK: self._stack})]
         self._calls.change(self._cms.action("PutCustomMetric"), MetricList=data)
         line = {"event": "notice", "subject": subject, "message": message}

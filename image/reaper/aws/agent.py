@@ -37,7 +37,7 @@ class Hook:
         self._call("record_lifecycle_action_heartbeat")
 
     def complete(self) -> None:
-        """Let the instance go. Raises CloudError."""
+        """Let the termination go on. Raises CloudError."""
         self._call("complete_lifecycle_action", LifecycleActionResult="CONTINUE")
 
     def _call(self, method: str, **arguments: str) -> None:
@@ -104,7 +104,7 @@ class AgentCloud:
         return WithdrawnTag(self._instance.region, self._metadata, instance_id)
 
     def hook(self, instance_id: str) -> Hook:
-        """What holds the instance while it leaves."""
+        """What holds the instance while it is terminated."""
         autoscaling = boto3.client("autoscaling", region_name=self._instance.region)
         return Hook(autoscaling, self._instance.lifecycle_hook, instance_id)
 
@@ -123,7 +123,7 @@ class AgentCloud:
     def notices(
         self, metadata: Metadata, instance_id: str, now: Callable[[], datetime]
     ) -> notices.FromMetadata:
-        """Word that the instance goes: the metadata service knows it all."""
+        """Interruption and termination notices: the metadata service knows them all."""
         del instance_id
         return notices.FromMetadata(metadata, now)
 
@@ -147,7 +147,7 @@ class WithdrawnTag:
         _asked(self._ec2().create_tags, Resources=[self._instance_id], Tags=wire)
 
     def lower_but(self, mark: datetime | None) -> None:
-        """Take away what was set for any other mark, or for any; raises CloudError."""
+        """Remove what was set for any other mark, or for any; raises CloudError."""
         stands = self._metadata.get(f"{notices.TAGS}/{TAG_WITHDRAWN}") if self._metadata else None
         if stands is not None and (mark is None or stands != format_time(mark)):
             wire = [{"Key": TAG_WITHDRAWN}]

@@ -26,15 +26,15 @@ class Topic:
         self._calls = calls
         self._topic_arn = topic_arn
 
-    def tell(self, subject: str, message: str, people: Sequence[str] = ()) -> None:
+    def tell(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
         """Publish one message, for some users too; raises CloudError when it was not taken."""
-        named = {"DataType": "String.Array", "StringValue": json.dumps(list(people))}
+        named = {"DataType": "String.Array", "StringValue": json.dumps(list(users))}
         self._calls.change(
             self._sns.publish,
             TopicArn=self._topic_arn,
             Subject=_subject(subject),
             Message=_body(message),
-            **({"MessageAttributes": {USER: named}} if people else {}),
+            **({"MessageAttributes": {USER: named}} if users else {}),
         )
 
     def deaf(self, addresses: Sequence[str]) -> Mapping[str, str]:

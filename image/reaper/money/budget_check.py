@@ -136,8 +136,8 @@ def _read(store: Store) -> tuple[MeterReading | None, str | None]:
 
 
 def _forget_reported(store: Store, reported: Iterable[str]) -> None:
-    """A day that is told stays so; where another sweep writes at the same moment, the marker of the day's
-    report keeps users from being told twice.
+    """A day that is reported stays so; where another sweep writes at the same moment, the marker of the day's
+    report keeps users from two notices.
     """
     before, version = _read(store)
     if before is not None:

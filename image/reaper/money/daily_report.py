@@ -42,10 +42,10 @@ def load(store: Store, name: str) -> Day:
 
 
 def report(cloud: SweepCloud, store: Store, policy: Policy, reading: MeterReading) -> list[str]:
-    """Report the days that ended and that nobody was told of.
+    """Report the days that ended and that nobody was notified of.
 
-    The object ``reports/.../DAY.json`` is written last and marks a day as told: whatever fails before is
-    tried again by the next sweep, and a day that has one is told no second time.
+    The object ``reports/.../DAY.json`` is written last and marks a day as reported: whatever fails before is
+    tried again by the next sweep, and a day that has one is reported no second time.
 
     Returns:
         The days that need no report any more.

@@ -1,4 +1,4 @@
-"""Carrying a freeze out: written down first, then done to the groups, on record and told."""
+"""Carrying a freeze out: written down first, then done to the groups, on record and notified."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

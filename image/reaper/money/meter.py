@@ -142,7 +142,7 @@ def _without_price(fleet: Inventory, running: Mapping[str, MeteredInstance], bud
 
 
 def note_ends(reading: MeterReading, ids: Iterable[str], at: datetime) -> MeterReading:
-    """The same reading, told by a sweep which instances it ended.
+    """The same reading with the instances that a sweep ended.
 
     The cloud may not tell of them again; until the month ends, or they run again, they save.
     """
@@ -202,8 +202,8 @@ def _spans(
         known = running.get(one.id) if running is not None else None
         began = start if known else max(start, one.launched_at)
         stop = _stop(one, known, now)
-        told = one.stopped_at is not None and running is None  # at first nobody knows who ran
-        if one.state in BILLED or known or told or (running is not None and one.launched_at >= start):
+        is_known = one.stopped_at is not None and running is None  # at first nobody knows who ran
+        if one.state in BILLED or known or is_known or (running is not None and one.launched_at >= start):
             yield MeteredSpan(began, stop, instance.per_hour, instance.pool, one.id, instance)
         if one.state == STOPPED:
             since = max(start, stop) if one.stopped_at else start

@@ -93,7 +93,7 @@ class MeterReading:
         yesterday: what the day before cost.
         running: instance id -> instance, of those that ran at ``until``.
         saved: instance id -> instance, of those that sweeps ended this month and that run no more.
-        unreported: days that ended and that nobody was told of yet, oldest first.
+        unreported: days that ended and that nobody was notified of yet, oldest first.
         at_least: the month's costs lack hours whose price nobody knew.
     """
 

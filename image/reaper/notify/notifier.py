@@ -28,9 +28,9 @@ REFUSED = (CloudError, DeadlineError)
 
 
 class Channel(Protocol):
-    """How operators are told on one cloud, and who else listens there."""
+    """How operators are notified on one cloud, and who else listens there."""
 
-    def tell(self, subject: str, message: str, people: Sequence[str] = ()) -> None:
+    def tell(self, subject: str, message: str, users: Sequence[str] = ()) -> None:
         """Tell one message, which is for some users too; raises CloudError when it was not taken."""
 
     def deaf(self, addresses: Sequence[str]) -> Mapping[str, str]:
@@ -94,16 +94,16 @@ class Reach:
 
 @dataclass
 class Announced:
-    """What came of a round of notices.
+    """Results of a round of notices.
 
     Attributes:
-        told: the decisions of which a user was told.
-        problems: why nobody was told of the others, for users.
+        notified: the decisions of which a user was notified.
+        problems: why nobody was notified of the others, for users.
         unreached: user, or room -> why nobody reached them.
         users: instance -> login names of who was seen on it.
     """
 
-    told: list[Decision] = field(default_factory=list)
+    notified: list[Decision] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreached: dict[str, str] = field(default_factory=dict)
     users: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -132,8 +132,8 @@ class Notifier:
     def announce(self, stack: str, decisions: Iterable[Decision]) -> Announced:
         """Notify who is on the instances, and their owners, that these are about to be terminated.
 
-        Each user gets one mail, each room one message, the operators one for each owner. A user is told
-        of an instance when one of its users was reached, or a room, or an operator.
+        Each user gets one mail, each room one message, the operators one for each owner. An instance's
+        users count as notified when one of them was reached, or a room, or an operator.
         """
         found = list(decisions)
         roster = Roster()
@@ -152,7 +152,7 @@ def users_of(reach: Reach | None, instance: Instance) -> tuple[User, ...]:
 
 
 class _Round:
-    """The notices of one sweep: who is to be told of which instance, and who was."""
+    """The notices of one sweep: who is to be notified of which instance, and who was."""
 
     def __init__(
         self,
@@ -168,19 +168,19 @@ class _Round:
         self._roster = roster
         self._decisions = decisions
         self._unreached: dict[str, str] = {}
-        self._told = set[str]()
+        self._notified = set[str]()
         self._users = {one.instance.id: self._users_of(one.instance) for one in decisions}
 
     def announce(self) -> Announced:
         """Users first, so that operators read who of them could not be reached."""
-        people: dict[str, list[Decision]] = defaultdict(list)
+        theirs_by_user: dict[str, list[Decision]] = defaultdict(list)
         owners: dict[str, list[Decision]] = defaultdict(list)
         for decision in self._decisions:
             owners[decision.instance.owner or "nobody"].append(decision)
-            for name in self._people_of(decision.instance):
-                people[name].append(decision)
+            for name in self._recipients_of(decision.instance):
+                theirs_by_user[name].append(decision)
         if self._reach is not None and self._decisions:
-            for name, theirs in sorted(people.items()):
+            for name, theirs in sorted(theirs_by_user.items()):
                 self._mail(self._reach, name, theirs)
             self._write_to_rooms(self._reach)
         problems = [
@@ -189,9 +189,9 @@ class _Round:
             for part in batches(theirs, MOST_FOR_OPERATORS)
             if (problem := self._tell_operators(owner, part))
         ]
-        told = [one for one in self._decisions if one.instance.id in self._told]
+        notified = [one for one in self._decisions if one.instance.id in self._notified]
         seen = {key: tuple(user.name for user in users) for key, users in self._users.items()}
-        return Announced(told, problems, self._unreached, seen)
+        return Announced(notified, problems, self._unreached, seen)
 
     def _users_of(self, instance: Instance) -> tuple[User, ...]:
         try:
@@ -200,7 +200,7 @@ class _Round:
             self._unreached[f"the users of {instance.id}"] = str(error)
             return ()
 
-    def _people_of(self, instance: Instance) -> list[str]:
+    def _recipients_of(self, instance: Instance) -> list[str]:
         """Those seen on it, and the owner where the roster knows that name."""
         owner = [instance.owner] if instance.owner in self._roster.users else []
         return list(dict.fromkeys([*(user.name for user in self._users[instance.id]), *owner]))
@@ -216,7 +216,7 @@ class _Round:
             return dict.fromkeys(listening, str(error))
 
     def _mail(self, reach: Reach, name: str, decisions: Sequence[Decision]) -> None:
-        """One user's own mail, where mail is sent; those who listen to the channel are told by it."""
+        """One user's own mail, where mail is sent; those who listen to the channel are notified by it."""
         address = self._roster.users.get(name)
         if address is None:
             self._unreached[name] = NO_ADDRESS
@@ -228,7 +228,7 @@ class _Round:
             try:
                 for part in batches(decisions, MOST_FOR_A_USER):
                     reach.mail(self._roster.sender, address, subject, self._message(part))
-                    self._told |= {one.instance.id for one in part}
+                    self._notified |= {one.instance.id for one in part}
             except REFUSED as error:
                 self._unreached[name] = str(error)
 
@@ -251,13 +251,15 @@ class _Round:
             refused |= reach.post(addresses, self._subject(len(named), ""), message)
         self._unreached |= {f"{room.kind} webhook {room.secret!r}": why for room, why in refused.items()}
         if len(refused) < len(self._roster.webhooks):
-            self._told |= set(named)
+            self._notified |= set(named)
 
     def _tell_operators(self, owner: str, decisions: Sequence[Decision]) -> str:
-        """Tell of one owner's instances, also to users who listen; why nobody was told of some of them."""
-        people = list(dict.fromkeys(name for one in decisions for name in self._people_of(one.instance)))
-        listening = [] if self._roster.sender else [name for name in people if name in self._roster.users]
-        unreached = [f"- {name}: {self._unreached[name]}" for name in people if name in self._unreached]
+        """Notify of one owner's instances, also users who listen; why nobody was notified of some of them."""
+        recipients = list(
+            dict.fromkeys(name for one in decisions for name in self._recipients_of(one.instance))
+        )
+        listening = [] if self._roster.sender else [name for name in recipients if name in self._roster.users]
+        unreached = [f"- {name}: {self._unreached[name]}" for name in recipients if name in self._unreached]
         warning = ["", "Could not be notified:", *unreached] if unreached else []
         message = "\n".join([self._message(decisions), *warning])
         try:
@@ -267,20 +269,20 @@ class _Round:
             self._unreached |= dict.fromkeys([*listening, OPERATORS], why)
         else:
             why = "nobody listens"
-            self._note_told(decisions, listening)
-        missed = [one.instance.id for one in decisions if one.instance.id not in self._told]
+            self._note_notified(decisions, listening)
+        missed = [one.instance.id for one in decisions if one.instance.id not in self._notified]
         return f"owner {owner} not notified of {', '.join(missed)}: {why}" if missed else ""
 
-    def _note_told(self, decisions: Sequence[Decision], listening: Sequence[str]) -> None:
+    def _note_notified(self, decisions: Sequence[Decision], listening: Sequence[str]) -> None:
         """The channel took a message: who heard it of which instance."""
         reached = {name for name in listening if name not in self._unreached}
         operators = self._reach is None or any(one not in self._deaf for one in self._roster.operators)
         if self._roster.operators and not operators:
             self._unreached[OPERATORS] = "none of them confirmed the topic's mail"
-        self._told |= {
+        self._notified |= {
             one.instance.id
             for one in decisions
-            if operators or reached.intersection(self._people_of(one.instance))
+            if operators or reached.intersection(self._recipients_of(one.instance))
         }
 
     def _subject(self, count: int, whose: str) -> str:
@@ -312,18 +314,22 @@ class _Round:
 
 
 def due_alerts(
-    decisions: Iterable[Decision], told: dict[str, datetime], now: datetime
+    decisions: Iterable[Decision], notified_at: dict[str, datetime], now: datetime
 ) -> tuple[list[Decision], dict[str, datetime]]:
-    """The alerts users have not been told of for a day, and what to remember once they are told.
+    """The alerts users were not notified of for a day, and what to remember once they are.
 
     Args:
-        told: subject -> when it was last told.
+        notified_at: subject -> when users were last notified of it.
         now: the time of this sweep.
     """
     alerts = {f"{one.instance.id} {one.verdict}": one for one in decisions if one.alert}
-    due = {key: one for key, one in alerts.items() if key not in told or now - told[key] >= TELL_AGAIN_AFTER}
-    # Also what is well again: one that is unknown every other sweep would be told every other sweep.
-    remembered = {key: at for key, at in told.items() if now - at < TELL_AGAIN_AFTER}
+    due = {
+        key: one
+        for key, one in alerts.items()
+        if key not in notified_at or now - notified_at[key] >= TELL_AGAIN_AFTER
+    }
+    # Also what is well again: one that is unknown every other sweep would be sent every other sweep.
+    remembered = {key: at for key, at in notified_at.items() if now - at < TELL_AGAIN_AFTER}
     remembered |= dict.fromkeys(due, now)
     return list(due.values()), remembered
 
@@ -345,6 +351,6 @@ def flooding_text(caller: str, names: int) -> str:
 def _line(decision: Decision) -> str:
     instance = decision.instance
     after = decision.reap_after
-    goes = f", will be stopped or terminated after {format_time(after)}" if after else ""
+    ends = f", will be stopped or terminated after {format_time(after)}" if after else ""
     price = f", {decision.hourly_price} an hour" if decision.hourly_price is not None else ""
-    return f"- {instance.id} ({instance.type}, pool {instance.pool}{price}{goes}): {decision.reason}"
+    return f"- {instance.id} ({instance.type}, pool {instance.pool}{price}{ends}): {decision.reason}"

@@ -142,7 +142,7 @@ def running(place: Place) -> list[Instance]:
 
 
 def document_of(place: Place) -> str:
-    """By which a shell opens. Who may not read the stack's policy is told so, and gets the default one."""
+    """By which a shell opens. Who may not read the stack's policy gets a warning and the default one."""
     try:
         return published(place, place.account_id or account_of(place)).session_document
     except ReaperError as error:

@@ -2,26 +2,25 @@
 
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from image.reaper.cloud import Query, Span, SweepCloud, connect
+from image.reaper.cloud import Query, Span, SweepCloud
 from image.reaper.errors import ConfigurationError, nearest
 from image.reaper.marks import mark_of
 from image.reaper.metrics import METRIC_SECONDS_SINCE_ACTIVITY
 from image.reaper.model import Decision
 from image.reaper.options import now_option, stack_options
 from image.reaper.people import explain_live, timeline
-from image.reaper.people.status import WIDTH, row
+from image.reaper.people.status import WIDTH, dry_sweep, row
 from image.reaper.people.timeline import LEGEND, Cell, PeriodRow
-from image.reaper.place import Asked, subject
+from image.reaper.place import Asked
 from image.reaper.policy import Policy
 from image.reaper.sweep.evidence import LOOK_AHEAD
 from image.reaper.sweep.results import Result
-from image.reaper.sweep.sweep import SweepOptions, sweep
 from image.reaper.times import format_span, format_time
 
 STYLES = {Cell.ACTIVE: "green", Cell.IDLE: "yellow", Cell.UNKNOWN: "red", Cell.HUNG: "bold red"}
@@ -49,17 +48,7 @@ def explain(instance_id: str | None, asked: Asked, now: datetime | None, *, is_l
         return
     if instance_id is None:
         raise click.UsageError("name an instance, or say --live on one")
-    meant = subject(asked)
-    policy = meant.policy
-    options = SweepOptions(
-        clock=lambda: now or datetime.now(UTC),
-        holder="explain",
-        dry_run=True,
-        check_clock=False,
-        leftovers=False,
-    )
-    cloud = connect(policy, options.clock, read_only=True, environ=meant.environ)
-    result = sweep(cloud, policy, options)
+    policy, cloud, result = dry_sweep(asked, now, "explain")
     decision = decision_on(instance_id, result)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     for line in facts(decision, policy, result.now):
@@ -92,7 +81,7 @@ def facts(decision: Decision, policy: Policy, now: datetime) -> Iterator[str]:
     launched = _launched(decision)
     yield f"{told.instance}: {told.what}, {told.owner}, {told.an_hour} an hour, up since {launched}"
     yield f"verdict: {decision.verdict}: {decision.reason}"
-    yield f"ends if unused: {told.goes}"
+    yield f"ends if unused: {told.ends}"
     mark = mark_of(decision.instance)
     if mark is not None:
         yield f"marked: idle since {format_time(mark.idle_since)}, ends after {format_time(mark.reap_after)}"

@@ -14,7 +14,7 @@ from image.reaper.agent import cloud as agent_cloud
 from image.reaper.agent.command import policy_of, reached, sensors_of
 from image.reaper.agent.judge import Limits, activity, load, unknowns
 from image.reaper.agent.sensors.counters import OwnUse
-from image.reaper.agent.sensors.reading import Gpu, People, ProcessUse, Rates, Reading
+from image.reaper.agent.sensors.reading import Gpu, Presence, ProcessUse, Rates, Reading
 from image.reaper.errors import ConfigurationError
 from image.reaper.times import format_span
 
@@ -66,22 +66,22 @@ def lines(reading: Reading, limits: Limits) -> Iterator[SensorLine]:
         )
     for gpu in reading.gpus:
         yield _judged(f"gpu {gpu.name}", _gpu(gpu), replace(nothing, gpus=(gpu,)), limits)
-    for name, text, people in _people(reading.people or People()):
-        yield _judged(name, text, replace(nothing, people=people), limits)
+    for name, text, presence in _people(reading.presence or Presence()):
+        yield _judged(name, text, replace(nothing, presence=presence), limits)
     for failure in reading.failures:
         yield SensorLine(failure.partition(":")[0], "failed", "unknown", failure.partition(": ")[2])
 
 
-def _people(people: People) -> Iterator[tuple[str, str, People]]:
-    for session in people.sessions:
+def _people(presence: Presence) -> Iterator[tuple[str, str, Presence]]:
+    for session in presence.sessions:
         used = "in use" if session.unused_s == 0 else f"last used {_ago(session.unused_s)}"
-        yield session.kind, f"{session.who}: {used}", People(sessions=(session,))
-    for use in people.processes:
-        yield use.kind, _use(use), People(processes=(use,))
-    for name in people.watched:
-        yield "program", name, People(watched=(name,))
-    for text in people.unknown:
-        yield text.partition(" ")[0], "not known", People(unknown=(text,))
+        yield session.kind, f"{session.who}: {used}", Presence(sessions=(session,))
+    for use in presence.processes:
+        yield use.kind, _use(use), Presence(processes=(use,))
+    for name in presence.watched:
+        yield "program", name, Presence(watched=(name,))
+    for text in presence.unknown:
+        yield text.partition(" ")[0], "not known", Presence(unknown=(text,))
 
 
 def _judged(sensor: str, text: str, reading: Reading, limits: Limits) -> SensorLine:

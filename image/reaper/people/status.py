@@ -1,8 +1,8 @@
-"""``gpu-fleet status``: who has what, how idle it is, when it would go, and what it costs."""
+"""``gpu-fleet status``: who has what, how idle it is, when it would be terminated, and what it costs."""
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from image.instance import paths
 from image.reaper.agent import activity_file
-from image.reaper.cloud import connect
+from image.reaper.cloud import SweepCloud, connect
 from image.reaper.errors import ConfigurationError
 from image.reaper.marks import hold_of
 from image.reaper.model import ENDS, Decision, Verdict
@@ -53,7 +53,7 @@ class InstanceRow:
     what: str
     verdict: Verdict
     idle: str
-    goes: str
+    ends: str
     an_hour: str
     warning: str
 
@@ -71,17 +71,7 @@ def status(asked: Asked, now: datetime | None, *, here: bool) -> None:
     if here or (asked.is_silent and paths.activity_file().exists()):
         console.print(here_table(paths.activity_file()))
         return
-    meant = subject(asked)
-    policy = meant.policy
-    options = SweepOptions(
-        clock=lambda: now or datetime.now(UTC),
-        holder="status",
-        dry_run=True,
-        check_clock=False,
-        leftovers=False,
-    )
-    cloud = connect(policy, options.clock, read_only=True, environ=meant.environ)
-    result = sweep(cloud, policy, options)
+    policy, cloud, result = dry_sweep(asked, now, "status")
     show(console, result, policy)
     if policy.watch_days and cloud.store is not None:
         console.print(watched(watching.load(cloud.store, result.now), policy, result.now), soft_wrap=True)
@@ -89,6 +79,19 @@ def status(asked: Asked, now: datetime | None, *, here: bool) -> None:
         console.print(line_of(spending), markup=False, soft_wrap=True)
     if result.done.failures:
         sys.exit(1)
+
+
+def dry_sweep(asked: Asked, now: datetime | None, holder: str) -> tuple[Policy, SweepCloud, Result]:
+    """What a sweep would do with the stack that is meant, as of ``now`` or the present; changes nothing.
+
+    Raises:
+        ReaperError: it is not known which stack is meant, or nothing could be read.
+    """
+    meant = subject(asked)
+    clock: Callable[[], datetime] = lambda: now or datetime.now(UTC)  # noqa: E731 - a clock
+    options = SweepOptions(clock, holder, dry_run=True, check_clock=False, leftovers=False)
+    cloud = connect(meant.policy, clock, read_only=True, environ=meant.environ)
+    return meant.policy, cloud, sweep(cloud, meant.policy, options)
 
 
 def watched(watch: watching.Watch, policy: Policy, now: datetime) -> str:
@@ -124,13 +127,13 @@ def row(decision: Decision, policy: Policy, now: datetime) -> InstanceRow:
         what=f"{instance.pool} {instance.type}",
         verdict=decision.verdict,
         idle="" if decision.idle_s is None else format_span(timedelta(seconds=decision.idle_s)),
-        goes=goes(decision, policy, now),
+        ends=ends_if_unused(decision, policy, now),
         an_hour="unknown" if price is None else f"{price} {policy.currency}",
         warning=hold.problem if hold else "",
     )
 
 
-def goes(decision: Decision, policy: Policy, now: datetime) -> str:
+def ends_if_unused(decision: Decision, policy: Policy, now: datetime) -> str:
     """When an instance would go if nobody uses it from now on."""
     hold = hold_of(decision.instance, now)
     if hold is not None:
@@ -151,14 +154,14 @@ def goes(decision: Decision, policy: Policy, now: datetime) -> str:
 
 
 def table(rows: list[InstanceRow]) -> Table:
-    """The rows for a terminal, those that go soonest told apart by colour."""
+    """The rows for a terminal, those that end soonest told apart by colour."""
     made = Table(box=None, header_style="bold")
     for heading in ("instance", "owner", "pool and type", "verdict", "idle", "ends if unused"):
         made.add_column(heading, no_wrap=True)
     made.add_column("an hour", justify="right", no_wrap=True)
     for one in rows:
         style = "bold red" if one.verdict in ENDS else STYLES.get(one.verdict, "")
-        cells = (one.instance, one.owner, one.what, str(one.verdict), one.idle, one.goes, one.an_hour)
+        cells = (one.instance, one.owner, one.what, str(one.verdict), one.idle, one.ends, one.an_hour)
         made.add_row(*cells, style=style)
     return made
 

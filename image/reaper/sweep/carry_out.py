@@ -71,15 +71,18 @@ def _unmark(tools: Tools, ids: Sequence[str], done: Done) -> None:
         done.unmarked += _without(batch, failed)
 
 
-def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetime], done: Done) -> None:
+def mark(
+    tools: Tools, plan: Plan, planned_at: datetime, notified_at: dict[str, datetime], done: Done
+) -> None:
     """Notify, then write the mark on the instances: a mark means that a user was notified.
 
     The grace time counts from now, not from when the plan was made.
 
     Args:
         planned_at: when it was made.
-        told: instance, and user of it -> when last notified; kept up to date, so that nobody is notified
-            twice of the same idle time within a day: where the mark could not be written, or was withdrawn.
+        notified_at: instance, and user of it -> when they last were; kept up to date, so that nobody is
+            notified twice of the same idle time within a day: where the mark could not be written, or was
+            withdrawn.
     """
     late = max(timedelta(0), tools.clock() - planned_at)
     timely = [
@@ -87,15 +90,15 @@ def mark(tools: Tools, plan: Plan, planned_at: datetime, told: dict[str, datetim
         for one in plan.with_verdict(Verdict.MARK)
         if one.reap_after is not None
     ]
-    known = [one for one in timely if _all_know(tools, told, one)]
+    known = [one for one in timely if _all_know(tools, notified_at, one)]
     announced = tools.notifier.announce(tools.policy.stack, [one for one in timely if one not in known])
     done.unreached |= announced.unreached
     done.failures += [Failure("*", "notify", problem) for problem in announced.problems]
-    for one in announced.told:
+    for one in announced.notified:
         names = ("", *announced.users.get(one.instance.id, ()))
-        told |= {_notice_of(one, name): tools.clock() for name in names}
+        notified_at |= {_notice_of(one, name): tools.clock() for name in names}
     alike: dict[Mark, list[Decision]] = defaultdict(list)
-    for decision in [*known, *announced.told]:
+    for decision in [*known, *announced.notified]:
         if decision.idle_since is not None and decision.reap_after is not None:
             alike[Mark(decision.idle_since, decision.reap_after)].append(decision)
     for found, decisions in alike.items():
@@ -115,16 +118,16 @@ def _notice_of(decision: Decision, user: str = "") -> str:
     return f"{decision.instance.id} notified {user}".strip()  # no alert has this name (notify.due_alerts)
 
 
-def _all_know(tools: Tools, told: Mapping[str, datetime], decision: Decision) -> bool:
+def _all_know(tools: Tools, notified_at: Mapping[str, datetime], decision: Decision) -> bool:
     """Whether everybody who was seen on the instance was notified: who came since was not."""
     now = tools.clock()
-    if not _knows(told.get(_notice_of(decision)), decision, now):
+    if not _knows(notified_at.get(_notice_of(decision)), decision, now):
         return False
     try:
         names = tools.notifier.seen_on(decision.instance)
     except (CloudError, DeadlineError):
         return False
-    return all(_knows(told.get(_notice_of(decision, name)), decision, now) for name in names)
+    return all(_knows(notified_at.get(_notice_of(decision, name)), decision, now) for name in names)
 
 
 def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
@@ -248,7 +251,7 @@ def end(tools: Tools, decisions: Sequence[Decision], checked: Checked, done: Don
 
 @dataclass(frozen=True)
 class _Batch:
-    """Instances of one group, or of none, that go the same way.
+    """Instances of one group, or of none, that end the same way.
 
     Attributes:
         verdict: STOP or TERMINATE.

@@ -1,6 +1,6 @@
 """One sweep at a time: an object in the bucket that only one sweep can take over.
 
-It also remembers, from sweep to sweep, what users were told already.
+It also remembers, from sweep to sweep, what users were notified of already.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class SweepMemory:
     """What one sweep tells the next.
 
     Attributes:
-        told: subject of an alert, or an instance whose mark failed -> when users were last told.
+        notified_at: subject of an alert, or an instance whose mark failed -> when users were last notified.
         leftovers_at: when leftovers were last looked for.
         replaced: instance that was to be replaced -> its pool, and when.
         ended: instance that was to be stopped or terminated -> its pool, and when.
@@ -37,7 +37,7 @@ class SweepMemory:
         far_holds: instance with a hold of more days than are allowed -> its text, and when it was first seen.
     """
 
-    told: dict[str, datetime] = field(default_factory=dict)
+    notified_at: dict[str, datetime] = field(default_factory=dict)
     leftovers_at: datetime | None = None
     replaced: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     ended: dict[str, tuple[str, datetime]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class SweepMemory:
     def to_json(self) -> dict[str, Any]:
         """As the lease object holds it."""
         return {
-            "told": {subject: format_time(at) for subject, at in sorted(self.told.items())},
+            "told": {subject: format_time(at) for subject, at in sorted(self.notified_at.items())},
             "leftovers_at": format_time(self.leftovers_at) if self.leftovers_at else None,
             "replaced": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.replaced.items())},
             "ended": {key: [pool, format_time(at)] for key, (pool, at) in sorted(self.ended.items())},
@@ -204,8 +204,8 @@ def _memory(content: dict[str, Any]) -> SweepMemory:
     """What can be read of it; forgetting means telling users once more."""
     raw = content.get("memory")
     raw = raw if isinstance(raw, dict) else {}
-    told = raw.get("told")
-    times = {subject: _time(at) for subject, at in (told if isinstance(told, dict) else {}).items()}
+    notified = raw.get("told")
+    times = {subject: _time(at) for subject, at in (notified if isinstance(notified, dict) else {}).items()}
     return SweepMemory(
         {subject: at for subject, at in times.items() if at},
         _time(raw.get("leftovers_at")),

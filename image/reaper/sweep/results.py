@@ -48,8 +48,8 @@ class Done:
 
     Attributes:
         ended: instances stopped or terminated.
-        marked: instances marked; their owners were told.
-        unmarked: ids of instances whose mark was taken away.
+        marked: instances marked; their owners were notified.
+        unmarked: ids of instances whose mark was removed.
         failures: what did not work.
         unreached: user, or a team's room -> why no notice reached them: an alarm, and no failure.
         flooding: caller in the records that writes more names than agents do -> how many were read.

@@ -156,7 +156,7 @@ class _Sweep:
         steps: dict[str, Callable[[], None]] = {
             "unmark": lambda: carry_out.unmark(tools, plan, self.done),
             "end": lambda: self._end(tools, lease, situation, plan),
-            "mark": lambda: carry_out.mark(tools, plan, situation.now, lease.memory.told, self.done),
+            "mark": lambda: carry_out.mark(tools, plan, situation.now, lease.memory.notified_at, self.done),
             "alert": lambda: self._alert(tools.notifier, lease, plan, situation.now),
             "leftovers": lambda: self._tidy(tools, lease, situation),
         }
@@ -174,7 +174,7 @@ class _Sweep:
             if is_asked(self._policy, decision.instance) and _was_held_for_a_day(decision, situation.now):
                 memory.note_idle(decision.instance.pool, situation.now, [decision.instance.id])
         for one in plan.with_verdict(Verdict.UNMARK):
-            # once for each mark: one that could not be taken away is found again
+            # once for each mark: one that could not be removed is found again
             if one.withdrawn and one.instance.id in self.done.unmarked:
                 memory.note_withdrawn(one, situation.now)
         for pool in self._policy.pools if self._options.override_breaker else ():
@@ -195,8 +195,8 @@ class _Sweep:
         steps: dict[str, Callable[[], None]] = {
             "unmark": lambda: carry_out.unmark(tools, acting, self.done),
             "end": lambda: self._end(tools, lease, situation, acting),
-            "mark": lambda: carry_out.mark(tools, acting, situation.now, lease.memory.told, self.done),
-            # told before it is kept: what could not be told is told by the next sweep
+            "mark": lambda: carry_out.mark(tools, acting, situation.now, lease.memory.notified_at, self.done),
+            # sent before it is kept: what could not be sent is sent by the next sweep
             "notify": lambda: self._tell_watched(tools, watch, new),
             "watch": lambda: watching.save(tools.store, watch),
             "alert": lambda: self._alert(tools.notifier, lease, plan, situation.now),
@@ -393,12 +393,12 @@ class _Sweep:
 
     def _alert(self, notifier: Notifier, lease: Lease, plan: Plan, now: datetime) -> None:
         """Tell the operators once a day of each instance that a user should look at."""
-        due, remembered = due_alerts(plan.decisions, lease.memory.told, now)
+        due, remembered = due_alerts(plan.decisions, lease.memory.notified_at, now)
         floods = {f"{caller} floods": caller for caller in self.done.flooding}
         untold = [caller for key, caller in floods.items() if key not in remembered]
         remembered |= {key: remembered.get(key, now) for key in floods}
         if not due and not untold:
-            lease.memory.told = remembered
+            lease.memory.notified_at = remembered
             return
         what = "mass-idle breaker tripped" if plan.breaker else "instances to look at"
         lines = [flooding_text(caller, self.done.flooding[caller]) for caller in untold]
@@ -409,7 +409,7 @@ class _Sweep:
         except (CloudError, DeadlineError) as error:
             self.done.failures.append(Failure("*", "notify", str(error)))
         else:
-            lease.memory.told = remembered
+            lease.memory.notified_at = remembered
 
     def _result(self, situation: Situation, plan: Plan) -> Result:
         calls = self._cloud.calls

@@ -38,10 +38,10 @@ from image.reaper.model import (
 from image.reaper.policy import Policy, PoolPolicy, unit_price
 from image.reaper.times import format_span, format_time, is_quiet
 
-# An instance that was asked for goes when it is idle this long, and never two within the cooldown.
+# An instance that was asked for is terminated when it is idle this long, and never two within the cooldown.
 IDLE_ON_REQUEST = timedelta(minutes=30)
 COOLDOWN = timedelta(minutes=10)
-# One that was given back goes when it is idle this long: the metric's periods of a heartbeat or two.
+# One that was given back is terminated when it is idle this long: the metric's periods of a heartbeat or two.
 IDLE_GIVEN_BACK = timedelta(minutes=5)
 
 
@@ -243,7 +243,7 @@ def _next_step(case: Case, idle_since: datetime, why: str, end: Ending | None = 
         return _to_mark(case, idle_since, why)
     if case.now < mark.reap_after:
         left = format_span(mark.reap_after - case.now)
-        return case.decide(Verdict.WAIT, f"{why}; goes in {left} unless used")
+        return case.decide(Verdict.WAIT, f"{why}; will be stopped or terminated in {left} unless used")
     if case.instance.state == "stopped":
         return case.decide(Verdict.TERMINATE, f"{why}, notified {format_time(mark.reap_after - case.grace)}")
     return (end or _end)(case, mark, why)
@@ -251,7 +251,9 @@ def _next_step(case: Case, idle_since: datetime, why: str, end: Ending | None = 
 
 def _to_mark(case: Case, idle_since: datetime, why: str) -> Decision:
     reap_after = case.now + case.grace
-    decision = case.decide(Verdict.MARK, f"{why}; goes after {format_time(reap_after)} unless used")
+    decision = case.decide(
+        Verdict.MARK, f"{why}; will be stopped or terminated after {format_time(reap_after)} unless used"
+    )
     return replace(decision, idle_since=idle_since, reap_after=reap_after)
 
 
@@ -489,7 +491,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Marks of one instance that its agent withdrew, while its heartbeats told of no use.
+    """Marks of one instance that its agent withdrew, while its heartbeats showed no use.
 
     Attributes:
         first: when a sweep first found one withdrawn in this idle time.

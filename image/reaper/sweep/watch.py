@@ -1,7 +1,7 @@
 """The first days of a stack, in which its sweep only watches: what would have been stopped or terminated.
 
 The same decisions are made as later. Only the marks are not written on the instances but kept in the bucket
-(``watch.json``, with the moment of the first sweep), and what a sweep would have ended is told instead.
+(``watch.json``, with the moment of the first sweep), and what a sweep would have ended is reported instead.
 """
 
 from collections.abc import Iterator

@@ -98,6 +98,6 @@ class FolderSync:
                     known = self._hashed[name] = key, local.record_of(file)
                 if known is not None and known[0] == key:
                     found[name] = known[1]
-            except FileNotFoundError:  # taken away meanwhile
+            except FileNotFoundError:  # removed meanwhile
                 continue
         return found

@@ -99,7 +99,7 @@ class AbandonedError(Exception):
 
 
 class UploadProgress:
-    """What is known of an upload while it runs; asked and told by two threads."""
+    """What is known of an upload while it runs; read and written by two threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

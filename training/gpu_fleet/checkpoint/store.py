@@ -1,6 +1,6 @@
 """Checkpoints and leases of a run in an object store.
 
-The data goes up first and the manifest last, so that a manifest is the commit; taken away in the other order.
+The data goes up first and the manifest last, so that a manifest is the commit; removed in the other order.
 """
 
 import hashlib

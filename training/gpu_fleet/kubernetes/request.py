@@ -1,4 +1,4 @@
-"""What a person wants of a cluster, checked before anything is written: every mistake in one message."""
+"""What a user wants of a cluster, checked before anything is written: every mistake in one message."""
 
 import re
 from collections.abc import Iterator

@@ -208,7 +208,7 @@ def _read(network: Any, folder: Path, device: torch.device) -> None:
         device_map={"": device},
         dtype=torch.float32,
         weight_mapping=get_model_conversion_mapping(network),  # type: ignore[arg-type]  # of its own making
-        ignore_mismatched_sizes=True,  # told below, by name
+        ignore_mismatched_sizes=True,  # reported below, by name
     )
     try:
         with ExitStack() as files:

@@ -1,7 +1,7 @@
 """Use of CPU, disks and network as rates between two looks: of the instance, or of one process tree.
 
 What the agent itself uses is no sign of anybody's work. It needs next to nothing, except while it copies
-what users keep before a marked instance is terminated: were that taken for use, the mark would be taken away
+what users keep before a marked instance is terminated: were that taken for use, the mark would be removed
 again, day after day.
 """
 

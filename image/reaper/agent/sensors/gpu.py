@@ -67,7 +67,7 @@ class GpuSensor:
         """One look at every GPU; also keeps their processes in ``pids``.
 
         Args:
-            fresh: no process of an earlier look is told; memory and power limit may be.
+            fresh: no process of an earlier look is listed; memory and power limit may be.
 
         Raises:
             SensorError: naming NVML's error, or telling how many GPUs are missing.

@@ -64,7 +64,7 @@ class Server:
 def kernel_sessions(
     kernels: Sequence[Process], table: Mapping[int, Process], root: Path = Path("/")
 ) -> tuple[list[Session], list[str]]:
-    """When each kernel last ran something: (sessions, what could not be told).
+    """When each kernel last ran something: (sessions, what could not be read).
 
     A kernel of no server (an editor's own, papermill's) is in neither: the process table alone has it.
 

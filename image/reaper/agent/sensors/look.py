@@ -14,7 +14,7 @@ from image.reaper.agent.sensors.counters import InstanceCounters, OwnUse, RateSe
 from image.reaper.agent.sensors.gpu import GpuSensor
 from image.reaper.agent.sensors.jupyter import kernel_sessions
 from image.reaper.agent.sensors.processes import ProcessTable
-from image.reaper.agent.sensors.reading import Gpu, People, Rates, Reading
+from image.reaper.agent.sensors.reading import Gpu, Presence, Rates, Reading
 from image.reaper.errors import SensorError
 
 Read = TypeVar("Read", covariant=True)  # noqa: PLC0105 - a plain word reads better than Read_co
@@ -57,7 +57,7 @@ class Sensors:
 
     Args:
         rates: CPU, disk and network.
-        people: process table, terminals and notebooks; None where only one process tree is watched.
+        presence: process table, terminals and notebooks; None where only one process tree is watched.
         asked: what the stack asks for at the moment.
     """
 
@@ -65,12 +65,12 @@ class Sensors:
         self,
         rates: Comparing[Rates],
         gpus: Gpus,
-        people: Comparing[People] | None,
+        presence: Comparing[Presence] | None,
         asked: Callable[[], SensorOptions] = SensorOptions,
     ) -> None:
         self._rates = rates
         self._gpus = gpus
-        self._people = people
+        self._presence = presence
         self._asked = asked
         self._lock = threading.Lock()
         self._crashes_told = set[str]()
@@ -97,15 +97,15 @@ class Sensors:
         with self._lock:
             reading = Reading(
                 at=now,
-                rates=self._tried("machine", lambda: self._rates.read(keep=keep), failures),
+                rates=self._tried("instance", lambda: self._rates.read(keep=keep), failures),
                 # what began a moment ago is known with its GPU: an end may follow, and habits are learned
                 gpus=self._tried("gpu", lambda: self._gpus.read(fresh=everything), failures) or (),
             )
-            if everything and self._people is not None:
-                people = self._people
-                found = self._tried("processes", lambda: people.read(keep=keep), failures)
+            if everything and self._presence is not None:
+                presence = self._presence
+                found = self._tried("processes", lambda: presence.read(keep=keep), failures)
                 busy = self._tried("command", self._command, failures)
-                reading = replace(reading, people=_with(found or People(), busy))
+                reading = replace(reading, presence=_with(found or Presence(), busy))
         return replace(reading, failures=tuple(failures))
 
     def _tried(self, name: str, read: Callable[[], Value], failures: list[str]) -> Value | None:
@@ -131,8 +131,8 @@ class Sensors:
         return asked.command.command[0] if asked.command and asked.command.is_busy() else ""
 
 
-def _with(people: People, busy: str | None) -> People:
-    return replace(people, watched=(*people.watched, f"{busy} says busy")) if busy else people
+def _with(presence: Presence, busy: str | None) -> Presence:
+    return replace(presence, watched=(*presence.watched, f"{busy} says busy")) if busy else presence
 
 
 def whole_instance(
@@ -150,8 +150,8 @@ def whole_instance(
         asked: what the stack asks for at the moment.
     """
     gpus = GpuSensor(pynvml, gpus_expected, real_s)
-    people = ProcessTable(lambda: gpus.pids, real_s, kernel_sessions, lambda: asked().watch)
-    return Sensors(RateSensor(InstanceCounters(own), real_s), gpus, people, asked)
+    presence = ProcessTable(lambda: gpus.pids, real_s, kernel_sessions, lambda: asked().watch)
+    return Sensors(RateSensor(InstanceCounters(own), real_s), gpus, presence, asked)
 
 
 def watched_tree(tree: TreeCounters, real_s: Callable[[], float]) -> Sensors:

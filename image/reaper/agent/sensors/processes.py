@@ -18,7 +18,7 @@ from pwd import getpwuid
 
 import psutil
 
-from image.reaper.agent.sensors.reading import People, ProcessUse, Session, Started
+from image.reaper.agent.sensors.reading import Presence, ProcessUse, Session, Started
 from image.reaper.errors import SensorError
 from image.reaper.model import Tie
 
@@ -169,9 +169,9 @@ class ProcessTable:
     """Reads the process table.
 
     Args:
-        gpu_pids: processes on a GPU, as NVML told last.
+        gpu_pids: processes on a GPU, as NVML listed them last.
         real_s: real seconds, monotonic.
-        kernels: when kernels last ran something, by Jupyter's word: (sessions, what could not be told).
+        kernels: when kernels last ran something, by Jupyter's word: (sessions, what could not be read).
         words: program names that the stack adds.
         root: where /proc and /dev are.
     """
@@ -193,7 +193,7 @@ class ProcessTable:
         self._world: dict[tuple[int, float], int] = {}
         self._in_container: dict[tuple[int, float], bool] = {}
 
-    def read(self, *, keep: bool = False) -> People:
+    def read(self, *, keep: bool = False) -> Presence:
         """One look.
 
         Args:
@@ -217,7 +217,7 @@ class ProcessTable:
         users = [(one.user, Tie.LAUNCHED) for one in watched] + [(one.user, Tie.RUNS) for one in started]
         users += [(one.user, Tie.LOGGED_IN) for one in open_sessions]
         users += [(one.user, Tie.LOGGED_IN if one.kind == "ssh" else Tie.RUNS) for one in uses]
-        return People(
+        return Presence(
             sessions=tuple(open_sessions),
             watched=tuple(one.shown for one in watched),
             processes=tuple(uses),
@@ -310,7 +310,7 @@ class ProcessTable:
         """Ids of users' processes, as they are now."""
         keys = {(one.pid, one.began_s) for one in table.values()}
         self._in_container = {key: known for key, known in self._in_container.items() if key in keys}
-        return frozenset(one.pid for one in table.values() if self._is_of_a_person(one))
+        return frozenset(one.pid for one in table.values() if self._is_a_users(one))
 
     def _started(self, table: Mapping[int, Process], of_people: Collection[int]) -> list[Started]:
         uptime_s = _uptime_s()
@@ -337,7 +337,7 @@ class ProcessTable:
             if one.pid in of_people
         ]
 
-    def _is_of_a_person(self, process: Process) -> bool:
+    def _is_a_users(self, process: Process) -> bool:
         """Whether it is now: root's becomes a user's (su, a queue's daemon), or a container's in time."""
         if process.uid >= FIRST_PERSON or process.terminal:
             return True

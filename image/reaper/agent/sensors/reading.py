@@ -102,7 +102,7 @@ class ProcessUse:
 
 @dataclass(frozen=True)
 class Started:
-    """A user's process; of one that did not begin lately, only who it is and its age are told.
+    """A user's process; of one that did not begin lately, only who it is and its age are known.
 
     Attributes:
         age_s: real seconds since it began.
@@ -127,7 +127,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class People:
+class Presence:
     """What process table, terminals and notebooks say.
 
     Attributes:
@@ -136,7 +136,7 @@ class People:
         processes: programs that are work while they get on.
         started: users' processes that began within the last quarter of an hour.
         older: users' processes that began before.
-        unknown: what could not be told of one of them.
+        unknown: what could not be read of one of them.
         users: login names of everybody seen, each with what they did.
     """
 
@@ -157,12 +157,12 @@ class Reading:
         at: when, on the agent's clock.
         rates: use of CPU, disk and network; None when those could not be read.
         gpus: every GPU that could be read.
-        people: who and what is there; None where that was not looked at, or could not be.
+        presence: who and what is there; None where that was not looked at, or could not be.
         failures: ``sensor: why`` for each sensor that failed.
     """
 
     at: datetime
     rates: Rates | None
     gpus: tuple[Gpu, ...] = ()
-    people: People | None = None
+    presence: Presence | None = None
     failures: tuple[str, ...] = ()
