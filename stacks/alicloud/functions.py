@@ -14,7 +14,6 @@ from stacks import naming
 from stacks.alicloud import policies
 from stacks.alicloud.logs import LogStore, LogStoreArgs
 from stacks.alicloud.roles import role_with_policy
-from stacks.alicloud.storage import bucket_name
 from stacks.settings import Stack
 
 # The newest Python that Function Compute runs (alicloud_fcv3_function, runtime).
@@ -133,7 +132,7 @@ class ScheduledFunction(pulumi.ComponentResource):
 def _environment(stack: Stack) -> dict[str, str]:
     """What the programs of the functions know their stack by."""
     return {
-        "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(stack, 'records')}/reaper",
+        "GPU_FLEET_LEDGER_URI": f"oss://{stack.bucket_name('records')}/reaper",
         "GPU_FLEET_ACCOUNT_ID": stack.account_id,
         # functions share the region's inner network; the public name refuses newer accounts
         "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": f"https://s3.oss-{stack.region}-internal.aliyuncs.com",

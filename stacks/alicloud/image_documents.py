@@ -1,6 +1,5 @@
 """What the builder of an image runs, as commands of ECS's image components. Pure."""
 
-from stacks.alicloud.storage import bucket_name
 from stacks.payload import image_files
 from stacks.settings import Stack
 
@@ -15,7 +14,7 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
     Raises:
         ValueError: when it is larger than the cloud takes.
     """
-    host = f"{bucket_name(stack, 'records')}.oss-{stack.region}-internal.aliyuncs.com"
+    host = f"{stack.bucket_name('records')}.oss-{stack.region}-internal.aliyuncs.com"
     folder = "/opt/gpu-fleet-recipe"
     content = "\n".join(
         (

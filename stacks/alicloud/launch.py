@@ -4,17 +4,16 @@ Two ways, since the cloud splits what a pool needs between them. A launch templa
 but knows neither eRDMA nor private pools; a scaling configuration knows those and cannot ask for tokens.
 """
 
-import base64
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
 from stacks.alicloud.first_pass import DeclaredStage, stage_of
-from stacks.alicloud.storage import bucket_name
-from stacks.payload import instance_file, user_data
+from stacks.payload import user_data
 from stacks.settings import ImageSettings, Market, Pool, Stack
 from stacks.settings.pools import instance_tags
 
@@ -80,19 +79,7 @@ def launch_template(name: str, args: LaunchArgs, parent: pulumi.Resource) -> ali
             kms_key_id=args.key_id,
             delete_with_instance=True,
         ),
-        data_disks=[
-            alicloud.ecs.EcsLaunchTemplateDataDiskArgs(
-                category=DISK_CATEGORY,
-                performance_level=DISK_PERFORMANCE_LEVEL,
-                name=SCRATCH_DISK,
-                size=pool.scratch_gib,
-                encrypted=True,
-                kms_key_id=args.key_id,
-                delete_with_instance=True,
-            )
-        ]
-        if pool.scratch_gib
-        else [],
+        data_disks=[alicloud.ecs.EcsLaunchTemplateDataDiskArgs(**disk) for disk in _data_disks(args)],
         spot_strategy=_spot_strategy(pool),
         update_default_version_number=True,
         tags=instance_tags(stack, pool),
@@ -134,19 +121,7 @@ def scaling_configuration(
         system_disk_size=pool.volume_gib,
         system_disk_encrypted=True,
         system_disk_kms_key_id=args.key_id,
-        data_disks=[
-            alicloud.ess.ScalingConfigurationDataDiskArgs(
-                category=DISK_CATEGORY,
-                performance_level=DISK_PERFORMANCE_LEVEL,
-                name=SCRATCH_DISK,
-                size=pool.scratch_gib,
-                encrypted=True,
-                kms_key_id=args.key_id,
-                delete_with_instance=True,
-            )
-        ]
-        if pool.scratch_gib
-        else [],
+        data_disks=[alicloud.ess.ScalingConfigurationDataDiskArgs(**disk) for disk in _data_disks(args)],
         spot_strategy=_spot_strategy(pool),
         spot_price_limits=[
             alicloud.ess.ScalingConfigurationSpotPriceLimitArgs(instance_type=kind, price_limit=limit)
@@ -201,27 +176,28 @@ def spot_price_limits(pool: Pool) -> dict[str, float]:
     return dict.fromkeys(pool.types, float(pool.spot_price_limit))
 
 
+def _data_disks(args: LaunchArgs) -> list[dict[str, Any]]:
+    """The pool's scratch, as both resources want it."""
+    disk = {
+        "category": DISK_CATEGORY,
+        "performance_level": DISK_PERFORMANCE_LEVEL,
+        "name": SCRATCH_DISK,
+        "size": args.pool.scratch_gib,
+        "encrypted": True,
+        "kms_key_id": args.key_id,
+        "delete_with_instance": True,
+    }
+    return [disk] if args.pool.scratch_gib else []
+
+
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as both resources want it."""
-    stack, pool = args.stack, args.pool
-    checkpoints = f"oss://{bucket_name(stack, 'checkpoints')}/{pool.name}"
-    data = f"oss://{bucket_name(stack, 'data')}"
 
     def encoded(mounts: list[str]) -> str:
         home, scratch, group = mounts
-        records = bucket_name(stack, "records")
-        text = instance_file.instance_toml(
-            stack,
-            pool,
-            checkpoints,
-            data,
-            home=home,
-            scratch=scratch,
-            monitor_group=group,
-            records_uri=f"oss://{records}/reaper",
+        return user_data.encoded(
+            args.stack, args.pool, "oss", home=home, scratch=scratch, monitor_group=group
         )
-        config = user_data.cloud_config(stack, pool, text, records)
-        return base64.b64encode(config.encode()).decode()
 
     encoded([user_data.LONGEST_NAME] * 3)  # too long is said now, in words; inside `apply` it is a traceback
     return pulumi.Output.all(args.home, args.scratch, args.monitor_group).apply(encoded)

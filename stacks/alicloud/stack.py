@@ -16,7 +16,7 @@ from stacks.alicloud.keys import Keys, KeysArgs
 from stacks.alicloud.monitor_group import MonitorGroup, MonitorGroupArgs
 from stacks.alicloud.network import Network, NetworkArgs
 from stacks.alicloud.reaper import Reaper, ReaperArgs
-from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs, bucket_name
+from stacks.alicloud.storage import BUCKETS, Storage, StorageArgs
 from stacks.cost import notice
 from stacks.payload import sweep_archive
 from stacks.settings import Pool, Stack
@@ -80,7 +80,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "vpc_id": network.vpc_id,
         "private_subnet_ids": subnet_ids,
         "security_group_ids": firewall.group_ids,
-        "bucket_uris": {kind: f"oss://{bucket_name(stack, kind)}" for kind in BUCKETS},
+        "bucket_uris": {kind: f"oss://{stack.bucket_name(kind)}" for kind in BUCKETS},
         "home_dns_name": storage.home_dns_name,
         "scratch_dns_name": storage.scratch_dns_name,
         "contact_group": budget.contact_group,

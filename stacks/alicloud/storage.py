@@ -21,14 +21,9 @@ TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 ABORT_UPLOADS_AFTER_DAYS = 7
 
 
-def bucket_name(stack: Stack, kind: str) -> str:
-    """The full name of a bucket: unique in the world by its account id, and known before anything exists."""
-    return naming.prefixed(stack.name, kind, stack.account_id)
-
-
 def _bucket_arn(stack: Stack, kind: str) -> str:
     """A bucket for a policy; OSS names no region in it."""
-    return f"acs:oss:*:{stack.account_id}:{bucket_name(stack, kind)}"
+    return f"acs:oss:*:{stack.account_id}:{stack.bucket_name(kind)}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class Storage(pulumi.ComponentResource):
         name = f"{self._name}-{kind}"
         bucket = alicloud.oss.Bucket(
             name,
-            bucket=bucket_name(self._stack, kind),
+            bucket=self._stack.bucket_name(kind),
             storage_class="Standard",
             redundancy_type=str(self._stack.storage.redundancy or Redundancy.LRS),
             server_side_encryption_rule=alicloud.oss.BucketServerSideEncryptionRuleArgs(

@@ -17,7 +17,6 @@ from stacks.aws import policies, sessions
 from stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from stacks.aws.reaper import archive
 from stacks.aws.reaper_role import MANAGED, STACK, use_key
-from stacks.aws.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
@@ -124,7 +123,7 @@ class Capacity(pulumi.ComponentResource):
                 every="rate(1 minute)",  # of one: EventBridge refuses the plural
                 timeout_s=TIMEOUT_S,
                 latest_start_s=LATEST_START_S,
-                environment={"GPU_FLEET_LEDGER_URI": f"s3://{bucket_name(stack, 'records')}/reaper"},
+                environment={"GPU_FLEET_LEDGER_URI": f"s3://{stack.bucket_name('records')}/reaper"},
                 key_arn=args.key_arn,
                 policy=lambda log_arn: role_policy(args, log_arn),
             ),

@@ -9,7 +9,6 @@ from stacks import naming
 from stacks.aws import image_roles, policies
 from stacks.aws.image_documents import canary_content, canary_types, component_content, tests_content
 from stacks.aws.launch import ROOT_DEVICE, VOLUME_IOPS, VOLUME_THROUGHPUT_MB_PER_S
-from stacks.aws.storage import bucket_name
 from stacks.payload import image_files
 from stacks.settings import Stack
 
@@ -201,7 +200,7 @@ class Image(pulumi.ComponentResource):
             instance_metadata_options={"http_tokens": "required", "http_put_response_hop_limit": 1},
             logging={
                 "s3_logs": {
-                    "s3_bucket_name": bucket_name(stack, "records"),
+                    "s3_bucket_name": stack.bucket_name("records"),
                     "s3_key_prefix": image_roles.LOG_PREFIX,
                 }
             },

@@ -5,7 +5,6 @@ from typing import Any
 import yaml
 
 from stacks import catalog
-from stacks.aws.storage import bucket_name
 from stacks.payload import image_files
 from stacks.settings import Stack
 
@@ -21,7 +20,7 @@ def component_content(stack: Stack, payload: image_files.ImageFile) -> str:
     Raises:
         ValueError: when it is larger than the cloud takes.
     """
-    source = f"s3://{bucket_name(stack, 'records')}/{payload.object_key}"
+    source = f"s3://{stack.bucket_name('records')}/{payload.object_key}"
     fetch = [{"source": source, "destination": f"{FOLDER}.tar"}]
     steps = [
         _step("Folders", "ExecuteBash", {"commands": [f"mkdir -p {FOLDER} {FILES}"]}),

@@ -1,6 +1,5 @@
 """How one instance of a pool starts: image, disk, network cards, identity, user data."""
 
-import base64
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,7 @@ from pulumi_aws.ec2 import (
 )
 
 from stacks import catalog, naming
-from stacks.aws.storage import bucket_name
-from stacks.payload import instance_file, user_data
+from stacks.payload import user_data
 from stacks.settings import ImageSettings, Market, Pool, Stack
 from stacks.settings.pools import instance_tags
 
@@ -148,24 +146,10 @@ def _market(pool: Pool) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | Non
 
 def _user_data(args: LaunchArgs) -> pulumi.Output[str]:
     """Base64 of the cloud-config, as EC2 wants it in a launch template."""
-    stack, pool = args.stack, args.pool
-    checkpoints = f"s3://{bucket_name(stack, 'checkpoints')}/{pool.name}"
-    data = f"s3://{bucket_name(stack, 'data')}"
 
     def encoded(mounts: list[str]) -> str:
         home, scratch = mounts
-        records = bucket_name(stack, "records")
-        text = instance_file.instance_toml(
-            stack,
-            pool,
-            checkpoints,
-            data,
-            home=home,
-            scratch=scratch,
-            records_uri=f"s3://{records}/reaper",
-        )
-        config = user_data.cloud_config(stack, pool, text, records)
-        return base64.b64encode(config.encode()).decode()
+        return user_data.encoded(args.stack, args.pool, "s3", home=home, scratch=scratch)
 
     encoded([user_data.LONGEST_NAME] * 2)  # too long is said now, in words; inside `apply` it is a traceback
     return pulumi.Output.all(args.home, args.scratch).apply(encoded)

@@ -7,7 +7,7 @@ import pulumi_aws as aws
 
 from stacks import naming
 from stacks.aws import policies
-from stacks.aws.storage import BUCKETS, bucket_name
+from stacks.aws.storage import BUCKETS
 from stacks.settings import Nat, Stack
 
 # Ten minutes is the default; one minute shows a scan or an exfiltration while it still runs.
@@ -220,7 +220,7 @@ def _s3_policy(stack: Stack) -> pulumi.Output[str]:
     """
     arn = f"arn:{policies.partition(stack.region)}:s3:::"
     everybody = {"AWS": "*"}
-    own = [arn + bucket_name(stack, kind) for kind in BUCKETS]
+    own = [arn + stack.bucket_name(kind) for kind in BUCKETS]
     services = [arn + name.format(region=stack.region) for name in SERVICE_BUCKETS]
     of_account = {"StringEquals": {"aws:PrincipalAccount": stack.account_id}}
     statements = [

@@ -9,7 +9,6 @@ from stacks import naming
 from stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from stacks.aws.reaper_alarms import declare_alarms
 from stacks.aws.reaper_role import RoleArgs, role_policy
-from stacks.aws.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.settings import Stack
 
@@ -83,7 +82,7 @@ class Reaper(pulumi.ComponentResource):
                 timeout_s=TIMEOUT_S,
                 latest_start_s=LATEST_START_S,
                 environment={
-                    "GPU_FLEET_LEDGER_URI": f"s3://{bucket_name(stack, 'records')}/reaper",
+                    "GPU_FLEET_LEDGER_URI": f"s3://{stack.bucket_name('records')}/reaper",
                     "GPU_FLEET_TOPIC_ARN": args.topic_arn,
                 },
                 key_arn=args.key_arn,

@@ -17,7 +17,7 @@ from stacks.aws.image import Image, ImageArgs
 from stacks.aws.keys import Keys, KeysArgs
 from stacks.aws.network import Network, NetworkArgs
 from stacks.aws.reaper import Reaper, ReaperArgs
-from stacks.aws.storage import BUCKETS, Storage, StorageArgs, bucket_name
+from stacks.aws.storage import BUCKETS, Storage, StorageArgs
 from stacks.cost import notice
 from stacks.payload import sweep_archive
 from stacks.settings import Stack
@@ -122,7 +122,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "vpc_id": network.vpc_id,
         "private_subnet_ids": subnet_ids,
         "security_group_ids": firewall.group_ids,
-        "bucket_uris": {kind: f"s3://{bucket_name(stack, kind)}" for kind in BUCKETS},
+        "bucket_uris": {kind: f"s3://{stack.bucket_name(kind)}" for kind in BUCKETS},
         "home_dns_name": storage.home_dns_name,
         "scratch_dns_name": storage.scratch_dns_name,
         "topic_arn": budget.topic_arn,

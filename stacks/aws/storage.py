@@ -23,11 +23,6 @@ HANDSHAKE_DAYS = 2
 SCRATCH_THROUGHPUT = 125
 
 
-def bucket_name(stack: Stack, kind: str) -> str:
-    """The full name of a bucket: unique in the world by its account id, and known before anything exists."""
-    return naming.prefixed(stack.name, kind, stack.account_id)
-
-
 @dataclass(frozen=True)
 class StorageArgs:
     """What the storage depends on.
@@ -82,7 +77,7 @@ class Storage(pulumi.ComponentResource):
         name = f"{self._name}-{kind}"
         bucket = aws.s3.Bucket(
             name,
-            bucket=bucket_name(self._stack, kind),
+            bucket=self._stack.bucket_name(kind),
             tags=self._tags(kind),
             # S3 refuses to delete a bucket with objects, and a deletion that fails keeps what it depends on.
             opts=pulumi.ResourceOptions.merge(

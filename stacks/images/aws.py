@@ -143,7 +143,7 @@ class AwsBuilds:
             )["steps"]
             if step["status"] == "FAILED"
         ]
-        log = naming.prefixed(self._stack.name, "records", self._stack.account_id)
+        log = self._stack.bucket_name("records")
         return [*failed, f"its log: s3://{log}/image-logs/"]
 
     def _ask(self, operation: str, **arguments: Any) -> dict[str, Any]:

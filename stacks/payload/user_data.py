@@ -4,6 +4,7 @@ It writes ``instance.toml``. For an image that is not ours (``image.mode: bootst
 the payload lies, the program that fetches it, and a unit that runs that program until it succeeds.
 """
 
+import base64
 import json
 from functools import cache
 from pathlib import Path
@@ -82,6 +83,32 @@ def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[
         "sha256": payload.sha256,
         "wheels": "bucket" if stack.network.nat is Nat.NONE else "index",
     }
+
+
+def encoded(
+    stack: Stack, pool: Pool, scheme: str, *, home: str, scratch: str, monitor_group: str = ""
+) -> str:
+    """Base64 of a pool's user data, with what its ``instance.toml`` says.
+
+    Args:
+        scheme: of the URIs of the stack's buckets, say ``s3``.
+        home, scratch, monitor_group: as of ``instance_file.instance_toml``.
+
+    Raises:
+        StacksError: as ``cloud_config``.
+    """
+    checkpoints, data, records = (stack.bucket_name(kind) for kind in ("checkpoints", "data", "records"))
+    text = instance_file.instance_toml(
+        stack,
+        pool,
+        f"{scheme}://{checkpoints}/{pool.name}",
+        f"{scheme}://{data}",
+        home=home,
+        scratch=scratch,
+        monitor_group=monitor_group,
+        records_uri=f"{scheme}://{records}/reaper",
+    )
+    return base64.b64encode(cloud_config(stack, pool, text, records).encode()).decode()
 
 
 def cloud_config(stack: Stack, pool: Pool, instance_toml: str, bucket: str) -> str:

@@ -15,7 +15,6 @@ import click
 from botocore.exceptions import BotoCoreError, ClientError
 
 from image import payload, wheel_store
-from stacks import naming
 from stacks.calls import oss
 from stacks.errors import StacksError
 from stacks.settings import Cloud, Nat, Stack, stack_files
@@ -52,7 +51,7 @@ def wheels(name: str, wheels: Path | None) -> None:
         oss.hold_upload(stack.region)
     text = wheel_store.listing(LISTS, BASE)
     folder = wheels or fetched(text, CACHE)
-    bucket = naming.prefixed(stack.name, "records", stack.account_id)
+    bucket = stack.bucket_name("records")
     with explained(bucket):
         stored = store(client(stack), bucket, text, folder, click.echo)
     click.echo(f"{name}: {stored} wheels in {bucket}/{wheel_store.PREFIX}")

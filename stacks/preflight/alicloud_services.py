@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from stacks import naming
 from stacks.calls import oss
 from stacks.calls.alicloud import DENIALS, Alicloud, listed
 from stacks.calls.errors import CannotCheckError
@@ -229,7 +228,7 @@ def _way_to_oss(stack: Stack, reachable: Reachable, buckets: Callable[[], Any]) 
 
 def _name(stack: Stack, s3: Any) -> Finding:
     """Whether a stack of this name is in another region: its buckets' and roles' names are of no region."""
-    bucket = naming.prefixed(stack.name, "records", stack.account_id)
+    bucket = stack.bucket_name("records")
     region = _region_of(s3, bucket)
     if region in (None, stack.region):
         return Finding("name", Rating.FINE, f"no stack {stack.name!r} in another region")

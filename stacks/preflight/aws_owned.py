@@ -43,7 +43,7 @@ def _name(stack: Stack, aws: Aws) -> Finding:
 
     Buckets, budget, dashboard and scaling role are named by the stack alone, and known in every region.
     """
-    bucket = naming.prefixed(stack.name, "records", stack.account_id)
+    bucket = stack.bucket_name("records")
     # a HEAD has no body, so its error is the status alone: API HeadBucket, "404 Not Found"
     asked = partial(aws.ask, "s3", "head_bucket", Bucket=bucket, ExpectedBucketOwner=stack.account_id)
     answer = usable.unless_missing(asked, "HeadBucket: 404")

@@ -104,7 +104,7 @@ def _account(stack: Stack) -> Iterator[Problem]:
 
 
 def _length_of_buckets(stack: Stack) -> Iterator[Problem]:
-    bucket = naming.prefixed(stack.name, "checkpoints", stack.account_id)
+    bucket = stack.bucket_name("checkpoints")
     if len(bucket) > LONGEST_BUCKET_NAME:
         allowed = f"too long: bucket {bucket} has {len(bucket)} characters, {LONGEST_BUCKET_NAME} allowed"
         yield Problem("stack", stack.name, allowed)

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from stacks import naming
 from stacks.catalog import Cloud
 from stacks.catalog.numbers import AMOUNT, NUMBER, Switch, TextSwitch
 
@@ -703,6 +704,10 @@ class Stack:
     def emulated(self) -> bool:
         """Whether an emulator stands for the cloud; what moto lacks is then left out."""
         return self.endpoint_url is not None
+
+    def bucket_name(self, kind: str) -> str:
+        """Of a bucket: unique in the world by the account's id, and known before anything exists."""
+        return naming.prefixed(self.name, kind, self.account_id)
 
     def zones_of(self, pool: Pool) -> tuple[str, ...]:
         """The zones a pool uses, in the network's order of preference."""

@@ -17,7 +17,6 @@ from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_REAP_AFTER, TAG_STACK
 from image.reaper.sweep import function_compute
 from stacks.alicloud import reaper
 from stacks.alicloud.functions import zipped
-from stacks.alicloud.storage import bucket_name
 from stacks.payload import sweep_archive
 from tests.reaper.alicloud_server import ENVIRON, serving
 from tests.reaper.alicloud_world import Actions
@@ -59,9 +58,9 @@ def bucket():
     url = f"http://{host}:{port}"
     keys = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up"}
     client = boto3.client("s3", "us-east-1", endpoint_url=url, **keys)
-    client.create_bucket(Bucket=bucket_name(STACK, "records"))
+    client.create_bucket(Bucket=STACK.bucket_name("records"))
     client.put_bucket_versioning(
-        Bucket=bucket_name(STACK, "records"), VersioningConfiguration={"Status": "Enabled"}
+        Bucket=STACK.bucket_name("records"), VersioningConfiguration={"Status": "Enabled"}
     )
     yield url, client
     server.stop()
@@ -86,7 +85,7 @@ def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, bucket):
     with serving(Actions(world)) as server:
         environment = {
             **ENVIRON,
-            "GPU_FLEET_LEDGER_URI": f"oss://{bucket_name(STACK, 'records')}/reaper",
+            "GPU_FLEET_LEDGER_URI": f"oss://{STACK.bucket_name('records')}/reaper",
             "GPU_FLEET_ACCOUNT_ID": STACK.account_id,
             "GPU_FLEET_ALICLOUD_ENDPOINT": server.url,
             "GPU_FLEET_ALICLOUD_OSS_ENDPOINT": url,
@@ -105,7 +104,7 @@ def test_the_archive_sweeps_as_the_runtime_would_run_it(unpacked, bucket):
     assert report["marked"] == [machine]
     assert TAG_REAP_AFTER in world.machines[machine].tags
     assert world.published["SweepRuns"] == 1
-    assert client.list_objects_v2(Bucket=bucket_name(STACK, "records"))["KeyCount"] > 0
+    assert client.list_objects_v2(Bucket=STACK.bucket_name("records"))["KeyCount"] > 0
 
 
 def test_equal_settings_give_an_equal_archive_below_the_limit_of_an_upload(archive):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from image.reaper import policy as policies
 from stacks.alicloud import firewall
-from stacks.alicloud.storage import bucket_name
 from stacks.payload import instance_file, user_data
 from stacks.rehearsal import sdk
 from stacks.settings import stack_files
@@ -432,7 +431,7 @@ def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(found):
     (records,) = inputs(found, "alicloud:oss/bucket:Bucket", name="-records")
 
     assert (stored["key"], stored["acl"]) == ("reaper/policy.json", "private")
-    assert stored["bucket"] == bucket_name(settings_of(found), "records")
+    assert stored["bucket"] == settings_of(found).bucket_name("records")
     assert stored["content"] == found.outputs["policy"]
     assert policies.parse(stored["content"]).cloud == "alicloud"
     assert stored["serverSideEncryption"] == "KMS"

@@ -16,7 +16,6 @@ from image.reaper import policy as policies
 from image.reaper.place import POLICY_KEY
 from stacks.aws.reaper import bundle
 from stacks.aws.reaper_role import LICENCES, MARKS
-from stacks.aws.storage import bucket_name
 from stacks.payload import sweep_archive
 from stacks.payload.sweep_archive import policy_document
 from stacks.rehearsal.archives import archive_files, zip_bytes
@@ -111,7 +110,7 @@ def test_users_find_the_policy_of_the_sweep_under_the_stacks_own_key(shipped):
     text = stored.inputs["content"]
 
     assert stored.outcome is RegistrationOutcome.CREATED
-    assert stored.inputs["bucket"] == bucket_name(shipped.settings, "records")
+    assert stored.inputs["bucket"] == shipped.settings.bucket_name("records")
     assert stored.inputs["key"] == POLICY_KEY
     assert text == archive_files(bundle(shipped.settings))["policy.json"].decode()
     assert text == shipped.rehearsed.outputs["policy"]

@@ -46,18 +46,6 @@ def flops_per_sample(model: nn.Module, sample: Tensor) -> float:
     return float(counter.get_total_flops() * BACKWARD_AND_FORWARD)
 
 
-def decoder_flops_per_token(parameters: int, layers: int, width: int, length: int) -> float:
-    """The formula of PaLM's appendix B for a decoder: 6 N + 12 L H Q T.
-
-    Args:
-        parameters: N, those that are multiplied with: all but the tables that are only looked up in.
-        layers: L.
-        width: H times Q, heads times the size of a head.
-        length: T, tokens of a sequence.
-    """
-    return 6.0 * parameters + 12.0 * layers * width * length
-
-
 @dataclass(frozen=True)
 class Utilisation:
     """What turns samples per second into a fraction of the peak."""
