@@ -21,7 +21,6 @@ from image.reaper.agent import cloud
 # Of a disk that outlives a restart: at the next boot the bucket may not answer, and users must get in.
 LAST_GOOD = Path("/var/lib/gpu-fleet/accounts.json")
 ROOT_ALONE = 0o600
-FAILED = 1
 
 LOG = logging.getLogger(__name__)
 

@@ -1,6 +1,5 @@
 """The instance's accounts: read from /etc, changed by the programs of package passwd."""
 
-import logging
 import os
 import shutil
 import signal
@@ -32,8 +31,6 @@ KEY_FILES = Path("/etc/ssh/authorized_keys.d")
 PRIVATE = 0o700
 LONGEST_CALL_S = 60
 SSHD = ("sshd", "sshd-session")
-
-LOG = logging.getLogger(__name__)
 
 
 class NotDoneError(Exception):

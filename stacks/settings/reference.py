@@ -25,6 +25,7 @@ MODELINE = "# yaml-language-server: $schema=settings/stack.schema.json"
 OF_PULUMI = ("secretsprovider", "encryptedkey", "encryptionsalt", "environment")
 ATTRIBUTE = re.compile(r"^    ([a-z_][a-z0-9_, ]*): (.*?)(?=^    \S|\Z)", re.MULTILINE | re.DOTALL)
 
+QUOTED_NUMBER = r"^[0-9]+(\.[0-9]+)?$"
 MOST_VALUES = 20  # of a cell
 WORDS = {
     "string": "text",
@@ -83,7 +84,7 @@ def _describe(definition: Schema, kind: type) -> None:
         if isinstance(entry.get("default"), dict):
             del entry["default"]  # of a section: that of each of its keys
         for holder in (entry, _of_each_name(entry)):
-            _no_quoted_numbers(holder)
+            _quoted_numbers(holder)
 
 
 def _of_each_name(entry: Schema) -> Schema:
@@ -93,13 +94,13 @@ def _of_each_name(entry: Schema) -> Schema:
     return by_pattern or of_any
 
 
-def _no_quoted_numbers(entry: Schema) -> None:
-    """A decimal may be text to pydantic; in a stack file it is a number."""
+def _quoted_numbers(entry: Schema) -> None:
+    """A decimal may stand in quotes; other text may not."""
     options = entry.get("anyOf", [])
     if any(option.get("type") == "number" for option in options):
-        kept = [option for option in options if option.get("type") != "string"]
-        entry.pop("anyOf")
-        entry |= kept[0] if len(kept) == 1 else {"anyOf": kept}
+        for option in options:
+            if option.get("type") == "string":
+                option["pattern"] = QUOTED_NUMBER
 
 
 def _flat(text: str) -> str:

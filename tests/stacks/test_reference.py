@@ -85,3 +85,10 @@ BROKEN = {
 @pytest.mark.parametrize(("file", "says"), BROKEN.values(), ids=BROKEN.keys())
 def test_the_schema_refuses_a_broken_file(file, says):
     assert any(says in error.message for error in VALIDATOR.iter_errors(file))
+
+
+@pytest.mark.parametrize(("price", "fits"), [(1.5, True), ("1.50", True), ("many", False), (True, False)])
+def test_an_editor_takes_a_sum_of_money_in_quotes_as_the_reader_does(price, fits):
+    budget = {"monthly": 5000, "recipients": ["team@example.com"], "assume": {"disk": price}}
+
+    assert VALIDATOR.is_valid(whole(budget=budget)) is fits
