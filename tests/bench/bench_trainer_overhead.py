@@ -47,7 +47,14 @@ def peers_python() -> Path:
 
 def blocks_of(name: str, data: Path, log_every: int) -> Blocks:
     """What blocks of ten steps of the loop `name`, and of the bare loop beside it, took in one process."""
-    words = [peers_python(), "-m", "tests.bench.step_loops", name, str(data), str(log_every)]
+    words: list[str | Path] = [
+        peers_python(),
+        "-m",
+        "tests.bench.step_loops",
+        name,
+        str(data),
+        str(log_every),
+    ]
     path = f"{ROOT}:{ROOT / 'training'}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)

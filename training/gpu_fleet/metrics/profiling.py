@@ -22,7 +22,8 @@ def marked(name: str) -> AbstractContextManager[None]:
     Without a profiler a range takes less than a microsecond: https://nvidia.github.io/NVTX/
     """
     # not is_available: it asks the driver each time, for 10 us
-    return cast("AbstractContextManager[None]", nvtx.range(name)) if torch.cuda.is_initialized() else UNMARKED
+    here = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no hints here
+    return cast("AbstractContextManager[None]", nvtx.range(name)) if here else UNMARKED
 
 
 class StepTrace:
