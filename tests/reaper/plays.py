@@ -355,6 +355,26 @@ def it_is_used_between_plan_and_second_look(stage: Stage) -> list[str]:
 
 
 @play
+def it_turns_unfit_between_plan_and_second_look(stage: Stage) -> list[str]:
+    """Its owner was told of a stop, and its disk would be gone."""
+    stage.terms(action="stop", instance_store_scratch=False)
+    stage.world.group("pool", min_size=0)
+    stage.start(1, "pool")
+    (machine,) = stage.marked(1, "pool")
+    stage.before_second_look(lambda: setattr(machine, "unfit", True))
+    stage.sweep()
+    return expect(machine.state == "running", f"it is {machine.state}")
+
+
+@play
+def its_heartbeats_come_in_pages(stage: Stage) -> list[str]:
+    (machine,) = stage.marked()
+    stage.world.faults.partial = stage.world.faults.rest = 1.0
+    stage.sweep()
+    return expect(stage.ended == [machine.id], "the second page is not read")
+
+
+@play
 def it_is_put_on_standby_between_plan_and_second_look(stage: Stage) -> list[str]:
     stage.world.group("pool", min_size=0)
     stage.start(1, "pool")  # in service, so that the group's minimum is no reason to keep the other
