@@ -7,15 +7,17 @@ there nothing is left out. The console says of a command that is not here where 
 import shutil
 from pathlib import Path
 
-from setuptools.command.build_py import build_py
+from setuptools.command.build_py import build_py  # type: ignore[import-untyped] # it ships no types
 
 # What instances carry too, and what their commands need; each with all below it.
 PACKAGES = ("gpu_fleet", "image.capacity", "image.console", "image.instance", "image.reaper")
 ROOM = "image"  # of itself no module but what makes it a package
 
 
-class UsersWheel(build_py):
+class UsersWheel(build_py):  # type: ignore[misc] # as above
     """Copies a part of the packages into a wheel; all of them where the checkout is installed in place."""
+
+    packages: list[str]
 
     def run(self) -> None:
         """Copy them into a folder that holds nothing of an earlier build."""

@@ -61,11 +61,10 @@ def _keys(stack: Stack) -> Iterator[Problem]:
         for index, key in enumerate(person.keys):
             if problem := _problem_of(key):
                 yield Problem(f"access.people.{name}.keys[{index}]", key, problem)
-    for key, names in _shared(
-        (key.split()[1], name) for name, person in people.items() for key in person.keys
-    ):
+    bodies = ((key.split()[1], name) for name, person in people.items() for key in person.keys)
+    for body, names in _shared(bodies):
         allowed = f"is a key of {' and '.join(names)}; each key once"
-        yield Problem(f"access.people.{names[-1]}.keys", f"{key[:24]}...", allowed)
+        yield Problem(f"access.people.{names[-1]}.keys", f"{body!s:.24}...", allowed)
 
 
 def _problem_of(key: str) -> str:
