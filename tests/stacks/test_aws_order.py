@@ -159,5 +159,5 @@ def test_an_image_build_leaves_nothing_that_outlives_its_key(register):
     (records,) = [one for one in rehearsed.of_type(BUCKET) if one.name.endswith("-records")]
 
     assert [one.urn for one in encrypted_with(key, rehearsed.registrations) if one.urn not in before] == []
-    assert len(stored) == 3  # what builders fetch, what instances fetch, what people's commands read
+    assert len(stored) == 4  # what builders and instances fetch, what users' commands read, the accounts
     assert all(records.urn in one.dependencies for one in stored)
