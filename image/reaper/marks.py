@@ -146,6 +146,14 @@ def give_back_of(instance: Instance) -> GiveBack | None:
     return GiveBack(by, instance.owner, _others_on(instance, by or instance.owner))
 
 
+def given_back_at(instance: Instance) -> datetime | None:
+    """When somebody last gave the instance back; None for never, or where that cannot be read."""
+    try:
+        return parse_time(instance.tags.get(TAG_GIVE_BACK, "").partition(" ")[0])
+    except ValueError:
+        return None
+
+
 def _others_on(instance: Instance, name: str) -> tuple[str, ...]:
     """Who was seen on an instance beside a user; one account alone is theirs, whatever it is called."""
     seen = [user.name for word in instance.tags.get(TAG_USERS, "").split() if (user := User.of(word))]

@@ -5,7 +5,17 @@ from datetime import timedelta
 import pytest
 
 from image.reaper.marks import give_back_of
-from image.reaper.model import TAG_GIVE_BACK, TAG_OWNER, TAG_REAP_AFTER, TAG_TAKEN_AT, TAG_USERS, Verdict
+from image.reaper.model import (
+    TAG_GIVE_BACK,
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_OWNER,
+    TAG_REAP_AFTER,
+    TAG_TAKEN_AT,
+    TAG_USERS,
+    Verdict,
+)
+from image.reaper.notify.notifier import Notifier
 from image.reaper.sweep.verdict import decide, if_nothing_ran
 from image.reaper.times import format_time
 from tests.reaper.moto_fleet import NOW, client
@@ -48,6 +58,29 @@ def test_what_its_owner_gives_back_waits_for_no_breaker_and_trips_none(live):
     swept(live)
 
     assert ended(instances) == [one.id for one in instances[:2]]
+
+
+def test_who_kept_an_instance_is_notified_anew_when_somebody_gives_it_back(live, monkeypatch):
+    notices, announce = [], Notifier.announce
+
+    def listened(self, stack, decisions):
+        notices.extend(decisions)
+        return announce(self, stack, decisions)
+
+    monkeypatch.setattr(Notifier, "announce", listened)
+    (one,) = live.start()
+    live.pass_minutes(2)
+    live.sweep()
+    tag(live, one, **{TAG_KEEP_UNTIL: format_time(live.now + timedelta(hours=8)), TAG_KEEP_REASON: "x"})
+    swept(live)
+    before = len(notices)
+    give_back(live, one, by="eve")
+    live.ec2.delete_tags(Resources=[one.id], Tags=[{"Key": TAG_KEEP_UNTIL}, {"Key": TAG_KEEP_REASON}])
+
+    swept(live, minutes=10)
+
+    assert live.marked() == [one]
+    assert ["given back by eve" in decision.reason for decision in notices[before:]] == [True]
 
 
 def test_while_many_are_idle_what_its_owner_gave_back_goes_and_the_others_wait(live):

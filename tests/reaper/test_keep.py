@@ -9,10 +9,18 @@ from hypothesis import strategies as st
 
 from image.console.cli import main
 from image.reaper.errors import ConfigurationError
-from image.reaper.marks import hold_of
-from image.reaper.model import KEEP_AT_MOST, TAG_KEEP_REASON, TAG_KEEP_UNTIL, TAG_MANAGED, Instance
+from image.reaper.marks import give_back_of, hold_in, hold_of
+from image.reaper.model import (
+    KEEP_AT_MOST,
+    TAG_GIVE_BACK,
+    TAG_KEEP_REASON,
+    TAG_KEEP_UNTIL,
+    TAG_MANAGED,
+    TAG_OWNER,
+    Instance,
+)
 from image.reaper.people.keep import wish
-from image.reaper.times import parse_time
+from image.reaper.times import format_time, parse_time
 from tests.reaper.fake_aws import fake_aws
 from tests.reaper.machine_file import MACHINE_FILE
 from tests.reaper.moto_fleet import REGION, MotoFleet
@@ -74,7 +82,19 @@ def test_release_takes_the_hold_back(fleet):
     result = run("release", "--instance-id", machine)
 
     assert result.output == f"{machine} is kept no longer\n"
-    assert not {TAG_KEEP_UNTIL, TAG_KEEP_REASON} & fleet.tags(machine).keys()
+    assert hold_in(fleet.tags(machine), datetime.now(UTC)) is None
+    assert run("release", "--instance-id", machine).output == f"{machine} was not kept\n"
+
+
+def test_what_was_given_back_and_kept_after_all_stays_kept_from_the_give_back_when_released(fleet):
+    (machine,) = fleet.start(**{TAG_GIVE_BACK: f"{format_time(datetime.now(UTC))} ada", TAG_OWNER: "ada"})
+    run("keep", "1h", "--reason", "x", "--instance-id", machine)
+
+    run("release", "--instance-id", machine)
+
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    seen = Instance(machine, "g5.xlarge", "running", yesterday, fleet.tags(machine))
+    assert give_back_of(seen) is None
 
 
 def test_releasing_what_was_not_kept_says_so(fleet):

@@ -15,7 +15,7 @@ from image.reaper.calls import Calls
 from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, ConfigurationError, InstanceFileError, TooLateError
 from image.reaper.handshake import Exchange, MarkQuestion, Winner, heard, pool_caller, said_of
-from image.reaper.marks import hold_of, mark_of
+from image.reaper.marks import hold_in, hold_of, mark_of
 from image.reaper.model import (
     KEEP_AT_MOST,
     TAG_KEEP_REASON,
@@ -122,8 +122,11 @@ def _too_late(instance_id: str) -> str:
 def release(instance_id: str | None, asked: Asked) -> None:
     """Keep an instance no longer: it is terminated when it is idle, like any other."""
     target = KeepTarget.find(instance_id, asked)
-    held = TAG_KEEP_UNTIL in target.tags
-    target.instances.untag([target.id], [TAG_KEEP_UNTIL, TAG_KEEP_REASON])
+    now = datetime.now(UTC)
+    held = hold_in(target.tags, now) is not None
+    if held:
+        # over, but still there: an earlier give-back stays void, and who was notified before is notified anew
+        target.instances.tag([target.id], {TAG_KEEP_UNTIL: format_time(now)})
     click.echo(f"{target.id} is kept no longer" if held else f"{target.id} was not kept")
 
 

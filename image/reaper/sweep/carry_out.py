@@ -10,7 +10,7 @@ from image.reaper.calls import Failure, batches, bisect
 from image.reaper.cloud import Instances
 from image.reaper.errors import CloudError, DeadlineError
 from image.reaper.handshake import Exchange, MarkQuestion, Winner, Word, Words, heard, said_of
-from image.reaper.marks import Mark, hold_of
+from image.reaper.marks import Mark, given_back_at, hold_of
 from image.reaper.model import (
     ENDS,
     TAG_IDLE_SINCE,
@@ -133,10 +133,12 @@ def _all_know(tools: Tools, notified_at: Mapping[str, datetime], decision: Decis
 def _knows(at: datetime | None, decision: Decision, now: datetime) -> bool:
     """Whether who was notified then knows of this idle time, and has not forgotten it.
 
-    Who kept the instance since was promised another time.
+    Who kept the instance since was promised another time; and a give-back, which takes a hold off, is news.
     """
-    since = decision.idle_since
+    since, given = decision.idle_since, given_back_at(decision.instance)
     if at is None or since is None or hold_of(decision.instance, at) is not None:
+        return False
+    if given is not None and given > at:
         return False
     return since <= at and now - at < TELL_AGAIN_AFTER
 
