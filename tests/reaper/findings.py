@@ -88,6 +88,18 @@ FINDINGS = (
         "test_give_back: test_in_the_first_week_only_what_its_owner_gave_back_is_terminated",
     ),
     Finding(
+        2,
+        "a day of blind sensors that see again makes the next blind day usual",
+        (
+            lambda: swaps(
+                "_Sweep._learn",
+                "one.withdrawn and one.instance.id in self.done.unmarked",
+                "memory.note_idle(one.instance.pool, situation.now, [one.instance.id])",
+            ),
+        ),
+        "test_breaker: test_a_day_of_blind_sensors_that_see_again_does_not_make_the_next_one_usual",
+    ),
+    Finding(
         3,
         "a job that begins seconds before the sweep is killed",
         (_blind,),

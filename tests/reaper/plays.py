@@ -14,10 +14,19 @@ from image.reaper.alicloud.oss import OssStore
 from image.reaper.calls import Calls
 from image.reaper.handshake import Exchange, Winner
 from image.reaper.marks import mark_of
-from image.reaper.model import TAG_MANAGED, TAG_POOL, TAG_PROTECTED, TAG_STACK, Instance, Verdict
+from image.reaper.model import (
+    TAG_GIVE_BACK,
+    TAG_MANAGED,
+    TAG_POOL,
+    TAG_PROTECTED,
+    TAG_STACK,
+    Instance,
+    Verdict,
+)
 from image.reaper.store import Store
 from image.reaper.sweep.lease import KEY as LEASE_KEY
 from image.reaper.sweep.results import Result
+from image.reaper.times import format_time
 from tests.reaper.alicloud_world import Bucket
 from tests.reaper.moto_fleet import pool_policy
 from tests.reaper.sweeping import policy, sweep_world
@@ -1357,19 +1366,54 @@ def a_fleet_that_is_truly_idle_is_gone_after_a_day(stage: Stage) -> list[str]:
     return expect(len(stage.ended) == 8, f"{len(stage.ended)} of 8 ended")
 
 
-@play
-def a_fleet_that_was_idle_lately_by_its_own_word_is_not_held_again(stage: Stage) -> list[str]:
-    stage.terms(require_acknowledgement=True)
+def _all_are_ended_after_a_day(stage: Stage, tags: dict[str, str]) -> None:
+    """Five of the second pool of two are marked, say nothing for a day, and then that they are idle."""
+    asking = pool_policy(**POOL, require_acknowledgement=True)
+    stage.policy = policy({"another": asking, "dev": asking}, CLOUDS[stage.cloud])
     made = stage.start(5)
     stage.forget(made)
+    for machine in made:
+        machine.tags |= tags
     stage.sweep()
     for machine in made:
-        machine.agent = "sightless"  # no answers for a day: they take a test long, and change nothing
+        machine.agent = "sightless"
     stage.world.pass_minutes(24 * 60 + 20)
     for machine in made:
         machine.agent = "alive"
     stage.world.pass_minutes(1)
     stage.sweep()
+
+
+@play
+def a_fleet_that_was_given_back_makes_nothing_usual(stage: Stage) -> list[str]:
+    """Its users said so, and no sensor."""
+    wish = {TAG_GIVE_BACK: f"{format_time(stage.world.now + timedelta(minutes=85))} ada"}
+    _all_are_ended_after_a_day(stage, wish)
+    first = len(stage.ended)
+    stage.world.pass_minutes(24 * 60)
+    stage.forget(stage.start(5))
+    stage.sweep_for(40)
+    return expect(first == 5, f"{first} of 5 ended after a day") + expect(
+        len(stage.ended) == 5, f"{len(stage.ended) - 5} of 5 ended two days later"
+    )
+
+
+@play
+def low_load_asks_in_the_first_week(stage: Stage) -> list[str]:
+    """It asks for one to be marked, and nothing is marked then."""
+    stage.terms(top={"watch_days": 7}, scale_in_alarm="low")
+    made = stage.start(4)
+    stage.world.pass_minutes(60)
+    stage.world.alarms = {"low"}
+    stage.forget(made, 40)
+    stage.sweep()
+    marked = [one.id for one in made if "gpu-fleet:reap-after" in one.tags]
+    return expect(not marked, f"{marked} marked") + expect(stage.told() == 0, "somebody was told of an end")
+
+
+@play
+def a_fleet_that_was_idle_lately_by_its_own_word_is_not_held_again(stage: Stage) -> list[str]:
+    _all_are_ended_after_a_day(stage, {})
     first = len(stage.ended)
     stage.world.pass_minutes(24 * 60)
     stage.forget(stage.start(5))

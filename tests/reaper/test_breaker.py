@@ -2,7 +2,8 @@
 
 from datetime import timedelta
 
-from image.reaper.model import TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from image.reaper.model import TAG_GIVE_BACK, TAG_MANAGED, TAG_OWNER, TAG_POOL, TAG_STACK
+from image.reaper.times import format_time
 from tests.reaper.moto_fleet import pool_policy
 from tests.reaper.sweeping import policy, sweep_world
 from tests.reaper.world import World
@@ -171,6 +172,23 @@ def test_an_operator_s_word_holds_until_those_that_it_is_about_are_ended():
 
     assert not any(tripped)
     assert ended(world) == 8
+
+
+def test_many_that_were_given_back_lately_hold_nobody_else():
+    """What a user says is no sign of blind sensors."""
+    world, made = fleet(11)
+    for machine in made[:5]:
+        machine.leave()
+        machine.tags[TAG_GIVE_BACK] = f"{format_time(world.now)} ada"
+    world.pass_minutes(10)
+    sweeps(world, 1)
+    given_back = ended(world)
+    made[5].leave()
+
+    tripped = sweeps(world, 2)
+
+    assert (given_back, ended(world)) == (5, 6)
+    assert not any(tripped)
 
 
 def test_it_alarms_in_the_very_sweep_in_which_it_trips():

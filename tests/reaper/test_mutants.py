@@ -249,6 +249,21 @@ NAMED: dict[str, tuple[Maker, str, tuple[str, ...]]] = {
         "sensors_are_blind_for_a_day_and_see_and_are_blind_again",
         BOTH,
     ),
+    "no lesson from what was given back": (
+        lambda: swaps("_Sweep._learn", "not is_given_back(decision.instance)", "True"),
+        "a_fleet_that_was_given_back_makes_nothing_usual",
+        BOTH,
+    ),
+    "pool that a lesson is of": (
+        lambda: swaps("_Sweep._learn", "decision.instance.pool", "min(self._policy.pools)"),
+        "a_fleet_that_was_idle_lately_by_its_own_word_is_not_held_again",
+        BOTH,
+    ),
+    "low load in the first week": (
+        lambda: swaps("decide", "situation.watching", "False"),
+        "low_load_asks_in_the_first_week",
+        BOTH,
+    ),
     "breaker over a day": (
         lambda: swaps("idle_within_a_day", "usual.ended.items()", "{}.items()"),
         "instances_fall_idle_one_after_another",

@@ -167,6 +167,7 @@ def test_every_pool_is_watched_and_none_is_asked_to_answer(cloud):
     assert sorted(one["instance_id"] for one in watch.would_end) == sorted(one.id for one in made)
     assert world.ends == []
     assert not any(TAG_REAP_AFTER in one.tags for one in made)
+    assert "ListObjectsV2" not in world.calls, "nobody is heard, for nobody is asked"
 
 
 def test_on_alibaba_cloud_the_way_to_begin_anew_names_what_a_plain_deletion_leaves():

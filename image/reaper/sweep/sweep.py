@@ -168,10 +168,12 @@ class _Sweep:
         """What is usual in each pool: how many were idle for a day and said so, or are, as an operator says.
 
         An instance that was marked and is used again teaches nothing: one whose sensors were blind and see
-        again looks the same. And whose marks their agents withdrew.
+        again looks the same. Nor does one that was given back, which no sensor found. And whose marks their
+        agents withdrew.
         """
         for decision in (one.decision for one in self.done.ended):
-            if is_asked(self._policy, decision.instance) and _was_held_for_a_day(decision, situation.now):
+            confirmed = is_asked(self._policy, decision.instance) and not is_given_back(decision.instance)
+            if confirmed and _was_held_for_a_day(decision, situation.now):
                 memory.note_idle(decision.instance.pool, situation.now, [decision.instance.id])
         for one in plan.with_verdict(Verdict.UNMARK):
             # once for each mark: one that could not be removed is found again

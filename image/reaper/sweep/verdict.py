@@ -544,10 +544,10 @@ def decide(situation: Situation) -> Plan:
     """Decide on every instance."""
     fleet, policy = situation.fleet, situation.policy
     decisions = {instance.id: _alone(situation, instance) for instance in fleet.instances}
-    if situation.watching:
-        decisions = {key: _only_watched(one) for key, one in decisions.items()}
     for pool in sorted(situation.scale_in & policy.pools.keys()):
         decisions |= _scale_in(situation, pool, decisions)
+    if situation.watching:  # after all that could let one leave
+        decisions = {key: _only_watched(one) for key, one in decisions.items()}
     decisions |= _floors(fleet, policy, decisions.values())
     plan = Plan(tuple(decisions[key] for key in sorted(decisions)))
     tripped = {
