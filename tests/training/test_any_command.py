@@ -1,11 +1,14 @@
 """`gpu-fleet train run -- COMMAND`: a program that knows nothing of us, its folder, and a notice."""
 
+import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import boto3
 import pytest
+import torch
 from click.testing import CliRunner
 
 from gpu_fleet.any_command import status_of
@@ -14,8 +17,9 @@ from gpu_fleet.checkpoint.store import CheckpointStore
 from gpu_fleet.cli import main
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.stopping.interrupt import Reason
-from tests.training.programs import Program, started
+from tests.training.programs import ROOT, Program, started
 
+PROGRAM = ROOT / "training/examples/own_program.py"
 COUNTER = """
 import pathlib, signal, sys, time
 file, goal = pathlib.Path(sys.argv[1]) / "deep/count", int(sys.argv[2])
@@ -59,6 +63,34 @@ def test_a_program_goes_on_elsewhere_where_a_notice_stopped_it(
 
     assert said == f"begins at {reached}\n"
     assert reached > 0
+
+
+def program(folder: Path, bucket: str, steps: int) -> AbstractContextManager[Program]:
+    """The example on two ranks, for so many steps."""
+    flags = ("--checkpoints", folder, "--uri", f"s3://{bucket}/program", "--every-s", "3600")
+    words = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    return started("gpu_fleet", "run", *flags, "--", *words, PROGRAM, folder, steps)
+
+
+def test_a_program_of_two_ranks_that_is_stopped_ends_with_the_same_bits(
+    bucket: str, no_fleet: Path, tmp_path: Path
+) -> None:
+    """Stopped by a notice on one instance, it goes on on another, by what is in the bucket."""
+    with program(tmp_path / "here", bucket, 10**6) as first:
+        first.wait_for("begins at 0")
+        (no_fleet / "stop").write_text("spot\n")
+        assert first.finish() == 85, first.said
+    (no_fleet / "stop").unlink()
+    reached = torch.load(tmp_path / "here/state.pt")[0]
+    with program(tmp_path / "there", bucket, reached + 5) as second:
+        second.wait_for(f"begins at {reached}")
+        assert second.finish() == 0, second.said
+    with program(tmp_path / "straight", f"{bucket}/straight", reached + 5) as undisturbed:
+        assert undisturbed.finish() == 0, undisturbed.said
+
+    resumed, straight = (torch.load(tmp_path / name / "state.pt") for name in ("there", "straight"))
+    assert resumed[0] == straight[0] == reached + 5
+    assert all(torch.equal(resumed[1][name], value) for name, value in straight[1].items())
 
 
 @pytest.mark.parametrize(

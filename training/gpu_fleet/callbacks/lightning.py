@@ -1,16 +1,41 @@
 """For the Trainer of Lightning: `Trainer(callbacks=[callback])`, `fit(model, ckpt_path=callback.newest())`.
 
-Lightning goes on in mid-epoch only with a loader that has `state_dict` and `load_state_dict`, such
-as StatefulDataLoader of torchdata; with any other it reads the first batches again, and says so.
+Lightning goes on in mid-epoch only with a loader that has `state_dict` and `load_state_dict`, such as
+ResumableLoader here or StatefulDataLoader of torchdata; with any other it reads the first batches again, and
+says so.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from lightning.pytorch import Callback  # type: ignore[import-not-found,unused-ignore]  # an environment of its own
+from torch.utils.data import DataLoader
 
 from gpu_fleet.callbacks.guard import Guard, newest
 from gpu_fleet.state import capture_rng, restore_rng
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A DataLoader that knows how far it is; a resumed one reads what was read of the epoch and drops it."""
+
+    _done = _begin = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # an iterator does, torch's hint is narrower
+        self._done, self._begin = self._begin, 0
+        for number, batch in enumerate(super().__iter__()):
+            if number >= self._done:
+                self._done = number + 1
+                yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Batches of this epoch that were given."""
+        return {"done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """The next epoch begins after those."""
+        self._begin = state["done"] % len(self)
 
 
 class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
@@ -26,11 +51,22 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
         return newest(self._guard.directory, "step-*.ckpt")
 
     def state_dict(self) -> dict[str, Any]:
-        """The generators, which Lightning does not save."""
-        return {"generators": capture_rng()}
+        """The generators of every rank, which Lightning does not save; called by all ranks alike."""
+        mine = capture_rng()
+        if not dist.is_initialized():
+            return {"generators": [mine]}
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        return {"generators": everyone}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._generators = state_dict["generators"]
+        saved = state_dict["generators"]
+        saved = saved if isinstance(saved, list) else [saved]  # of an earlier trainer: of rank 0 alone
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if len(saved) == ranks:
+            self._generators = saved[rank]
+        elif rank == 0:
+            print(f"gpu-fleet: not exact: saved by {len(saved)} ranks, resumed by {ranks}")  # noqa: T201
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loader = trainer.train_dataloader
@@ -38,8 +74,6 @@ class FleetCallback(Callback):  # type: ignore[misc,unused-ignore]  # see above
             trainer.print(
                 f"gpu-fleet: not exact in the midst of an epoch: {type(loader).__name__} has no state_dict"
             )
-        if trainer.world_size > 1:
-            trainer.print("gpu-fleet: not exact: all ranks go on with the generators of rank 0")
         self._guard.begin()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
