@@ -20,6 +20,8 @@ from image.reaper.times import format_time, parse_time
 
 # Two estimates of one idle instance's ``idle_since`` differ by at most two heartbeats.
 SAME_IDLENESS = timedelta(minutes=2)
+# Accounts that images come with, for whoever has the key: they tell nobody from another.
+EVERYBODYS = frozenset({"admin", "debian", "ec2-user", "ecs-user", "root", "ubuntu"})
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,10 @@ def given_back_at(instance: Instance) -> datetime | None:
 
 
 def _others_on(instance: Instance, name: str) -> tuple[str, ...]:
-    """Who was seen on an instance beside a user; one account alone is theirs, whatever it is called."""
+    """Who was seen on an instance beside a user; an account of everybody's is theirs where it is alone."""
     seen = [user.name for word in instance.tags.get(TAG_USERS, "").split() if (user := User.of(word))]
     others = [one for one in seen if one.partition("@")[0] != name.partition("@")[0]]
-    return tuple(others) if len(seen) > 1 else ()
+    return () if len(seen) == 1 and seen[0] in EVERYBODYS else tuple(others)
 
 
 def is_given_back(instance: Instance) -> bool:

@@ -173,6 +173,34 @@ FINDINGS = (
     ),
     Finding(
         4,
+        "a process that was root when it was first seen is never a user's",
+        (lambda: swaps("ProcessTable._is_a_users", "process.uid >= FIRST_PERSON", "False"),),
+        "test_habits: test_a_process_of_root_that_becomes_a_user_s_counts_as_that_user_s",
+    ),
+    Finding(
+        4,
+        "the first account of an image is no user",
+        (
+            lambda: swaps(
+                "ProcessTable._is_a_users", "process.uid >= FIRST_PERSON", "process.uid > FIRST_PERSON"
+            ),
+        ),
+        "test_habits: test_the_first_account_of_an_image_is_a_user_s_and_a_daemon_s_is_not",
+    ),
+    Finding(
+        4,
+        "what was taken long ago is idle since then, however it is used",
+        (
+            lambda: swaps(
+                "Case.idle_s",
+                "min(self.activity.newest_value, max(0.0, (self._told_until - taken).total_seconds()))",
+                "max(0.0, (self._told_until - taken).total_seconds())",
+            ),
+        ),
+        "test_give_back: test_an_instance_that_was_taken_is_idle_since_the_later_of_its_use_and_that",
+    ),
+    Finding(
+        4,
         "launchers that wait count as nothing",
         (lambda: gives("is_launcher", "False"),),
         "test_processes: test_work_is_known_by_its_command",
@@ -224,6 +252,27 @@ FINDINGS = (
         "a user gives another's instance back, and what waits there is terminated within minutes",
         (lambda: gives("_others_on", "()"), lambda: gives("GiveBack.is_the_owners", "True")),
         "test_give_back: test_who_gave_it_back_ends_no_work_of_others",
+    ),
+    Finding(
+        8,
+        "another user who alone was seen on an instance is nobody else",
+        (lambda: swaps("_others_on", "seen[0] in EVERYBODYS", "True"),),
+        "test_give_back: test_who_gave_it_back_ends_no_work_of_others",
+    ),
+    Finding(
+        8,
+        "who gives back an instance without an owner, or one of a name that begins alike, ends it",
+        (
+            lambda: swaps(
+                "GiveBack.is_the_owners",
+                "self.by in ('', self.owner)",
+                "self.by in ('', self.owner) or not self.owner",
+            ),
+            lambda: swaps(
+                "_others_on", "one.partition('@')[0] != name.partition('@')[0]", "not one.startswith(name)"
+            ),
+        ),
+        "test_give_back: test_whose_word_alone_is_enough",
     ),
     Finding(
         8,

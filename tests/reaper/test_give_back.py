@@ -131,6 +131,7 @@ def test_in_the_first_week_what_was_given_back_stays_while_it_is_used(live):
         ("ada@example.com", "ada:process", True),
         ("ada", "ada:login bob:process", False),
         ("ada", "bob:process ubuntu:login", False),
+        ("ada", "bob:login+process", False),
         ("eve", "", False),
         ("eve", "eve:login", False),
     ],
@@ -202,6 +203,40 @@ def test_of_before_the_tag_said_the_time_alone():
     found = give_back_of(instance)
 
     assert (str(found), found.is_sole) == ("given back by its owner", True)
+
+
+@pytest.mark.parametrize(
+    ("owner", "by", "seen", "is_sole"),
+    [
+        ("ada", "ada", "ada:login", True),
+        ("ada", "ada", "ec2-user:login", True),
+        ("ada", "ada", "bob:login", False),
+        ("ada", "ada", "adam:login", False),
+        ("adam", "adam", "ada:login", False),
+        ("ada", "adam", "", False),
+        ("", "eve", "", False),
+        ("", "", "", True),  # of before: whose it was is not known, but that it was its user is
+    ],
+)
+def test_whose_word_alone_is_enough(owner, by, seen, is_sole):
+    tags = {TAG_GIVE_BACK: f"{format_time(MOMENT)} {by}".strip(), TAG_OWNER: owner, TAG_USERS: seen}
+
+    found = give_back_of(machine(marked_minutes_ago=None, tags=tags))
+
+    assert found.is_sole == is_sole
+
+
+@pytest.mark.parametrize(("idle_minutes", "taken_minutes_ago"), [(10, 170), (170, 10)])
+def test_an_instance_that_was_taken_is_idle_since_the_later_of_its_use_and_that(
+    idle_minutes, taken_minutes_ago
+):
+    taken = {TAG_TAKEN_AT: format_time(MOMENT - timedelta(minutes=taken_minutes_ago))}
+    instance = machine(marked_minutes_ago=None, tags=taken)
+
+    (found,) = decide(alone(instance, idle_history(idle_minutes).activity())).decisions
+
+    assert found.idle_s == pytest.approx(600, abs=120)
+    assert found.verdict is Verdict.KEEP_BUSY
 
 
 def test_a_spare_that_a_user_takes_is_idle_from_then_on_and_not_since_its_boot(live):

@@ -217,6 +217,13 @@ def test_a_process_of_root_that_becomes_a_user_s_counts_as_that_user_s(monkeypat
     assert [one.user for one in after] == ["4242"]
 
 
+@pytest.mark.parametrize(("uid", "count"), [(999, 0), (1000, 1)])
+def test_the_first_account_of_an_image_is_a_user_s_and_a_daemon_s_is_not(monkeypatch, uid, count):
+    (found,) = shown(monkeypatch, a_process("python", "train.py", uid=uid))
+
+    assert len(found) == count
+
+
 def test_a_process_that_is_put_into_a_container_counts_from_then_on(monkeypatch, tmp_path):
     one = a_process("python", "train.py")
     group = tmp_path / f"proc/{one.pid}/cgroup"
