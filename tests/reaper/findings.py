@@ -255,6 +255,18 @@ FINDINGS = (
     ),
     Finding(
         8,
+        "who kept an instance is not notified when somebody gives it back",
+        (lambda: swaps("_knows", "given > at", "False"),),
+        "test_give_back: test_who_kept_an_instance_is_notified_anew_when_somebody_gives_it_back",
+    ),
+    Finding(
+        8,
+        "a give-back that a keep took back is in force again once the instance is released",
+        (lambda: swaps("give_back_of", "TAG_KEEP_UNTIL in instance.tags", "False"),),
+        "test_keep: test_what_was_given_back_and_kept_after_all_stays_kept_from_the_give_back_when_released",
+    ),
+    Finding(
+        8,
         "another user who alone was seen on an instance is nobody else",
         (lambda: swaps("_others_on", "seen[0] in EVERYBODYS", "True"),),
         "test_give_back: test_who_gave_it_back_ends_no_work_of_others",

@@ -128,6 +128,7 @@ def test_in_the_first_week_what_was_given_back_stays_while_it_is_used(live):
         ("ada", "", True),
         ("ada", "ada:login", True),
         ("ada", "ubuntu:login+process", True),  # the one account that everybody uses
+        ("ada", "ssm-user:login+process", True),
         ("ada@example.com", "ada:process", True),
         ("ada", "ada:login bob:process", False),
         ("ada", "bob:process ubuntu:login", False),
