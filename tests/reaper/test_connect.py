@@ -51,6 +51,12 @@ def test_a_session_is_opened_by_the_clouds_own_program(cloud, forward, command):
     assert session(cloud, "r", "i-1", forward) == command.split()
 
 
+def test_a_shell_opens_by_the_stacks_own_document_where_it_has_one():
+    opened = session("aws", "r", "i-1", None, "gpu-fleet-test-session")
+
+    assert opened[-2:] == ["--document-name", "gpu-fleet-test-session"]
+
+
 def test_a_port_on_aws_is_forwarded_by_the_document_for_it():
     *command, parameters = session("aws", "r", "i-1", Forward(8888, 9999))
 
@@ -128,6 +134,7 @@ def test_the_command_becomes_the_session_of_the_stacks_only_instance(tmp_path):
         )
 
     target = answer["Instances"][0]["InstanceId"]
+    assert "connecting by Session Manager's own document" in done.stderr  # there is no bucket with a policy
     assert done.stdout.split() == ["aws", "ssm", "start-session", "--region", REGION, "--target", target], (
         done.stderr
     )

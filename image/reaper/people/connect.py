@@ -12,7 +12,7 @@ import click
 
 from image.reaper import cloud as clouds
 from image.reaper.calls import Calls
-from image.reaper.errors import ConfigurationError, ReaperError, nearest
+from image.reaper.errors import CloudError, ConfigurationError, PolicyError, nearest
 from image.reaper.model import Instance
 from image.reaper.options import POOL_NAME, where_options
 from image.reaper.place import Asked, Place, account_of, place_of, published
@@ -145,7 +145,7 @@ def document_of(place: Place) -> str:
     """By which a shell opens. Who may not read the stack's policy gets a warning and the default one."""
     try:
         return published(place, place.account_id or account_of(place)).session_document
-    except ReaperError as error:
+    except (CloudError, ConfigurationError, PolicyError) as error:
         click.echo(f"warning: {error}; connecting by Session Manager's own document", err=True)
         return ""
 
