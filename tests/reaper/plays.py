@@ -289,6 +289,22 @@ def its_grace_is_not_over(stage: Stage) -> list[str]:
 
 
 @play
+def the_sweep_takes_long_before_it_marks(stage: Stage) -> list[str]:
+    """The grace is counted from the mark, not from the plan."""
+    first, second = stage.start(2)
+    stage.forget([first])
+    stage.sweep(override_breaker=True)
+    first.busy = True
+    stage.forget([second])
+    stage.world.on_call("DeleteTags", lambda: stage.world.pass_minutes(3), 1)
+    stage.world.on_call("UntagResources", lambda: stage.world.pass_minutes(3), 1)
+    stage.sweep(override_breaker=True)
+    mark = mark_of(Instance(second.id, "", "running", stage.world.now, second.tags))
+    long = mark is not None and mark.reap_after >= stage.world.now + timedelta(minutes=19, seconds=50)
+    return expect(long, f"the grace of {mark} is shorter than was promised at {stage.world.now}")
+
+
+@play
 def its_owner_is_told_for_how_long_it_is_idle(stage: Stage) -> list[str]:
     (machine,) = stage.start()
     left_at = stage.world.now
