@@ -289,6 +289,22 @@ def its_grace_is_not_over(stage: Stage) -> list[str]:
 
 
 @play
+def the_sweep_takes_long_before_it_marks(stage: Stage) -> list[str]:
+    """The grace is counted from the mark, not from the plan."""
+    first, second = stage.start(2)
+    stage.forget([first])
+    stage.sweep(override_breaker=True)
+    first.busy = True
+    stage.forget([second])
+    stage.world.on_call("DeleteTags", lambda: stage.world.pass_minutes(3), 1)
+    stage.world.on_call("UntagResources", lambda: stage.world.pass_minutes(3), 1)
+    stage.sweep(override_breaker=True)
+    mark = mark_of(Instance(second.id, "", "running", stage.world.now, second.tags))
+    long = mark is not None and mark.reap_after >= stage.world.now + timedelta(minutes=19, seconds=50)
+    return expect(long, f"the grace of {mark} is shorter than was promised at {stage.world.now}")
+
+
+@play
 def its_owner_is_told_for_how_long_it_is_idle(stage: Stage) -> list[str]:
     (machine,) = stage.start()
     left_at = stage.world.now
@@ -361,6 +377,46 @@ def it_is_used_between_plan_and_second_look(stage: Stage) -> list[str]:
     stage.before_second_look(lambda: setattr(machine, "busy", True))
     stage.sweep()
     return []
+
+
+def _refuse(operation: str) -> Callable[[], object]:
+    def no() -> object:
+        raise refusal("UnauthorizedOperation", operation)  # a transient code would be tried again
+
+    return no
+
+
+@play
+def nobody_can_hear_it_at_the_last_moment(stage: Stage) -> list[str]:
+    """Between its leaving the group and its end: what cannot be heard is no closed door."""
+    stage.terms(require_acknowledgement=True)
+    stage.world.group("pool", min_size=0)
+    (machine,) = stage.marked(1, "pool")
+    refuse = _refuse("ListObjectsV2")
+    stage.world.on_call("DetachInstances", lambda: stage.world.on_call("ListObjectsV2", refuse, 1), 1)
+    stage.sweep()
+    return expect(machine.state == "running", "it was terminated unheard") + expect(
+        machine.id in stage.world.groups["pool"]["members"], "it is not in its group any more"
+    )
+
+
+@play
+def nobody_can_look_at_a_stopped_instance_at_the_last_moment(stage: Stage) -> list[str]:
+    machine = stopped_and_due(stage)
+    refuse = _refuse("DescribeInstances")
+    # of the lease two are before, and the decision
+    stage.world.on_call("PutObject", lambda: stage.world.on_call("DescribeInstances", refuse, 1), 4)
+    stage.sweep()
+    return expect(machine.state == "stopped", "it was terminated unseen")
+
+
+@play
+def its_lock_cannot_be_read(stage: Stage) -> list[str]:
+    """Only AWS is asked for it."""
+    (machine,) = stage.marked()
+    stage.world.on_call("DescribeInstanceAttribute", _refuse("DescribeInstanceAttribute"), 1)
+    stage.sweep()
+    return expect(machine.state == "running" or stage.cloud != "aws", "it was terminated, locked or not")
 
 
 @play

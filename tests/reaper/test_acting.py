@@ -291,6 +291,26 @@ def usual(world):
     return json.loads(world.objects[f"reaper/{LEASE_KEY}"][0])["memory"]["confirmed_idle"]
 
 
+def test_all_are_notified_again_where_nobody_can_tell_who_came_since():
+    """A user who came after the notice was told of nothing."""
+
+    class Deaf(Notifier):
+        def seen_on(self, instance):
+            raise CloudError("the users cannot be read")
+
+    world = forgotten(1)
+    sweep_world(world, POLICY)
+    (machine,) = world.machines.values()
+    del machine.tags[TAG_REAP_AFTER]
+    cloud = connect_world(world, POLICY)
+    deaf = replace(cloud, notifier=Deaf(cloud.notifier._channel))
+
+    sweep(deaf, POLICY, SweepOptions(world.clock, "a test"))
+
+    assert TAG_REAP_AFTER in machine.tags
+    assert len(machine.line.notices) == 2
+
+
 def test_an_end_within_a_day_of_its_notice_teaches_the_breaker_nothing():
     world = forgotten(1)
     sweep_world(world, POLICY)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from image.reaper.handshake import CLOSED_LASTS, IDLE_LASTS, Said, Word, mark_name, said_of, words
-from image.reaper.model import TAG_GIVE_BACK, TAG_WITHDRAWN, Group, Inventory, Verdict
+from image.reaper.model import TAG_GIVE_BACK, TAG_WITHDRAWN, Coverage, Group, Inventory, Verdict
 from image.reaper.store import Listed
-from image.reaper.sweep.evidence import window_of
+from image.reaper.sweep.evidence import summarise, window_of
 from image.reaper.sweep.verdict import decide, shortest_idle_time
 from image.reaper.times import is_quiet
 from tests.reaper.situations import IDLE_AFTER, NOW, POLICY, History, alone, idle_history, machine
@@ -321,6 +321,29 @@ def test_a_pool_keeps_its_minimum():
         is Verdict.KEEP_FLOOR
     )
     assert decision(alone(machine(), FORGOTTEN, policy=least)).verdict is Verdict.UNMARK
+
+
+@pytest.mark.parametrize(
+    "covered", [(Coverage(99, 100), Coverage(50, 100)), (Coverage(50, 100), Coverage(99, 100))]
+)
+def test_each_window_must_be_covered(covered):
+    assert decision(alone(machine(), replace(FORGOTTEN, coverage=covered))).verdict is Verdict.KEEP_UNKNOWN
+
+
+def test_an_instance_that_starts_is_left_alone_whatever_was_heard_of_it():
+    assert decision(alone(machine(state="pending"), FORGOTTEN)).verdict is Verdict.UNMARK
+    starting = machine(state="pending", marked_minutes_ago=None)
+
+    assert decision(alone(starting, FORGOTTEN)).verdict is Verdict.KEEP_YOUNG
+
+
+@pytest.mark.parametrize("values", [(7000.0, 5.0), (5.0, 7000.0)])
+def test_of_two_values_of_one_minute_the_one_with_more_use_counts(values):
+    at = NOW - timedelta(minutes=3, seconds=20)
+
+    found = summarise([(at, value) for value in values], NOW, IDLE_AFTER, 60)
+
+    assert (found.newest_at, found.newest_value) == (at, 5.0)
 
 
 def test_a_stopped_instance_is_none_of_a_pools_minimum():
