@@ -32,7 +32,7 @@ def main(directory: str) -> None:
     ranks, workers = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ.get("WORKERS", "0"))
     loader = ResumableLoader(samples, batch_size=8, shuffle=True, num_workers=workers)
     callback = FleetCallback(directory)
-    trainer = Trainer(max_steps=11, accelerator="cpu", devices=ranks, callbacks=[callback])
+    trainer = Trainer(default_root_dir=directory, max_steps=11, devices=ranks, callbacks=[callback])
     trainer.fit(Net(), loader, ckpt_path=callback.newest())
     trainer.save_checkpoint(f"{directory}/model.ckpt")
 
