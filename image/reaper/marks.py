@@ -151,7 +151,7 @@ def give_back_of(instance: Instance) -> GiveBack | None:
 
 
 def given_back_at(instance: Instance) -> datetime | None:
-    """When somebody last gave the instance back; None for never, or where that cannot be read."""
+    """When the instance was last given back; None for never, or where that cannot be read."""
     try:
         return parse_time(instance.tags.get(TAG_GIVE_BACK, "").partition(" ")[0])
     except ValueError:

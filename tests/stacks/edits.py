@@ -93,12 +93,13 @@ _COMMON = (
     Edit("reaper.watch_days", 7),
     Edit("notify.users+sender", ({"ada": "ada@example.com"}, "fleet@mail.example.com")),
     Edit("take.max_per_person", 2),
-    Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
     Edit("notify.webhooks", [{"kind": "slack", "secret": "rooms/vision"}]),
     Edit("budget.on_exceeded", "freeze"),
     Edit("image.size_gib", 50),
 )
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp"
 _OF_AWS = (
+    Edit("access.people", {"ada": {"uid": 5001, "admin": True}}),
     Edit("protected", True),
     Edit("account_id", "210987654321", loses=("aws",)),
     Edit("storage.scratch_gib", 2400, loses=("aws",)),
@@ -127,6 +128,7 @@ _OF_ALICLOUD = (
     Edit("image.id", "m-wz91111111111111111"),
     Edit("image.mode+bundled", ("baked", True)),
     Edit("budget.cny_per_usd", "7.1"),
+    Edit("access.people+ssh_from", ({"ada": {"uid": 5001, "keys": [PUBLIC_KEY]}}, {"office": "10.9.0.0/24"})),
     Edit("pools[].market+spot_price_limit", ("spot", "5.5")),
     Edit("pools[].types+erdma", (["ecs.gn8v-8x.48xlarge"], True)),
     Edit("pools[].market+reservation_id", ("reservation", "eap-bp67acfmxazb40000000")),
