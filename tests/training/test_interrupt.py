@@ -30,14 +30,25 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 @contextmanager
 def alicloud_metadata(answers: dict[str, str]) -> Iterator[str]:
-    """A metadata service of Alibaba Cloud, which asks for no token; its base URL."""
+    """A metadata service of Alibaba Cloud as our launch templates ask for it, with tokens; its base URL."""
+    header = "X-aliyun-ecs-metadata-token"
 
     class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            ttl = self.headers.get(f"{header}-ttl-seconds", "")
+            self._say(200 if (self.path, ttl) == ("/latest/api/token", "21600") else 400, "token")
+
         def do_GET(self) -> None:
+            if self.headers.get(header) != "token":
+                self._say(403, "")
+                return
             body = answers.get(self.path)
-            self.send_response(404 if body is None else 200)
+            self._say(404 if body is None else 200, body or "")
+
+        def _say(self, status: int, body: str) -> None:
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write((body or "").encode())
+            self.wfile.write(body.encode())
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

@@ -13,10 +13,12 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpu_fleet import instance_file
-from gpu_fleet.metadata import ALICLOUD_METADATA, AWS_METADATA, TOKEN_TTL_S, ask
+from gpu_fleet.metadata import ALICLOUD_METADATA, AWS_METADATA, OK, SERVICES, TOKEN_TTL_S, ask
 
 log = logging.getLogger(__name__)
 
+# HTTP: a token is missing or has run out, as AWS and Alibaba Cloud answer
+NO_TOKEN = (401, 403)
 SAME_SIGNAL_S = 1.0  # torchrun and the terminal may both deliver one key press
 
 
@@ -137,8 +139,7 @@ class AwsNotice:
     """
 
     def __init__(self, base_url: str, *, rebalance: bool = False) -> None:
-        self._base_url = base_url.rstrip("/")
-        self._token = ""
+        self._read = WithToken(base_url, SERVICES["aws"].token_header)
         self._rebalance = rebalance
         self._standing: str | None = None  # the recommendation at the first look; empty: none stood
 
@@ -156,17 +157,27 @@ class AwsNotice:
             return None
         return Reason.REBALANCE, f"rebalance recommended at {_field(advice, 'noticeTime')}"
 
-    def _read(self, path: str) -> str | None:
+
+class WithToken:
+    """Reads a metadata service by session tokens, which the instances of both clouds require."""
+
+    def __init__(self, base_url: str, header: str) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._header = header
+        self._token = ""
+
+    def __call__(self, path: str) -> str | None:
+        """What lies below /latest/meta-data/; None for nothing, and where nobody answers."""
         url = f"{self._base_url}/latest/meta-data/{path}"
-        answer = ask(url, {"X-aws-ec2-metadata-token": self._token}) if self._token else (401, "")
-        if answer[0] == 401:  # noqa: PLR2004 - HTTP: the token is missing or has run out
-            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
-            status, self._token = ask(f"{self._base_url}/latest/api/token", ttl, method="PUT")
-            if status != 200:  # noqa: PLR2004 - HTTP
-                self._token = ""
+        status, text = ask(url, {self._header: self._token}) if self._token else (NO_TOKEN[0], "")
+        if status in NO_TOKEN:
+            ttl = {f"{self._header}-ttl-seconds": str(TOKEN_TTL_S)}
+            status, token = ask(f"{self._base_url}/latest/api/token", ttl, method="PUT")
+            self._token = token if status == OK else ""
+            if not self._token:
                 return None
-            answer = ask(url, {"X-aws-ec2-metadata-token": self._token})
-        return answer[1] if answer[0] == 200 else None  # noqa: PLR2004 - HTTP
+            status, text = ask(url, {self._header: self._token})
+        return text if status == OK else None
 
 
 def _field(text: str, name: str) -> str:
@@ -184,8 +195,8 @@ class AlicloudNotice:
     """
 
     def __init__(self, base_url: str) -> None:
-        self._url = f"{base_url.rstrip('/')}/latest/meta-data/instance/spot/termination-time"
+        self._read = WithToken(base_url, SERVICES["alicloud"].token_header)
 
     def __call__(self) -> Notice | None:
-        status, text = ask(self._url, {})
-        return (Reason.SPOT_NOTICE, f"spot release at {text}") if status == 200 else None  # noqa: PLR2004 - HTTP
+        text = self._read("instance/spot/termination-time")
+        return None if text is None else (Reason.SPOT_NOTICE, f"spot release at {text}")
