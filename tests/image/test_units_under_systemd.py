@@ -15,7 +15,9 @@ import pytest
 
 from image.payload import PROJECT
 from image.reaper.agent.listening import CLOSED
+from stacks.settings import people
 from tests.reaper.machine_file import MACHINE_FILE
+from tests.stacks.examples import stack
 
 UNITS = PROJECT / "image/rootfs/etc/systemd/system"
 NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "--ipc", "--net")
@@ -83,6 +85,9 @@ ls /run/nologin /run/gpu-fleet/closed >/told/door.left 2>/dev/null
 rm /run/gpu-fleet/*
 tell hung-gate systemctl start hung
 cp /run/gpu-fleet/ready.json /told/hung.json
+tell accounts systemctl start gpu-accounts
+tell ada id -Gn ada
+tell home-of-ada stat -c '%U %a' /home/ada
 unshare --net sleep 300 &
 setpriv --reuid 4242 --clear-groups sleep 301 &
 chown 4242 /secret; echo mine >/secret/own; chmod 700 /secret
@@ -160,6 +165,9 @@ open("/run/told.json", "w").write(json.dumps(told))
 """
 
 
+ADA = {"ada": {"uid": 5001, "team": "vision", "admin": True}}
+
+
 def changed(unit: str, **settings: str) -> str:
     """A unit with other settings, the last of which count."""
     lines = [
@@ -179,6 +187,9 @@ def files() -> dict[str, str]:
         "etc/gpu-fleet/instance.toml": NO_GPU,
         "opt/gpu-fleet/venv/bin/python": "#!/bin/sh\nexec sleep 600\n",
         "proof": PROOF,
+        "var/lib/gpu-fleet/accounts.json": people.roster_text(stack(access={"people": ADA})),
+        f"{system}/gpu-accounts.service.d/test.conf": f"[Service]\n{NOWHERE}\n"
+        "StandardOutput=file:/told/accounts.log\nStandardError=file:/told/accounts.log\n",
         "closing": CLOSED + "\n",
         "sandbox.py": IN_THE_SANDBOX,
         f"{system}/gpu-ready.service.d/test.conf": f"[Service]\n{NOWHERE}\n",
@@ -225,6 +236,16 @@ def told(tmp_path_factory):
 
 def status(told, name):
     return int((told / name).read_text())
+
+
+def test_accounts_are_made_in_their_sandbox_of_the_last_roster_while_the_bucket_is_silent(told):
+    log = (told / "accounts.log").read_text()
+
+    assert status(told, "accounts") != 0
+    assert "event=roster-not-read" in log
+    assert "account-not-changed" not in log
+    assert {"vision", "gpu-fleet-users", "gpu-fleet-admins"} <= set((told / "ada.out").read_text().split())
+    assert (told / "home-of-ada.out").read_text() == "ada 700\n"
 
 
 def test_no_trainer_starts_before_the_gate_has_passed(told):
