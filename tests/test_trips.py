@@ -2,8 +2,8 @@
 
 A README holds a block ``text`` whose first line is ``trip: ...``. Each line after it is a stop: a file, the
 name in it that the trip passes, and what happens there. Every stop must be tied to one before it, by an
-import or by a text that both files hold. A trip that grows by a file fails here, and one that passes a name
-that is gone.
+import or by a text that both files hold. A drawing of more files than its limit fails here, and one that
+passes a name that is gone.
 """
 
 import ast

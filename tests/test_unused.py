@@ -19,6 +19,7 @@ CALLED_BY_NAME = {
     "AwsAccount": "acceptance: by cloud",
     "FleetSteps": "users import it",
     "FleetCallback": "users import it",
+    "ResumableLoader": "users import it",
     "open_split": "dataset.OPENERS names the module",
     "run_rank": "torchrun starts it",
     "measure": "loaded by train.bench",

@@ -39,7 +39,7 @@ def alarms(
     longest_silence_s = max(SILENT_AFTER_S, 3 * stack.reaper.every_minutes * 60)
     return (
         Alarm("errors", "A sweep failed altogether", "AWS/Lambda", "Errors", function),
-        Alarm("failures", "A sweep could not do all it meant to: see its log", own, "SweepFailures", {}),
+        Alarm("failures", "A sweep had failed actions: see its log", own, "SweepFailures", {}),
         Alarm("silent", "No sweep ran", own, "SweepRuns", {}, longest_silence_s, None),
         Alarm(
             "breaker",
