@@ -63,6 +63,31 @@ def counted(values):
     return RateSensor(lambda: current["now"][1], real_s)
 
 
+def test_what_our_other_units_use_is_nobodys_work_either(tmp_path):
+    stat = tmp_path / "gpu-fleet.slice" / "cpu.stat"
+    stat.parent.mkdir()
+    stat.write_text("usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
+
+    own = OwnUse("/gpu-fleet.slice/gpu-reaper.service", tmp_path)
+
+    assert own.cpu_s() == 2.5
+
+
+@pytest.mark.parametrize(
+    "cgroup", ["", "/", "/user.slice/user-1000.slice/gpu-fleet.slice/x", "/system.slice"]
+)
+def test_outside_of_our_slice_an_agent_counts_itself(cgroup, tmp_path):
+    stat = tmp_path / "gpu-fleet.slice" / "cpu.stat"
+    stat.parent.mkdir()
+    stat.write_text("usage_usec 999000000\n")
+
+    assert OwnUse(cgroup, tmp_path).cpu_s() < 900
+
+
+def test_a_kernel_that_counts_no_slice_leaves_the_agents_own(tmp_path):
+    assert OwnUse("/gpu-fleet.slice/gpu-reaper.service", tmp_path).cpu_s() > 0
+
+
 def test_rates_are_differences_over_real_time():
     sensor = counted([(0.0, Counters(10.0, 1e6, 1e3)), (5.0, Counters(12.5, 6e6, 2e3))])
 

@@ -6,9 +6,9 @@ again, day after day.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 
@@ -17,6 +17,7 @@ from image.reaper.errors import ConfigurationError, SensorError
 
 # Other block devices (md, dm, loop, zram) only pass on what these count, or never leave memory.
 PHYSICAL_DISKS = ("nvme", "sd", "vd", "xvd", "hd")
+SLICE = "gpu-fleet.slice"  # of our units, by systemd: agent, gate, accounts; nobody else is in it
 SHORTEST_INTERVAL_S = 0.05  # five ticks of /proc/stat; a shorter one tells nothing
 LOOKED_OVER_S = 5.0  # a look takes no burst for a rate: the system's own 0.1 CPU s within a second, say
 
@@ -86,10 +87,19 @@ class RateSensor:
 
 
 class OwnUse:
-    """Counts the agent's CPU time and disk bytes; of the network it knows only when it copies."""
+    """Counts the agent's CPU time and disk bytes; of the network it knows only when it copies.
 
-    def __init__(self) -> None:
+    On an instance its slice holds our other units too (gate, accounts): their CPU time is no work either.
+
+    Args:
+        cgroup: of this process, ``/gpu-fleet.slice/gpu-reaper.service``; None asks the kernel.
+        cgroups: where the kernel shows them (cgroup v2).
+    """
+
+    def __init__(self, cgroup: str | None = None, cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._process = psutil.Process()
+        parts = PurePosixPath(_own_cgroup() if cgroup is None else cgroup).parts
+        self._slice = cgroups / SLICE / "cpu.stat" if SLICE in parts[:2] else None
         self._copies = 0
         self._copied = False
 
@@ -109,13 +119,25 @@ class OwnUse:
         return copied
 
     def cpu_s(self) -> float:
-        """CPU time since the agent's start, with that of what it started (``wall``, ``idle.command``)."""
+        """CPU time so far of the slice, or of the agent with what it started (``wall``, ``idle.command``)."""
+        if self._slice is not None:
+            with suppress(OSError, ValueError, IndexError):
+                return int(self._slice.read_text().split("usage_usec", 1)[1].split(None, 1)[0]) / 1e6
+            self._slice = None  # a kernel without it: the agent's own from now on
         return sum(self._process.cpu_times()[:4])
 
     def disk_bytes(self) -> float:
         """Bytes that the agent made disks read and write."""
         moved = self._process.io_counters()
         return moved.read_bytes + moved.write_bytes
+
+
+def _own_cgroup() -> str:
+    """This process's, as cgroup v2 has it; empty where there is none (cgroups(7), /proc/PID/cgroup)."""
+    with suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+    return ""
 
 
 class InstanceCounters:
