@@ -1,14 +1,17 @@
 """The lease between sweeps, and what one sweep tells the next through it."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from image.reaper.calls import Calls
 from image.reaper.errors import LeaseError
+from image.reaper.model import Decision, Verdict
 from image.reaper.store import Store
 from image.reaper.sweep.lease import KEY, Lease, SweepMemory, remembered
 from image.reaper.times import format_time
+from tests.reaper.situations import machine
 from tests.reaper.world import World
 from tests.reaper.world_clients import clients
 
@@ -107,6 +110,18 @@ def test_a_lease_of_before_is_read_and_what_blind_sensors_may_have_taught_is_for
     assert remembered(store) == SweepMemory(
         notified_at={"i-1": at}, ended={"i-2": ("dev", at)}, idle={"dev": {"2026-03-02": {"i-1"}}}
     )
+
+
+@pytest.mark.parametrize(("idle_since_minutes", "count"), [(-60, 2), (0, 2), (30, 1), (None, 1)])
+def test_withdrawn_marks_count_together_as_long_as_one_idle_time_lasts(world, idle_since_minutes, count):
+    memory, later = SweepMemory(), world.now + timedelta(hours=1)
+    idle = Decision(machine(), Verdict.UNMARK, "", idle_since=world.now - timedelta(hours=2))
+    memory.note_withdrawn(idle, world.now)
+    since = None if idle_since_minutes is None else world.now + timedelta(minutes=idle_since_minutes)
+
+    memory.note_withdrawn(replace(idle, idle_since=since), later)
+
+    assert memory.withdrawn["i-1"].count == count
 
 
 def test_what_was_usual_is_forgotten_after_two_weeks(world):
