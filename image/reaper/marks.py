@@ -141,12 +141,10 @@ def give_back_of(instance: Instance) -> GiveBack | None:
 
     Giving back takes a hold's tags off, so that one beside it is younger, be it over or not.
     """
-    text, _, by = instance.tags.get(TAG_GIVE_BACK, "").partition(" ")
-    try:
-        if TAG_KEEP_UNTIL in instance.tags or parse_time(text) < instance.launched_at:
-            return None
-    except ValueError:
+    at = given_back_at(instance)
+    if at is None or TAG_KEEP_UNTIL in instance.tags or at < instance.launched_at:
         return None
+    by = instance.tags[TAG_GIVE_BACK].partition(" ")[2]
     return GiveBack(by, instance.owner, _others_on(instance, by or instance.owner))
 
 

@@ -9,8 +9,9 @@ from stacks import naming
 from stacks.alicloud import policies
 from stacks.alicloud.firewall import private_networks
 from stacks.alicloud.payload import payload_objects
-from stacks.payload import image_files, sweep_archive
-from stacks.settings import Redundancy, Stack, people
+from stacks.payload import image_files
+from stacks.payload.stored_documents import stored_documents
+from stacks.settings import Redundancy, Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 OLD_STATES_DAYS = 35  # longer than a month, which the meter counts
@@ -108,52 +109,21 @@ class Storage(pulumi.ComponentResource):
             payload_objects(
                 f"{self._name}-bootstrap", self._stack, bucket.bucket, self._args.key_id, self._child
             )
-            self._reaper_policy(bucket)
-            self._roster(bucket)
-            self._accounts(bucket)
+            for document in stored_documents(self._stack, self._args.reaper_policy):
+                self._document(*document, bucket)
         policy = alicloud.oss.BucketPolicy(
             name, bucket=bucket.id, policy=bucket_policy(self._args, kind), opts=settings
         )
         self.bucket_names[kind] = pulumi.Output.all(bucket.bucket, policy.id).apply(lambda both: str(both[0]))
         return bucket.id.apply(lambda _: _bucket_arn(self._stack, kind))
 
-    def _reaper_policy(self, bucket: alicloud.oss.Bucket) -> pulumi.Resource:
-        """The sweep's policy where users' commands find it."""
-        return alicloud.oss.BucketObject(
-            f"{self._name}-reaper-policy",
-            bucket=bucket.bucket,
-            key=sweep_archive.POLICY_KEY,
-            content=self._args.reaper_policy,
-            content_type="application/json",
-            server_side_encryption="KMS",
-            kms_key_id=self._args.key_id,
-            acl="private",
-            opts=self._child,
-        )
-
-    def _roster(self, bucket: alicloud.oss.Bucket) -> None:
-        """Whom the sweep reaches where; nothing where the stack names nobody."""
-        if not self._stack.notify.anybody:
-            return
+    def _document(self, label: str, key: str, content: str, bucket: alicloud.oss.Bucket) -> None:
+        """A JSON object of the records bucket: what the stack says to its sweep, instances and users."""
         alicloud.oss.BucketObject(
-            f"{self._name}-reaper-roster",
+            f"{self._name}-{label}",
             bucket=bucket.bucket,
-            key=sweep_archive.ROSTER_KEY,
-            content=sweep_archive.roster_text(self._stack),
-            content_type="application/json",
-            server_side_encryption="KMS",
-            kms_key_id=self._args.key_id,
-            acl="private",
-            opts=self._child,
-        )
-
-    def _accounts(self, bucket: alicloud.oss.Bucket) -> None:
-        """Who has an account on instances; also where nobody has, so that those who had one are locked."""
-        alicloud.oss.BucketObject(
-            f"{self._name}-accounts",
-            bucket=bucket.bucket,
-            key=sweep_archive.ACCOUNTS_KEY,
-            content=people.roster_text(self._stack),
+            key=key,
+            content=content,
             content_type="application/json",
             server_side_encryption="KMS",
             kms_key_id=self._args.key_id,

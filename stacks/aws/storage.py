@@ -10,8 +10,8 @@ from stacks import naming
 from stacks.aws import policies
 from stacks.aws.firewall import HOME, SCRATCH
 from stacks.aws.payload import payload_objects
-from stacks.payload import sweep_archive
-from stacks.settings import Stack, people
+from stacks.payload.stored_documents import stored_documents
+from stacks.settings import Stack
 
 # Researchers' data, what trainers save, and what the platform keeps for itself (ledger, image payload).
 BUCKETS = ("data", "checkpoints", "records")
@@ -112,44 +112,15 @@ class Storage(pulumi.ComponentResource):
         )
         return bucket.arn
 
-    def _reaper_policy(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> pulumi.Resource:
-        """The sweep's policy where users' commands find it."""
+    def _document(
+        self, label: str, key: str, content: str, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions
+    ) -> pulumi.Resource:
+        """A JSON object of the records bucket: what the stack says to its sweep, instances and users."""
         return aws.s3.BucketObjectv2(
-            f"{self._name}-reaper-policy",
+            f"{self._name}-{label}",
             bucket=bucket.id,
-            key=sweep_archive.POLICY_KEY,
-            content=self._args.reaper_policy,
-            content_type="application/json",
-            server_side_encryption="aws:kms",
-            kms_key_id=self._args.key_arn,
-            tags=naming.tags(self._stack.name, self._stack.owner),
-            opts=opts,
-        )
-
-    def _roster(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
-        """Whom the sweep reaches where; nothing where the stack names nobody."""
-        if not self._stack.notify.anybody:
-            return []
-        stored = aws.s3.BucketObjectv2(
-            f"{self._name}-reaper-roster",
-            bucket=bucket.id,
-            key=sweep_archive.ROSTER_KEY,
-            content=sweep_archive.roster_text(self._stack),
-            content_type="application/json",
-            server_side_encryption="aws:kms",
-            kms_key_id=self._args.key_arn,
-            tags=naming.tags(self._stack.name, self._stack.owner),
-            opts=opts,
-        )
-        return [stored]
-
-    def _accounts(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> pulumi.Resource:
-        """Who has an account on instances; also where nobody has, so that those who had one are locked."""
-        return aws.s3.BucketObjectv2(
-            f"{self._name}-accounts",
-            bucket=bucket.id,
-            key=sweep_archive.ACCOUNTS_KEY,
-            content=people.roster_text(self._stack),
+            key=key,
+            content=content,
             content_type="application/json",
             server_side_encryption="aws:kms",
             kms_key_id=self._args.key_arn,
@@ -169,8 +140,8 @@ class Storage(pulumi.ComponentResource):
         """What instances fetch at their first boot, and so before them; and what users' commands read."""
         opts = pulumi.ResourceOptions(parent=self, depends_on=after)
         payload = payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
-        own = [self._reaper_policy(bucket, opts), self._accounts(bucket, opts)]
-        return [*payload, *own, *self._roster(bucket, opts)]
+        documents = stored_documents(self._stack, self._args.reaper_policy)
+        return [*payload, *(self._document(*one, bucket, opts) for one in documents)]
 
     def _encryption(
         self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions
