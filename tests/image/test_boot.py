@@ -10,9 +10,10 @@ import pytest
 
 from image import lock
 from image.reaper import metrics
+from stacks.payload import sweep_archive
 from stacks.rehearsal.metadata import metadata_service
 from stacks.rehearsal.moto_server import environment, moto_server
-from stacks.settings import ImageMode, stack_files
+from stacks.settings import ImageMode, people, stack_files
 from tests.image.declared import instance_file_of, user_data
 from tests.image.virtual_machine import VirtualMachine
 
@@ -53,12 +54,20 @@ def declared():
 
 @pytest.fixture(scope="module")
 def cloud(declared):
-    """moto with a group of one machine and the pool's bucket; a metadata service that says who asks."""
-    checkpoints = tomllib.loads(instance_file_of(declared))["checkpoint_uri"]
+    """moto with a group of one instance, its buckets and a roster; a metadata service that says who asks."""
+    written = tomllib.loads(instance_file_of(declared))
     images = environment({"MOTO_EC2_LOAD_DEFAULT_AMIS": "true"})
     with images, moto_server(REGION) as endpoint, metadata_service() as metadata:
         s3 = boto3.client("s3", region_name=REGION, endpoint_url=endpoint)
-        s3.create_bucket(Bucket=urllib.parse.urlsplit(checkpoints).netloc)
+        for bucket in {
+            urllib.parse.urlsplit(written[key]).netloc for key in ("checkpoint_uri", "records_uri")
+        }:
+            s3.create_bucket(Bucket=bucket)
+        s3.put_object(
+            Bucket=urllib.parse.urlsplit(written["records_uri"]).netloc,
+            Key=sweep_archive.ACCOUNTS_KEY,
+            Body=people.roster_text(stack_files.settings_of(STACK)).encode(),
+        )
         autoscaling = boto3.client("autoscaling", region_name=REGION, endpoint_url=endpoint)
         image = boto3.client("ec2", region_name=REGION, endpoint_url=endpoint).describe_images()["Images"][0]
         autoscaling.create_launch_configuration(

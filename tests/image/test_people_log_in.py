@@ -41,7 +41,7 @@ tell() {
     local name=$1
     shift
     "$@" >"/tmp/$name.out" 2>&1
-    echo "$name $? $(tr '\n' ' ' <"/tmp/$name.out")"
+    echo "tried $name $? $(tr '\n' ' ' <"/tmp/$name.out")"
 }
 as() {
     local who=$1
@@ -58,6 +58,7 @@ people = parse(json.load(open(sys.argv[1])))
 print(carried_out(people, system.System(lambda: True, system.run)))
 PYTHON
 }
+hostname localhost  # sudo looks its own host up
 systemd-sysusers >/dev/null 2>&1
 PSUTIL=$(cat /brought/psutil)
 chmod 600 /brought/ada /brought/bob
@@ -116,8 +117,8 @@ def told(root, tmp_path_factory) -> dict[str, tuple[int, str]]:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.split(" ", 2) for line in done.stdout.splitlines()]
-    return {name: (int(status), rest.strip()) for name, status, rest in lines}
+    lines = [line.split(" ", 3) for line in done.stdout.splitlines() if line.startswith("tried ")]
+    return {name: (int(status), rest.strip()) for _, name, status, rest in lines}
 
 
 pytestmark = pytest.mark.image

@@ -189,6 +189,12 @@ FINDINGS = (
     ),
     Finding(
         4,
+        "nothing that root runs at a terminal is a user's",
+        (lambda: swaps("ProcessTable._is_a_users", "process.name not in LOG_IN_PROMPTS", "False"),),
+        "test_sensors: test_at_a_terminal_whatever_root_runs_is_a_user_s_but_the_prompt_that_waits_for_one",
+    ),
+    Finding(
+        4,
         "what was taken long ago is idle since then, however it is used",
         (
             lambda: swaps(

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ from image.reaper.agent.sensors.processes import ProcessTable
 from image.reaper.agent.sensors.reading import Presence, Rates
 from image.reaper.errors import ConfigurationError, SensorError
 from tests.reaper.fake_nvml import FakeNvml
+from tests.reaper.programs import at_a_terminal, until
 from tests.reaper.samples import NOON
 
 
@@ -372,6 +373,17 @@ def test_a_process_that_began_lately_is_told_if_it_is_a_user_s():
     assert nobody > person
     assert started[own.pid].age_s < 60
     assert root.pid not in started
+
+
+def test_at_a_terminal_whatever_root_runs_is_a_user_s_but_the_prompt_that_waits_for_one():
+    called = {"agetty", "roots-own-job"}
+    with ExitStack() as running_ones:
+        for name in called:
+            running_ones.enter_context(at_a_terminal("bash", "-c", f"exec -a /sbin/{name} sleep 600"))
+        until(lambda: called <= {one.name for one in processes.processes() if one.terminal}, "both names")
+        started = {one.name for one in table().read().started}
+
+    assert called & started == {"roots-own-job"}
 
 
 def test_a_user_s_process_that_began_earlier_is_told_as_such(monkeypatch):

@@ -31,6 +31,7 @@ LAUNCHERS = frozenset(
     }
 )
 LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher.", "horovod.runner")
+LOG_IN_PROMPTS = frozenset({"agetty", "getty", "mingetty"})
 BUILDERS = frozenset({"docker", "docker-buildx", "podman", "buildah", "buildctl", "nerdctl"})
 BUILD_WORDS = frozenset({"build", "buildx", "bake", "bud"})
 FIRST_WORDS = 4  # `docker --context x buildx build`: global flags may stand before the word
@@ -339,8 +340,10 @@ class ProcessTable:
 
     def _is_a_users(self, process: Process) -> bool:
         """Whether it is now: root's becomes a user's (su, a queue's daemon), or a container's in time."""
-        if process.uid >= FIRST_PERSON or process.terminal:
+        if process.uid >= FIRST_PERSON:
             return True
+        if process.terminal:  # a prompt has one from the boot on, before anyone logs in
+            return process.name not in LOG_IN_PROMPTS
         key = (process.pid, process.began_s)
         if key not in self._in_container:
             inside = self._is_in_container(process.pid)
