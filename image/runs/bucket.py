@@ -1,0 +1,134 @@
+"""The part of a stack's data bucket in which jobs lie, and what their instances say."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from image.reaper import cloud as clouds
+from image.reaper.calls import DENIED, Calls
+from image.reaper.errors import CloudError, ConfigurationError
+from image.reaper.place import Place, account_of
+from image.reaper.store import ABSENT
+from image.runs.model import (
+    ARCHIVE,
+    CANCEL,
+    JOB,
+    LOG,
+    STATE,
+    Job,
+    NodeState,
+    job_of,
+    job_prefix,
+    node_prefix,
+    state_of,
+)
+
+NEWEST = 20  # jobs that are looked at: each is a call, and its states are more
+TIME_LENGTH = len("20261122-210405")  # at the end of a run's name
+
+
+@dataclass(frozen=True)
+class RunBucket:
+    """Jobs and states of one stack.
+
+    Attributes:
+        s3: boto3's client, or that of OSS.
+        calls: makes the calls.
+    """
+
+    s3: Any
+    calls: Calls
+    name: str
+
+    def submit(self, job: Job, archive: bytes) -> None:
+        """Write the files, then the job that names their hash.
+
+        Raises:
+            ConfigurationError: the credentials may not submit as this account.
+            CloudError: the bucket does not answer.
+        """
+        prefix = job_prefix(job.account, job.run)
+        for name, content in ((ARCHIVE, archive), (JOB, job.content())):
+            self._put(prefix + name, content, job.account)
+
+    def job(self, account: str, run: str) -> Job | None:
+        """A job; None where there is none. Raises CloudError, ConfigurationError."""
+        content = self._get(job_prefix(account, run) + JOB, account)
+        job = None if content is None else job_of(content)
+        return job if job and (job.account, job.run) == (account, run) else None
+
+    def jobs(self, account: str, most: int = NEWEST) -> list[Job]:
+        """The newest jobs of an account, newest first; those of no sense are left out."""
+        names = {
+            key.removeprefix(job_prefix(account)).partition("/")[0]
+            for key in self._keys(job_prefix(account), account)
+        }
+        newest = sorted(names, key=lambda name: name[-TIME_LENGTH:], reverse=True)[:most]
+        jobs = [job for run in newest if (job := self.job(account, run)) is not None]
+        return sorted(jobs, key=lambda job: (job.at, job.run), reverse=True)
+
+    def states(self, job: Job) -> list[NodeState]:
+        """What each instance of a run says of it, by rank."""
+        return [
+            state_of(self._get(node_prefix(job, member.id) + STATE, job.account)) for member in job.instances
+        ]
+
+    def log_keys(self, job: Job, rank: int) -> list[str]:
+        """The parts of an instance's log, in order."""
+        prefix = f"{node_prefix(job, job.instances[rank].id)}{LOG}/"
+        return sorted(self._keys(prefix, job.account))
+
+    def part(self, key: str, account: str) -> bytes:
+        """A part of a log; empty where it is gone."""
+        return self._get(key, account) or b""
+
+    def cancel(self, job: Job, by: str, now: datetime) -> None:
+        """Ask the instances of a run to save and end."""
+        content = json.dumps({"by": by, "at": now.isoformat()}).encode()
+        self._put(job_prefix(job.account, job.run) + CANCEL, content, job.account)
+
+    def _put(self, key: str, content: bytes, account: str) -> None:
+        try:
+            self.calls.change(self.s3.put_object, Bucket=self.name, Key=key, Body=content)
+        except CloudError as error:
+            raise self._explained(error, account) from error
+
+    def _get(self, key: str, account: str) -> bytes | None:
+        try:
+            answer = self.calls.look(self.s3.get_object, Bucket=self.name, Key=key)
+        except CloudError as error:
+            if error.code in ABSENT:
+                return None
+            raise self._explained(error, account) from error
+        content: bytes = answer["Body"].read()
+        return content
+
+    def _keys(self, prefix: str, account: str) -> Iterator[str]:
+        arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
+        while True:
+            try:
+                page = self.calls.look(self.s3.list_objects_v2, **arguments)
+            except CloudError as error:
+                raise self._explained(error, account) from error
+            yield from (str(item["Key"]) for item in page.get("Contents", ()))
+            if not page.get("NextContinuationToken"):
+                return
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _explained(self, error: CloudError, account: str) -> Exception:
+        if error.code not in DENIED:
+            return error
+        return ConfigurationError(
+            f"--as {account}: these credentials may not act as this account ({error}). On AWS their tag "
+            "SSMSessionRunAs names it and the output people_policy is attached; on Alibaba Cloud the output "
+            "submit_policies has a policy for each account"
+        )
+
+
+def run_bucket(place: Place, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> RunBucket:
+    """The bucket of a stack; raises CloudError where nobody says its account."""
+    account = place.account_id or account_of(place)
+    s3 = clouds.bucket_client(place.cloud, place.region)
+    return RunBucket(s3, Calls(clock), f"gpu-fleet-{place.stack}-data-{account}")

@@ -1,0 +1,223 @@
+"""``gpu-fleet submit``: a run on instances that its user took, without a queue."""
+
+import hashlib
+import importlib
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from image.capacity.command import Desk, acquire, caller_of, open_desk, refusal
+from image.capacity.model import LONGEST_HOURS
+from image.reaper.errors import ConfigurationError
+from image.reaper.options import POOL_NAME, FiniteRange, stack_options
+from image.reaper.place import Asked
+from image.reaper.times import format_time
+from image.runs.bucket import RunBucket, run_bucket
+from image.runs.choice import LONGEST_START, Criteria, account_name, choose
+from image.runs.model import Job, Member, Phase, overall, parameters, run_name
+
+LOOK_EVERY_S = 3.0
+MOST_NODES = 50  # instances of one command (Systems Manager, API SendCommand)
+EXIT_FAILED = 1
+
+
+def module(cloud: str) -> ModuleType:
+    """How runs are started on a cloud: ``send``, ``request`` and ``addresses``."""
+    return importlib.import_module(f"image.runs.{cloud}")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What ``gpu_fleet pack`` made of a configuration or a command.
+
+    Attributes:
+        arguments: of ``python -m gpu_fleet`` on the instances.
+        directory: where the run leaves its result.
+        title: begins the run's name.
+        files: names of what travels along.
+    """
+
+    archive: bytes
+    arguments: tuple[str, ...]
+    directory: str
+    title: str
+    files: tuple[str, ...]
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="\b\nExamples:\n  gpu-fleet submit training/examples/digits.toml --pool train --stack aws-dev "
+    "--include data/digits\n  gpu-fleet submit --pool dev --stack aws-dev -- python train.py --lr 0.1",
+)
+@click.argument("words", metavar="CONFIG|COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--pool", type=POOL_NAME, metavar="NAME", required=True, help="On instances of this pool.")
+@click.option(
+    "--nodes", type=click.IntRange(1, MOST_NODES), default=1, show_default=True, help="How many of them."
+)
+@click.option(
+    "--instance", "named", multiple=True, metavar="ID", help="One that you took; may be given again."
+)
+@click.option(
+    "--hours",
+    type=FiniteRange(0, LONGEST_HOURS, min_open=True),
+    help="Keep instances that are taken for it so long; by default the idle rules alone apply.",
+)
+@click.option("--include", multiple=True, metavar="PATH", help="A file or folder that travels along.")
+@click.option(
+    "--as", "account", metavar="ACCOUNT", help="Your account there; by default your name in the cloud."
+)
+@click.option(
+    "--allow", multiple=True, metavar="KEY", help="As of `train`: resume although this key has changed."
+)
+@click.option(
+    "--branch", default="", metavar="NAME", help="As of `train`: a new run from the newest weights."
+)
+@click.option(
+    "--checkpoints", default="", metavar="FOLDER", help="Of COMMAND: kept in the bucket, and brought back."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be sent; takes and starts nothing.")
+@click.option("--yes", is_flag=True, help="Ask no question.")
+@stack_options
+def submit(
+    *,
+    words: tuple[str, ...],
+    pool: str,
+    nodes: int,
+    named: tuple[str, ...],
+    hours: float | None,
+    include: tuple[str, ...],
+    account: str | None,
+    allow: tuple[str, ...],
+    branch: str,
+    checkpoints: str,
+    dry_run: bool,
+    yes: bool,
+    asked: Asked,
+) -> None:
+    """Start a run on instances of a pool that you took; missing ones are asked for first.
+
+    CONFIG (a .toml, with --section.key value as of `train`), your own code that it imports and what --include
+    names travel along; of COMMAND (after --, any program) the files that it names. The run is your account's
+    own. An interrupted one goes on from its checkpoint when it is submitted again. Exit code 1 where it does
+    not start.
+    """
+    desk = open_desk(asked)
+    if problem := refusal(desk.policy, pool, nodes):
+        raise ConfigurationError(problem.replace("--count", "--nodes").replace("POOL ", "--pool "))
+    caller = caller_of(desk.place)
+    criteria = Criteria(pool, nodes, named, account_name(account, caller), caller)
+    flags = [word for key in allow for word in ("--allow", key)] + (["--branch", branch] if branch else [])
+    if checkpoints and nodes > 1:
+        raise ConfigurationError(
+            f"--checkpoints {checkpoints}: keeps one folder alone; with --nodes {nodes} your program saves "
+            "to s3://, oss:// or the shared homes itself"
+        )
+    kept = ["--checkpoints", checkpoints] if checkpoints else []
+    packed = pack(words, [*flags, *kept], include)
+    bucket = run_bucket(replace(desk.place, account_id=asked.account_id or ""))
+    ids = choose(desk, bucket, criteria)
+    if len(ids) < nodes and not dry_run:
+        ids = (*ids, *acquire(desk, pool, nodes - len(ids), hours, yes=yes))
+        if len(ids) < nodes:
+            sys.exit(EXIT_FAILED)
+    job = described_job(desk, packed, criteria, ids)
+    if dry_run:
+        click.echo(preview(job, packed, nodes - len(ids), desk.policy.cloud))
+        return
+    bucket.submit(job, packed.archive)
+    command = module(desk.place.cloud).send(desk.place.region, desk.cloud.calls, job)
+    click.echo(f"{job.run} is sent to {', '.join(ids)} ({command})")
+    if not followed(desk.now, desk.wait, bucket, job):
+        sys.exit(EXIT_FAILED)
+    where = f"--stack {desk.policy.stack}"
+    click.echo(f"gpu-fleet logs -f {job.run} {where}; gpu-fleet cancel {job.run} {where}")
+
+
+def pack(words: Sequence[str], flags: Sequence[str], include: Sequence[str]) -> Packed:
+    """A run and its files, by the trainer's own process: it imports modules of users by any name.
+
+    Raises:
+        ConfigurationError: what the trainer says is wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpu-fleet-") as folder:
+        out = Path(folder) / "files.zip"
+        own = [word for path in include for word in ("--include", path)]
+        command = [sys.executable, "-m", "gpu_fleet", "pack", "--out", str(out), *own, *flags, "--", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            problem = done.stderr.strip().removeprefix("error: ")
+            raise ConfigurationError(problem or "the trainer said nothing")
+        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        arguments, files = (tuple(said[name]) for name in ("arguments", "files"))
+        return Packed(out.read_bytes(), arguments, said["directory"], said["title"], files)
+
+
+def described_job(desk: Desk, packed: Packed, criteria: Criteria, ids: Sequence[str]) -> Job:
+    """The job for these instances, the first of which is where all meet. Raises CloudError."""
+    now = desk.now()
+    place = desk.place
+    known = module(place.cloud).addresses(place.region, desk.cloud.calls, ids) if ids else {}
+    if missing := [instance_id for instance_id in ids if instance_id not in known]:
+        raise ConfigurationError(f"{missing[0]} has no private address: is it being terminated?")
+    # torchrun gives out ranks by addresses as text: so the log of node 0 is that of rank 0
+    by_rank = sorted(ids, key=lambda instance_id: known[instance_id])
+    return Job(
+        run=run_name(packed.title, now),
+        account=criteria.account,
+        stack=desk.policy.stack,
+        pool=criteria.pool,
+        instances=tuple(Member(instance_id, known[instance_id]) for instance_id in by_rank),
+        arguments=packed.arguments,
+        directory=packed.directory,
+        archive_sha256=hashlib.sha256(packed.archive).hexdigest(),
+        by=criteria.caller,
+        at=format_time(now),
+    )
+
+
+def preview(job: Job, packed: Packed, missing: int, cloud: str) -> str:
+    """What would be sent, for a user."""
+    lines = [
+        f"run        {job.run} of account {job.account}",
+        f"command    gpu_fleet {shlex.join(job.arguments)}",
+        f"files      {', '.join(packed.files)} ({len(packed.archive):,} bytes)",
+        f"instances  {', '.join(member.id for member in job.instances) or 'none yet'}",
+    ]
+    if missing:
+        return "\n".join([*lines, f"the mover would be asked for {missing} of {job.pool} first"])
+    sent = json.dumps(module(cloud).request(job), indent=1)
+    return "\n".join([*lines, f"parameters {json.dumps(parameters(job))}", f"sent       {sent}"])
+
+
+def followed(now: Callable[[], datetime], wait: Callable[[float], None], bucket: RunBucket, job: Job) -> bool:
+    """Show what the instances say until all work on the run; whether they do. Raises CloudError."""
+    shown: dict[str, str] = {}
+    until = now() + LONGEST_START
+    while now() < until:
+        states = bucket.states(job)
+        for member, state in zip(job.instances, states, strict=True):
+            text = f"{member.id} {state.phase}{f': {state.detail}' if state.detail else ''}"
+            if state.phase is not Phase.SENT and shown.get(member.id) != text:
+                shown[member.id] = text
+                click.echo(text)
+        phase = overall(states)
+        if phase in (Phase.REFUSED, Phase.FAILED):
+            return False
+        if phase not in (Phase.SENT, Phase.STARTING, Phase.RETRYING):
+            return True
+        wait(LOOK_EVERY_S)
+    silent = [member.id for member in job.instances if member.id not in shown]
+    click.echo(
+        f"nothing heard of {', '.join(silent) or job.run} in 10 minutes; gpu-fleet runs says when there is"
+    )
+    return False

@@ -1,0 +1,256 @@
+"""Instances of a stack in moto that do what they are sent: the stack's document, the payload, the trainer.
+
+The document's script, the launcher, ``start-run`` and the unit are those that the stack registered. Played
+here are Systems Manager (a parameter that breaks its pattern is refused), ``systemctl`` and accounts.
+"""
+
+import configparser
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+from moto.ssm.models import Command
+
+from image.reaper.metrics import METRIC_GATE_PASSED, namespace
+from stacks.rehearsal import first_boot
+from stacks.rehearsal.cast import services
+from stacks.rehearsal.metadata import metadata_service
+from stacks.rehearsal.program import Rehearsed
+
+REGION = "us-east-1"
+TYPE = "g5.xlarge"
+SYSTEMCTL = """#!/bin/bash
+case "$1" in
+list-units) cat "{folder}/active" 2>/dev/null || true ;;
+start) echo "${{@: -1}}" >>"{folder}/started" ;;
+esac
+"""
+# of one rule: this program, as root, without a password; the program finds commands below the root
+SUDO = """#!/bin/bash
+[ "$1" = --non-interactive ] && [ "$2" = "{allowed}" ] || {{ echo "sudo: a password is needed" >&2; exit 1; }}
+shift 2
+program=$(sed "s#/usr/local/bin/#{root}/usr/local/bin/#" "{root}{allowed}")
+SUDO_USER={account} exec bash -c "$program" "{allowed}" "$@"
+"""
+ACCOUNTS = {
+    "passwd": "root:x:0:0::/root:/bin/bash\n{users}",
+    "group": "gpu-fleet-users:x:990:{names}\n",
+    "shadow": "root:*:19000:0:99999:7:::\n{expiry}",
+}
+
+
+@dataclass
+class StandIn:
+    """One instance: what its first boot made of a folder.
+
+    Attributes:
+        address: private IPv4, one of the loopback.
+        services: what leads its programs to its cloud.
+    """
+
+    id: str
+    address: str
+    root: Path
+    services: Mapping[str, str]
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        """Of root's programs there."""
+        own = first_boot.own_environment(self.root, self.services)
+        return {**own, "PATH": f"{self.root}/stub:{own['PATH']}"}
+
+    def as_booted(self) -> None:
+        """Its account and its gate, and nothing that runs."""
+        for name in ("started", "active", "run/gpu-fleet/closed"):
+            (self.root / name).unlink(missing_ok=True)
+        self.accounts("ada")
+        (self.root / "run/gpu-fleet/ready").touch()
+
+    def accounts(self, *names: str, locked: str = "", groups: bool = True) -> None:
+        """The accounts that ``gpu-fleet accounts`` made here; without groups those of the system."""
+        me = os.getuid() or 65_000  # a number that is not root's
+        rows = {
+            "users": "".join(f"{name}:x:{me}:{me}::/home/{name}:/bin/bash\n" for name in names),
+            "names": ",".join(names) if groups else "",
+            "expiry": f"{locked}:*:19000:0:99999:7::1:\n" if locked else "",
+        }
+        for file, text in ACCOUNTS.items():
+            (self.root / "etc" / file).write_text(text.format(**rows))
+        (self.root / "home").mkdir(exist_ok=True)
+        (self.root / "scratch").mkdir(exist_ok=True)
+
+    def pass_the_gate(self) -> None:
+        """As the gate says it."""
+        run = self.root / "run/gpu-fleet"
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "ready").touch()
+
+    def tell_the_gate(self) -> None:
+        """As the agent says it to whoever waits for the instance."""
+        dimension = {"Name": "InstanceId", "Value": self.id}
+        # moto cuts the end of a span to the whole second, so what is of this second is not found
+        before = datetime.now(UTC) - timedelta(minutes=1)
+        datum = {
+            "MetricName": METRIC_GATE_PASSED,
+            "Value": 1.0,
+            "Dimensions": [dimension],
+            "Timestamp": before,
+        }
+        boto3.client("cloudwatch", REGION).put_metric_data(Namespace=namespace("test"), MetricData=[datum])
+
+    def stub_systemctl(self) -> None:
+        """A systemctl that writes down what it is asked to start."""
+        stub = self.root / "stub/systemctl"
+        stub.parent.mkdir(exist_ok=True)
+        stub.write_text(SYSTEMCTL.format(folder=self.root))
+        stub.chmod(0o755)
+
+    def run_document(
+        self, content: Mapping[str, Any], given: Mapping[str, str]
+    ) -> "subprocess.CompletedProcess[str]":
+        """As Systems Manager does: the patterns first, then text for text, then bash as root."""
+        for name, value in given.items():
+            pattern = content["parameters"][name]["allowedPattern"]
+            if re.search(pattern, value) is None:
+                raise ValueError(f"InvalidParameters: {name} = {value!r}")
+        (step,) = content["mainSteps"]
+        text = "\n".join(step["inputs"]["runCommand"])
+        for name, value in given.items():
+            text = text.replace("{{ " + name + " }}", value)
+        return self._bash(text)
+
+    def run_command(
+        self, script: str, given: Mapping[str, str], account: str
+    ) -> "subprocess.CompletedProcess[str]":
+        """As Cloud Assistant does: text for text, then bash as the account, with sudo as laid down."""
+        for name, value in given.items():
+            script = script.replace("{{" + name + "}}", value)
+        rules = (self.root / "etc/sudoers.d/50-gpu-fleet").read_text()
+        (allowed,) = re.findall(r"^%gpu-fleet-users ALL=\(root\) NOPASSWD: (.*)$", rules, re.MULTILINE)
+        stub = self.root / "stub/sudo"
+        stub.write_text(SUDO.format(account=account, allowed=allowed, root=self.root))
+        stub.chmod(0o755)
+        return self._bash(script)
+
+    def _bash(self, text: str) -> "subprocess.CompletedProcess[str]":
+        below = text.replace("/usr/local/bin/", f"{self.root}/usr/local/bin/")
+        return subprocess.run(
+            ["bash", "-c", below],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def started(self) -> list[str]:
+        """Units that were started, in order."""
+        file = self.root / "started"
+        return file.read_text().split() if file.exists() else []
+
+    def runs(self) -> list[Path]:
+        """Folders of runs here, the newest last."""
+        return sorted((self.root / "scratch/runs/ada").iterdir(), key=lambda one: one.stat().st_mtime)
+
+    def run_unit(self, unit: str, more: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """What systemd runs for a unit, with this environment's packages for those of the instance."""
+        account = unit.partition("@")[2].removesuffix(".service")
+        parser = configparser.RawConfigParser(strict=False, interpolation=None)
+        parser.read(self.root / "etc/systemd/system/gpu-run@.service")
+        service = {key: value.replace("%i", account) for key, value in parser["Service"].items()}
+        assert service["user"] == account
+        assert service["environmentfile"].startswith("/run/gpu-fleet/")
+        written = (self.root / service["environmentfile"].lstrip("/")).read_text().splitlines()
+        own = {
+            **self.environment(),
+            **dict(line.split("=", 1) for line in written),
+            "LOGNAME": account,
+            "HOME": str(self.root / "home"),
+            "PYTHONPATH": str(self.root / "opt/gpu-fleet/lib"),
+            "PATH": os.environ["PATH"],
+            "OMP_NUM_THREADS": "1",
+            **more,
+        }
+        program, *words = service["execstart"].split()
+        assert program == "/opt/gpu-fleet/venv/bin/python"
+        folder = self.root / service["workingdirectory"].lstrip("/")
+        started = subprocess.Popen([sys.executable, *words], cwd=folder, env=own, start_new_session=True)
+        self.processes.append(started)
+        return started
+
+
+@contextmanager
+def stand_ins(
+    rehearsed: Rehearsed, folder: Path, user_data: str, taken: str, count: int
+) -> Iterator[list[StandIn]]:
+    """Instances that a user took, each booted from the user data that the stack registered."""
+    ec2 = boto3.client("ec2", REGION)
+    tags = {"stack": "test", "pool": "train", "managed": "true", "owner": "moto", "taken": taken}
+    marked = [{"Key": f"gpu-fleet:{key}", "Value": value} for key, value in tags.items()]
+    launched = ec2.run_instances(
+        ImageId="ami-0123456789abcdef0",
+        MinCount=count,
+        MaxCount=count,
+        InstanceType=TYPE,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": marked}],
+    )["Instances"]
+    with ExitStack() as stack:
+        made = []
+        for number, one in enumerate(launched):
+            metadata = stack.enter_context(metadata_service())
+            metadata.give_role("pool")
+            # two instances of one computer: each listens on an address of its own of the loopback
+            address = f"127.0.0.{number + 1}"
+            said = {"instance-id": one["InstanceId"], "instance-type": TYPE, "local-ipv4": address}
+            metadata.answers |= {f"/latest/meta-data/{path}": text for path, text in said.items()}
+            root = folder / f"node-{number}"
+            made.append(booted(one["InstanceId"], address, root, user_data, services(metadata)))
+        stack.callback(end, made)
+        yield made
+
+
+def booted(id_: str, address: str, root: Path, user_data: str, own: Mapping[str, str]) -> StandIn:
+    """An instance that booted, made the account, and passed its gate."""
+    root.mkdir(parents=True)
+    first_boot.boot(user_data, root, own, root.with_suffix(".log"))
+    made = StandIn(id_, address, root, own)
+    made.stub_systemctl()
+    made.accounts("ada")
+    made.pass_the_gate()
+    return made
+
+
+def end(nodes: Sequence[StandIn]) -> None:
+    """Nothing of theirs goes on."""
+    for process in (one for each in nodes for one in each.processes):
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+        process.wait()
+
+
+def only_those_named(monkeypatch: Any) -> None:
+    """moto takes a command without targets for one to every instance; Systems Manager to those it names."""
+    targets = Command._get_instance_ids_from_targets
+    monkeypatch.setattr(
+        Command, "_get_instance_ids_from_targets", lambda one: targets(one) if one.targets else []
+    )
+
+
+def content_of(rehearsed: Rehearsed) -> dict[str, Any]:
+    """The document as moto has it: what the stack registered."""
+    (document,) = [
+        one
+        for one in rehearsed.of_type("aws:ssm/document:Document")
+        if one.inputs["documentType"] == "Command"
+    ]
+    found = boto3.client("ssm", REGION).get_document(Name=document.inputs["name"])
+    return dict(json.loads(found["Content"]))

@@ -1,0 +1,336 @@
+"""From the console's command to a finished run: the stack's document, its payload, the trainer, in moto."""
+
+import base64
+import json
+import os
+import re
+import time
+from datetime import UTC, datetime
+
+import boto3
+import pytest
+import tomli_w
+from click.testing import CliRunner
+
+from image.capacity.command import Desk
+from image.capacity.model import Fate, MoverState, Request
+from image.console.cli import main
+from image.reaper.agent.sensors.processes import is_watched, processes
+from image.runs import aws, command
+from image.runs.model import Phase, state_of
+from stacks.aws.stack import build
+from stacks.rehearsal import sweeps
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+from tests.runs.instances import REGION, content_of, only_those_named, stand_ins
+from tests.stacks import examples
+from tests.training.examples import changed, gpt_table, write_tokens
+
+ACCOUNT_ID = "123456789012"
+DATA, CHECKPOINTS = (f"gpu-fleet-test-{kind}-{ACCOUNT_ID}" for kind in ("data", "checkpoints"))
+WHERE = ("--stack", "test", "--region", REGION, "--cloud", "aws", "--account", ACCOUNT_ID)
+ADA = ("--as", "ada")
+TAKEN = "2026-11-22/users/moto/100000Z-0a"
+POOL = examples.pool(
+    name="train", types=["g5.xlarge"], size={"min": 0, "desired": 0, "max": 2}, purpose="training"
+)
+SETTINGS = examples.stack(pools=[POOL], access={"people": {"ada": {"uid": 5001}}})
+# the stand-ins have no GPU
+ONE_PROCESS = {"PET_NPROC_PER_NODE": "1"}
+COMMAND = ("submit", "--pool", "train", "--yes", *ADA)
+PROGRAM = """
+import pathlib, sys, time
+import beside
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+print(*sys.argv[1:], beside.WORD)
+"""
+SUBMIT = ("submit", "tiny.toml", "--pool", "train", "--include", "data/text", "--yes", *ADA)
+LONGEST_S = 120
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """The stack in moto, with two instances that a user took and that passed their gate."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with moto_server(REGION):
+        rehearsed = run_program(SETTINGS.name, program=lambda: build(SETTINGS), config={})
+        for kind in ("data", "records", "checkpoints"):
+            # moto holds denials of a bucket policy without their conditions, so that nobody could write
+            boto3.client("s3", REGION).delete_bucket_policy(Bucket=f"gpu-fleet-test-{kind}-{ACCOUNT_ID}")
+        (template,) = rehearsed.of_type("aws:ec2/launchTemplate:LaunchTemplate")
+        user_data = base64.b64decode(template.inputs["userData"]).decode()
+        sweeps.by_function(sweeps.unpacked(rehearsed, folder / "sweep"))  # it begins to meter
+        with stand_ins(rehearsed, folder, user_data, TAKEN, 2) as nodes:
+            for node in nodes:
+                node.tell_the_gate()
+            yield rehearsed, nodes
+
+
+@pytest.fixture
+def nodes(fleet):
+    """The instances, as after a boot."""
+    _, made = fleet
+    yield made
+    for node in made:
+        node.as_booted()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """What a researcher has: a configuration and data beside it."""
+    monkeypatch.chdir(tmp_path)
+    write_tokens(tmp_path / "data/text")
+    own = {"run": {"directory": "runs/tiny"}, "data": {"path": "data/text"}}
+    table = changed(gpt_table(tmp_path, tmp_path, steps=6), **own)
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(table))
+    return tmp_path
+
+
+def say(*words):
+    own = words.index("--") if "--" in words else len(words)
+    return CliRunner().invoke(main, [*words[:own], *WHERE, *words[own:]])
+
+
+def deliver(fleet):
+    """Systems Manager: what was sent goes to its instances. Gives the units that they started."""
+    rehearsed, nodes = fleet
+    sent = boto3.client("ssm", REGION).list_commands()["Commands"][-1]
+    given = {key: value for key, (value,) in sent["Parameters"].items()}
+    done = []
+    for node in nodes:
+        if node.id in sent["InstanceIds"]:
+            node.run_document(content_of(rehearsed), given)
+            done += [node.run_unit(unit, ONE_PROCESS) for unit in node.started()[-1:]]
+    return done
+
+
+@pytest.fixture
+def delivered(fleet, nodes, monkeypatch):
+    """While the console waits, instances work; gives their processes."""
+    running = []
+    sleep = time.sleep
+
+    def wait(seconds):
+        if seconds != command.LOOK_EVERY_S:
+            return sleep(seconds)
+        if not running:
+            running.extend(deliver(fleet))
+        return sleep(0.1)
+
+    only_those_named(monkeypatch)
+    monkeypatch.setattr(time, "sleep", wait)
+    addresses = {node.id: node.address for node in nodes}  # moto's own are of no network here
+    monkeypatch.setattr(aws, "addresses", lambda _region, _calls, ids: {one: addresses[one] for one in ids})
+    return running
+
+
+def run_of(said):
+    return re.search(r"^(\S+) is sent to", said.output, re.MULTILINE)[1]
+
+
+def until(condition):
+    """Wait for it; a run that never comes so far fails."""
+    ends = time.monotonic() + LONGEST_S
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+
+
+def words_of(run, node):
+    key = f"train/_runs/ada/{run}/{node.id}/state.json"
+    return json.loads(boto3.client("s3", REGION).get_object(Bucket=DATA, Key=key)["Body"].read())
+
+
+def test_a_run_of_two_instances_meets_works_and_finishes_as_its_users_account(
+    fleet, nodes, folder, delivered
+):
+    said = say(*SUBMIT, "--nodes", "2")
+
+    assert said.exit_code == 0, said.output
+    assert [worker.wait(LONGEST_S) for worker in delivered] == [0, 0]
+    run = run_of(said)
+    listed, log = say("runs", *ADA), say("logs", "-f", run, *ADA)
+    assert re.search(rf"{run} +train +2 +finished +6 ", listed.output), listed.output
+    assert log.exit_code == 0, log.output
+    assert "rank=0 event=finished" in log.output
+    words = [words_of(run, node) for node in nodes]
+    assert [one["phase"] for one in words] == ["finished", "finished"]
+    assert [one["step"] for one in words] == [6, None]  # one run of both, and not one of each
+    found = boto3.client("s3", REGION).list_objects_v2(Bucket=CHECKPOINTS, Prefix="train/ada/runs/tiny/")
+    assert any(one["Key"].endswith("manifest.json") for one in found["Contents"])
+
+
+def test_any_command_runs_with_the_files_it_names_and_counts_as_work_while_it_does(
+    fleet, nodes, folder, delivered
+):
+    (folder / "beside.py").write_text("WORD = 'found beside it'\n")
+    (folder / "mine.py").write_text(PROGRAM)
+
+    said = say(*COMMAND, "--include", "beside.py", "--", "python", "mine.py", "--lr", "0.1")
+
+    assert said.exit_code == 0, said.output
+    (worker,) = delivered
+    at_work = [one for one in processes() if one.pid == worker.pid and is_watched(one.command)]
+    (node,) = [one for one in nodes if one.started()]
+    folder_there = node.runs()[-1]
+    (folder_there / "go").touch()
+    assert worker.wait(LONGEST_S) == 0
+    assert at_work
+    log = say("logs", "-f", run_of(said), *ADA)
+    assert log.exit_code == 0, log.output
+    assert "--lr 0.1 found beside it" in log.output
+    assert [one.pid for one in processes() if os.getpgid(one.pid) == worker.pid] == []
+
+
+def test_a_cancelled_run_saves_and_goes_on_when_it_is_submitted_again(
+    fleet, nodes, folder, delivered, monkeypatch
+):
+    monkeypatch.setitem(ONE_PROCESS, "GPU_FLEET_SAY_EVERY_S", "0.2")
+    longer = ("--run.steps", "100000", "--schedule.name", "constant", "--run.directory", "runs/long")
+    said = say(*SUBMIT, *longer)
+    run = run_of(said)
+    (node,) = [one for one in nodes if one.started()]
+    second = say(*SUBMIT, *longer, "--instance", node.id)
+    assert f"--instance {node.id} works on {run}" in second.output
+
+    until(lambda: words_of(run, node).get("step"))
+
+    asked = say("cancel", run, *ADA)
+
+    (worker,) = delivered
+    assert asked.exit_code == 0, asked.output
+    assert worker.wait(LONGEST_S) == 0
+    stopped = words_of(run, node)
+    assert (stopped["phase"], stopped["detail"]) == ("cancelled", "rank 0: signal SIGTERM")
+    assert "there is nothing to cancel" in say("cancel", run, *ADA).output
+
+    delivered.clear()
+    again = say(*SUBMIT, *longer[:1], str(stopped["step"] + 3), *longer[2:])
+
+    assert again.exit_code == 0, again.output
+    assert delivered[0].wait(LONGEST_S) == 0
+    assert f"event=resumed step={stopped['step']} " in say("logs", run_of(again), *ADA).output
+
+
+def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(fleet, nodes, folder):
+    before = len(boto3.client("ssm", REGION).list_commands()["Commands"])
+
+    said = say(*SUBMIT, "--dry-run", "--run.steps", "7")
+
+    assert said.exit_code == 0, said.output
+    assert "gpu_fleet launch tiny.toml --run.steps 7" in said.output
+    assert '"DocumentName": "gpu-fleet-test-run"' in said.output
+    assert "data/text/train/tokens.bin" in said.output
+    assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
+
+
+REFUSED = {
+    "no such pool": (
+        ("--pool", "trian"),
+        "--pool 'trian': no such pool; stack test has train (nearest: train)",
+    ),
+    "more than the pool's max": (("--nodes", "3"), "--nodes 3; allowed: up to 2, size.max of train"),
+    "an instance of nobody": (
+        ("--instance", "i-0"),
+        "--instance i-0: no running instance of train that you took",
+    ),
+    "two where one is asked for": (("--instance", "i-0", "--instance", "i-1"), "as many as --nodes 1"),
+    "no account's name": (("--as", "Ada!"), "--as 'Ada!'; allowed: your account of access.people"),
+    "data that stay here": (("--data.path", "data/other"), "data.path = 'data/other': instances do not have"),
+    "what is not here": (("--include", "nothing"), "--include = 'nothing': must be a file or folder below"),
+    "no such key": (("--run.stepps", "7"), "run.stepps"),
+    "a folder above": (("--run.directory", "../x"), "run.directory = '../x': must be below the folder"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_run_is_one_message_before_anything_is_sent(case, fleet, nodes, folder):
+    words, message = REFUSED[case]
+
+    said = say(*SUBMIT, *words)
+
+    assert said.exit_code != 0
+    assert message in said.output
+    assert "Traceback" not in said.output
+    assert not any(node.started() for node in nodes)
+
+
+def test_an_instance_that_did_not_pass_its_boot_check_is_not_taken(fleet, nodes, folder, monkeypatch):
+    monkeypatch.setattr(Desk, "ready", lambda _, ids: dict.fromkeys(ids, "unfit"))
+
+    said = say(*SUBMIT, "--instance", nodes[0].id)
+
+    assert f"--instance {nodes[0].id} has not passed its boot check" in said.output
+
+
+def test_where_no_instance_is_ready_the_mover_is_asked_and_its_refusal_is_the_answer(
+    fleet, folder, monkeypatch
+):
+    """The request is the one of ``take``; here the mover's word of a spent budget is played."""
+    monkeypatch.setattr(command, "choose", lambda *_: ())
+    before = len(boto3.client("ssm", REGION).list_commands()["Commands"])
+    wait = time.sleep
+
+    def refused(seconds):
+        s3 = boto3.client("s3", REGION)
+        records = f"gpu-fleet-test-records-{ACCOUNT_ID}"
+        prefix = "reaper/capacity/requests/"
+        (one,) = s3.list_objects_v2(Bucket=records, Prefix=prefix)["Contents"]
+        key = one["Key"].removeprefix(prefix).removesuffix(".json")
+        why = "12 USD of the month's budget are left"
+        request = Request(key, "train", 1, None, datetime.now(UTC), Fate.REFUSED, why)
+        state = MoverState(requests={key: request}).to_json()
+        s3.put_object(Bucket=records, Key="reaper/capacity/state.json", Body=json.dumps(state))
+        wait(0)
+
+    monkeypatch.setattr(time, "sleep", refused)
+
+    said = say(*SUBMIT)
+
+    assert said.exit_code == 1
+    assert "refused: 12 USD of the month's budget are left" in said.output
+    assert len(boto3.client("ssm", REGION).list_commands()["Commands"]) == before
+
+
+def break_gate(node):
+    (node.root / "run/gpu-fleet/ready").unlink()
+
+
+def work_on_another(node):
+    (node.root / "active").write_text("gpu-run@bob.service loaded active running\n")
+
+
+def be_terminated(node):
+    (node.root / "run/gpu-fleet/closed").touch()
+
+
+AT_THE_INSTANCE = {
+    "no account": (lambda node: node.accounts("bob"), "there is no account 'ada' here: access.people"),
+    "who left": (lambda node: node.accounts("ada", locked="ada"), "account 'ada' is locked"),
+    "an account of the system": (
+        lambda node: node.accounts("ada", groups=False),
+        "there is no account 'ada'",
+    ),
+    "another's run": (work_on_another, "another run works here: gpu-run@bob.service"),
+    "a failed gate": (break_gate, "the instance has not passed its boot check"),
+    "an end under way": (be_terminated, "the instance is being terminated"),
+}
+
+
+@pytest.mark.parametrize("case", AT_THE_INSTANCE)
+def test_what_an_instance_refuses_comes_back_as_one_message(case, fleet, nodes, folder, delivered):
+    harm, message = AT_THE_INSTANCE[case]
+    for node in nodes:
+        harm(node)
+
+    said = say(*SUBMIT)
+
+    assert said.exit_code == 1
+    assert f"refused: {message}" in said.output
+    assert not any(node.started() for node in nodes)
+    run = run_of(said)
+    phases = {
+        state_of(json.dumps(words_of(run, node)).encode()).phase for node in nodes if node.id in said.output
+    }
+    assert phases == {Phase.REFUSED}

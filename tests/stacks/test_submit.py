@@ -1,0 +1,240 @@
+"""Who may start a run, as whom and where, by the policies that the stacks give to people."""
+
+import base64
+import json
+import re
+
+import pulumi
+import pytest
+
+from image.runs import alicloud, aws, model
+from stacks import naming
+from stacks.aws.stack import build
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import run_program
+from tests.stacks import ram
+from tests.stacks.alicloud_examples import stack as alicloud_stack
+from tests.stacks.alicloud_programs import register
+from tests.stacks.examples import stack
+from tests.stacks.iam import Request, Verdict, decide
+
+PEOPLE = {"ada": {"uid": 5001}, "bob": {"uid": 5002}}
+NAMED, NOBODY = stack(access={"people": PEOPLE}), stack()
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBUYHkd0jd5yF1xIMu2nsW1SxNTgF2mIf8vY0wd1cmtp ada@laptop"
+ON_ALICLOUD = alicloud_stack(
+    access={
+        "people": {name: {**one, "keys": [KEY]} for name, one in list(PEOPLE.items())[:1]},
+        "ssh_from": {"office": "192.168.4.0/24"},
+    }
+)
+JOB = model.Job(
+    run="digits-20261122-210405",
+    account="ada",
+    stack="test",
+    pool="dev",
+    instances=(
+        model.Member("i-0123456789abcdef0", "10.0.0.4"),
+        model.Member("i-1123456789abcdef0", "10.0.0.5"),
+    ),
+    arguments=("digits.toml", "--run.steps", "7"),
+    directory="runs/digits",
+    archive_sha256="0" * 64,
+    by="users/ada",
+    at="2026-11-22T21:04:05Z",
+)
+
+
+@pytest.fixture(scope="module")
+def named():
+    with moto_server(NAMED.region):
+        yield run_program(NAMED.name, program=lambda: declared(NAMED), config={})
+
+
+@pytest.fixture(scope="module")
+def nobody():
+    with moto_server(NOBODY.region):
+        yield run_program(NOBODY.name, program=lambda: declared(NOBODY), config={})
+
+
+@pytest.fixture(scope="module")
+def assistant():
+    return register(ON_ALICLOUD)
+
+
+def declared(settings):
+    for name, value in build(settings).items():
+        pulumi.export(name, value)
+
+
+def documents(found):
+    stated = found.of_type("aws:ssm/document:Document")
+    return [one.inputs for one in stated if one.inputs["documentType"] == "Command"]
+
+
+def test_the_document_takes_three_parameters_and_holds_each_to_a_pattern(named):
+    (document,) = documents(named)
+    content = json.loads(document["content"])
+
+    assert document["name"] == aws.document_name(NAMED.name)
+    assert document["targetType"] == "/AWS::EC2::Instance"
+    assert content["schemaVersion"] == "2.2"
+    patterns = {key: one["allowedPattern"] for key, one in content["parameters"].items()}
+    assert patterns == {
+        "Account": f"^{model.ACCOUNT.pattern}$",
+        "Run": f"^{model.RUN.pattern}$",
+        "Sha256": f"^{model.SHA256.pattern}$",
+    }
+    assert patterns.keys() == set(model.parameters(JOB)) == set(naming.RUN_PARAMETERS)
+    assert all(re.search(patterns[key], value) for key, value in model.parameters(JOB).items())
+
+
+@pytest.mark.parametrize(
+    "text", ["ada; id", "ada\nid", "$(id)", "`id`", "a'b", "-a", "../a", "", "{{ Run }}", "root\\"]
+)
+def test_no_parameter_lets_a_shell_word_through(named, text):
+    (document,) = documents(named)
+    parameters = json.loads(document["content"])["parameters"]
+
+    assert [key for key, one in parameters.items() if re.fullmatch(one["allowedPattern"], text)] == []
+
+
+def test_a_stack_that_names_nobody_has_no_document_and_lets_nobody_send_one(nobody):
+    assert documents(nobody) == []
+    assert "ssm:SendCommand" not in nobody.outputs["people_policy"]
+
+
+def may(found, action, resource, **context):
+    me = {"aws:username": "ada", "aws:userid": "AIDA1", "aws:PrincipalTag/SSMSessionRunAs": "ada"} | context
+    given = {key: value for key, value in me.items() if value is not None}
+    return (
+        decide(Request(action, resource, context=given), identity=[found.outputs["people_policy"]])
+        is Verdict.ALLOWED
+    )
+
+
+INSTANCE = f"arn:aws:ec2:{NAMED.region}:{NAMED.account_id}:instance/i-0123456789abcdef0"
+TAGS = {
+    "aws:ResourceTag/gpu-fleet:stack": "test",
+    "aws:ResourceTag/gpu-fleet:managed": "true",
+    "aws:ResourceTag/gpu-fleet:taken": "2026-11-22/users/ada/100000Z-0a",
+}
+
+
+def test_a_user_sends_this_document_alone_and_to_what_they_took_alone(named):
+    place = f"arn:aws:ssm:{NAMED.region}:{NAMED.account_id}:document"
+    taken_by_bob = TAGS | {"aws:ResourceTag/gpu-fleet:taken": "2026-11-22/users/bob/100000Z-0a"}
+    elsewhere = TAGS | {"aws:ResourceTag/gpu-fleet:stack": "another"}
+
+    assert may(named, "ssm:SendCommand", f"{place}/gpu-fleet-test-run")
+    assert may(named, "ssm:SendCommand", INSTANCE, **TAGS)
+    assert not may(named, "ssm:SendCommand", INSTANCE, **taken_by_bob)
+    assert not may(named, "ssm:SendCommand", INSTANCE, **elsewhere)
+    assert not may(named, "ssm:SendCommand", INSTANCE)
+    for other in ("AWS-RunShellScript", "gpu-fleet-other-run", "gpu-fleet-test-session"):
+        assert not may(named, "ssm:SendCommand", f"{place}/{other}")
+        assert not may(named, "ssm:SendCommand", f"arn:aws:ssm:{NAMED.region}::document/{other}")
+
+
+def test_a_session_of_a_role_sends_it_to_what_it_took(named):
+    session = {"aws:username": None, "aws:userid": "AROA1:ada"}
+    tags = TAGS | {"aws:ResourceTag/gpu-fleet:taken": "2026-11-22/sessions/AROA1:ada/100000Z-0a"}
+
+    assert may(named, "ssm:SendCommand", INSTANCE, **tags, **session)
+    assert not may(named, "ssm:SendCommand", INSTANCE, **TAGS, **session)
+
+
+def bucket(found, kind):
+    names = found.of_type("aws:s3/bucket:Bucket")
+    return next(one.outputs["arn"] for one in names if one.name.endswith(f"-{kind}"))
+
+
+def test_a_user_submits_as_the_account_of_their_tag_and_as_no_other(named):
+    data = bucket(named, "data")
+    nameless = {"aws:PrincipalTag/SSMSessionRunAs": None}
+
+    assert may(named, "s3:PutObject", f"{data}/_jobs/ada/digits-1/job.json")
+    assert not may(named, "s3:PutObject", f"{data}/_jobs/bob/digits-1/job.json")
+    assert not may(named, "s3:PutObject", f"{data}/_jobs/ada/digits-1/job.json", **nameless)
+    assert not may(named, "s3:PutObject", f"{data}/dev/_runs/ada/digits-1/i-0/state.json")
+    assert not may(named, "s3:PutObject", f"{data}/dev/anything")
+
+
+def test_a_user_reads_what_became_of_their_own_runs_alone(named):
+    data = bucket(named, "data")
+
+    assert may(named, "s3:GetObject", f"{data}/dev/_runs/ada/digits-1/i-0/log/0.txt")
+    assert not may(named, "s3:GetObject", f"{data}/dev/_runs/bob/digits-1/i-0/log/0.txt")
+    assert not may(named, "s3:GetObject", f"{data}/dev/datasets/secret")
+    assert may(named, "s3:ListBucket", data, **{"s3:prefix": "_jobs/ada/"})
+    assert may(named, "s3:ListBucket", data, **{"s3:prefix": "dev/_runs/ada/digits-1/i-0/log/"})
+    assert not may(named, "s3:ListBucket", data, **{"s3:prefix": "_jobs/bob/"})
+    assert not may(named, "s3:ListBucket", data, **{"s3:prefix": ""})
+    assert not may(named, "s3:ListBucket", data)
+
+
+def test_an_instance_reads_every_job_and_writes_none(named):
+    data = bucket(named, "data")
+    roles = [
+        one.inputs["policy"]
+        for one in named.of_type("aws:iam/rolePolicy:RolePolicy")
+        if one.name.endswith("-instance")
+    ]
+
+    def role_may(action, key, policy):
+        asked = Request(action, f"{data}/{key}", context={"aws:userid": "AROA1:i-0123456789abcdef0"})
+        return decide(asked, identity=[policy]) is Verdict.ALLOWED
+
+    assert roles
+    for policy in roles:
+        assert role_may("s3:GetObject", "_jobs/ada/digits-1/job.json", policy)
+        assert role_may("s3:PutObject", "dev/_runs/ada/digits-1/i-0/state.json", policy)
+        assert not role_may("s3:PutObject", "_jobs/ada/digits-1/job.json", policy)
+        assert not role_may("s3:DeleteObject", "_jobs/ada/digits-1/cancel", policy)
+
+
+def test_cloud_assistants_command_takes_what_the_console_sends_and_calls_sudo(assistant):
+    (command,) = assistant.of_type("alicloud:ecs/command:Command")
+    script = base64.b64decode(command.inputs["commandContent"]).decode()
+    sent = alicloud.request(JOB)
+
+    assert command.inputs["name"] == alicloud.command_name(ON_ALICLOUD.name)
+    assert (command.inputs["type"], command.inputs["enableParameter"]) == ("RunShellScript", True)
+    assert set(re.findall(r"\{\{(\w+)\}\}", script)) == set(json.loads(sent["Parameters"]))
+    assert sent["Username"] == "ada"
+    assert script.splitlines()[-1].startswith("exec sudo --non-interactive /usr/libexec/gpu-fleet/start-run ")
+
+
+def ram_may(found, account, action, resource, **context):
+    asked = Request(action, resource, context=context)
+    return ram.decide(asked, [found.outputs["submit_policies"][account]]) is Verdict.ALLOWED
+
+
+def test_on_alibaba_cloud_a_user_starts_runs_as_their_own_account_and_never_as_root(assistant):
+    own = f"{ON_ALICLOUD.region}:{ON_ALICLOUD.account_id}"
+    (command,) = assistant.of_type("alicloud:ecs/command:Command")
+    instance, theirs = f"acs:ecs:{own}:instance/i-1", f"acs:ecs:{own}:command/{command.id}"
+    tags = {"acs:ResourceTag/gpu-fleet:stack": ON_ALICLOUD.name}
+
+    def starts(resource, account, **more):
+        return ram_may(
+            assistant, "ada", "ecs:InvokeCommand", resource, **{"ecs:CommandRunAs": account, **more}
+        )
+
+    assert starts(theirs, "ada")
+    assert starts(instance, "ada", **tags)
+    for account in ("root", "bob", "Ada"):
+        assert not starts(theirs, account)
+        assert not starts(instance, account, **tags)
+    assert not starts(f"acs:ecs:{own}:command/c-other", "ada")
+    assert not starts(instance, "ada", **{"acs:ResourceTag/gpu-fleet:stack": "another"})
+    assert not ram_may(assistant, "ada", "ecs:RunCommand", instance, **{"ecs:CommandRunAs": "ada", **tags})
+
+
+def test_on_alibaba_cloud_a_user_submits_below_their_own_account_alone(assistant):
+    own = ON_ALICLOUD.account_id
+    data = f"acs:oss:oss-{ON_ALICLOUD.region}:{own}:gpu-fleet-{ON_ALICLOUD.name}-data-{own}"
+
+    assert ram_may(assistant, "ada", "oss:PutObject", f"{data}/_jobs/ada/digits-1/job.json")
+    assert not ram_may(assistant, "ada", "oss:PutObject", f"{data}/_jobs/bob/digits-1/job.json")
+    assert ram_may(assistant, "ada", "oss:GetObject", f"{data}/dev/_runs/ada/digits-1/i-0/state.json")
+    assert not ram_may(assistant, "ada", "oss:GetObject", f"{data}/dev/datasets/secret")

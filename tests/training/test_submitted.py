@@ -1,0 +1,245 @@
+"""`work`: what an instance does with a submitted run, and how often; `pack`: what it refuses to send."""
+
+import hashlib
+import io
+import json
+import signal
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_fleet.cli import main
+from gpu_fleet.errors import CheckpointError, CommandError
+from gpu_fleet.submitted import work
+from gpu_fleet.submitted.pack import archive
+from gpu_fleet.submitted.work import Job, Reporter, Worker, fetched, unpack
+
+COUNTS = "import pathlib, sys; f = pathlib.Path('tries'); f.open('a').write('x'); sys.exit({status})"
+
+
+class Bucket:
+    """An ObjectStore of a dictionary; may be silent."""
+
+    uri = "s3://data/_jobs/ada/digits-1"
+
+    def __init__(self, **objects: bytes) -> None:
+        self.objects = {name.replace("__", "."): content for name, content in objects.items()}
+        self.silent = False
+
+    def put(self, name: str, content: bytes) -> None:
+        if self.silent:
+            raise CheckpointError("no answer")
+        self.objects[name] = content
+
+    def get(self, name: str, file: Path | None = None) -> bytes | None:
+        if self.silent:
+            raise CheckpointError("no answer")
+        content = self.objects.get(name)
+        if file is None or content is None:
+            return content
+        file.write_bytes(content)
+        return b""
+
+    @property
+    def state(self) -> dict[str, object]:
+        return dict(json.loads(self.objects["state.json"]))
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A worker takes the signals of its process."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    """Where the job lies, and where the instance speaks."""
+    return Bucket()
+
+
+def worker(bucket: Bucket, folder: Path, code: str, while_paused=lambda: None) -> Worker:
+    """One whose clock passes while it rests, and not otherwise."""
+    job = Job(0, 1, "10.0.0.4", ("run", "--", sys.executable, "-c", code), "", "0" * 64)
+    passed = [0.0]
+
+    def pause(seconds: float) -> None:
+        passed[0] += seconds
+        while_paused()
+
+    return Worker(job, folder, bucket, Reporter(bucket), clock=lambda: passed[0], pause=pause)
+
+
+def tries(folder: Path) -> int:
+    return len((folder / "tries").read_text())
+
+
+def test_what_fails_perhaps_is_tried_three_times_and_then_no_more(bucket, tmp_path):
+    made = worker(bucket, tmp_path, COUNTS.format(status=3))
+
+    assert made.run() == 3
+
+    assert tries(tmp_path) == 3
+    assert made.clock() == 2 * work.PAUSE_S
+    assert (bucket.state["phase"], bucket.state["detail"]) == ("failed", "ended with 3")
+
+
+@pytest.mark.parametrize(
+    ("status", "phase"), [(0, "finished"), (85, "stopped"), (2, "failed"), (65, "failed")]
+)
+def test_what_is_over_is_not_tried_again(bucket, tmp_path, status, phase):
+    assert worker(bucket, tmp_path, COUNTS.format(status=status)).run() == status
+
+    assert tries(tmp_path) == 1
+    assert bucket.state["phase"] == phase
+
+
+def test_a_cancelled_run_is_not_tried_again_and_its_unit_has_not_failed(bucket, tmp_path):
+    made = worker(bucket, tmp_path, COUNTS.format(status=3), lambda: bucket.put("cancel", b"{}"))
+
+    assert made.run() == 0
+
+    assert tries(tmp_path) == 1
+    assert bucket.state["phase"] == "cancelled"
+
+
+def test_a_signal_between_two_tries_ends_it(bucket, tmp_path):
+    made = worker(bucket, tmp_path, COUNTS.format(status=3), lambda: signal.raise_signal(signal.SIGTERM))
+
+    assert made.run() == 3
+
+    assert tries(tmp_path) == 1
+
+
+def test_a_bucket_that_does_not_answer_ends_no_run_and_hears_the_whole_log_later(bucket, tmp_path):
+    reporter, file = Reporter(bucket), tmp_path / "log.txt"
+    file.write_text("one\n")
+    reporter.send(file)
+    bucket.silent = True
+    file.write_text("one\ntwo\n")
+    reporter.send(file)
+    reporter.say("running")
+    bucket.silent = False
+
+    reporter.send(file)
+
+    parts = [bucket.objects[name] for name in sorted(bucket.objects) if name.startswith("log/")]
+    assert parts == [b"one\n", b"two\n"]
+
+
+def submitted(**more: object) -> dict[str, object]:
+    instances = [{"id": "i-0", "address": "10.0.0.4"}, {"id": "i-1", "address": "10.0.0.5"}]
+    job = {"instances": instances, "arguments": ["launch", "x.toml"], "directory": "runs/x"}
+    return {**job, "archive_sha256": "0" * 64, **more}
+
+
+def test_an_instance_takes_the_job_that_names_it_with_the_hash_that_it_was_given():
+    content = json.dumps(submitted()).encode()
+    sha256 = hashlib.sha256(content).hexdigest()
+
+    job = fetched(Bucket(job__json=content), sha256, "i-1")
+
+    assert (job.rank, job.nodes, job.host) == (1, 2, "10.0.0.4")
+    with pytest.raises(CommandError, match="the run is for i-0, i-1, and this is i-2"):
+        fetched(Bucket(job__json=content), sha256, "i-2")
+    for other in (Bucket(job__json=content + b" "), Bucket()):
+        with pytest.raises(CommandError, match="is not the job that this instance was asked to start"):
+            fetched(other, sha256, "i-1")
+
+
+def zipped(**contents: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        for name, text in contents.items():
+            file.writestr(name, text)
+    return packed.getvalue()
+
+
+def job_with(content: bytes) -> Job:
+    return Job(0, 1, "", ("launch",), "", hashlib.sha256(content).hexdigest())
+
+
+def test_files_lie_where_they_lay(tmp_path):
+    content = archive({"a/b.toml": b"one", "c.py": b"two"})
+
+    unpack(Bucket(files__zip=content), job_with(content), tmp_path / "run")
+
+    found = {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file()}
+    assert found == {"run/a/b.toml", "run/c.py"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (zipped(**{"../x": "y"}), "'../x' leaves the run's folder"),
+        (zipped(**{"/etc/x": "y"}), "'/etc/x' leaves the run's folder"),
+        (b"no archive", "cannot be unpacked"),
+    ],
+)
+def test_an_archive_that_leaves_its_folder_or_is_none_is_refused(tmp_path, content, message):
+    with pytest.raises(CommandError, match=message):
+        unpack(Bucket(files__zip=content), job_with(content), tmp_path / "run")
+
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_archive_that_the_job_does_not_name_is_refused(tmp_path):
+    with pytest.raises(CommandError, match="is not what the job names"):
+        unpack(Bucket(files__zip=archive({"a": b"b"})), job_with(b"another"), tmp_path / "run")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Where a user submits."""
+    folder = tmp_path / "mine"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/a").write_text("b")
+    (folder / "train.py").write_text("print()")
+    (tmp_path / "secret.txt").write_text("s")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def packed(here, *words):
+    return CliRunner().invoke(main, ["pack", "--out", str(here.parent / "out.zip"), *words])
+
+
+def test_a_command_takes_the_files_it_names_and_says_how_it_is_run(here):
+    said = packed(
+        here, "--include", "data", "--checkpoints", "out", "--", "python", "train.py", "data", "--lr", "1"
+    )
+
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.output) == {
+        "arguments": ["run", "--checkpoints", "out", "--", "python", "train.py", "data", "--lr", "1"],
+        "directory": "out",
+        "title": "out",
+        "files": ["data/a", "train.py"],
+    }
+
+
+REFUSED = {
+    "a folder that stays here": (("--", "python", "train.py", "data"), "'data' of COMMAND: instances do not"),
+    "a file above": (("--", "cat", "../secret.txt"), "'../secret.txt' of COMMAND: must be below"),
+    "checkpoints above": (("--checkpoints", "../x", "--", "ls"), "--checkpoints = '../x': must be below"),
+    "flags of a configuration": (("--branch", "b", "--", "ls"), "--allow and --branch are of a CONFIG"),
+    "no such configuration": (("digits.toml",), "CONFIG 'digits.toml': there is no such file"),
+    "a command's flag": (("--checkpoints", "x", "digits.toml"), "is of a COMMAND; CONFIG says run.directory"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_an_instance_could_not_read_is_said_before_it_is_sent(case, here):
+    words, message = REFUSED[case]
+
+    said = packed(here, *words)
+
+    assert said.exit_code == 65
+    assert message in said.output
+    assert not (here.parent / "out.zip").exists()

@@ -1,0 +1,1 @@
+"""Runs that a user submits from elsewhere: packed there, worked through here by the unit gpu-run@."""

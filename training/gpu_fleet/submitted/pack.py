@@ -1,0 +1,194 @@
+"""`pack`: what a run needs of this computer, as one archive; `gpu-fleet submit` sends it to the instances."""
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import click
+
+from gpu_fleet import config
+from gpu_fleet.errors import ConfigError
+from gpu_fleet.kubernetes.sources import inner, own_files
+from gpu_fleet.lazy_groups import configured, identity_flags, identity_options
+
+LIMIT_BYTES = 256 << 20
+BUCKETS = ("s3://", "oss://")
+CONFIG, SCRIPTS = ".toml", (".py", ".sh")
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the content alone decides
+READABLE = 0o644 << 16
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What travels to the instances.
+
+    Attributes:
+        arguments: of `python -m gpu_fleet` there.
+        directory: where the run leaves its result; empty where a command leaves none.
+        title: begins the run's name.
+        contents: path -> content.
+    """
+
+    arguments: tuple[str, ...]
+    directory: str
+    title: str
+    contents: dict[str, bytes]
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="\b\nExample:\n  gpu-fleet train pack training/examples/digits.toml --out run.zip "
+    "--include data/digits",
+)
+@click.argument("words", metavar="CONFIG|COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The archive.")
+@click.option(
+    "--include", multiple=True, metavar="PATH", help="A file or folder below this one that the run reads."
+)
+@click.option("--checkpoints", default="", metavar="FOLDER", help="Of COMMAND: kept in the bucket.")
+@identity_options
+def pack(
+    *,
+    words: tuple[str, ...],
+    out: Path,
+    include: tuple[str, ...],
+    checkpoints: str,
+    allow: tuple[str, ...],
+    branch: str,
+) -> None:
+    """Write what a run reads of this computer into an archive; print what it is.
+
+    Of CONFIG, a .toml: itself, your own code that it imports, and what is included. Of COMMAND: files that it
+    names, and what is included. Refuses what an instance could not read.
+    """
+    included = dict(_included(include))
+    if PurePosixPath(words[0]).suffix == CONFIG:
+        if checkpoints:
+            raise ConfigError(f"--checkpoints = {checkpoints!r}: is of a COMMAND; CONFIG says run.directory")
+        settings = _settings(Path(words[0]), words[1:], allow, branch)
+        arguments = (*words[1:], *identity_flags(allow, branch))
+        parcel = of_config(Path(words[0]), arguments, settings, included)
+    else:
+        if allow or branch:
+            raise ConfigError("--allow and --branch are of a CONFIG; COMMAND resumes by its own rules")
+        parcel = of_command(words, checkpoints, included)
+    _check_size(parcel.contents)
+    try:
+        out.write_bytes(archive(parcel.contents))
+    except OSError as error:
+        raise ConfigError(f"--out = {str(out)!r}: cannot be written: {error.strerror}") from error
+    said = {"arguments": parcel.arguments, "directory": parcel.directory, "title": parcel.title}
+    click.echo(json.dumps({**said, "files": sorted(parcel.contents)}))
+
+
+def _settings(file: Path, overrides: Sequence[str], allow: Sequence[str], branch: str) -> config.Config:
+    if not file.is_file():
+        raise ConfigError(f"CONFIG {str(file)!r}: there is no such file")
+    return configured(file, overrides, allow, branch)
+
+
+def of_config(
+    file: Path, arguments: Sequence[str], settings: config.Config, included: dict[str, bytes]
+) -> Parcel:
+    """A run of the trainer; raises ConfigError with all that instances could not read.
+
+    Args:
+        arguments: what is laid over the configuration.
+        settings: with that.
+    """
+    directory = settings.run.directory
+    _refuse([*_unreadable(settings, included), *_misplaced("run.directory", directory)])
+    contents = included | own_files(settings) | {inner(file): file.read_bytes()}
+    return Parcel(("launch", inner(file), *arguments), directory, directory, contents)
+
+
+def of_command(words: Sequence[str], checkpoints: str, included: dict[str, bytes]) -> Parcel:
+    """Any other program, under `gpu_fleet run`; raises ConfigError with all that instances could not read."""
+    here = Path.cwd().resolve()
+    contents, problems = dict(included), []
+    for word in words:
+        path = here / word
+        if not word or PurePosixPath(word).is_absolute() or not path.exists():
+            continue
+        if not path.resolve().is_relative_to(here):
+            problems.append(f"{word!r} of COMMAND: must be below {here}")
+        elif path.is_file():
+            contents[path.resolve().relative_to(here).as_posix()] = path.read_bytes()
+        elif not _travels(word, included):
+            problems.append(_not_there(f"{word!r} of COMMAND", word))
+    _refuse([*problems, *(_misplaced("--checkpoints", checkpoints) if checkpoints else ())])
+    scripts = [PurePosixPath(word).stem for word in words if word.endswith(SCRIPTS)]
+    kept = ["--checkpoints", checkpoints] if checkpoints else []
+    title = scripts[0] if scripts else PurePosixPath(words[0]).name
+    return Parcel(("run", *kept, "--", *words), checkpoints, checkpoints or title, contents)
+
+
+def archive(contents: dict[str, bytes]) -> bytes:
+    """A zip of these files; equal files give equal bytes."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in sorted(contents):
+            entry = zipfile.ZipInfo(name, ZIP_EPOCH)
+            entry.external_attr = READABLE
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(entry, contents[name])
+    return packed.getvalue()
+
+
+def _included(paths: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Path from here -> content of each file; raises ConfigError."""
+    here = Path.cwd().resolve()
+    for text in paths:
+        path = here / text
+        if not path.exists() or not path.resolve().is_relative_to(here):
+            raise ConfigError(f"--include = {text!r}: must be a file or folder below {here}")
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        if sum(file.stat().st_size for file in files) > LIMIT_BYTES:
+            raise ConfigError(f"--include = {text!r}: {_too_large()}")
+        yield from ((file.relative_to(here).as_posix(), file.read_bytes()) for file in files)
+
+
+def _unreadable(settings: config.Config, included: dict[str, bytes]) -> Iterator[str]:
+    """What the run reads from a disk and no instance has."""
+    model, data = settings.model, settings.data
+    read = {"data.path": data.path, "model.weights": model.weights, "model.config": model.config}
+    for key, path in read.items():
+        if not path or path.startswith(BUCKETS) or PurePosixPath(path).is_absolute():
+            continue
+        if not _travels(path, included):
+            yield _not_there(f"{key} = {path!r}", path)
+
+
+def _travels(path: str, included: dict[str, bytes]) -> bool:
+    return any(PurePosixPath(name).is_relative_to(PurePosixPath(path)) for name in included)
+
+
+def _not_there(what: str, path: str) -> str:
+    return (
+        f"{what}: instances do not have this folder; say s3:// or oss://BUCKET/PREFIX, a folder there such "
+        f"as /home/you/{path}, or --include {path} where it is small"
+    )
+
+
+def _misplaced(key: str, folder: str) -> Iterator[str]:
+    path = PurePosixPath(folder)
+    if ".." in path.parts or path == PurePosixPath("."):
+        yield f"{key} = {folder!r}: must be below the folder of the run, or absolute"
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _check_size(contents: dict[str, bytes]) -> None:
+    size = sum(map(len, contents.values()))
+    if size > LIMIT_BYTES:
+        raise ConfigError(f"the files of the run are {size:,} bytes: {_too_large()}")
+
+
+def _too_large() -> str:
+    return f"at most {LIMIT_BYTES:,} bytes travel with a run; put data into a bucket or onto shared homes"
