@@ -95,6 +95,22 @@ def session_document(stack: str) -> str:
     return prefixed(stack, "session")
 
 
+def run_document(stack: str) -> str:
+    """By which users start runs: a document of Systems Manager, a command of Cloud Assistant."""
+    return prefixed(stack, "run")
+
+
+# What the parameters of that document may be; instances hold them against the same (image/runs/model.py).
+RUN_PARAMETERS = {
+    "Account": "[a-z][a-z0-9_-]{0,30}",
+    "Run": "[a-z][a-z0-9-]{0,62}",
+    "Sha256": "[0-9a-f]{64}",
+}
+# In the data bucket: what users submit, and below each pool's prefix what its instances say. No pool's name
+# begins so, and no instance's role writes the former.
+JOBS, RUNS = "_jobs", "_runs"
+
+
 def metric_namespace(stack: str) -> str:
     """The CloudWatch (or CloudMonitor) namespace of a stack's own metrics."""
     return f"GpuFleet/{stack}"

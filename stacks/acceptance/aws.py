@@ -403,14 +403,14 @@ class AwsAccount:
 
     def _tagged(self) -> Iterator[Left]:
         """Everything else that the tagging API names."""
-        told_by_ec2 = (":instance/", ":volume/", ":natgateway/", ":elastic-ip/")
+        listed_by_ec2 = (":instance/", ":volume/", ":natgateway/", ":elastic-ip/")
         for arn in self._arns():
             service = arn.split(":")[2]
             if service == "kms":
                 yield self._key_left(arn)
             elif service == "s3":
                 yield from self._bucket_left(arn)
-            elif not (service == "ec2" and any(kind in arn for kind in told_by_ec2)):
+            elif not (service == "ec2" and any(kind in arn for kind in listed_by_ec2)):
                 note = "may have been deleted already: the tagging API remembers for a while"
                 yield Left(service, arn, note=note)
 

@@ -166,7 +166,7 @@ def _step(run: AcceptanceRun, step: AcceptanceStep, action: Action, listener: Li
             run.deadline = None
     done = _done(run, step, status, outcome, started=started, calls_before=calls)
     run.evidence.steps.append(done)
-    LOG.info("event=step name=%r status=%s seconds=%.0f observed=%r", *_told(done))
+    LOG.info("event=step name=%r status=%s seconds=%.0f observed=%r", *_logged(done))
     listener("end", step, done)
     if ended is not None:
         raise ended
@@ -191,7 +191,7 @@ def _tried(
     return Status.FAILED, StepResult(step.proves, said), ends
 
 
-def _told(done: StepRecord) -> tuple[object, ...]:
+def _logged(done: StepRecord) -> tuple[object, ...]:
     return done.name, done.status, done.seconds, done.observed
 
 
@@ -245,7 +245,7 @@ def tear_down(run: AcceptanceRun, listener: Listener = _silent) -> None:
     done = _done(run, step, status, StepResult(step.proves, observed), started=started, calls_before=calls)
     run.evidence.steps.append(done)
     run.evidence.ended = run.clock.now()
-    LOG.info("event=step name=%r status=%s seconds=%.0f observed=%r", *_told(done))
+    LOG.info("event=step name=%r status=%s seconds=%.0f observed=%r", *_logged(done))
     listener("end", step, done)
 
 

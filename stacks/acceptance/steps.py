@@ -505,11 +505,11 @@ def _logs(run: AcceptanceRun) -> StepResult:
     """Wait until something arrived in every log store that the cloud tells of."""
 
     def arrived() -> Mapping[str, float] | None:
-        found = run.account.logged()
-        return found if all(found.values()) else None
+        rates = run.account.logged()
+        return rates if all(rates.values()) else None
 
-    found = run.wait("something in every log store", arrived)
+    rates = run.wait("something in every log store", arrived)
     observed = (
-        ", ".join(f"{store} {most:g} bytes/s" for store, most in found.items()) or "no store to ask for"
+        ", ".join(f"{store} {most:g} bytes/s" for store, most in rates.items()) or "no store to ask for"
     )
-    return StepResult("something in every log store", observed, dict(found))
+    return StepResult("something in every log store", observed, dict(rates))

@@ -59,7 +59,7 @@ def group_labels(stack: Stack) -> tuple[str, ...]:
 
 def private_networks(stack: Stack, zones: tuple[str, ...]) -> tuple[str, ...]:
     """The CIDRs of the private vSwitches in some zones, in the network's order."""
-    plan = naming.subnets(stack.network.cidr, stack.network.slot_of)
+    plan = naming.subnets(stack.network.own_cidr, stack.network.slot_of)
     return tuple(str(part.private) for part in plan if part.zone in zones)
 
 

@@ -8,7 +8,7 @@ from stacks import naming
 from stacks.alicloud import policies
 from stacks.alicloud.roles import role_with_policy
 from stacks.payload import built, sweep_archive
-from stacks.settings import Nat, Pool, Stack
+from stacks.settings import Pool, Stack
 
 WRITE_ACTIONS = ("oss:PutObject", "oss:DeleteObject", "oss:AbortMultipartUpload")
 LIST_ACTIONS = ("oss:ListObjects", "oss:GetBucketInfo", "oss:GetBucketLocation")
@@ -129,7 +129,7 @@ def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
 def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """What an instance fetches at its first boot; all that a pool's role reads of the records bucket."""
     prefixes = [built.PREFIX]
-    if args.stack.network.nat is Nat.NONE:
+    if not args.stack.network.reaches_internet:
         prefixes.append(built.WHEELS_PREFIX)
     return [pulumi.Output.concat(args.bucket_arns["records"], f"/{prefix}/*") for prefix in prefixes]
 

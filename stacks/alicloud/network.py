@@ -50,13 +50,13 @@ class Network(pulumi.ComponentResource):
         vpc = alicloud.vpc.Network(
             f"{name}-vpc",
             vpc_name=naming.prefixed(stack.name),
-            cidr_block=str(stack.network.cidr),
+            cidr_block=str(stack.network.own_cidr),
             dns_hostname_status="ENABLED",
             tags=self._tags("vpc"),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[args.keys]),
         )
         self.vpc_id = vpc.id
-        plan = naming.subnets(stack.network.cidr, stack.network.slot_of)
+        plan = naming.subnets(stack.network.own_cidr, stack.network.slot_of)
         tables = {part.zone: self._private_table(part.zone) for part in plan}
         private = {
             part.zone: self._subnet("private", part.zone, str(part.private), tables[part.zone])

@@ -121,6 +121,6 @@ def _notices(stack: Stack) -> Sequence[policies.Statement]:
         statements.append(policies.allow(["dm:SingleSendMail"], "*"))
     if notify.webhooks:
         own = f"acs:kms:{stack.region}:{stack.account_id}"
-        secrets = [f"{own}:secret/{one.secret}" for one in notify.webhooks]
+        secrets = [f"{own}:secret/{webhook.secret}" for webhook in notify.webhooks]
         statements.append(policies.allow(["kms:GetSecretValue"], secrets))
     return statements

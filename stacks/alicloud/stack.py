@@ -6,6 +6,7 @@ import pulumi
 import pulumi_alicloud as alicloud
 
 from stacks import naming
+from stacks.alicloud import submit
 from stacks.alicloud.budget import Budget, BudgetArgs
 from stacks.alicloud.capacity import Capacity, CapacityArgs, people_policy
 from stacks.alicloud.endpoints import Endpoints, EndpointsArgs
@@ -74,6 +75,7 @@ def build(stack: Stack) -> dict[str, Any]:
     reaper = Reaper(name, ReaperArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group), own)
     moving = CapacityArgs(stack, keys.key_id, keys.key_arn, records, budget.contact_group)
     capacity = Capacity(name, moving, own)
+    commands = submit.declare(name, stack, own)
     return {
         "region": stack.region,
         "key_arn": keys.key_arn,
@@ -93,6 +95,7 @@ def build(stack: Stack) -> dict[str, Any]:
         "reaper_function_name": reaper.function_name,
         "capacity_function_name": capacity.function_name,
         "people_policy": people_policy(moving),
+        "submit_policies": submit.people_policies(stack, storage.bucket_arns["data"], commands),
         "policy": policy,
         "metric_namespace": naming.metric_namespace(stack.name),
         "console_url": console_url(stack),

@@ -150,11 +150,11 @@ def listeners(stack: Stack) -> dict[str, list[str]]:
     notify = stack.notify
     if notify.sender is not None:
         return {}
-    found: dict[str, list[str]] = {}
+    users_at: dict[str, list[str]] = {}
     for name, address in sorted(notify.users.items()):
         if address not in stack.budget.recipients:
-            found.setdefault(address, []).append(name)
-    return found
+            users_at.setdefault(address, []).append(name)
+    return users_at
 
 
 def _meter_watch(stack: Stack, threshold: Threshold) -> _MeterWatch:

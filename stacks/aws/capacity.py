@@ -13,7 +13,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies, sessions
+from stacks.aws import policies, sessions, submit
 from stacks.aws.functions import ScheduledFunctionArgs, declare_function
 from stacks.aws.reaper import archive
 from stacks.aws.reaper_role import MANAGED, STACK, use_key
@@ -69,12 +69,14 @@ class CapacityArgs:
     Attributes:
         key_arn: encrypts log and ledger.
         records_arn: the bucket of requests and ledger.
+        data_arn: the bucket of submitted runs.
         topic_arn: who is notified when it fails.
     """
 
     stack: Stack
     key_arn: pulumi.Output[str]
     records_arn: pulumi.Output[str]
+    data_arn: pulumi.Output[str]
     topic_arn: pulumi.Output[str]
 
 
@@ -244,6 +246,7 @@ def people_policy(args: CapacityArgs) -> pulumi.Output[str]:
             "${aws:userid}",
             {"StringLike": {"aws:userid": "AROA*:*"}},
         ),
+        *submit.people_statements(stack, args.data_arn),
     )
 
 
@@ -292,4 +295,9 @@ def _of_caller(
         ),
         policies.allow(f"{kind}Connects", ["ssm:StartSession"], instances, {**theirs, **_by_document(stack)}),
         policies.allow(f"{kind}Sessions", SESSION_ACTIONS, own, only or None),
+        *(
+            [policies.allow(f"{kind}Starts", ["ssm:SendCommand"], instances, theirs)]
+            if stack.access.people
+            else []
+        ),
     ]

@@ -98,7 +98,7 @@ def _graphs(stack: Stack, group_names: Mapping[str, Sequence[Name]], spot_rule: 
     yield _graph("memory of the fullest GPU, %", stack, memory, "Maximum")
     yield _graph(f"month's cost against the budget, {currency}", stack, _month(own), "Maximum")
     yield _graph(f"cost of an hour by pool, {currency}", stack, hour, "Maximum")
-    yield _graph("sweep: marked, ended, not understood", stack, _sweep(own), "Sum")
+    yield _graph("sweep: marked, terminated or stopped, unknown", stack, _sweep(own), "Sum")
     yield _graph("sweep: runs, failures, breaker", stack, _health(own), "Sum")
     yield _graph(f"spot interruptions of the account in {stack.region}", stack, [taken_back], "Sum")
     yield _graph("pools that freeze: 0 open, 1 capped, 2 closed", stack, [freeze], "Maximum", top=2)

@@ -10,10 +10,11 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.settings import Nat, Pool, Stack
+from stacks.settings import Pool, Stack
 
 ENDPOINTS, HOME, SCRATCH, IMAGE_BUILDER = "endpoints", "home", "scratch", "image-builder"
 ANYWHERE = "0.0.0.0/0"
+EXISTING = "VPC"  # of a VPC that is looked up; no pool has such a name
 TIME_SERVICE = "169.254.169.123/32"  # Amazon Time Sync, docs.aws.amazon.com/AWSEC2 "set-time"
 HTTP, HTTPS, SSH, DNS, NTP, NFS = 80, 443, 22, 53, 123, 2049
 # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
@@ -29,7 +30,8 @@ class FirewallRule:
         egress: out of the group rather than into it.
         protocol: ``tcp``, ``udp`` or ``-1`` for all traffic.
         ports: first and last port; None for all traffic.
-        peer: label of another group, a CIDR, or ``s3`` for the region's S3 addresses.
+        peer: label of another group, a CIDR, ``s3`` for the region's S3 addresses, or ``VPC`` for the network
+            of an existing VPC, which is known once it was looked up.
         why: becomes the rule's description.
     """
 
@@ -78,11 +80,11 @@ def rules(stack: Stack) -> tuple[FirewallRule, ...]:
 
 
 def _outward(stack: Stack, group: str, who: str) -> Iterator[FirewallRule]:
-    cidr = str(stack.network.cidr)
+    cidr = EXISTING if stack.network.existing else str(stack.network.cidr)
     for protocol in ("udp", "tcp"):
         yield FirewallRule(group, True, protocol, (DNS, DNS), cidr, "resolver of the network")
     yield FirewallRule(group, True, "udp", (NTP, NTP), TIME_SERVICE, "time")
-    if stack.network.nat is Nat.NONE:
+    if not stack.network.reaches_internet:
         yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), "s3", "buckets")
     else:
         yield FirewallRule(group, True, "tcp", (HTTPS, HTTPS), ANYWHERE, "packages, data and cloud services")
@@ -127,10 +129,12 @@ class FirewallArgs:
 
     Attributes:
         vpc_id: the network the groups belong to.
+        cidr: its addresses.
     """
 
     stack: Stack
     vpc_id: pulumi.Input[str]
+    cidr: pulumi.Input[str]
     s3_prefix_list_id: pulumi.Input[str]
 
 
@@ -174,7 +178,7 @@ class Firewall(pulumi.ComponentResource):
             to_port=None if rule.ports is None else rule.ports[1],
             referenced_security_group_id=self.group_ids.get(rule.peer),
             prefix_list_id=self._args.s3_prefix_list_id if rule.peer == "s3" else None,
-            cidr_ipv4=rule.peer if "/" in rule.peer else None,
+            cidr_ipv4=self._args.cidr if rule.peer == EXISTING else rule.peer if "/" in rule.peer else None,
             description=rule.why,
             tags=naming.tags(stack.name, stack.owner, Name=rule.label),
             opts=self._child,

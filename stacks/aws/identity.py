@@ -8,7 +8,7 @@ import pulumi_aws as aws
 from stacks import naming
 from stacks.aws import policies
 from stacks.payload import built, sweep_archive
-from stacks.settings import Nat, Pool, Stack
+from stacks.settings import Pool, Stack
 
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
 SESSION_ACTIONS = (
@@ -152,6 +152,6 @@ def stack_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
 def payload_objects(args: IdentityArgs) -> list[pulumi.Output[str]]:
     """What an instance fetches at its first boot; all that a pool's role reads of the records bucket."""
     prefixes = [built.PREFIX]
-    if args.stack.network.nat is Nat.NONE:
+    if not args.stack.network.reaches_internet:
         prefixes.append(built.WHEELS_PREFIX)
     return [pulumi.Output.concat(args.bucket_arns["records"], f"/{prefix}/*") for prefix in prefixes]

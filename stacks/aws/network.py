@@ -1,4 +1,7 @@
-"""The stack's private network: subnets by arithmetic, NAT as asked, every connection on record."""
+"""The stack's private network: subnets by arithmetic, NAT as asked, every connection on record.
+
+Or somebody else's, of which nothing is declared (``existing``).
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +9,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import policies
+from stacks.aws import existing, policies
 from stacks.aws.storage import BUCKETS
 from stacks.settings import Nat, Stack
 
@@ -46,14 +49,16 @@ class NetworkArgs:
 
 
 class Network(pulumi.ComponentResource):
-    """VPC, subnets, routes, NAT, S3 gateway endpoint, flow log.
+    """VPC, subnets, routes, NAT, S3 gateway endpoint, flow log; or a VPC that is there already.
 
     Attributes:
+        cidr: the network's first, whose resolver instances ask.
         private_subnet_ids: zone -> subnet that holds instances.
         s3_prefix_list_id: the addresses of S3 in this region, for egress rules that need no NAT.
     """
 
     vpc_id: pulumi.Output[str]
+    cidr: pulumi.Output[str]
     private_subnet_ids: dict[str, pulumi.Output[str]]
     s3_prefix_list_id: pulumi.Output[str]
 
@@ -61,21 +66,34 @@ class Network(pulumi.ComponentResource):
         super().__init__("gpu-fleet:aws:Network", name, None, opts)
         self._name, self._stack = name, args.stack
         self._child = pulumi.ResourceOptions(parent=self)
-        stack = args.stack
+        named = args.stack.network.existing
+        if named is None:
+            self._own(args)
+        else:
+            standing = existing.network(args.stack, named, self)
+            known = pulumi.Output.from_input
+            self.vpc_id, self.cidr = known(standing.vpc_id), known(standing.cidr)
+            self.private_subnet_ids = {zone: known(id_) for zone, id_ in standing.private_subnet_ids.items()}
+            self.s3_prefix_list_id = known(standing.s3_prefix_list_id)
+        self.register_outputs({"vpc_id": self.vpc_id, "private_subnet_ids": self.private_subnet_ids})
+
+    def _own(self, args: NetworkArgs) -> None:
+        name, stack = self._name, args.stack
+        cidr = stack.network.own_cidr
         vpc = aws.ec2.Vpc(
             f"{name}-vpc",
-            cidr_block=str(stack.network.cidr),
+            cidr_block=str(cidr),
             enable_dns_hostnames=True,
             enable_dns_support=True,
             tags=self._tags("vpc"),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[args.keys]),
         )
-        self.vpc_id = vpc.id
+        self.vpc_id, self.cidr = vpc.id, pulumi.Output.from_input(str(cidr))
         # Named without any rule: what the default group allowed at first is removed.
         aws.ec2.DefaultSecurityGroup(
             f"{name}-default", vpc_id=vpc.id, tags=self._tags("default-unused"), opts=self._child
         )
-        plan = naming.subnets(stack.network.cidr, stack.network.slot_of)
+        plan = naming.subnets(cidr, stack.network.slot_of)
         gateways = self._nat_gateways(plan) if stack.network.nat is not Nat.NONE else {}
         tables = {part.zone: self._private_table(part.zone, gateways) for part in plan}
         self.private_subnet_ids = {
@@ -84,7 +102,6 @@ class Network(pulumi.ComponentResource):
         }
         self.s3_prefix_list_id = self._s3_endpoint([table.id for table in tables.values()])
         self._flow_log(args.key_arn)
-        self.register_outputs({"vpc_id": vpc.id, "private_subnet_ids": self.private_subnet_ids})
 
     def _tags(self, label: str) -> dict[str, str]:
         return naming.tags(self._stack.name, self._stack.owner, Name=naming.prefixed(self._stack.name, label))

@@ -193,13 +193,15 @@ def _notices(stack: Stack, topic_arn: pulumi.Input[str]) -> Sequence[policies.St
             policies.allow(
                 "Mail",
                 ["ses:SendEmail"],
-                [f"{arn}:ses:{own}:identity/{one}" for one in identities],
+                [f"{arn}:ses:{own}:identity/{identity}" for identity in identities],
                 {"StringEquals": {"ses:FromAddress": notify.sender}},
             )
         )
     if notify.webhooks:
         # Secrets Manager adds six characters to a name (IAM, resource types of AWS Secrets Manager)
-        secrets = [f"{arn}:secretsmanager:{own}:secret:{one.secret}-??????" for one in notify.webhooks]
+        secrets = [
+            f"{arn}:secretsmanager:{own}:secret:{webhook.secret}-??????" for webhook in notify.webhooks
+        ]
         statements.append(policies.allow("Webhooks", ["secretsmanager:GetSecretValue"], secrets))
     return statements
 

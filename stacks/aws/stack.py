@@ -6,7 +6,7 @@ import pulumi
 import pulumi_aws as aws
 
 from stacks import naming
-from stacks.aws import sessions
+from stacks.aws import sessions, submit
 from stacks.aws.budget import Budget, BudgetArgs
 from stacks.aws.capacity import Capacity, CapacityArgs, people_policy
 from stacks.aws.dashboard import Dashboard, DashboardArgs
@@ -63,7 +63,8 @@ def build(stack: Stack) -> dict[str, Any]:
     policy = sweep_archive.policy_text(stack)
     keys = Keys(name, KeysArgs(stack), own)
     network = Network(name, NetworkArgs(stack, keys.key_arn, keys), own)
-    firewall = Firewall(name, FirewallArgs(stack, network.vpc_id, network.s3_prefix_list_id), own)
+    inside = FirewallArgs(stack, network.vpc_id, network.cidr, network.s3_prefix_list_id)
+    firewall = Firewall(name, inside, own)
     subnet_ids = network.private_subnet_ids
     surroundings: list[pulumi.Resource] = [network, firewall]
     if stack.network.interface_endpoints:
@@ -111,9 +112,11 @@ def build(stack: Stack) -> dict[str, Any]:
     reaper = Reaper(
         name, ReaperArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn), own
     )
-    moving = CapacityArgs(stack, keys.key_arn, storage.bucket_arns["records"], budget.topic_arn)
+    buckets = storage.bucket_arns
+    moving = CapacityArgs(stack, keys.key_arn, buckets["records"], buckets["data"], budget.topic_arn)
     capacity = Capacity(name, moving, own)
     sessions.declare(name, stack, own)
+    submit.declare(name, stack, own)
     groups = {pool: fleet.group_names for pool, fleet in fleets.items()}
     dashboard = Dashboard(name, DashboardArgs(stack, groups), own)
     return {

@@ -141,7 +141,7 @@ class Storage(pulumi.ComponentResource):
         opts = pulumi.ResourceOptions(parent=self, depends_on=after)
         payload = payload_objects(f"{self._name}-bootstrap", self._stack, bucket.id, self._args.key_arn, opts)
         documents = stored_documents(self._stack, self._args.reaper_policy)
-        return [*payload, *(self._document(*one, bucket, opts) for one in documents)]
+        return [*payload, *(self._document(*document, bucket, opts) for document in documents)]
 
     def _encryption(
         self, name: str, bucket: aws.s3.Bucket, settings: pulumi.ResourceOptions

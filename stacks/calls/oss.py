@@ -181,6 +181,6 @@ def hold_upload(
     if access is Access.UNKNOWN and not chosen:
         raise StacksError(
             f"{public_host(region)} refuses uploads of accounts that opened OSS after 2025-03-20, and no "
-            f"bucket tells whether this is one; nothing was touched. Either {way_inside(region)}; "
+            f"bucket shows whether this is one; nothing was touched. Either {way_inside(region)}; "
             f"or, if the account is older, `export {CHOSEN}=https://{public_host(region)}` and run this again"
         )

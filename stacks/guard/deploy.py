@@ -104,7 +104,7 @@ def to_its_end(command: Sequence[str], root: Path, environ: Mapping[str, str] | 
             return process.wait()
         except KeyboardInterrupt:
             click.echo(
-                "waiting for Pulumi to finish what is under way; Ctrl-C again ends it at once", err=True
+                "waiting for Pulumi to finish what is under way; Ctrl-C again stops it at once", err=True
             )
 
 

@@ -28,11 +28,13 @@ _EMPTY_NETWORK = "empty every pool in it, and back up the file systems that are 
 
 _NETWORK = {
     "cidrBlock": "network.cidr or network.slots",
+    "vpcId": "network.existing",
     "zoneId": "network.zones",
     "availabilityZone": "network.zones",
     "region": "region",
 }
-_MOUNTED = {"subnetId": "network.zones", "vswitchId": "network.zones", "region": "region"}
+_SUBNETS = "network.zones or network.existing"
+_MOUNTED = {"subnetId": _SUBNETS, "vswitchId": _SUBNETS, "region": "region"}
 _NAMED = "the name of the stack or account_id"
 
 HOLDINGS = {
@@ -51,7 +53,7 @@ HOLDINGS = {
         _COPY_FILES,
         {
             "storageCapacity": "storage.scratch_gib (it grows, and never shrinks)",
-            "subnetIds": "network.zones",
+            "subnetIds": _SUBNETS,
             "kmsKeyId": "the stack's key",
             "securityGroupIds": "the network",
             "region": "region",
@@ -61,8 +63,8 @@ HOLDINGS = {
     "aws:cloudwatch/logGroup:LogGroup": Holding(
         "every entry in it", _COPY_LOGS, {"name": _NAMED, "region": "region"}, _NAMED
     ),
-    "aws:ec2/vpc:Vpc": Holding("the whole network", _EMPTY_NETWORK, _NETWORK, _NAMED),
-    "aws:ec2/subnet:Subnet": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, "network.zones"),
+    "aws:ec2/vpc:Vpc": Holding("the whole network", _EMPTY_NETWORK, _NETWORK, "network.existing"),
+    "aws:ec2/subnet:Subnet": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
     "alicloud:oss/bucket:Bucket": Holding(
         "every object and version in it",
         _COPY_BUCKET,
@@ -94,8 +96,10 @@ HOLDINGS = {
     "alicloud:log/store:Store": Holding(
         "every entry in it", _COPY_LOGS, {"projectName": _NAMED, "logstoreName": _NAMED}, _NAMED
     ),
-    "alicloud:vpc/network:Network": Holding("the whole network", _EMPTY_NETWORK, _NETWORK, _NAMED),
-    "alicloud:vpc/switch:Switch": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, "network.zones"),
+    "alicloud:vpc/network:Network": Holding(
+        "the whole network", _EMPTY_NETWORK, _NETWORK, "network.existing"
+    ),
+    "alicloud:vpc/switch:Switch": Holding("what stands in it", _EMPTY_NETWORK, _NETWORK, _SUBNETS),
 }
 # A replaced resource on the left gives what names it a new id: property -> the types that it may name.
 FOLLOWS = {

@@ -36,8 +36,11 @@ class AlicloudBuilds:
     def history(self) -> list[Build]:
         """Another payload is another pipeline."""
         answer = self._ask("DescribeImagePipelineExecutions", ImagePipelineId=self._pipeline())
-        found = [_build(one) for one in listed(answer, "ImagePipelineExecution", "ImagePipelineExecutionSet")]
-        return sorted(found, key=lambda build: build.created, reverse=True)
+        builds = [
+            _build(execution)
+            for execution in listed(answer, "ImagePipelineExecution", "ImagePipelineExecutionSet")
+        ]
+        return sorted(builds, key=lambda build: build.created, reverse=True)
 
     def made(self) -> list[Build]:
         """Images by their names, since a pipeline goes with its payload and takes its builds along."""
@@ -46,13 +49,14 @@ class AlicloudBuilds:
             answer = self._ask(
                 "DescribeImages", ImageOwnerAlias="self", PageSize=str(PAGE_SIZE), PageNumber=str(page)
             )
-            found = listed(answer, "Images", "Image")
-            images += [one for one in found if one["ImageName"].startswith(prefix)]
-            if len(found) < PAGE_SIZE:
+            entries = listed(answer, "Images", "Image")
+            images += [image for image in entries if image["ImageName"].startswith(prefix)]
+            if len(entries) < PAGE_SIZE:
                 break
             page += 1
         done = [
-            Build(one["ImageId"], BuildState.DONE, "", one["ImageId"], one["CreationTime"]) for one in images
+            Build(image["ImageId"], BuildState.DONE, "", image["ImageId"], image["CreationTime"])
+            for image in images
         ]
         return sorted(done, key=lambda build: build.created, reverse=True)
 
@@ -64,10 +68,10 @@ class AlicloudBuilds:
     def look(self, build: Build) -> Build:
         """By its own id."""
         answer = self._ask("DescribeImagePipelineExecutions", ExecutionId=build.id)
-        found = listed(answer, "ImagePipelineExecution", "ImagePipelineExecutionSet")
-        if not found:
+        executions = listed(answer, "ImagePipelineExecution", "ImagePipelineExecutionSet")
+        if not executions:
             raise StacksError(f"build {build.id} is gone: its pipeline was deleted")
-        return _build(found[0])
+        return _build(executions[0])
 
     def promoted(self) -> str:
         """What the stack file names: launch templates hold an id."""
@@ -86,8 +90,10 @@ class AlicloudBuilds:
     def _pipeline(self) -> str:
         payload = image_files.recipe(self._stack).sha256
         name = naming.prefixed(self._stack.name, payload[:12])
-        found = listed(self._ask("DescribeImagePipelines", Name=name), "ImagePipeline", "ImagePipelineSet")
-        ids = [one["ImagePipelineId"] for one in found if one.get("Name") == name]
+        pipelines = listed(
+            self._ask("DescribeImagePipelines", Name=name), "ImagePipeline", "ImagePipelineSet"
+        )
+        ids = [pipeline["ImagePipelineId"] for pipeline in pipelines if pipeline.get("Name") == name]
         if not ids:
             raise StacksError(
                 f"no pipeline {name}, which would build this checkout's recipe: "

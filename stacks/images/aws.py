@@ -38,7 +38,7 @@ class AwsBuilds:
         pipelines = self._aws.pages(
             *(SERVICE, "list_image_pipelines", "imagePipelineList"), mark="nextToken", filters=named
         )
-        own = next((one for one in pipelines if one["name"] == name), None)
+        own = next((pipeline for pipeline in pipelines if pipeline["name"] == name), None)
         if own is None:
             raise StacksError(
                 f"no pipeline {name} in {self._stack.region}: `gpu-fleet up {self._stack.name}` first"
@@ -94,7 +94,7 @@ class AwsBuilds:
     def promoted(self) -> str:
         """What the parameter names; the pipeline writes it once an image has passed its tests."""
         answer = self._ask_ssm("get_parameters", Names=[self._parameter])
-        return str(next((one["Value"] for one in answer["Parameters"]), ""))
+        return str(next((parameter["Value"] for parameter in answer["Parameters"]), ""))
 
     def promote(self, image_id: str) -> None:
         """Write the parameter; instances read it at each launch."""
@@ -121,7 +121,7 @@ class AwsBuilds:
     def _build(self, image: dict[str, Any]) -> Build:
         status = image["state"]["status"]
         amis = image.get("outputResources", {}).get("amis", [])
-        own = [one["image"] for one in amis if one.get("region") == self._stack.region and one.get("image")]
+        own = [ami["image"] for ami in amis if ami.get("region") == self._stack.region and ami.get("image")]
         return Build(
             image["arn"],
             ENDED.get(status, BuildState.RUNNING),

@@ -71,7 +71,7 @@ class Builds(Protocol):
 def follow(
     builds: Builds,
     build: Build,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     now: Callable[[], datetime],
     sleep: Callable[[float], None],
 ) -> Build:
@@ -80,11 +80,11 @@ def follow(
     Raises:
         StacksError: it failed, with its reason.
     """
-    told = ""
+    phase = ""
     while build.state is BuildState.RUNNING:
-        if build.phase != told:
-            told = build.phase
-            tell(f"{now():%H:%M} {told}")
+        if build.phase != phase:
+            phase = build.phase
+            report(f"{now():%H:%M} {phase}")
         sleep(POLL_S)
         build = builds.look(build)
     if build.state is BuildState.FAILED:

@@ -28,16 +28,16 @@ def build(name: str, again: bool) -> None:
     builds.check()
     newest = next(iter(builds.history()), None)
     if newest is not None and newest.state is BuildState.DONE and not again:
-        told = f"{newest.image_id} of this recipe was built and tested on {newest.created}"
-        click.echo(f"{name}: {_with(told, builds.left(newest.image_id), ', and is promoted')}")
+        outcome = f"{newest.image_id} of this recipe was built and tested on {newest.created}"
+        click.echo(f"{name}: {_with(outcome, builds.left(newest.image_id), ', and is promoted')}")
         return
     running = newest is not None and newest.state is BuildState.RUNNING
     begun = newest if newest is not None and running else builds.start()
     click.echo(f"{name}: {'follows' if running else 'started'} build {begun.id}")
     done = follow(builds, begun, click.echo, _now, time.sleep)
     builds.promote(done.image_id)
-    told = f"{done.image_id} is built and tested"
-    click.echo(f"{name}: {_with(told, builds.left(done.image_id), ', and promoted')}")
+    outcome = f"{done.image_id} is built and tested"
+    click.echo(f"{name}: {_with(outcome, builds.left(done.image_id), ', and promoted')}")
 
 
 @click.command(epilog="\b\nExample:\n  gpu-fleet image rollback aws-prod")
@@ -52,8 +52,8 @@ def rollback(name: str) -> None:
     promoted = builds.promoted()
     older = before(builds.made(), promoted)
     builds.promote(older.image_id)
-    told = f"{promoted} is replaced by {older.image_id} of {older.created}"
-    click.echo(f"{name}: {_with(told, builds.left(older.image_id), '')}")
+    outcome = f"{promoted} is replaced by {older.image_id} of {older.created}"
+    click.echo(f"{name}: {_with(outcome, builds.left(older.image_id), '')}")
 
 
 def builds_of(stack: Stack, **asks: Any) -> Builds:
@@ -77,8 +77,8 @@ def builds_of(stack: Stack, **asks: Any) -> Builds:
     return AwsBuilds(stack, **asks)
 
 
-def _with(told: str, left: str, otherwise: str) -> str:
-    return f"{told}; {left}" if left else told + otherwise
+def _with(outcome: str, left: str, otherwise: str) -> str:
+    return f"{outcome}; {left}" if left else outcome + otherwise
 
 
 def _now() -> datetime:

@@ -121,7 +121,7 @@ config:
     recipients: {_flow(answers.recipients)}
   gpu-fleet:reaper:
     dry_run: false # true: decide and report, terminate nothing
-    watch_days: 7 # the first week it only tells what it would have terminated; 0: act at once
+    watch_days: 7 # the first week it only reports what it would have terminated; 0: act at once
     time_zone: UTC
   gpu-fleet:image:
 {image}

@@ -134,7 +134,7 @@ def roster_text(stack: Stack) -> str:
         "users": notify.users,
         "operators": list(stack.budget.recipients),
         "sender": notify.sender,
-        "webhooks": [{"kind": str(one.kind), "secret": one.secret} for one in notify.webhooks],
+        "webhooks": [{"kind": str(webhook.kind), "secret": webhook.secret} for webhook in notify.webhooks],
     }
     return json.dumps(content, indent=1, sort_keys=True)
 

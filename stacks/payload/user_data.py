@@ -14,7 +14,7 @@ import yaml
 
 from stacks.errors import StacksError
 from stacks.payload import built, instance_file
-from stacks.settings import Nat, Pool, Stack
+from stacks.settings import Pool, Stack
 
 # EC2 refuses more (docs.aws.amazon.com/AWSEC2, "user data must be limited to 16 KB"), Alibaba Cloud 32 KB.
 LARGEST_BYTES = 16_384
@@ -81,7 +81,7 @@ def payload_document(stack: Stack, bucket: str, payload: built.Payload) -> dict[
         "bucket": bucket,
         "key": payload.object_key,
         "sha256": payload.sha256,
-        "wheels": "bucket" if stack.network.nat is Nat.NONE else "index",
+        "wheels": "index" if stack.network.reaches_internet else "bucket",
     }
 
 

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from image import payload, wheel_store
 from stacks.calls import oss
 from stacks.errors import StacksError
-from stacks.settings import Cloud, Nat, Stack, stack_files
+from stacks.settings import Cloud, Stack, stack_files
 from stacks.settings.stack_files import StackName
 
 LISTS = payload.PROJECT / "image" / "wheels"
@@ -42,11 +42,12 @@ NOT_FOUND = "404"
 def wheels(name: str, wheels: Path | None) -> None:
     """Put the trainer's locked wheels into a stack's bucket.
 
-    Instances of a network without a way out (network.nat: none) install the trainer from there.
+    Instances of a network without a way out (network.nat: none,
+    network.existing.internet: false) install the trainer from there.
     """
     stack = stack_files.settings_of(name)
-    if stack.network.nat is not Nat.NONE:
-        click.echo(f"{name}: network.nat is {stack.network.nat}: its instances fetch from PyPI by themselves")
+    if stack.network.reaches_internet:
+        click.echo(f"{name}: its network reaches the internet: its instances fetch from PyPI by themselves")
     if stack.cloud is Cloud.ALICLOUD:
         oss.hold_upload(stack.region)
     text = wheel_store.listing(LISTS, BASE)
@@ -84,7 +85,7 @@ def fetched(text: str, folder: Path) -> Path:
     return folder
 
 
-def store(s3: Any, bucket: str, text: str, folder: Path, tell: Callable[[str], object]) -> int:
+def store(s3: Any, bucket: str, text: str, folder: Path, report: Callable[[str], object]) -> int:
     """Upload what the bucket lacks, the index last; gives how many wheels there are.
 
     Args:
@@ -103,7 +104,7 @@ def store(s3: Any, bucket: str, text: str, folder: Path, tell: Callable[[str], o
     for name, sha256 in index.items():
         key = wheel_store.wheel_key(name, sha256)
         if not _is_there(s3, bucket, key):
-            tell(f"uploading {name}")
+            report(f"uploading {name}")
             s3.upload_file(str(folder / name), bucket, key)
     s3.put_object(Bucket=bucket, Key=wheel_store.index_key(text), Body=json.dumps(index, indent=1).encode())
     return len(index)

@@ -96,7 +96,9 @@ def _sender(cloud: Alicloud, sender: str) -> Finding:
     where all is well.
     """
     answer = cloud.ask("dm", "QueryMailAddressByParam", KeyWord=sender, PageSize="50")
-    known = (one for one in listed(answer, "data", "mailAddress") if one.get("AccountName") == sender)
+    known = (
+        address for address in listed(answer, "data", "mailAddress") if address.get("AccountName") == sender
+    )
     address = next(known, None)
     remedy = f"create and verify it at {MAIL_CONSOLE}"
     if address is None:

@@ -93,7 +93,8 @@ def _of_the_network(stack: Stack, aws: Aws) -> Iterator[Need]:
     if many := gateways(stack.network):
         used = partial(others, "describe_addresses", "Addresses")
         yield Need("elastic addresses", "ec2", ADDRESSES, many, used)
-    yield Need("VPCs", "vpc", NETWORKS, 1, partial(others, "describe_vpcs", "Vpcs"))
+    if stack.network.existing is None:
+        yield Need("VPCs", "vpc", NETWORKS, 1, partial(others, "describe_vpcs", "Vpcs"))
 
 
 def _of_functions(stack: Stack, aws: Aws) -> Need:
@@ -110,8 +111,8 @@ def _reserved(stack: Stack, aws: Aws) -> int:
 
 def _reserved_by(aws: Aws, function: str) -> int:
     asked = partial(aws.ask, "lambda", "get_function_concurrency", FunctionName=function)
-    found: int = unless_missing(asked, "ResourceNotFoundException").get("ReservedConcurrentExecutions", 0)
-    return found
+    reserved: int = unless_missing(asked, "ResourceNotFoundException").get("ReservedConcurrentExecutions", 0)
+    return reserved
 
 
 def _running(stack: Stack, aws: Aws) -> dict[str, int]:

@@ -80,8 +80,8 @@ class Player:
     def mirror_tags(self, clients: RegionClients) -> None:
         """Show the instance the tags that it has now, as ``instance_metadata_tags`` does on EC2."""
         own = [{"Name": "resource-id", "Values": [self.instance.id]}]
-        found = clients("ec2").describe_tags(Filters=own)["Tags"]
-        tags = {f"{TAGS}/{tag['Key']}": tag["Value"] for tag in found}
+        described = clients("ec2").describe_tags(Filters=own)["Tags"]
+        tags = {f"{TAGS}/{tag['Key']}": tag["Value"] for tag in described}
         gone = {path for path in self.metadata.answers if path.startswith(f"{TAGS}/")} - tags.keys()
         for path in gone:
             del self.metadata.answers[path]
@@ -197,7 +197,7 @@ def wait_for_answers(clients: RegionClients, ledger_uri: str, ids: Collection[st
     silent = set(ids)
     for _ in range(ANSWERS_MAY_TAKE_S * 5):
         listed = clients("s3").list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/handshake/")
-        fresh = [one["Key"] for one in listed.get("Contents", []) if one["LastModified"] >= since]
+        fresh = [item["Key"] for item in listed.get("Contents", []) if item["LastModified"] >= since]
         silent -= {key.split("/")[-3].rpartition(":")[2] for key in fresh if key.endswith("/idle.json")}
         if not silent:
             return

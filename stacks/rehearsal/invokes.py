@@ -93,6 +93,28 @@ def _ami(clients: RegionClients, arguments: Answer) -> Answer:
     }
 
 
+def _vpc(clients: RegionClients, arguments: Answer) -> Answer:
+    (vpc,) = clients("ec2").describe_vpcs(VpcIds=[arguments["id"]])["Vpcs"]
+    return {**arguments, "cidrBlock": vpc["CidrBlock"], "ownerId": vpc["OwnerId"], "state": vpc["State"]}
+
+
+def _subnet(clients: RegionClients, arguments: Answer) -> Answer:
+    (subnet,) = clients("ec2").describe_subnets(SubnetIds=[arguments["id"]])["Subnets"]
+    return {
+        **arguments,
+        "vpcId": subnet["VpcId"],
+        "availabilityZone": subnet["AvailabilityZone"],
+        "cidrBlock": subnet["CidrBlock"],
+        "mapPublicIpOnLaunch": subnet["MapPublicIpOnLaunch"],
+    }
+
+
+def _prefix_list(clients: RegionClients, arguments: Answer) -> Answer:
+    named = [{"Name": "prefix-list-name", "Values": [arguments["name"]]}]
+    (known,) = clients("ec2").describe_managed_prefix_lists(Filters=named)["PrefixLists"]
+    return {**arguments, "id": known["PrefixListId"]}
+
+
 def _policy_document(_: RegionClients, arguments: Answer) -> Answer:
     document: dict[str, Any] = {"Version": arguments.get("version", "2012-10-17")}
     if "policyId" in arguments:
@@ -150,4 +172,7 @@ _ANSWERS: dict[str, Callable[[RegionClients, Answer], Answer]] = {
     "aws:iam/getPolicyDocument:getPolicyDocument": _policy_document,
     "aws:ssm/getParameter:getParameter": _parameter,
     "aws:ec2/getAmi:getAmi": _ami,
+    "aws:ec2/getPrefixList:getPrefixList": _prefix_list,
+    "aws:ec2/getSubnet:getSubnet": _subnet,
+    "aws:ec2/getVpc:getVpc": _vpc,
 }

@@ -115,9 +115,9 @@ def _past_the_watch(clients: RegionClients, settings: Stack, records: str, momen
     if not settings.reaper.watch_days:
         return
     began = moments.begin - timedelta(days=settings.reaper.watch_days + 1)
-    told = {"began": began.isoformat(), "marks": {}, "would_end": [], "summed_up": True}
+    watch = {"began": began.isoformat(), "marks": {}, "would_end": [], "summed_up": True}
     bucket = records.removeprefix("s3://")
-    clients("s3").put_object(Bucket=bucket, Key="reaper/watch.json", Body=json.dumps(told).encode())
+    clients("s3").put_object(Bucket=bucket, Key="reaper/watch.json", Body=json.dumps(watch).encode())
 
 
 def _through_the_hours(
@@ -150,10 +150,10 @@ def _through_the_hours(
     marking = sweeps.by_function(function, moments.mark)
     for player in players:
         player.mirror_tags(clients)
-    alive = [one for one in players if one.part.share in (0.0, 1.0)]
-    live([(one, moments.mark, moments.end) for one in alive])
+    alive = [player for player in players if player.part.share in (0.0, 1.0)]
+    live([(player, moments.mark, moments.end) for player in alive])
     with listening(alive, datetime.now(UTC)):
-        asked = [one.instance.id for one in alive if one.part.goes]
+        asked = [player.instance.id for player in alive if player.part.goes]
         wait_for_answers(clients, function.environment["GPU_FLEET_LEDGER_URI"], asked)
         return (dry, marking, sweeps.by_function(function)), touched
 

@@ -34,7 +34,7 @@ class Function:
 
 def unpacked(rehearsed: Rehearsed, folder: Path) -> Function:
     """The function's archive, zipped as it would be uploaded and unzipped as Lambda does."""
-    (function,) = [one for one in rehearsed.of_type(FUNCTION) if one.name.endswith("-reaper")]
+    (function,) = [resource for resource in rehearsed.of_type(FUNCTION) if resource.name.endswith("-reaper")]
     folder.mkdir(parents=True)
     archive = folder.with_suffix(".zip")
     archive.write_bytes(archives.zip_bytes(function.inputs["code"]))

@@ -10,8 +10,8 @@ FIRST_TEAM, TEAM_NUMBERS = 30_000, 20_000  # beside the users' own, below what D
 
 def team_number(team: str) -> int:
     """A team's group number: the same on every instance and in every stack, whoever else is there."""
-    found = int.from_bytes(hashlib.sha256(team.encode()).digest()[:4], "big")
-    return FIRST_TEAM + found % TEAM_NUMBERS
+    number = int.from_bytes(hashlib.sha256(team.encode()).digest()[:4], "big")
+    return FIRST_TEAM + number % TEAM_NUMBERS
 
 
 def roster_text(stack: Stack) -> str:

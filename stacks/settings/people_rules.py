@@ -112,10 +112,10 @@ def _managed(stack: Stack) -> Iterator[Problem]:
 
 def _shared(pairs: Iterable[tuple[Hashable, str]]) -> Iterator[tuple[Hashable, list[str]]]:
     """What several have: the thing, and who."""
-    found: defaultdict[Hashable, list[str]] = defaultdict(list)
+    owners: defaultdict[Hashable, list[str]] = defaultdict(list)
     for thing, name in pairs:
-        found[thing].append(name)
-    return ((thing, names) for thing, names in found.items() if len(names) > 1)
+        owners[thing].append(name)
+    return ((thing, names) for thing, names in owners.items() if len(names) > 1)
 
 
 RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (

@@ -69,7 +69,9 @@ def on_demand_instances(stack: Stack, pool: Pool) -> Mapping[Level, int]:
 
 
 def gateways(network: NetworkSettings) -> int:
-    """How many NAT gateways a network has, each with a public address."""
+    """How many NAT gateways the stack has, each with a public address; in an existing VPC none."""
+    if network.existing is not None:
+        return 0
     return {Nat.NONE: 0, Nat.ONE: 1, Nat.PER_ZONE: len(network.zones)}[network.nat]
 
 
@@ -89,7 +91,8 @@ def shared_units(stack: Stack, volumes: Volumes = DEFAULT_VOLUMES) -> Iterator[t
         yield "home", CostKind.STORAGE, volumes.home_gb if grows else storage.home_gib
     if storage.scratch_gib:
         yield "scratch", CostKind.STORAGE, storage.scratch_gib
-    yield "log", CostKind.LOGS, volumes.log_gb
+    if network.existing is None:
+        yield "log", CostKind.LOGS, volumes.log_gb
 
 
 def bucket_price(stack: Stack) -> str:

@@ -10,6 +10,7 @@ from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from ipaddress import IPv4Network
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -147,6 +148,9 @@ def _field(kind: Any, name: str, path: str, value: Any) -> Parsed:
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if is_dataclass(bare):
         return _section(bare, path, value)
+    section = next((option for option in get_args(bare) if is_dataclass(option)), None)
+    if section is not None and value is not None and get_origin(bare) is UnionType:
+        return _section(section, path, value)
     if get_origin(bare) is tuple and not isinstance(value, list | tuple):
         return None, [Problem(path, value, _list_of(value))]
     if get_origin(bare) is tuple and is_dataclass(item := get_args(bare)[0]):

@@ -24,6 +24,7 @@ from stacks.settings import (
     Stack,
     ThresholdKind,
     alicloud_rules,
+    existing_rules,
     image_rules,
     neighbours,
     people_rules,
@@ -112,6 +113,8 @@ def _length_of_buckets(stack: Stack) -> Iterator[Problem]:
 
 def _cidr(stack: Stack) -> Iterator[Problem]:
     cidr = stack.network.cidr
+    if cidr is None:
+        return
     if not any(cidr.subnet_of(private) for private in PRIVATE_RANGES):
         yield Problem("network.cidr", str(cidr), "not private: must lie in 10/8, 172.16/12 or 192.168/16")
     if cidr.prefixlen > naming.LONGEST_NETWORK_PREFIX:
@@ -125,14 +128,15 @@ def _cidr(stack: Stack) -> Iterator[Problem]:
 def _peers(stack: Stack) -> Iterator[Problem]:
     cidr = stack.network.cidr
     for index, peer in enumerate(stack.network.peers):
-        if peer.overlaps(cidr):
+        if cidr is not None and peer.overlaps(cidr):
             yield Problem(
                 "network.cidr", str(cidr), f"overlaps network.peers[{index}] {peer}; must be apart from it"
             )
 
 
 def _way_out(stack: Stack) -> Iterator[Problem]:
-    if stack.network.nat is Nat.NONE and not stack.network.interface_endpoints:
+    network = stack.network
+    if network.nat is Nat.NONE and network.existing is None and not network.interface_endpoints:
         allowed = "must be true where network.nat is none: private instances reach nothing otherwise"
         yield Problem("network.interface_endpoints", False, allowed)
 
@@ -233,7 +237,7 @@ def _notify(stack: Stack) -> Iterator[Problem]:
 
 
 def _each_webhook_once(stack: Stack) -> Iterator[Problem]:
-    for secret, count in Counter(one.secret for one in stack.notify.webhooks).items():
+    for secret, count in Counter(webhook.secret for webhook in stack.notify.webhooks).items():
         if count > 1:
             yield Problem("notify.webhooks", secret, f"named {count} times; each secret once")
 
@@ -322,5 +326,5 @@ RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
 POOL_RULES = (_own_group, _length_of_role)
 _OF_STACK = (
     *(*RULES, *image_rules.RULES, *alicloud_rules.RULES, *price_rules.RULES),
-    *people_rules.RULES,
+    *(*people_rules.RULES, *existing_rules.RULES),
 )

@@ -222,14 +222,36 @@ class ImageMode(StrEnum):
 
 
 @dataclass(frozen=True, config=EXACT)
-class NetworkSettings:
-    """The private network of a stack.
+class ExistingNetwork:
+    """A VPC that somebody else runs: the stack adds its security groups, and changes and deletes nothing.
+
+    Interface endpoints come with ``network.interface_endpoints`` alone; routes, NAT, the way to S3 or OSS and
+    flow logs stay with the VPC's owner.
 
     Attributes:
-        cidr: an RFC 1918 network from /16 to /23.
+        vpc_id: the VPC.
+        subnets: zone -> the private subnet (AWS) or vSwitch (Alibaba Cloud) for instances in it, one for each
+            of ``network.zones``.
+        internet: whether their routes lead to the internet, through a NAT gateway or a proxy of the owner's;
+            without, ``network.interface_endpoints`` or such endpoints of the owner's are needed.
+    """
+
+    vpc_id: str
+    subnets: dict[str, str]
+    internet: Switch = True
+
+
+@dataclass(frozen=True, config=EXACT)
+class NetworkSettings:
+    """The private network of a stack: its own, or with ``existing`` somebody else's.
+
+    Attributes:
+        cidr: an RFC 1918 network from /16 to /23, for a network of the stack's own.
         zones: availability zones in order of preference.
         slots: zone -> which eighth of ``cidr`` is its own, 0 to 7; a zone keeps its slot for good. Left out,
             the order of ``zones`` numbers them, and must then never change but by a zone more at the end.
+            File systems stand in the zone of the lowest.
+        existing: a VPC by its id, in place of ``cidr``.
         nat: how private subnets reach the internet.
         interface_endpoints: reach the cloud's own services without leaving the network.
         peers: networks that must stay reachable, so ``cidr`` may not overlap them.
@@ -238,14 +260,31 @@ class NetworkSettings:
             stack's and those of AWS's services; ``*`` stands for any letters (AWS).
     """
 
-    cidr: IPv4Network
     zones: Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
+    cidr: IPv4Network | None = None
+    existing: ExistingNetwork | None = None
     nat: Nat = Nat.ONE
     interface_endpoints: Switch = False
     peers: tuple[IPv4Network, ...] = ()
     flow_log_retention_days: RetentionDays = 90
     s3_buckets: tuple[BucketPattern, ...] = ()
     slots: dict[str, Annotated[int, Field(ge=0, le=7), NUMBER]] | None = None
+
+    @property
+    def own_cidr(self) -> IPv4Network:
+        """The network that the stack makes.
+
+        Raises:
+            ValueError: it makes none: ``existing`` names one.
+        """
+        if self.cidr is None:
+            raise ValueError("network.existing names a VPC: the stack has no network of its own")
+        return self.cidr
+
+    @property
+    def reaches_internet(self) -> bool:
+        """Whether instances get out of the network."""
+        return self.nat is not Nat.NONE if self.existing is None else self.existing.internet
 
     @property
     def slot_of(self) -> dict[str, int]:
@@ -564,8 +603,8 @@ class ReaperSettings:
         max_percent: the same as a share of the fleet.
         time_zone: IANA name for quiet hours and weekends.
         leftovers: what to do with storage and addresses that nobody uses.
-        watch_days: days from the first sweep in which it only tells what it would have stopped or terminated;
-            0 to act at once.
+        watch_days: days from the first sweep in which it only reports what it would have stopped or
+            terminated; 0 to act at once.
     """
 
     every_minutes: Annotated[int, Field(ge=5, le=10), NUMBER] = 10

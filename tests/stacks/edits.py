@@ -24,6 +24,10 @@ BOTH = ("aws", "alicloud")
 SLOTS = {"aws": {"us-east-1a": 0, "us-east-1b": 1}, "alicloud": {"cn-shenzhen-d": 0, "cn-shenzhen-e": 1}}
 ZONES = {cloud: list(slots) for cloud, slots in SLOTS.items()}
 THIRD = {"aws": "us-east-1c", "alicloud": "cn-shenzhen-f"}
+EXISTING = {
+    "vpc_id": "vpc-0123456789abcdef0",
+    "subnets": {"us-east-1a": "subnet-0a123456789abcdef", "us-east-1b": "subnet-0b123456789abcdef"},
+}
 
 
 def base(cloud: str) -> dict[str, Any]:
@@ -108,6 +112,7 @@ _OF_AWS = (
     Edit("image.id", "ami-0fedcba9876543210"),
     Edit("image.mode+bundled", ("baked", True)),
     Edit("image.parameter+id", ("/aws/service/deeplearning/ami/x86_64/base/ami-id", None)),
+    Edit("network.cidr+existing", (None, EXISTING), loses=("aws",)),
     Edit("network.s3_buckets", ["lab-*"]),
     Edit("pools[].types+efa+zones", (["p4d.24xlarge"], True, ["us-east-1a"])),
     Edit("pools[].types+mig_profile", (["p4d.24xlarge"], "1g.5gb")),

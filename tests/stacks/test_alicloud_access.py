@@ -128,7 +128,7 @@ def pools(account: Account) -> list[str]:
 
 
 @pytest.mark.parametrize("action", ENDS)
-def test_an_instance_ends_changes_and_marks_no_instance(account, action):
+def test_an_instance_terminates_changes_and_marks_no_instance(account, action):
     for name in pools(account):
         resource = account.arn("ecs", "instance/i-1")
         assert not account.may(f"{name}-instance", action, resource, account.tags(name))
@@ -284,7 +284,7 @@ def test_nobody_reads_a_bucket_by_plain_http(account, role):
 
 
 @pytest.mark.parametrize("action", ["ecs:DeleteInstances", "ecs:StopInstances"])
-def test_the_sweep_ends_what_its_stack_licenses_and_nothing_else(account, action):
+def test_the_sweep_terminates_what_its_stack_licenses_and_nothing_else(account, action):
     ask = partial(account.may, "reaper", action, account.arn("ecs", "instance/i-1"))
 
     assert ask(account.tags("dev"))

@@ -211,7 +211,7 @@ def test_each_threshold_alarms_at_its_share_of_the_month():
     assert [one["channelsMail"] for one in contacts] == ["a@b.org", "c@d.org"]
 
 
-def test_a_mover_that_fails_three_times_on_end_is_told():
+def test_a_mover_that_fails_three_times_on_end_is_reported():
     found = register(stack())
 
     (alarm,) = inputs(found, "alicloud:cms/alarm:Alarm", name="capacity-errors")

@@ -48,7 +48,7 @@ def test_no_group_refuses_the_sweep_itself_by_a_suspended_scale_in(found):
     assert "ScaleIn" not in {one["process"] for one in inputs(found, SUSPENSION)}
 
 
-def test_no_group_but_of_spot_takes_away_what_a_user_stopped(found):
+def test_no_group_but_of_spot_terminates_what_a_user_stopped(found):
     suspended = {
         one["scalingGroupId"] for one in inputs(found, SUSPENSION) if one["process"] == "HealthCheck"
     }
@@ -67,7 +67,7 @@ def test_groups_do_not_rebalance_zones_by_ending_instances(found):
         assert group["autoRebalance"] is False
 
 
-def test_no_group_ends_an_on_demand_instance_for_a_cheaper_one(found):
+def test_no_group_terminates_an_on_demand_instance_for_a_cheaper_one(found):
     spot = [one for one in inputs(found, GROUP) if one["multiAzPolicy"] == "COST_OPTIMIZED"]
 
     assert [one["capacityOptionsSpotAutoReplaceOnDemand"] for one in spot] == [False] * len(spot)
@@ -161,7 +161,7 @@ def test_no_instance_is_born_with_a_time_to_die(found):
         assert "autoReleaseTime" not in template
 
 
-def test_every_group_waits_for_a_checkpoint_before_an_instance_goes(found):
+def test_every_group_waits_for_a_checkpoint_before_an_instance_is_terminated(found):
     hooks = inputs(found, "alicloud:ess/lifecycleHook:LifecycleHook")
 
     assert {hook["scalingGroupId"] for hook in hooks} == {one.id for one in found.of_type(GROUP)}
@@ -171,7 +171,7 @@ def test_every_group_waits_for_a_checkpoint_before_an_instance_goes(found):
         assert hook["name"] == "gpu-fleet-drain"
 
 
-def test_only_a_users_destroy_shrinks_groups_and_ends_instances_beside_the_sweep():
+def test_only_a_users_destroy_shrinks_groups_and_terminates_instances_beside_the_sweep():
     """The stated exception (stacks/README.md): no other module makes one of these calls.
 
     Left out are the rehearsal, which reaches moto alone, and an acceptance run, whose stack is its own.

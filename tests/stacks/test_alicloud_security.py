@@ -357,7 +357,7 @@ def test_the_sweep_is_denied_what_it_must_never_do_whatever_else_is_attached(eve
     assert {"StringLike": {"acs:ResourceTag/gpu-fleet:protected": ["?*"]}} in conditions
 
 
-def test_the_sweep_removes_leftovers_only_where_it_is_told_to():
+def test_the_sweep_removes_leftovers_only_where_the_stack_says_so():
     def actions(settings):
         statements_ = role_statements(register(settings), "-reaper")
         return {action for one in statements_ if one["Effect"] == "Allow" for action in one["Action"]}

@@ -18,7 +18,7 @@ def refusal(content):
     return str(caught.value)
 
 
-def test_a_sound_file_is_read_as_it_is_written():
+def test_a_valid_file_is_read_as_it_is_written():
     settings = from_mapping("test", stack_file(pools=[pool(gpu_memory_gib=24, scratch_gib=200)]))
 
     assert settings.cloud == "alicloud"

@@ -186,7 +186,7 @@ def others(account: Account, name: str) -> list[str]:
 
 @pytest.mark.parametrize("action", ENDS)
 @pytest.mark.parametrize("target", [SELF, NEIGHBOUR])
-def test_an_instance_ends_neither_its_neighbour_nor_itself(account, action, target):
+def test_an_instance_terminates_neither_its_neighbour_nor_itself(account, action, target):
     for name in pools(account):
         assert not account.may(f"{name}-instance", action, account.instance(target), account.on(target, name))
 
@@ -464,7 +464,7 @@ def test_interface_endpoints_are_for_callers_of_the_account_alone(pair):
 
 
 @pytest.mark.parametrize("action", ["ec2:TerminateInstances", "ec2:StopInstances"])
-def test_the_sweep_ends_no_instance_that_has_withdrawn_itself(account, action):
+def test_the_sweep_terminates_no_instance_that_has_withdrawn_itself(account, action):
     name = pools(account)[0]
     for tags, expected in (({}, Verdict.ALLOWED), ({"withdrawn": "2026-11-21T12:00:00Z"}, Verdict.DENIED)):
         context = account.tags(name, **tags)
@@ -485,7 +485,7 @@ def test_the_sweep_hears_what_instances_say_and_decides(account):
 
 
 @pytest.mark.parametrize("action", ["ec2:TerminateInstances", "ec2:StopInstances"])
-def test_the_sweep_ends_what_its_stack_licenses_and_nothing_else(account, action):
+def test_the_sweep_terminates_what_its_stack_licenses_and_nothing_else(account, action):
     def may(**tags):
         return account.verdict(
             "reaper", action, account.instance(NEIGHBOUR), context=account.tags("dev", **tags)

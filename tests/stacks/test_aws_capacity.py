@@ -52,7 +52,7 @@ def test_the_mover_alone_raises_groups_and_those_of_its_stack_alone(declared):
         ("autoscaling:TerminateInstanceInAutoScalingGroup", GROUP),
     ],
 )
-def test_the_mover_ends_nothing_even_if_another_policy_let_it(declared, action, pattern):
+def test_the_mover_deletes_nothing_even_if_another_policy_let_it(declared, action, pattern):
     everything = json.dumps(
         {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
     )

@@ -195,7 +195,7 @@ def test_only_what_image_builder_made_may_be_deleted(built):
     assert not any("ec2:TerminateInstances" in part["Action"] for part in allowed.values())
 
 
-def test_old_images_go_with_their_snapshots_and_the_last_ones_stay(built):
+def test_old_images_are_deleted_with_their_snapshots_and_the_last_ones_stay(built):
     policy = inputs(built, "LifecyclePolicy")
     (detail,) = policy["policyDetails"]
     recipe = inputs(built, "ImageRecipe")
@@ -208,7 +208,7 @@ def test_old_images_go_with_their_snapshots_and_the_last_ones_stay(built):
     ]
 
 
-def test_the_pipeline_runs_weekly_and_tells_the_stacks_topic(built):
+def test_the_pipeline_runs_weekly_and_notifies_the_stacks_topic(built):
     schedule = inputs(built, "ImagePipeline")["schedule"]
 
     assert re.fullmatch(r"cron\(\d+ \d+ \? \* sun \*\)", schedule["scheduleExpression"])

@@ -158,7 +158,7 @@ def test_the_only_hooks_hold_instances_that_are_being_terminated(shipped):
     assert all("initialLifecycleHooks" not in group.inputs for group in shipped.of_type(GROUP))
 
 
-def test_every_group_waits_for_a_checkpoint_before_an_instance_goes(shipped):
+def test_every_group_waits_for_a_checkpoint_before_an_instance_is_terminated(shipped):
     autoscaling = shipped.client("autoscaling")
 
     for group in groups(shipped):
@@ -175,7 +175,7 @@ def test_every_instance_is_launched_under_protection(shipped):
     assert all(member["ProtectedFromScaleIn"] for member in members)
 
 
-def test_only_a_users_destroy_shrinks_groups_and_ends_instances_beside_the_sweep():
+def test_only_a_users_destroy_shrinks_groups_and_terminates_instances_beside_the_sweep():
     """The stated exception (stacks/README.md): no other module makes one of these calls.
 
     Left out are the rehearsal, which reaches moto alone, and an acceptance run, whose stack is its own.

@@ -50,7 +50,7 @@ def allowing(shipped, action: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("action", ["ec2:TerminateInstances", "ec2:StopInstances"])
-def test_the_sweep_ends_only_managed_instances_of_its_stack(shipped, action):
+def test_the_sweep_terminates_only_managed_instances_of_its_stack(shipped, action):
     (statement,) = allowing(shipped, action)
 
     assert statement["Condition"]["StringEquals"] == {
@@ -166,7 +166,7 @@ def test_the_policy_names_an_alarm_that_the_stack_declares(shipped):
 
 @given(content=examples.stack_files())
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-def test_the_policy_of_any_sound_settings_is_a_sound_policy(content):
+def test_the_policy_of_any_valid_settings_is_a_valid_policy(content):
     document = policy_document(from_mapping("any", content))
 
     parsed = policies.parse(json.dumps(document))

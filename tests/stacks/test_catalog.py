@@ -215,7 +215,7 @@ def test_whatever_is_typed_the_suggestions_are_of_the_cloud_asked_for(typed, clo
     assert all(known.get(name).cloud is cloud for name in suggested)
 
 
-def test_a_sound_file_is_read_as_it_is_written(tmp_path):
+def test_a_valid_file_is_read_as_it_is_written(tmp_path):
     path = tmp_path / "catalog.toml"
     path.write_text(SOUND)
 

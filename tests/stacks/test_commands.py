@@ -149,7 +149,7 @@ def test_without_the_cli_the_command_says_how_to_get_it(command, shell):
 
 
 @pytest.mark.parametrize("command", ["preview", "up"])
-def test_a_sound_stack_is_handed_to_the_cli_with_the_policy_pack(command, shell):
+def test_a_valid_stack_is_handed_to_the_cli_with_the_policy_pack(command, shell):
     shell.has_cli()
 
     done = shell.run(command, "aws-dev")
@@ -251,7 +251,7 @@ def test_a_refused_letter_is_found_in_any_word_of_flags(first, more, refused, re
     [('{"currency": "USD"}', 0, '{"currency": "USD"}'), ("no output cost", 255, "")],
     ids=["deployed", "not-yet"],
 )
-def test_the_program_is_told_what_the_deployed_stack_costs(output, code, handed_over, shell, tmp_path):
+def test_the_program_is_given_what_the_deployed_stack_costs(output, code, handed_over, shell, tmp_path):
     shell.has_cli(
         f"""case "$*" in
     "stack output"*) echo '{output}'; exit {code};;

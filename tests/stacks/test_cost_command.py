@@ -90,7 +90,7 @@ def test_an_unknown_price_reads_unknown_and_not_zero():
     assert "at worst at least 1,151,531.02 CNY a month" in done.output.replace("\n", " ")
 
 
-def test_an_assumed_price_is_told_from_a_listed_one():
+def test_an_assumed_price_is_distinguished_from_a_listed_one():
     done = run("alicloud-prod")
 
     assert re.search(r"ecs\.gn8v-8x\.48xlarge +400 CNY .* assumed +budget\.assume", done.output)

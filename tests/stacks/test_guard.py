@@ -20,7 +20,7 @@ from stacks.guard.errors import PlanError, ReplacementError
 from stacks.guard.losses import hold, losses
 from stacks.guard.plan import parse
 from stacks.guard.types_with_data import FOLLOWS, HOLDINGS
-from stacks.rehearsal import program
+from stacks.rehearsal import monitor, program
 from stacks.rehearsal.program import run_program
 from stacks.settings import (
     AccessSettings,
@@ -39,7 +39,9 @@ from tests.stacks import plans
 from tests.stacks.alicloud_examples import assumptions
 from tests.stacks.alicloud_examples import stack_file as alicloud_file
 from tests.stacks.edits import BOTH, applied, base, edits
+from tests.stacks.edits import EXISTING as EDITED_VPC
 from tests.stacks.examples import stack_file as aws_file
+from tests.stacks.existing import answering
 from tests.stacks.replacement_table import FILES, PUBLISHED, forced, input_names, published
 
 FILE = {"aws": aws_file, "alicloud": alicloud_file}
@@ -59,7 +61,8 @@ def file_of(cloud, *chosen):
 def registered(text):
     stack = from_mapping("test", json.loads(text))
     build = __import__(f"stacks.{stack.cloud}.stack", fromlist=["build"]).build
-    with patch.object(program, "CREATORS", {}):
+    found = answering(EDITED_VPC["vpc_id"], EDITED_VPC["subnets"])
+    with patch.object(program, "CREATORS", {}), patch.object(monitor, "answer", found):
         return run_program("test", program=lambda: build(stack), config={})
 
 
@@ -257,7 +260,7 @@ def test_what_forces_a_replacement_is_an_input_of_the_installed_sdk(token):
 OF_THE_PROVIDER_ALONE: dict[str, set[str]] = {}
 
 
-def test_a_replaced_security_group_is_told_with_the_file_system_that_it_takes():
+def test_a_replaced_security_group_is_reported_with_the_file_system_that_it_takes():
     before = registered(json.dumps(file_of("aws")))
     after = [
         replace(one, inputs=one.inputs | {"description": "another"})
@@ -333,7 +336,7 @@ def test_only_what_a_user_names_may_go():
         hold(steps, [*names, "gpu-fleet-test-typo"])
 
 
-def test_a_replacement_that_only_the_detailed_difference_tells_is_seen():
+def test_a_replacement_that_only_the_detailed_difference_shows_is_seen():
     step = {
         "op": "replace",
         "urn": "urn:pulumi:t::gpu-fleet::gpu-fleet:aws:Keys$aws:kms/key:Key::gpu-fleet-t-key",
@@ -479,7 +482,7 @@ def test_the_plan_is_made_with_the_flags_of_the_change_and_without_those_of_its_
     ]
 
 
-def test_a_plan_that_fails_is_told_in_pulumis_words_and_nothing_is_touched(at_cli):
+def test_a_plan_that_fails_is_reported_in_pulumis_words_and_nothing_is_touched(at_cli):
     plan = json.dumps({"diagnostics": [{"severity": "error", "message": "no such zone"}]})
 
     with pytest.raises(PlanError, match="nothing was touched:\nno such zone"):

@@ -136,7 +136,7 @@ def test_a_build_that_runs_is_followed_and_no_second_is_started(run):
     assert cloud.asked("StartImagePipelineExecution") == []
 
 
-def test_a_build_that_ended_meanwhile_is_told_and_no_second_is_started(run):
+def test_a_build_that_finished_meanwhile_is_reported_and_no_second_is_started(run):
     cloud = Cloud([summary(8), summary(9)], promoted=AMI.format(9))
 
     said, waited = run(command.build, cloud.builds)
@@ -185,7 +185,7 @@ def test_rollback_crosses_recipes(run):
     assert cloud.parameter == AMI.format(8)
 
 
-def test_what_is_told_to_write_keeps_the_pipeline(run):
+def test_what_it_says_to_write_keeps_the_pipeline(run):
     """Pasted below image: it must leave a stack that still builds."""
     cloud = Cloud(statuses=["AVAILABLE"])
 
@@ -252,7 +252,7 @@ def test_a_denied_call_names_the_permission(run):
     assert str(said.exception) == "denied imagebuilder:StartImagePipelineExecution"
 
 
-def test_a_stack_without_a_base_is_told_the_key():
+def test_a_stack_without_a_base_gets_the_key_named():
     with pytest.raises(StacksError, match=r"test: image\.base_id = None: names the Ubuntu 24\.04"):
         command.builds_of(stack())
 
@@ -466,7 +466,7 @@ def test_on_alibaba_cloud_images_of_every_page_are_known(ecs):
     assert len(builds.made()) == 102
 
 
-def test_on_alibaba_cloud_a_build_that_ended_is_told(ecs, run):
+def test_on_alibaba_cloud_a_build_that_finished_is_reported(ecs, run):
     account, builds = ecs
     account.answers["DescribeImagePipelineExecutions"] = executions(
         ("exec-1", "SUCCESS", "m-new", "2026-11-15")

@@ -122,7 +122,7 @@ def test_a_mode_that_is_none_is_refused():
     assert "image.mode = 'cloud-init'" in refused(mode="cloud-init")
 
 
-def test_an_image_of_somebody_else_is_not_baked():
+def test_an_image_of_another_is_not_baked():
     assert "image.mode = 'baked': needs image.bundled: true" in refused(mode="baked")
 
 

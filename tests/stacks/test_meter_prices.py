@@ -70,7 +70,7 @@ def test_what_a_capacity_block_prepaid_costs_nothing_by_the_hour():
     assert budget_document(examples.stack(pools=[block]))["pools"]["dev"]["on_demand"] == {"p5.48xlarge": "0"}
 
 
-def test_prices_are_told_in_the_budgets_currency():
+def test_prices_are_shown_in_the_budgets_currency():
     budget = {"monthly": 100_000, "currency": "USD", "cny_per_usd": "7", "recipients": ["team@example.com"]}
     stack = alicloud_examples.stack(budget=budget)
 

@@ -19,13 +19,13 @@ def told(settings):
     return tomllib.loads(instance_file.instance_toml(settings, settings.pools[0], "s3://c", "s3://d"))
 
 
-def test_an_instance_of_a_pool_with_a_profile_is_told_it():
+def test_an_instance_of_a_pool_with_a_profile_gets_it():
     settings = stack(pools=[pool(types=["p4d.24xlarge"], mig_profile="3g.20gb")])
 
     assert told(settings)["mig_profile"] == "3g.20gb"
 
 
-def test_an_instance_on_alibaba_cloud_is_told_it_too():
+def test_an_instance_on_alibaba_cloud_gets_it_too():
     kind = "ecs.gn7e-c16g1.4xlarge"
     settings = alicloud_examples.stack(pools=[alicloud_examples.pool(types=[kind], mig_profile="1g.10gb")])
 

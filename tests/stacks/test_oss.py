@@ -79,7 +79,7 @@ def serving(buckets):
     ],
     ids=["open", "shut", "shut, seen at the second", "of other regions", "no bucket"],
 )
-def test_a_read_of_nothing_tells_whether_the_public_endpoint_is_shut(buckets, access):
+def test_a_read_of_nothing_shows_whether_the_public_endpoint_is_shut(buckets, access):
     with serving(buckets) as (s3, _):
         assert oss.public_access(s3) is access
 
@@ -98,7 +98,7 @@ def test_an_account_that_may_uploads_through_the_public_endpoint():
     assert held({"ours": NOT_THERE})[0] == ""
 
 
-def test_an_account_that_may_not_is_told_of_the_way_inside():
+def test_an_account_that_may_not_is_shown_the_way_inside():
     said, _ = held({"ours": SHUT})
 
     assert said.startswith(f"OSS refuses this account uploads through oss-{REGION}.aliyuncs.com")

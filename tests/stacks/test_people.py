@@ -98,13 +98,13 @@ def test_a_private_key_is_refused_and_not_repeated():
     assert "b3BlbnNzaC1rZXktdjEAAAAABG5vbmU" not in refusal({"ada": {"uid": 5001, "keys": [secret]}})
 
 
-def test_people_need_instances_that_make_accounts():
+def test_users_need_instances_that_make_accounts():
     image = {"id": "ami-0123456789abcdef0", "mode": "none"}
 
     assert "image.mode is none" in refusal({"ada": {"uid": 5001}}, image=image)
 
 
-def test_on_alibaba_cloud_people_come_by_ssh_or_not_at_all():
+def test_on_alibaba_cloud_users_log_in_by_ssh_or_not_at_all():
     with pytest.raises(SettingsError) as caught:
         from_mapping("test", alicloud_file(access={"people": {"bob": {"uid": 5002}}}))
 
@@ -183,10 +183,10 @@ def test_instances_read_the_roster_and_no_role_of_theirs_writes_it(named):
 
 
 def test_a_shell_opens_as_the_callers_own_account_and_as_nobody_without_one(named):
-    (document,) = named.of_type("aws:ssm/document:Document")
+    stored = named.of_type("aws:ssm/document:Document")
+    (document,) = [one for one in stored if one.inputs["documentType"] == "Session"]
     content = json.loads(document.inputs["content"])
 
-    assert document.inputs["documentType"] == "Session"
     assert document.inputs["name"] == "gpu-fleet-test-session"
     assert content == document_content(NAMED)
     assert content["inputs"]["runAsEnabled"] is True
@@ -207,7 +207,7 @@ def starts(declared, resource, **more):
     return decide(asked, identity=[declared.outputs["people_policy"]]) is Verdict.ALLOWED
 
 
-def test_people_open_no_session_by_the_default_document_whose_account_may_become_root(named, nobody):
+def test_users_open_no_session_by_the_default_document_whose_account_may_become_root(named, nobody):
     documents = f"arn:aws:ssm:{NAMED.region}:{NAMED.account_id}:document"
     instance = f"arn:aws:ec2:{NAMED.region}:{NAMED.account_id}:instance/i-0123456789abcdef0"
 

@@ -219,14 +219,14 @@ def test_a_spot_pool_has_a_limit_of_its_own():
     assert found["vCPUs for dev, spot"].says.startswith("needs 8,")
 
 
-def test_a_limit_that_is_not_told_is_not_guessed():
+def test_a_limit_that_is_not_reported_is_not_guessed():
     told = look(stack(), account(DescribeAccountAttributes={}))["vCPUs for dev, postpaid"]
 
     assert told.rating is Rating.UNCHECKED
     assert "DescribeAccountAttributes says no max-postpaid-instance-vcpu-count" in told.says
 
 
-def test_a_full_quota_is_told_with_the_command_that_asks_for_more():
+def test_a_full_quota_is_reported_with_the_command_that_asks_for_more():
     found = look(stack(), account(ListProductQuotas=center(0, 0)))
 
     assert found["VPCs"].rating is Rating.PROBLEM
@@ -334,7 +334,7 @@ def test_a_reservation_must_be_active_and_large_enough(answer, rating):
     ],
     ids=["owner", "status", "architecture", "size"],
 )
-def test_an_image_must_be_ours_sound_and_small_enough(changes, says):
+def test_an_image_must_be_ours_valid_and_small_enough(changes, says):
     told = look(stack(), account(DescribeImages={"Images": {"Image": [IMAGE | changes]}}))["image"]
 
     assert told.rating is Rating.PROBLEM
@@ -370,7 +370,7 @@ def test_credentials_of_another_account_are_the_first_problem():
     assert told.says == f"the credentials are of 6543210987654321, the stack belongs to {ID}"
 
 
-def test_the_command_tells_every_answer_of_a_shipped_stack(monkeypatch):
+def test_the_command_shows_every_answer_of_a_shipped_stack(monkeypatch):
     with serving(account(DescribeAccountAttributes=limits(1))) as asked:
         monkeypatch.setattr(alicloud, "Alicloud", lambda region: asked)
         done = CliRunner().invoke(preflight, ["alicloud-dev"])
@@ -427,7 +427,7 @@ def without_role(name):
     return answer
 
 
-def test_a_missing_service_linked_role_is_told_with_the_command_that_makes_it():
+def test_a_missing_service_linked_role_is_reported_with_the_command_that_makes_it():
     name = "AliyunServiceRoleForAutoScaling"
 
     told = look(stack(), account(GetRole=without_role(name)))[f"role {name}"]
@@ -437,7 +437,7 @@ def test_a_missing_service_linked_role_is_told_with_the_command_that_makes_it():
     assert told.remedy == "aliyun resourcemanager CreateServiceLinkedRole --ServiceName ess.aliyuncs.com"
 
 
-def test_flow_logs_that_nobody_activated_are_told_with_the_command():
+def test_flow_logs_that_nobody_activated_are_reported_with_the_command():
     told = look(stack(), account(GetFlowLogServiceStatus={"Enabled": False}))["flow logs"]
 
     assert told.rating is Rating.PROBLEM
@@ -476,7 +476,7 @@ INNER, PUBLIC = "oss-cn-shenzhen-internal.aliyuncs.com", "oss-cn-shenzhen.aliyun
     ],
     ids=["inside", "allowed", "shut", "unknown", "offline"],
 )
-def test_the_way_to_oss_is_told_before_anything_is_uploaded(answering, s3, rating, says):
+def test_the_way_to_oss_is_reported_before_anything_is_uploaded(answering, s3, rating, says):
     told = look(stack(), account(), answering.__contains__, s3)["OSS from here"]
 
     assert told.rating is rating
@@ -503,7 +503,7 @@ HOME = {"kms_instance_id": "kst-szh0000000000000000", "home": True}
         ("NAS extreme", {"DescribeZones": zones_of_nas()}, "open NAS at https://nasnext"),
     ],
 )
-def test_a_service_that_nobody_opened_is_told_with_the_command_that_opens_it(subject, answers, remedy):
+def test_a_service_that_nobody_opened_is_reported_with_the_command_that_opens_it(subject, answers, remedy):
     settings = stack(network=PRIVATE, storage=HOME)
 
     assert look(settings, account())[subject].rating is Rating.FINE
@@ -526,7 +526,7 @@ def test_a_denied_question_about_privatelink_is_no_answer():
     assert told.rating is Rating.UNCHECKED
 
 
-def test_a_zone_that_sells_no_extreme_nas_is_told_with_those_that_do():
+def test_a_zone_that_sells_no_extreme_nas_is_reported_with_those_that_do():
     told = look(stack(storage=HOME), account(DescribeZones=zones_of_nas("cn-shenzhen-f")))["NAS extreme"]
 
     assert told.rating is Rating.PROBLEM
@@ -557,7 +557,7 @@ def test_the_name_of_a_stack_in_another_region_is_refused(region, rating):
     assert (told.remedy == "name this stack otherwise") is (rating is Rating.PROBLEM)
 
 
-def test_what_no_call_tells_is_a_note_that_names_the_services():
+def test_what_no_call_answers_is_a_note_that_names_the_services():
     told = look(stack(storage=HOME), account())["activation"]
 
     assert [name in told.remedy for name in ("Function Compute", "CloudMonitor", "NAS")] == [True] * 3

@@ -14,6 +14,7 @@ from stacks.preflight.findings import Finding, Rating
 from stacks.rehearsal.moto_server import environment, moto_server
 from stacks.settings import Stack, stack_files
 from tests.stacks.aws_account import Account, Refusal
+from tests.stacks.edits import EXISTING
 from tests.stacks.examples import pool, stack
 
 ID = "123456789012"
@@ -326,7 +327,7 @@ def test_a_capacity_block_needs_no_quota_of_virtual_cpus():
     ],
     ids=["owner", "state", "architecture", "size"],
 )
-def test_an_image_must_be_ours_sound_and_small_enough(changes, says):
+def test_an_image_must_be_ours_valid_and_small_enough(changes, says):
     told = look(stack(), account(ec2_DescribeImages={"Images": [IMAGE | changes]}))["image"]
 
     assert told.rating is Rating.PROBLEM
@@ -424,7 +425,7 @@ def test_the_exit_code_says_whether_there_is_room(changes, code, monkeypatch):
     assert run("aws-dev", account(**changes), monkeypatch).exit_code == code
 
 
-def test_every_problem_is_told_at_once_with_what_to_do(monkeypatch):
+def test_every_problem_is_reported_at_once_with_what_to_do(monkeypatch):
     cloud = account(
         ssm_GetParameter=Refusal(),
         ec2_DescribeInstanceTypeOfferings=offers(),
@@ -534,3 +535,127 @@ def test_a_webhooks_secret_is_there_under_a_key_that_the_sweep_may_use(secret, r
     assert told.rating is rating
     assert says in told.says
     assert "secretsmanager:GetSecretValue" not in [name for name, _ in cloud.asked]
+
+
+VPC, SUBNETS = EXISTING["vpc_id"], EXISTING["subnets"]
+TO_NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0123456789abcdef0", "State": "active"}
+TO_S3 = {"DestinationPrefixListId": "pl-63a5400a", "GatewayId": "vpce-0123456789abcdef0", "State": "active"}
+
+
+def guest(**network: Any) -> Stack:
+    section = {"zones": list(SUBNETS), "existing": EXISTING} | network
+    return stack(network=section, storage={"home": True})
+
+
+def somebody_elses(subnet: dict[str, Any] | None = None, routes: Any = (TO_NAT,), **changes: Any) -> Account:
+    """An account with the VPC: each of its subnets in its zone, and a main table with these routes."""
+
+    def subnet_of(params):
+        (asked,) = params["SubnetIds"]
+        zone = next(zone for zone, known in SUBNETS.items() if known == asked)
+        found = {"SubnetId": asked, "VpcId": VPC, "AvailabilityZone": zone, "AvailableIpAddressCount": 250}
+        return {"Subnets": [found | (subnet or {})]}
+
+    def tables(params):
+        main = params["Filters"][0]["Name"] == "vpc-id"
+        return {"RouteTables": [{"Routes": list(routes)}] if main else []}
+
+    answers: dict[str, Any] = {
+        "ec2_DescribeVpcs": {"Vpcs": [{"VpcId": VPC, "CidrBlock": "172.20.0.0/16"}]},
+        "ec2_DescribeVpcAttribute": lambda params: {
+            params["Attribute"][:1].upper() + params["Attribute"][1:]: {"Value": True}
+        },
+        "ec2_DescribeVpcEndpoints": {"VpcEndpoints": []},
+        "ec2_DescribeSubnets": subnet_of,
+        "ec2_DescribeRouteTables": tables,
+    }
+    return account(**answers | changes)
+
+
+def test_an_existing_vpc_with_its_routes_is_fine_and_needs_no_quota_of_networks():
+    found = look(guest(), somebody_elses())
+
+    assert ratings(found) == {Rating.FINE}
+    assert found["VPC"].says == f"{VPC} has 172.20.0.0/16"
+    assert found["subnet of us-east-1b"].says.endswith("has its routes and 250 free addresses")
+    assert {"VPCs", "elastic addresses"} & found.keys() == set()
+
+
+def test_a_subnet_goes_by_its_own_routes_before_those_of_the_vpc():
+    def tables(params):
+        own = params["Filters"][0]["Name"] == "association.subnet-id"
+        return {"RouteTables": [{"Routes": [] if own else [TO_NAT]}]}
+
+    found = look(guest(), somebody_elses(ec2_DescribeRouteTables=tables))
+
+    assert found["subnet of us-east-1a"].rating is Rating.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("subnet", "routes", "says"),
+    [
+        ({}, (), "has no route to 0.0.0.0/0"),
+        ({}, (TO_NAT | {"State": "blackhole"},), "has no route to 0.0.0.0/0"),
+        (
+            {},
+            ({"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-0123456789abcdef0"},),
+            "reaches 0.0.0.0/0 by igw-0123456789abcdef0, which answers public addresses alone",
+        ),
+        ({"VpcId": "vpc-0ffffffffffffffff"}, (TO_NAT,), "lies in vpc-0ffffffffffffffff"),
+        ({"AvailabilityZone": "us-east-1f"}, (TO_NAT,), "lies in us-east-1f"),
+        ({"MapPublicIpOnLaunch": True}, (TO_NAT,), "gives public addresses"),
+    ],
+)
+def test_a_subnet_of_an_existing_vpc_must_be_private_in_its_zone_and_lead_out(subnet, routes, says):
+    told = look(guest(), somebody_elses(subnet, routes))["subnet of us-east-1a"]
+
+    assert told.rating is Rating.PROBLEM
+    assert told.says == f"{SUBNETS['us-east-1a']} {says}"
+    assert "network.existing.subnets.us-east-1a" in told.remedy
+
+
+@pytest.mark.parametrize(
+    ("routes", "rating"), [((TO_S3,), Rating.FINE), ((), Rating.PROBLEM), ((TO_NAT,), Rating.PROBLEM)]
+)
+def test_without_internet_a_subnet_needs_the_way_to_s3_alone(routes, rating):
+    settings = guest(existing=EXISTING | {"internet": False})
+
+    assert look(settings, somebody_elses(routes=routes))["subnet of us-east-1a"].rating is rating
+
+
+@pytest.mark.parametrize(
+    "answer", [Refusal("InvalidVpcID.NotFound", "The vpc ID does not exist"), {"Vpcs": []}]
+)
+def test_a_vpc_that_is_not_there_is_a_problem(answer):
+    told = look(guest(), somebody_elses(ec2_DescribeVpcs=answer))["VPC"]
+
+    assert (told.rating, told.says) == (Rating.PROBLEM, f"{VPC} is not in us-east-1")
+
+
+def test_a_vpc_without_names_mounts_no_homes():
+    def attribute(params):
+        name = params["Attribute"][:1].upper() + params["Attribute"][1:]
+        return {name: {"Value": name == "EnableDnsSupport"}}
+
+    told = look(guest(), somebody_elses(ec2_DescribeVpcAttribute=attribute))["VPC"]
+
+    assert told.says == f"{VPC} has enableDnsHostnames switched off, which homes and endpoints need"
+    assert told.remedy.endswith(f"--vpc-id {VPC} --enable-dns-hostnames")
+
+
+@pytest.mark.parametrize(
+    ("owner", "private", "rating"),
+    [("other", True, Rating.PROBLEM), ("other", False, Rating.FINE), ("test", True, Rating.FINE)],
+)
+def test_endpoints_of_the_owner_with_private_names_leave_no_room_for_the_stacks(owner, private, rating):
+    endpoint = {
+        "ServiceName": "com.amazonaws.us-east-1.ecr.api",
+        "PrivateDnsEnabled": private,
+        "Tags": [{"Key": "gpu-fleet:stack", "Value": owner}],
+    }
+    cloud = somebody_elses(ec2_DescribeVpcEndpoints={"VpcEndpoints": [endpoint]})
+
+    told = look(guest(interface_endpoints=True), cloud)["endpoints"]
+
+    assert told.rating is rating
+    assert ("ecr.api" in told.says) is (rating is Rating.PROBLEM)

@@ -54,7 +54,7 @@ def test_a_shipped_file_names_the_schema_and_keeps_to_it(name):
 
 
 @given(sound_files())
-def test_the_schema_refuses_no_sound_file(content):
+def test_the_schema_refuses_no_valid_file(content):
     file = {"config": {f"{namespaces.PREFIX}{key}": value for key, value in content.items()}}
 
     assert [error.message for error in VALIDATOR.iter_errors(file)] == []

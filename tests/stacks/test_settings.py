@@ -24,7 +24,7 @@ def network(**changes):
     return stack_file()["network"] | changes
 
 
-def test_a_sound_file_is_read_as_it_is_written():
+def test_a_valid_file_is_read_as_it_is_written():
     read = stack(owner="vision", pools=[pool(types=["p4d.24xlarge"], efa=True)])
 
     assert read.owner == "vision"
@@ -349,7 +349,7 @@ BAD_INPUTS = {
     ),
     "a section that is none": (
         {"network": "10.0.0.0/16"},
-        "network = '10.0.0.0/16': must be a mapping with the keys cidr, zones, nat",
+        "network = '10.0.0.0/16': must be a mapping with the keys zones, cidr, existing",
     ),
     "a section left empty": ({"storage": None}, "storage = None: must be a mapping with the keys"),
     "a currency that no price is in": (
@@ -397,7 +397,7 @@ def test_a_stack_name_that_makes_bucket_names_too_long_is_refused():
         from_mapping("a" * 40, stack_file())
 
 
-def test_every_problem_of_a_file_is_told_at_once():
+def test_every_problem_of_a_file_is_reported_at_once():
     text = refusal(
         network=network(cidr="8.8.0.0/16"),
         pools=[pool(volume_gib="big"), pool(name="other", types=["nonesuch"])],
@@ -510,7 +510,7 @@ def test_no_fault_hides_another():
 
 
 @given(stack_files())
-def test_any_sound_file_is_accepted(content):
+def test_any_valid_file_is_accepted(content):
     read = from_mapping("test", content)
 
     assert len(read.pools) == len(content["pools"])

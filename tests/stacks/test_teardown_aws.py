@@ -92,7 +92,7 @@ def prod(tmp_path, monkeypatch) -> Iterator[Fleet]:
     yield from standing("aws-prod", tmp_path, monkeypatch)
 
 
-def test_data_that_nobody_gave_up_stays_readable_and_everything_else_goes(dev):
+def test_data_that_nobody_gave_up_stays_readable_and_everything_else_is_deleted(dev):
     dev.start()
     dev.fill("checkpoints", "records")
 

@@ -1,4 +1,4 @@
-"""Parameters in moto."""
+"""Parameters and documents in moto."""
 
 from stacks.rehearsal.clients import RegionClients
 from stacks.rehearsal.values import Created, Inputs, physical_name, picked, tag_list, with_tags_all
@@ -25,4 +25,25 @@ def parameter(clients: RegionClients, name: str, inputs: Inputs) -> Created:
     )
 
 
-CREATORS = {"aws:ssm/parameter:Parameter": parameter}
+def document(clients: RegionClients, name: str, inputs: Inputs) -> Created:
+    """aws:ssm/document:Document."""
+    names = {
+        "Content": "content",
+        "DocumentType": "documentType",
+        "DocumentFormat": "documentFormat",
+        "TargetType": "targetType",
+    }
+    document_name = physical_name(name, inputs)
+    tags = {"Tags": tag_list(inputs["tags"])} if inputs.get("tags") else {}
+    made = clients("ssm").create_document(Name=document_name, **picked(inputs, names), **tags)
+    said = made["DocumentDescription"]
+    outputs = {"documentVersion": said["DocumentVersion"], "schemaVersion": said["SchemaVersion"]} | inputs
+    return document_name, with_tags_all(
+        outputs,
+        name=document_name,
+        arn=clients.arn("ssm", f"document/{document_name}"),
+        status=said["Status"],
+    )
+
+
+CREATORS = {"aws:ssm/parameter:Parameter": parameter, "aws:ssm/document:Document": document}

@@ -1,0 +1,85 @@
+"""What stands already and is somebody else's: looked up by its id, never declared.
+
+A data source leaves nothing in the stack's state: no update changes what it found, no destroy deletes it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from stacks.errors import Problem, StacksError
+from stacks.settings import Stack
+from stacks.settings.schema import ExistingNetwork
+
+
+class ExistingNetworkError(StacksError):
+    """Subnets that the stack file names are not as the stack needs them."""
+
+
+@dataclass(frozen=True)
+class FoundNetwork:
+    """A VPC of somebody else's.
+
+    Attributes:
+        cidr: its first network, whose resolver instances ask.
+        private_subnet_ids: zone -> subnet that holds instances.
+        s3_prefix_list_id: the addresses of S3 in this region.
+    """
+
+    vpc_id: str
+    cidr: str
+    private_subnet_ids: dict[str, str]
+    s3_prefix_list_id: str
+
+
+def network(stack: Stack, named: ExistingNetwork, parent: pulumi.Resource) -> FoundNetwork:
+    """Look up the VPC and its subnets; a preview does so too.
+
+    At once and not as Outputs: what is refused is then one message of the program, before anything is
+    declared in the network.
+
+    Raises:
+        ExistingNetworkError: the provider found no such VPC or subnet; or a subnet is in another zone or
+            VPC, or hands out public addresses.
+    """
+    opts = pulumi.InvokeOptions(parent=parent)
+    with _explained("network.existing.vpc_id", named.vpc_id):
+        vpc = aws.ec2.get_vpc(id=named.vpc_id, opts=opts)
+    subnets = {zone: _subnet(zone, named.subnets[zone], opts) for zone in stack.network.zones}
+    problems = [problem for zone, subnet in subnets.items() for problem in _problems(named, zone, subnet)]
+    if problems:
+        raise ExistingNetworkError("\n".join(str(problem) for problem in problems))
+    lists = aws.ec2.get_prefix_list(name=f"com.amazonaws.{stack.region}.s3", opts=opts)
+    return FoundNetwork(
+        vpc_id=vpc.id,
+        cidr=vpc.cidr_block,
+        private_subnet_ids={zone: subnet.id for zone, subnet in subnets.items()},
+        s3_prefix_list_id=lists.id,
+    )
+
+
+def _subnet(zone: str, subnet_id: str, opts: pulumi.InvokeOptions) -> aws.ec2.GetSubnetResult:
+    with _explained(f"network.existing.subnets.{zone}", subnet_id):
+        return aws.ec2.get_subnet(id=subnet_id, opts=opts)
+
+
+@contextmanager
+def _explained(key: str, value: str) -> Iterator[None]:
+    """A lookup that fails names its key; the SDK raises nothing narrower than Exception."""
+    try:
+        yield
+    except Exception as error:
+        raise ExistingNetworkError(str(Problem(key, value, " ".join(str(error).split())))) from error
+
+
+def _problems(named: ExistingNetwork, zone: str, subnet: aws.ec2.GetSubnetResult) -> Iterator[Problem]:
+    key, value = f"network.existing.subnets.{zone}", named.subnets[zone]
+    if subnet.vpc_id != named.vpc_id:
+        yield Problem(key, value, f"lies in {subnet.vpc_id}; must lie in {named.vpc_id}")
+    if subnet.availability_zone != zone:
+        yield Problem(key, value, f"lies in {subnet.availability_zone}; must lie in {zone}")
+    if subnet.map_public_ip_on_launch:
+        yield Problem(key, value, "gives instances public addresses; must be a private subnet")

@@ -1,0 +1,92 @@
+"""What a stack file must say of what stands already and is somebody else's. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from stacks.catalog import Cloud
+from stacks.errors import Problem
+from stacks.settings import Nat, Stack
+
+# docs.aws.amazon.com/AWSEC2/latest/UserGuide/resource-ids.html: 8 digits until 2018, 17 since.
+_AWS_ID = r"[0-9a-f]{8}(?:[0-9a-f]{9})?"
+# www.alibabacloud.com/help/en/vpc/developer-reference/api-vpc-2016-04-28-createvpc and createvswitch
+_ALICLOUD_ID = r"[0-9a-z]{8,32}"
+VPC_IDS = {Cloud.AWS: f"vpc-{_AWS_ID}", Cloud.ALICLOUD: f"vpc-{_ALICLOUD_ID}"}
+SUBNET_IDS = {Cloud.AWS: f"subnet-{_AWS_ID}", Cloud.ALICLOUD: f"vsw-{_ALICLOUD_ID}"}
+VPC_EXAMPLE = {Cloud.AWS: "vpc-0123456789abcdef0", Cloud.ALICLOUD: "vpc-bp1opxu1zkhn00gzv26cn"}
+SUBNET_EXAMPLE = {Cloud.AWS: "subnet-0123456789abcdef0", Cloud.ALICLOUD: "vsw-bp1s5fnvk4gn2tws03624"}
+OF_OWN_NETWORK = "is of a network that the stack makes; leave it out where network.existing names a VPC"
+
+
+def _one_network(stack: Stack) -> Iterator[Problem]:
+    """Its own network or another's: one of both."""
+    network = stack.network
+    if network.cidr is None and network.existing is None:
+        yield Problem("network.cidr", None, "required, and missing, unless network.existing names a VPC")
+    if network.cidr is not None and network.existing is not None:
+        yield Problem("network.cidr", str(network.cidr), OF_OWN_NETWORK)
+
+
+def _not_of_existing(stack: Stack) -> Iterator[Problem]:
+    """What would be ignored."""
+    network = stack.network
+    if network.existing is None:
+        return
+    if network.nat is not Nat.ONE:
+        allowed = "is of a network that the stack makes; say network.existing.internet instead"
+        yield Problem("network.nat", str(network.nat), allowed)
+    if network.peers:
+        yield Problem("network.peers", [str(peer) for peer in network.peers], OF_OWN_NETWORK)
+    if network.s3_buckets:
+        yield Problem("network.s3_buckets", list(network.s3_buckets), OF_OWN_NETWORK)
+
+
+def _vpc(stack: Stack) -> Iterator[Problem]:
+    existing, example = stack.network.existing, VPC_EXAMPLE[stack.cloud]
+    if existing is not None and not re.fullmatch(VPC_IDS[stack.cloud], existing.vpc_id):
+        allowed = f"must be the id of a VPC of {stack.cloud}, such as {example}"
+        yield Problem("network.existing.vpc_id", existing.vpc_id, allowed)
+
+
+def _subnets(stack: Stack) -> Iterator[Problem]:
+    existing, example = stack.network.existing, SUBNET_EXAMPLE[stack.cloud]
+    for zone, subnet in existing.subnets.items() if existing is not None else ():
+        if not re.fullmatch(SUBNET_IDS[stack.cloud], subnet):
+            kind = "subnet" if stack.cloud is Cloud.AWS else "vSwitch"
+            allowed = f"must be the id of a {kind} of {stack.cloud}, such as {example}"
+            yield Problem(f"network.existing.subnets.{zone}", subnet, allowed)
+
+
+def _each_subnet_once(stack: Stack) -> Iterator[Problem]:
+    existing = stack.network.existing
+    for subnet, count in Counter(existing.subnets.values() if existing is not None else ()).items():
+        if count > 1:
+            allowed = f"given to {count} zones; a subnet lies in one"
+            yield Problem("network.existing.subnets", subnet, allowed)
+
+
+def _subnets_of_zones(stack: Stack) -> Iterator[Problem]:
+    existing, zones = stack.network.existing, stack.network.zones
+    if existing is None:
+        return
+    for zone in zones:
+        if zone not in existing.subnets:
+            allowed = "required, and missing: network.zones names the zone"
+            yield Problem(f"network.existing.subnets.{zone}", None, allowed)
+    for zone, subnet in existing.subnets.items():
+        if zone not in zones:
+            allowed = f"of no zone in use; network.zones are {', '.join(zones)}"
+            yield Problem(f"network.existing.subnets.{zone}", subnet, allowed)
+
+
+def _only_on_aws(stack: Stack) -> Iterator[Problem]:
+    existing = stack.network.existing
+    if existing is not None and stack.cloud is Cloud.ALICLOUD:
+        yield Problem("network.existing", existing.vpc_id, "is of AWS; leave it out")
+
+
+RULES: tuple[Callable[[Stack], Iterator[Problem]], ...] = (
+    *(_one_network, _not_of_existing, _vpc, _subnets, _each_subnet_once, _subnets_of_zones),
+    _only_on_aws,
+)

@@ -1,0 +1,295 @@
+"""A stack in somebody else's VPC: what it adds there, what it leaves as it was, and what it refuses."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import pulumi
+import pulumi_aws as aws
+import pytest
+
+from stacks.aws.existing import ExistingNetworkError
+from stacks.aws.stack import build
+from stacks.cost.estimate import estimate
+from stacks.errors import SettingsError
+from stacks.rehearsal import monitor
+from stacks.rehearsal.bucket_policies import conditions_left_out
+from stacks.rehearsal.clients import RegionClients
+from stacks.rehearsal.errors import CreationError
+from stacks.rehearsal.moto_server import moto_server
+from stacks.rehearsal.program import Rehearsed, run_program
+from stacks.settings import Stack
+from stacks.settings.quantities import CostKind
+from stacks.settings.reader import from_mapping
+from tests.rehearsal.deletions import DELETERS
+from tests.rehearsal.destroy import destroy
+from tests.stacks.alicloud_examples import stack_file as alicloud_file
+from tests.stacks.edits import EXISTING
+from tests.stacks.examples import pool, stack
+from tests.stacks.existing import answering
+
+REGION, CIDR = "us-east-1", "172.20.0.0/16"
+ZONES = (f"{REGION}a", f"{REGION}b")
+# Whatever a network is made of; of these the stack declares none but its own groups, and endpoints if asked.
+OF_A_NETWORK = {
+    *("aws:ec2/vpc:Vpc", "aws:ec2/subnet:Subnet", "aws:ec2/routeTable:RouteTable", "aws:ec2/route:Route"),
+    *("aws:ec2/routeTableAssociation:RouteTableAssociation", "aws:ec2/internetGateway:InternetGateway"),
+    *("aws:ec2/natGateway:NatGateway", "aws:ec2/eip:Eip", "aws:ec2/flowLog:FlowLog"),
+    *("aws:ec2/defaultSecurityGroup:DefaultSecurityGroup", "aws:ec2/vpcEndpoint:VpcEndpoint"),
+}
+
+
+def somebody_elses_vpc() -> dict[str, Any]:
+    """A VPC with a private subnet in each zone, made by hand; what `network.existing` says of it."""
+    ec2 = boto3.client("ec2", region_name=REGION)
+    vpc = ec2.create_vpc(CidrBlock=CIDR)["Vpc"]["VpcId"]
+    subnets = {
+        zone: ec2.create_subnet(VpcId=vpc, CidrBlock=f"172.20.{number}.0/24", AvailabilityZone=zone)
+        for number, zone in enumerate(ZONES)
+    }
+    return {"vpc_id": vpc, "subnets": {zone: one["Subnet"]["SubnetId"] for zone, one in subnets.items()}}
+
+
+def within(existing: dict[str, Any], **network: Any) -> Stack:
+    pools = [pool(), pool(name="cluster", types=["p4d.24xlarge"], efa=True)]
+    section = {"zones": list(ZONES), "existing": existing} | network
+    return stack("guest", network=section, pools=pools, storage={"home": True})
+
+
+def of_the_vpc() -> dict[str, Any]:
+    """All of the owner's, as EC2 tells it; without the groups that the stack may add."""
+    ec2 = boto3.client("ec2", region_name=REGION)
+    return {
+        "vpcs": ec2.describe_vpcs()["Vpcs"],
+        "subnets": [
+            {key: value for key, value in subnet.items() if key != "AvailableIpAddressCount"}
+            for subnet in ec2.describe_subnets()["Subnets"]
+        ],
+        "tables": ec2.describe_route_tables()["RouteTables"],
+        "gateways": ec2.describe_internet_gateways()["InternetGateways"],
+        "nat": ec2.describe_nat_gateways()["NatGateways"],
+        "logs": ec2.describe_flow_logs()["FlowLogs"],
+        "default": [one for one in groups_of_ec2() if one["GroupName"] == "default"],
+    }
+
+
+def groups_of_ec2() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = boto3.client("ec2", region_name=REGION).describe_security_groups()[
+        "SecurityGroups"
+    ]
+    return found
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A stack in an existing VPC, in moto; what the VPC was before, and after."""
+
+    existing: dict[str, Any]
+    rehearsed: Rehearsed
+    clients: RegionClients
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+
+def exported(settings: Stack) -> None:
+    for key, value in build(settings).items():
+        pulumi.export(key, value)
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[Guest]:
+    with moto_server(REGION), conditions_left_out():
+        existing = somebody_elses_vpc()
+        before, clients = of_the_vpc(), RegionClients(REGION)
+        rehearsed = run_program("guest", program=lambda: exported(within(existing)), config={})
+        yield Guest(existing, rehearsed, clients, before, of_the_vpc())
+        clients.pool.close()
+
+
+def test_an_up_changes_nothing_of_the_vpc(guest):
+    assert guest.after == guest.before
+    assert {one.type for one in guest.rehearsed.resources} & OF_A_NETWORK == set()
+
+
+def test_groups_start_instances_in_the_named_subnets_under_groups_of_the_vpc(guest):
+    groups = guest.rehearsed.of_type("aws:autoscaling/group:Group")
+    used = {subnet for group in groups for subnet in group.inputs["vpcZoneIdentifiers"]}
+    added = [one for one in groups_of_ec2() if one["GroupName"] != "default"]
+
+    assert used == set(guest.existing["subnets"].values())
+    assert len(added) == 3  # two pools and the homes
+    assert {one["VpcId"] for one in added} == {guest.existing["vpc_id"]}
+
+
+def test_homes_are_mounted_in_the_named_subnets(guest):
+    targets = guest.rehearsed.of_type("aws:efs/mountTarget:MountTarget")
+
+    assert [one.inputs["subnetId"] for one in targets] == list(guest.existing["subnets"].values())
+
+
+def test_instances_ask_the_resolver_of_the_vpc_that_was_found(guest):
+    rules = guest.rehearsed.of_type("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule")
+    asked = {one.inputs["cidrIpv4"] for one in rules if one.inputs.get("fromPort") == 53}
+
+    assert asked == {CIDR}
+
+
+def test_outputs_name_what_is_used(guest):
+    outputs = guest.rehearsed.outputs
+
+    assert outputs["vpc_id"] == guest.existing["vpc_id"]
+    assert outputs["private_subnet_ids"] == guest.existing["subnets"]
+
+
+def test_a_destroy_leaves_the_vpc_and_takes_the_stacks_groups(guest):
+    first = destroy(guest.rehearsed.registrations, guest.clients, DELETERS)
+    for bucket in boto3.resource("s3", region_name=REGION).buckets.all():
+        bucket.object_versions.delete()
+    destroy(first.left, guest.clients, DELETERS)
+
+    assert of_the_vpc() == guest.before
+    assert [one["GroupName"] for one in groups_of_ec2() if one["GroupName"] != "default"] == []
+
+
+def registered(monkeypatch, register, settings: Stack, **of_subnets: Any) -> Rehearsed:
+    monkeypatch.setattr(monitor, "answer", answering(**vars_of(settings), **of_subnets))
+    return register(settings)
+
+
+def vars_of(settings: Stack) -> dict[str, Any]:
+    existing = settings.network.existing
+    assert existing is not None
+    return {"vpc": existing.vpc_id, "subnets": existing.subnets}
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (
+            {"vpcId": "vpc-0ffffffffffffffff"},
+            "lies in vpc-0ffffffffffffffff; must lie in vpc-0123456789abcdef0",
+        ),
+        ({"availabilityZone": "us-east-1f"}, "lies in us-east-1f; must lie in us-east-1"),
+        ({"mapPublicIpOnLaunch": True}, "gives instances public addresses; must be a private subnet"),
+    ],
+)
+def test_a_preview_refuses_a_subnet_that_is_not_what_the_file_says(found, says, monkeypatch, register):
+    with pytest.raises(ExistingNetworkError) as caught:
+        registered(monkeypatch, register, within(EXISTING), **found)
+
+    assert "network.existing.subnets.us-east-1" in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_vpc_that_is_not_there_ends_the_program():
+    with moto_server(REGION), pytest.raises(CreationError, match="InvalidVpcID"):
+        run_program("guest", program=lambda: build(within(EXISTING)), config={})
+
+
+def test_what_the_provider_says_of_a_lookup_is_reported_with_its_key(monkeypatch, register):
+    def failing(**_: Any) -> None:
+        raise Exception("invoke of aws:ec2/getVpc:getVpc failed: no matching EC2 VPC found")
+
+    monkeypatch.setattr(aws.ec2, "get_vpc", failing)
+    with pytest.raises(
+        ExistingNetworkError, match=r"network\.existing\.vpc_id = 'vpc-0.*no matching EC2 VPC"
+    ):
+        register(within(EXISTING))
+
+
+def test_endpoints_come_only_if_asked(monkeypatch, register):
+    found = registered(monkeypatch, register, within(EXISTING, interface_endpoints=True))
+    endpoints = found.of_type("aws:ec2/vpcEndpoint:VpcEndpoint")
+
+    assert {one.inputs["vpcEndpointType"] for one in endpoints} == {"Interface"}
+    assert {one.inputs["vpcId"] for one in endpoints} == {EXISTING["vpc_id"]}
+
+
+def test_without_a_way_out_instances_reach_s3_alone_and_take_wheels_from_the_bucket(monkeypatch, register):
+    found = registered(monkeypatch, register, within({**EXISTING, "internet": False}))
+    rules = found.of_type("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule")
+
+    assert [one for one in rules if one.inputs.get("cidrIpv4") == "0.0.0.0/0"] == []
+    assert {one.inputs["prefixListId"] for one in rules if "prefixListId" in one.inputs} == {
+        "pl-0123456789abcdef0"
+    }
+
+
+def test_a_stack_in_an_existing_vpc_pays_for_no_gateway_and_no_flow_log():
+    kinds = {line.kind for line in estimate(within(EXISTING)).lines}
+
+    assert kinds & {CostKind.NAT, CostKind.LOGS} == set()
+    assert CostKind.STORAGE in kinds
+
+
+def refusal(**network: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        within(**({"existing": EXISTING} | network))
+    return str(caught.value)
+
+
+A, B = EXISTING["subnets"].values()
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        (
+            {"cidr": "10.0.0.0/16"},
+            "network.cidr = '10.0.0.0/16': is of a network that the stack makes; leave it out where "
+            "network.existing names a VPC",
+        ),
+        (
+            {"existing": None},
+            "network.cidr = None: required, and missing, unless network.existing names a VPC",
+        ),
+        (
+            {"nat": "none"},
+            "network.nat = 'none': is of a network that the stack makes; say network.existing.internet",
+        ),
+        ({"peers": ["10.9.0.0/16"]}, "network.peers = ['10.9.0.0/16']: is of a network that the stack makes"),
+        ({"s3_buckets": ["open-*"]}, "network.s3_buckets = ['open-*']: is of a network that the stack makes"),
+        (
+            {"existing": EXISTING | {"vpc_id": "vpc-guest"}},
+            "network.existing.vpc_id = 'vpc-guest': must be the id of a VPC of aws, such as",
+        ),
+        (
+            {"existing": EXISTING | {"subnets": {ZONES[0]: A, ZONES[1]: "vsw-1"}}},
+            "network.existing.subnets.us-east-1b = 'vsw-1': must be the id of a subnet of aws",
+        ),
+        (
+            {"existing": EXISTING | {"subnets": {ZONES[0]: A}}},
+            "network.existing.subnets.us-east-1b = None: required, and missing: network.zones names the zone",
+        ),
+        (
+            {"existing": EXISTING | {"subnets": EXISTING["subnets"] | {"us-east-1c": "subnet-0123abcd"}}},
+            "network.existing.subnets.us-east-1c = 'subnet-0123abcd': of no zone in use; network.zones are "
+            "us-east-1a, us-east-1b",
+        ),
+        (
+            {"existing": EXISTING | {"subnets": dict.fromkeys(ZONES, A)}},
+            f"network.existing.subnets = '{A}': given to 2 zones; a subnet lies in one",
+        ),
+        (
+            {"existing": EXISTING | {"vpc": "x"}},
+            "network.existing.vpc = 'x': unknown key; did you mean 'vpc_id'?",
+        ),
+        (
+            {"existing": {"vpc_id": EXISTING["vpc_id"]}},
+            "network.existing.subnets = None: required, and missing",
+        ),
+        (
+            {"existing": "vpc-1"},
+            "network.existing = 'vpc-1': must be a mapping with the keys vpc_id, subnets",
+        ),
+    ],
+)
+def test_a_bad_input_is_refused_with_key_value_and_what_is_allowed(network, says):
+    assert says in refusal(**network)
+
+
+def test_alibaba_cloud_takes_no_existing_vpc_yet():
+    network = {"zones": ["cn-shenzhen-d"], "existing": EXISTING}
+    with pytest.raises(SettingsError, match=r"network\.existing = 'vpc-0123456789abcdef0': is of AWS"):
+        from_mapping("test", alicloud_file(network=network))
