@@ -108,7 +108,7 @@ def test_a_full_disk_is_one_message_and_may_be_tried_again(
     assert status == 75
 
 
-def test_all_wrong_keys_are_told_at_once(pictures: Path, tmp_path: Path) -> None:
+def test_all_wrong_keys_are_reported_at_once(pictures: Path, tmp_path: Path) -> None:
     table = changed(resnet_table(pictures, tmp_path), run={"sed": 1, "batch_size": 0}, data={"workers": -1})
 
     _, said = tried_alone(table, tmp_path)
@@ -183,7 +183,7 @@ def test_corrupt_held_out_samples_count_once_each_however_often_they_are_read(
     assert "2 corrupt samples, data.corrupt_limit allows 1" in said
 
 
-def test_what_a_reader_process_says_is_told_without_where_it_was_raised(
+def test_what_a_reader_process_says_is_reported_without_where_it_was_raised(
     pictures: Path, tmp_path: Path
 ) -> None:
     table = resnet_table(broken_held_out(pictures, tmp_path / "data", count=64), tmp_path / "run", steps=1)
@@ -205,7 +205,7 @@ def test_a_picture_too_large_to_be_one_is_a_corrupt_sample() -> None:
         decode(bytes(header), config.Data(path="pictures"), training=False, chance=np.random.default_rng())
 
 
-def test_a_full_device_is_told_with_the_knobs_that_help() -> None:
+def test_a_full_device_is_reported_with_the_knobs_that_help() -> None:
     settings = config.from_table(resnet_table(Path("data"), Path("run")), "test")
 
     error = rank.explained(

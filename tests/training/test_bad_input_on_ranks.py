@@ -21,6 +21,7 @@ from tests.training.examples import (
     gpt_table,
     resnet_table,
     section,
+    train_rank,
     without_pictures,
     write_tokens,
 )
@@ -90,7 +91,7 @@ def test_rank_0_says_it_once_and_no_rank_hangs(
         ({}, {"strategy": "pipeline", "pipeline": 2}, "set run.accumulation to 2 or more"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_told(
+def test_a_model_that_cannot_be_cut_is_reported(
     options: dict[str, int], parallel: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     table = gpt_table(write_tokens(tmp_path / "tokens"), tmp_path / "run")
@@ -102,6 +103,18 @@ def test_a_model_that_cannot_be_cut_is_told(
 
     assert status == 65
     assert message in said
+    assert other_said == ""
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_one_message(pictures: Path, tmp_path: Path) -> None:
+    table = resnet_table(pictures, tmp_path / "run", steps=1)
+    train_rank(table)
+
+    (status, said), (_, other_said) = tried(2, changed(table, optimizer={"learning_rate": 0.5}), tmp_path)
+
+    assert status == 65
+    assert said.count("error: ") == 1
+    assert "optimizer.learning_rate  0.001 -> 0.5" in said
     assert other_said == ""
 
 
@@ -119,7 +132,9 @@ def test_corrupt_samples_past_the_limit_end_the_run_on_every_rank(pictures: Path
     assert str(broken) in statuses[0][1]
 
 
-def test_a_missing_bucket_is_told_before_the_first_step(bucket: str, pictures: Path, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_reported_before_the_first_step(
+    bucket: str, pictures: Path, tmp_path: Path
+) -> None:
     table = changed(resnet_table(pictures, tmp_path / "run"), checkpoint={"uri": "s3://absent/runs"})
 
     (status, said), (other_status, other_said) = tried(2, table, tmp_path)
@@ -129,7 +144,7 @@ def test_a_missing_bucket_is_told_before_the_first_step(bucket: str, pictures: P
     assert (tmp_path / "run/metrics.jsonl").exists() is False
 
 
-def test_denied_access_is_told_before_the_first_step(
+def test_denied_access_is_reported_before_the_first_step(
     bucket: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     iam = boto3.client("iam")
@@ -176,7 +191,7 @@ def hungry_rank(table: dict[str, Any], folder: Path, full: int) -> tuple[int, st
     return tried_alone(table, folder)
 
 
-def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_gpu_of_its_own_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

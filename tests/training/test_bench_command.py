@@ -27,32 +27,24 @@ def measure_rank(table: dict[str, Any]) -> tuple[StepTimes, dict[int, float]]:
         return times, bench.measure_reductions(where, (1,))
 
 
-def test_each_turn_times_both_loops(table):
+def test_each_turn_times_both_loops_and_the_measured_run_leaves_nothing_behind(table, tmp_path):
     times, bandwidths = run_ranks(measure_rank, 2, table)[0]
 
+    assert not (tmp_path / "run").exists()
     assert len(times.trainer_s) == len(times.bare_s) == 2
     assert all(seconds > 0 for seconds in times.trainer_s + times.bare_s)
     assert bandwidths.keys() == {1}
     assert bandwidths[1] > 0
 
 
-def test_a_model_of_transformers_has_its_turns_too(table, tmp_path):
+def test_a_model_of_transformers_has_its_turns_too_and_one_rank_nothing_to_reduce(table, tmp_path):
     GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16).save_pretrained(tmp_path)
     chosen = {**table, "model": {"name": "AutoModelForCausalLM", "config": str(tmp_path)}}
 
-    times, _ = run_ranks(measure_rank, 1, chosen)[0]
+    times, bandwidths = run_ranks(measure_rank, 1, chosen)[0]
 
     assert len(times.bare_s) == 2
-
-
-def test_one_rank_has_nothing_to_reduce(table):
-    assert run_ranks(measure_rank, 1, table)[0][1] == {}
-
-
-def test_the_measured_run_leaves_nothing_behind(table, tmp_path):
-    run_ranks(measure_rank, 1, table)
-
-    assert not (tmp_path / "run").exists()
+    assert bandwidths == {}
 
 
 def test_other_strategies_have_no_bare_loop(table):

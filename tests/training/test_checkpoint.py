@@ -277,7 +277,7 @@ def test_oss_is_asked_the_way_it_understands(monkeypatch: pytest.MonkeyPatch) ->
     assert options.response_checksum_validation == "when_required"
 
 
-def test_an_upload_that_failed_is_told_at_the_end(
+def test_an_upload_that_failed_is_reported_at_the_end(
     bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = CheckpointStore("s3://gone/runs")

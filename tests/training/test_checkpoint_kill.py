@@ -2,6 +2,7 @@
 
 import io
 import random
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from gpu_fleet.checkpoint.saver import STATE, Saver
 from tests.training.ranks import context
 
 KILLS = 200
-LONGEST_LIFE_S = 0.02  # a few saves
+LONGEST_LIFE = 1.5  # saves, after the first
 
 
 def content(step: int) -> torch.Tensor:
@@ -57,8 +58,9 @@ def test_a_killed_save_leaves_the_one_before_whole(tmp_path: Path) -> None:
         process.start()
         there.close()
         assert here.poll(60), "the process saves nothing"
-        durable = max(durable, here.recv())
-        process.join(chance.uniform(0, LONGEST_LIFE_S))
+        durable, began_s = max(durable, here.recv()), time.monotonic()
+        assert here.poll(60), "the process saves nothing more"
+        process.join(chance.uniform(0, LONGEST_LIFE) * (time.monotonic() - began_s))
         process.kill()
         process.join()
         durable = max(durable, told(here))
@@ -70,4 +72,4 @@ def test_a_killed_save_leaves_the_one_before_whole(tmp_path: Path) -> None:
         assert durable <= max(steps, default=0) <= durable + 1
 
     assert unfinished > KILLS / 10  # the kills did hit saves under way
-    assert durable > KILLS / 10  # and the runs did go on
+    assert durable >= KILLS  # and the runs did go on

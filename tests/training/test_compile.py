@@ -1,5 +1,7 @@
 """Compiled models learn what the others learn, however they are spread."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +32,45 @@ def compiled_rank(table: dict[str, Any]) -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+@pytest.fixture(scope="module")
+def plain(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[float]]:
+    """The losses of a plain model of so many layers; each is trained once."""
+
+    @cache
+    def trained(layers: int) -> list[float]:
+        directory = tmp_path_factory.mktemp("plain")
+        train_on(1, table_of(tokens, directory, layers))
+        return losses(directory)
+
+    return trained
+
+
+def table_of(tokens: Path, directory: Path, layers: int) -> dict[str, Any]:
+    table = gpt_table(tokens, directory, STEPS)
+    table["model"]["options"]["layers"] = layers
+    return table
+
+
 @pytest.mark.parametrize(
     ("size", "parallel", "layers"),
     [(1, {}, 1), (2, {}, 1), (2, FSDP, 2), (2, TENSOR, 1), (4, PIPELINE, 2)],
     ids=["alone", "ddp", "fsdp", "tensor", "pipeline of sharded stages"],
 )
 def test_a_compiled_model_learns_what_the_plain_one_learns(
-    size: int, parallel: dict[str, Any], layers: int, tokens: Path, tmp_path: Path
+    *,
+    size: int,
+    parallel: dict[str, Any],
+    layers: int,
+    plain: Callable[[int], list[float]],
+    tokens: Path,
+    tmp_path: Path,
 ) -> None:
-    plain, compiled = tmp_path / "plain", tmp_path / "compiled"
-    table = gpt_table(tokens, plain, STEPS)
-    table["model"]["options"]["layers"] = layers
-    run = {"directory": str(compiled)}
+    table = changed(table_of(tokens, tmp_path, layers), parallel=parallel, precision={"compile": True})
 
-    train_on(1, table)
-    graphs = run_ranks(
-        compiled_rank, size, changed(table, run=run, parallel=parallel, precision={"compile": True})
-    )
+    graphs = run_ranks(compiled_rank, size, table)
 
     assert graphs == [2] * size  # one to train and one to evaluate: each layer of FSDP uses the same
-    assert losses(compiled) == pytest.approx(losses(plain), rel=TOLERANCE)
+    assert losses(tmp_path) == pytest.approx(plain(layers), rel=TOLERANCE)
 
 
 def test_what_torch_compiles_wrongly_is_refused(tokens: Path, tmp_path: Path) -> None:

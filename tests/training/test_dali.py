@@ -71,7 +71,7 @@ def both(shards: Path, split: str, augmentation: str) -> list[tuple[torch.Tensor
     """Eight pictures by this reader and by the other."""
     settings = settings_of(shards, augmentation)
     data = open_split(settings, describe(shards), split)
-    encoded = EncodedReader(data, settings, 3, torch.device("cpu"), paired=False)
+    encoded = EncodedReader(data, settings, 3, torch.device("cpu"))
     return [read(one, settings, 8) for one in (encoded, Reader(data, 3))]
 
 

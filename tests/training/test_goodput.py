@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpu_fleet import cli
 from gpu_fleet.metrics.goodput import BOOKED, Book, Goodput, HourPrice, goodput, process_started_at_s
 from gpu_fleet.metrics.records import read_json_lines
+from gpu_fleet.metrics.report import time_lines
 from gpu_fleet.pool import price
 from stacks.cost.estimate import estimate
 from stacks.payload import instance_file, sweep_archive
@@ -76,6 +77,26 @@ def test_what_a_later_try_did_again_and_the_time_between_are_lost():
     assert found.ettr == pytest.approx(205 / 400)
     assert accounted(found) == 1.0
     assert found.price_lost(price_per_hour=36.0) == pytest.approx(195 / 100)
+
+
+@pytest.mark.parametrize(
+    ("booted_at_s", "paid_s"),
+    [(100, 400), (210, 400), (280, 330), (350, 310)],
+    ids=["the same instance", "at once", "later", "a clock that was set"],
+)
+def test_between_two_tries_only_an_instance_that_is_there_costs(booted_at_s: float, paid_s: float) -> None:
+    first = time_record(0, 210, step=200, productive_s=210)
+    second = time_record(300, 400, step=300, resumed=200, productive_s=100) | {"booted_at_s": booted_at_s}
+
+    found = goodput([first, second])
+
+    assert found is not None
+    assert (found.wall_s, found.lost_s) == (400, 90)
+    assert found.price_of_all(price_per_hour=3600.0) == paid_s
+    assert found.price_lost(price_per_hour=3600.0) == paid_s - 310
+    line = time_lines(found, HourPrice(3600.0, "USD"))["cost of unproductive time"]
+    assert line.startswith(f"{paid_s - 310:,.2f} of {paid_s:,.2f} USD")
+    assert (f"without {400 - paid_s}.0 s before an instance booted" in line) == (paid_s < 400)
 
 
 def test_a_run_of_before_says_nothing():

@@ -119,7 +119,7 @@ def test_a_recommendation_that_stood_before_the_run_ends_no_run() -> None:
         assert (notice() or (None,))[0] is Reason.REBALANCE
 
 
-def test_a_preemptible_instance_of_alibaba_cloud_is_told_too() -> None:
+def test_a_preemptible_instance_of_alibaba_cloud_is_notified_too() -> None:
     path = "/latest/meta-data/instance/spot/termination-time"
     with alicloud_metadata({path: "2026-11-21T08:05:00Z"}) as endpoint:
         assert AlicloudNotice(endpoint)() == (Reason.SPOT_NOTICE, "spot release at 2026-11-21T08:05:00Z")

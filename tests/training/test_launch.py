@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from moto import mock_aws
 
-from gpu_fleet import cli, launch
+from gpu_fleet import cli, launch, outcome
 from gpu_fleet.errors import LaunchError
 from gpu_fleet.metadata import ThisInstance
 from gpu_fleet.pool.identity import Expected, read_identity
@@ -329,15 +330,32 @@ def test_a_killed_torchrun_is_reported_as_a_shell_does(tmp_path, restored_signal
     assert launch.run([sys.executable, "-c", suicide], {}, tmp_path) == 128 + signal.SIGKILL
 
 
-def test_sigterm_reaches_the_child(tmp_path, restored_signals):
+@pytest.mark.parametrize(("begins", "status"), [(True, 5), (False, 85)], ids=["in its steps", "before"])
+def test_sigterm_reaches_the_child(*, begins, status, tmp_path, restored_signals):
+    """A run that was still loading has nothing to save, and is run again."""
     child = (
-        "import os, signal, sys\n"
+        "import os, pathlib, signal, sys\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        f"pathlib.Path({str(tmp_path / outcome.BEGUN)!r}).touch() if {begins} else None\n"
         "os.kill(os.getppid(), signal.SIGTERM)\n"
         "signal.pause()\n"
     )
 
-    assert launch.run([sys.executable, "-c", child], {}, tmp_path) == 5
+    assert launch.run([sys.executable, "-c", child], {}, tmp_path) == status
+
+
+def test_a_sigterm_that_comes_as_the_child_begins_reaches_it(tmp_path, restored_signals, monkeypatch):
+    class Slow(subprocess.Popen):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    ended_by = []
+    signal.signal(signal.SIGTERM, lambda number, _: ended_by.append(number))  # what would end launch
+
+    assert launch.run(["sleep", "9"], {}, tmp_path) == 85
+    assert ended_by == []
 
 
 @pytest.fixture
@@ -409,9 +427,11 @@ def test_the_word_of_an_earlier_run_does_not_count(tmp_path, restored_signals):
 def test_two_instances_meet_and_start_their_trainers(tmp_path):
     """Real torchruns, on two addresses of loopback; what they start shows its help and is done."""
     addresses = ("127.0.0.1", "127.0.0.2")
+    with socket.create_server((addresses[0], 0)) as free:  # other tests meet at the port of every day
+        port = free.getsockname()[1]
     plans = [
         launch.LaunchPlan(
-            Rendezvous(2, addresses[0], own, is_host=own == addresses[0]),
+            Rendezvous(2, addresses[0], own, is_host=own == addresses[0], port=port),
             1,
             "stack.pool.run",
             max_restarts=0,
@@ -470,6 +490,7 @@ def test_sigterm_to_a_launch_saves_the_run_and_ends_well(digits, tmp_path):
 
     result = json.loads((run / "result.json").read_text())
     assert status == 85, program.said
+    assert outcome.begun_since(run, 0.0)
     assert (result["outcome"], result["reason"]) == ("stopped", "sigterm")
     assert (run / "checkpoints" / f"step-{result['step']}" / "manifest.json").exists()
 

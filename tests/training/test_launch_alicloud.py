@@ -149,7 +149,7 @@ def test_an_instance_without_a_group_trains_alone(cloud, tmp_path):
     assert "--standalone" in dry_run(tmp_path).output
 
 
-def test_a_refused_call_is_told(cloud, tmp_path, monkeypatch):
+def test_a_refused_call_is_reported(cloud, tmp_path, monkeypatch):
     denied = json.dumps({"AccessKeyId": "other", "AccessKeySecret": "secret", "SecurityToken": "token"})
     monkeypatch.setitem(FACTS, "ram/security-credentials/TrainRole", denied)
 

@@ -87,7 +87,7 @@ def test_a_holder_that_died_is_followed_after_the_stated_time_and_commits_nothin
     assert store.steps() == []
 
 
-def test_ages_are_told_by_the_clock_of_the_object_store_alone(
+def test_ages_are_measured_by_the_clock_of_the_object_store_alone(
     store: CheckpointStore, living: RunLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = store._client.list_objects_v2(Bucket="checkpoints")

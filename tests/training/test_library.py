@@ -1,7 +1,9 @@
 """`from gpu_fleet import Run` in a loop of one's own."""
 
 import json
+import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,6 @@ LOOP = ROOT / "training/examples/own_loop.py"
 
 def loop_rank(directory: str, stop_at: int = 0, workers: int = 0) -> int:
     """Runs the example on this rank, to be stopped after so many steps; its exit status."""
-    import os  # noqa: PLC0415 - of the forked process
-
     os.environ |= {"STEPS": "8", "WORKERS": str(workers)}
     rank = int(os.environ["RANK"])
     library.Interruption = lambda *_: CountingInterruption(stop_at if rank else 0)  # type: ignore[misc,assignment]
@@ -103,6 +103,41 @@ def test_a_step_is_saved_every_so_often(tmp_path: Path) -> None:
     ]
 
 
+def test_a_signal_does_not_cut_the_last_upload_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
+    close = library.Saver.close
+
+    def signalled(saver: library.Saver) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return close(saver)
+
+    monkeypatch.setattr(library.Saver, "close", signalled)
+    try:
+        small(tmp_path, 2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert (heard, result(tmp_path)["outcome"]) == ([], "finished")
+
+
+def test_a_step_that_the_loop_is_left_in_is_saved_and_gone_on_from(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    with Run(tmp_path, model=model) as run:
+        for step in run.steps(7):
+            nn.init.constant_(model.weight, float(step))
+            if step == 4:
+                break
+    left = result(tmp_path)
+    with Run(tmp_path, model=model) as run:
+        found = model.weight[0, 0].item()
+        rest = list(run.steps(7))
+
+    assert (left["outcome"], left["reason"], left["step"]) == ("finished", "left the loop", 5)
+    assert (found, rest) == (4.0, [5, 6])
+    assert result(tmp_path)["reason"] == "all steps done"
+
+
 class Odd:
     """Keeps something that cannot be read again without running code."""
 
@@ -119,7 +154,7 @@ class Odd:
         ({}, 0, "batch_size = 0: does not divide into 1 ranks x 1 batches"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_message(
+def test_what_cannot_be_is_reported_in_one_message(
     objects: dict[str, Any], batch_size: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def attempt() -> None:
@@ -133,7 +168,7 @@ def test_what_cannot_be_is_told_in_one_message(
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-def test_ranks_that_have_not_met_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_have_not_met_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     with pytest.raises(SystemExit, match="init_process_group before it"):

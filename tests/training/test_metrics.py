@@ -159,7 +159,7 @@ def test_a_killed_run_costs_no_record_of_the_next(tmp_path):
     assert read_json_lines(file) == [RECORD]
 
 
-def test_a_full_disk_is_told_by_its_key():
+def test_a_full_disk_is_reported_by_its_key():
     with pytest.raises(ConfigError, match=r"run.directory = '/dev/full': cannot be written: No space left"):
         JsonLines(Path("/dev/full")).write(RECORD)
 

@@ -205,6 +205,16 @@ MISTAKES: dict[str, Mistake] = {
         {"loss": {"name": "mine.py:own"}},
         "loss.name = 'mine.py:own': TypeError: list indices must be integers or slices, not str (mine.py:",
     ),
+    "a count that is a mean": (
+        "def count(batch):\n    return batch[1].float().mean()",
+        {"loss": {"mean_over": "mine.py:count"}},
+        "loss.mean_over = 'mine.py:count': gave a Tensor; expected: NAME(batch) -> int or Tensor ()",
+    ),
+    "a metric of three values": (
+        "def own(model, batch):\n    return {'error': (1.0, 2.0, 3.0)}",
+        {"metric": {"name": "mine.py:own"}},
+        "gave 3 values for 'error'; expected: NAME(model, batch",
+    ),
     "metrics that are no dictionary": (
         "def own(model, batch):\n    return 0.5",
         {"metric": {"name": "mine.py:own"}},
@@ -321,6 +331,36 @@ def test_a_mistake_in_the_midst_of_a_run_is_one_message_too(place: Callable[[str
     assert status == 65
     assert "loss.name = 'mine.py:own': AssertionError: row 63 (mine.py:" in said
     assert "Traceback" not in said
+
+
+ROOTED = """
+    def own(model, batch):
+        return loss(model, batch) + (model[0].weight.sum() * 0).abs().sqrt()
+"""
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"checkpoint": {"every_steps": 1}},
+        {"run": {"steps": 1}},
+        {"run": {"steps": 1}, "parallel": {"strategy": "fsdp"}},
+    ],
+    ids=["in the midst", "at the end", "sharded"],
+)
+def test_weights_that_are_no_numbers_are_not_saved(
+    keys: dict[str, dict[str, Any]], place: Callable[[str], Path]
+) -> None:
+    """The loss of the step is a number, and its gradient is none."""
+    folder = place(ROOTED)
+    keys = changed({"loss": {"name": "mine.py:own"}, "run": {"steps": 2}}, **keys)
+
+    said = run_ranks(tried_in, 2, folder, table_of(folder, keys))
+
+    assert [status for status, _ in said] == [65, 65]
+    assert "the weights of rank 0 are no finite numbers after step 1" in said[0][1]
+    assert said[1][1] == ""
+    assert not list((folder / "run/checkpoints").glob("step-*"))
 
 
 def test_the_traceback_is_shown_when_asked(

@@ -36,7 +36,7 @@ def refusal(section: str, key: str, value: object) -> str:
     return ""
 
 
-def test_a_sound_table_is_read_and_the_schema_has_numbers_to_try():
+def test_a_valid_table_is_read_and_the_schema_has_numbers_to_try():
     assert refusal("run", "steps", 2) == ""
     assert len(numbers()) > 30
 

@@ -181,7 +181,7 @@ def test_clipping_scales_all_gradients_to_the_limit() -> None:
     model = nn.Linear(2, 1)
     model.weight.grad, model.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([4.0])
 
-    norm = precision.clip(model, limit=1.0)
+    norm = precision.clip(list(model.parameters()), limit=1.0)
 
     assert norm.item() == pytest.approx(5.0)
     assert model.weight.grad.tolist() == [[pytest.approx(0.6), 0.0]]
@@ -192,7 +192,7 @@ def test_a_limit_of_zero_only_measures() -> None:
     model = nn.Linear(1, 1, bias=False)
     model.weight.grad = torch.tensor([[7.0]])
 
-    assert precision.clip(model, limit=0.0).item() == 7.0
+    assert precision.clip(list(model.parameters()), limit=0.0).item() == 7.0
     assert model.weight.grad.item() == 7.0
 
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file
 
-from gpu_fleet import cli
+from gpu_fleet import cli, own_code
 from gpu_fleet.data.order import SampleOrder
 from gpu_fleet.data.own_data import ENDLESS, OwnReader, Stream
 from tests.training.commands import tried_alone
@@ -109,6 +109,21 @@ def test_held_out_samples_count_once_on_any_number_of_ranks(digits: Path, tmp_pa
         scores.append(train_on(ranks, table)["metric"])
 
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+
+
+def test_an_installed_file_that_is_a_link_is_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv and others link the files of a package from a store."""
+    packages, store = tmp_path / "site-packages/package", tmp_path / "store"
+    packages.mkdir(parents=True)
+    store.mkdir()
+    (store / "module.py").touch()
+    (packages / "module.py").symlink_to(store / "module.py")
+    monkeypatch.setattr(own_code, "NOT_OF_USERS", {packages.parent.resolve()})
+
+    assert not own_code.is_of_user(str(packages / "module.py"))
+    assert own_code.is_of_user(str(store / "module.py"))
 
 
 def test_the_finished_model_has_the_names_of_the_users_own(digits: Path, tmp_path: Path) -> None:

@@ -288,3 +288,19 @@ def test_a_checkpoint_of_an_older_trainer_is_held_against_its_configuration(tabl
     with pytest.raises(IdentityError, match=r"run\.seed"):
         run_identity.check(found, identity_of(changed(table, run={"seed": 9})), (), 3, "here")
     run_identity.check(found, identity_of(table), (), 3, "here")
+
+
+@pytest.mark.parametrize(("name", "refused"), [("mine.py:loss", True), ("", False)])
+def test_an_own_loss_of_an_older_trainer_goes_on_as_the_mean_over_samples(
+    *, name: str, refused: bool, table: dict[str, Any]
+) -> None:
+    now = identity_of(changed(table, loss={"name": name}))
+    saved = {key: value for key, value in now.items() if key != "loss.mean_over"}
+
+    if refused:
+        with pytest.raises(IdentityError, match=r'loss\.mean_over  "samples" -> "targets"'):
+            run_identity.check(saved, now, (), 3, "here")
+    else:
+        run_identity.check(saved, now, (), 3, "here")
+    as_before = identity_of(changed(table, loss={"name": name, "mean_over": "samples"}))
+    run_identity.check(saved, as_before, (), 3, "here")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_fleet.metrics.records import read_json_lines
 from tests.training.examples import VOCABULARY, changed, gpt_table, losses, train_on, write_tokens
 
 LENGTH = 16
@@ -91,6 +92,32 @@ def classes(split):
 def classifier():
     torch.manual_seed(3)
     return torch.nn.Linear(16, 2)
+
+def own_loss(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+def plain_mean(model, batch):  # 0 / 0 where a batch has no target
+    kept = (batch[1] != -100).float()
+    each = torch.nn.functional.cross_entropy(model(batch[0]), batch[1].clamp(min=0), reduction="none")
+    return (each * kept).sum() / kept.sum()
+
+def marked(split):  # which count is in the inputs
+    return [(torch.eye(16)[n % 16], float(n % 2)) for n in range(96)]
+
+def counts(inputs):
+    return inputs[:, 1:6].sum(dim=1) == 0
+
+def number_of(batch):
+    return counts(batch[0]).sum()
+
+def mean_of_those(model, batch):
+    return masked(model, batch) / number_of(batch).clamp(min=1)
+
+def masked(model, batch):
+    return ((model(batch[0])[:, 0] - batch[1]) ** 2 * counts(batch[0])).sum()
+
+def error(model, batch):
+    return {"error": (masked(model, batch), number_of(batch))}
 """
 
 
@@ -102,8 +129,9 @@ def own_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def own_table(kind: tuple[str, str], file: Path, directory: Path, accumulation: int) -> dict[str, Any]:
-    model, data = kind
+def own_table(kind: dict[str, str], file: Path, directory: Path, accumulation: int) -> dict[str, Any]:
+    own = {key: f"{file}:{name}" for key, name in kind.items()}
+    mean_over = {"mean_over": own["count"]} if "count" in own else {}
     return {
         "run": {
             "directory": str(directory),
@@ -112,17 +140,33 @@ def own_table(kind: tuple[str, str], file: Path, directory: Path, accumulation: 
             "accumulation": accumulation,
             "log_every_steps": 1,
         },
-        "model": {"name": f"{file}:{model}"},
-        "data": {"name": f"{file}:{data}"},
+        "model": {"name": own["model"]},
+        "data": {"name": own["data"]},
+        "loss": {"name": own.get("loss", ""), **mean_over},
+        "metric": {"name": own.get("metric", "")},
         "optimizer": {"learning_rate": 0.05},
         "metrics": {"progress": False},
         "checkpoint": {"every_steps": 0},
     }
 
 
-@pytest.mark.parametrize("kind", [("llama", "answers"), ("classifier", "classes")], ids=lambda kind: kind[0])
+CLASSES = {"model": "classifier", "data": "classes"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"model": "llama", "data": "answers"},
+        CLASSES,
+        CLASSES | {"loss": "own_loss"},
+        CLASSES | {"loss": "plain_mean"},
+        {"model": "classifier", "data": "marked", "loss": "mean_of_those", "count": "number_of"}
+        | {"metric": "error"},
+    ],
+    ids=["labels", "classes", "own loss", "plain mean", "own count"],
+)
 def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(
-    kind: tuple[str, str], own_file: Path, tmp_path: Path
+    kind: dict[str, str], own_file: Path, tmp_path: Path
 ) -> None:
     """Micro-batches of two samples, of which some have no target: fine-tuning on answers, and a hole."""
     whole = train_on(1, own_table(kind, own_file, tmp_path / "whole", accumulation=1))
@@ -130,3 +174,15 @@ def test_targets_of_own_data_weigh_alike_in_training_and_in_the_score(
 
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
     assert cut["metric"] == pytest.approx(whole["metric"], abs=2e-5)
+    records = read_json_lines(tmp_path / "cut" / "metrics.jsonl")
+    evaluated = [record for record in records if record["kind"] == "evaluation"]
+    assert cut["metric"] == pytest.approx(evaluated[-1]["loss"], abs=2e-5)  # the own metric is the own loss
+
+
+def test_a_mean_over_no_targets_reaches_no_weight_of_a_sharded_model(own_file: Path, tmp_path: Path) -> None:
+    kind = CLASSES | {"loss": "plain_mean"}
+    train_on(1, own_table(kind, own_file, tmp_path / "whole", accumulation=1))
+    cut = own_table(kind, own_file, tmp_path / "cut", accumulation=6)
+    train_on(2, changed(cut, parallel={"strategy": "fsdp"}))
+
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)

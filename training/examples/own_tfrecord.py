@@ -25,15 +25,15 @@ class Records(Dataset[tuple[Tensor, Tensor]]):  # the features "inputs" and "cla
         file, start, size = self.places[index]
         with file.open("rb") as records:
             records.seek(start)
-            found = Example.FromString(records.read(size)).features.feature
-        return torch.tensor(found["inputs"].float_list.value), torch.tensor(
-            found["class"].int64_list.value[0]
+            features = Example.FromString(records.read(size)).features.feature
+        return torch.tensor(features["inputs"].float_list.value), torch.tensor(
+            features["class"].int64_list.value[0]
         )
 
 
 def places(content: bytes, end: int = 0) -> list[tuple[int, int]]:
-    found = []
+    records = []
     while end < len(content):  # of each: its length (8 bytes), a CRC (4), the record, a CRC (4)
-        found.append((end + 12, struct.unpack_from("<Q", content, end)[0]))
-        end += 16 + found[-1][1]
-    return found
+        records.append((end + 12, struct.unpack_from("<Q", content, end)[0]))
+        end += 16 + records[-1][1]
+    return records

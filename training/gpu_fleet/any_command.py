@@ -13,11 +13,11 @@ import click
 
 from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
-from gpu_fleet.errors import CheckpointError, CommandError
+from gpu_fleet.errors import CheckpointError, CommandError, IdentityError
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.options import FiniteRange
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
-from gpu_fleet.storage.object_store import ObjectStore
+from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 LOOK_EVERY_S, POLL_S = 0.2, 1.0
@@ -62,9 +62,11 @@ def run(
     with Interruption(sources(), POLL_S) as interruption:
         child = Child(command, interruption, SIGNALS[notice], grace_s)
         status = child.wait(sync, every_s)
-    if sync is not None:
-        sync.up(last=status >= 0)  # a program that was killed may have left a half-written file
-    sys.exit(status_of(status, interruption.reason, checkpoints, child.started_at_s))
+        ends_with = status_of(status, interruption.reason, checkpoints, child.started_at_s)
+        if sync is not None:  # in here, so that no signal cuts it off
+            last = status >= 0  # a program that was killed may have left a half-written file
+            patiently(lambda: sync.up(last=last))
+    sys.exit(ends_with)
 
 
 class Child:
@@ -76,6 +78,7 @@ class Child:
         """Starts it; raises CommandError when it cannot be."""
         self._interruption, self._notice, self._grace_s = interruption, notice, grace_s
         self._notified_at_s: float | None = None
+        self._lost = False
         self.started_at_s = time.time()
         try:
             self._process = subprocess.Popen(command, start_new_session=True)
@@ -94,11 +97,14 @@ class Child:
                 synced_at_s = time.monotonic()
                 try:
                     sync.up()
+                except IdentityError as error:  # another process has the run: what comes now is in vain
+                    self._lost = True
+                    log.warning("event=folder-lost error=%r", str(error))
                 except CheckpointError as error:  # the last one decides
                     log.warning("event=folder-not-saved error=%r", str(error))
 
     def _pass_on(self) -> None:
-        if self._interruption.reason is Reason.NONE:
+        if self._interruption.reason is Reason.NONE and not self._lost:
             return
         if self._notified_at_s is None:
             self._notified_at_s = time.monotonic()

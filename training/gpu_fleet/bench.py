@@ -192,13 +192,13 @@ def measure_reductions(where: World, sizes_mib: Sequence[int]) -> dict[int, floa
     """
     if where.size == 1:
         return {}
-    found = {}
+    speeds = {}
     for size_mib in sizes_mib:
         tensor = torch.zeros(size_mib * MIB // 4, device=where.device)
         times_s = [_reduction_s(tensor, where) for _ in range(REDUCTIONS + 1)][1:]
         slowest_s = max(where.gather(statistics.median(times_s)))
-        found[size_mib] = 2 * (where.size - 1) / where.size * size_mib * MIB / slowest_s / 1e9
-    return found
+        speeds[size_mib] = 2 * (where.size - 1) / where.size * size_mib * MIB / slowest_s / 1e9
+    return speeds
 
 
 def _reduction_s(tensor: torch.Tensor, where: World) -> float:

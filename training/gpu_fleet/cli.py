@@ -9,10 +9,12 @@ main = LazyGroup(
     table={
         "bench": "gpu_fleet.train:bench",
         "launch": "gpu_fleet.launch:launch",
+        "pack": "gpu_fleet.submitted.pack:pack",
         "prepare": "gpu_fleet.data.preparation.prepare:prepare",
         "render": "gpu_fleet.kubernetes.command:render",
         "report": "gpu_fleet.metrics.report:report",
         "run": "gpu_fleet.any_command:run",
         "train": "gpu_fleet.train:train",
+        "work": "gpu_fleet.submitted.work:work",
     },
 )

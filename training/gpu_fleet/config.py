@@ -12,6 +12,7 @@ from gpu_fleet.errors import ConfigError, suggestion
 
 LOCAL_ONLY = "none"  # checkpoint.uri on an instance of a fleet that is to upload nothing
 BUILT_IN_OPTIMIZERS = ("adamw", "sgd")
+MEANS = ("targets", "samples")
 
 
 def _an_optimizer(name: str) -> str:
@@ -22,11 +23,20 @@ def _an_optimizer(name: str) -> str:
     return name
 
 
+def _a_mean(name: str) -> str:
+    if name not in MEANS and ":" not in name:
+        raise PydanticCustomError(
+            "mean", "input should be 'targets' or 'samples', or FILE.py:NAME of what counts them in a batch"
+        )
+    return name
+
+
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 OptimizerName = Annotated[str, AfterValidator(_an_optimizer)]
+MeanOver = Annotated[str, AfterValidator(_a_mean)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -99,6 +109,7 @@ class Loss(Section):
 
     name: str = ""
     options: dict[str, Any] = {}
+    mean_over: MeanOver = "targets"  # which weigh alike; those of -100 do not count. Or samples, FILE.py:NAME
 
 
 class Metric(Section):
@@ -157,6 +168,9 @@ class Parallel(Section):
     strategy: Literal["ddp", "fsdp", "tensor", "pipeline"] = "ddp"
     tensor: Positive = 1  # ranks that share each layer
     pipeline: Positive = 1  # ranks that share the depth of the model
+    static_graph: bool | None = (
+        None  # ddp: whether all steps use the same parameters; unset: see replicas.graph_is_static
+    )
     powersgd_rank: Count = 0  # ddp: rank of the gradient compression; 0: off
     sync_batch_norm: bool = False
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0  # of a collective; the watchdog is sooner
@@ -253,6 +267,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     for keys, value in parse_overrides(overrides):
         _put(table, keys, value)
     return from_table(table, source=str(path))
+
+
+def names_of_code(settings: Config) -> tuple[str, ...]:
+    """All keys that may name code of a user; what has a colon does."""
+    named = (settings.model.name, settings.data.name, settings.data.collate, settings.loss.name)
+    return (*named, settings.loss.mean_over, settings.metric.name, settings.optimizer.name)
 
 
 def branched(settings: Config, name: str) -> Config:

@@ -98,7 +98,7 @@ def launch(
 ) -> None:
     """Train CONFIG on all instances of this instance's pool; run it on each of them.
 
-    In a pod, it meets the others where the PET_ variables of Kubernetes' or Kubeflow's Job say; see `render`.
+    In a pod or a submitted run, it meets the others where PET_ variables say; see `render` and `submit`.
 
     Exits with 0 when the run is complete, 85 when it was stopped and has saved (run it again), 65 when no
     other try can help; `train` takes the same overrides: --section.key value.
@@ -106,7 +106,7 @@ def launch(
     _refuse_where_terminated()
     settings = configured(config_file, overrides, allow, branch)
     scheduled = None if alone else assignment(os.environ)
-    identity = None if alone or scheduled else read_identity()
+    identity = None if alone else read_identity()
     instance = _instance(identity)
     meeting = _scheduled(scheduled, dry_run=dry_run) if scheduled else _meeting(identity, instance, peers)
     plan = LaunchPlan(
@@ -175,14 +175,14 @@ def _processes(identity: PoolIdentity | None, instance: ThisInstance | None) -> 
     """The GPUs of this instance, or one process; raises LaunchError when the pool should have more."""
     import torch  # noqa: PLC0415 - two seconds that --nproc-per-node need not pay
 
-    found = torch.cuda.device_count()
+    present = torch.cuda.device_count()
     expected = _expected(identity, instance).gpus
-    if found < expected:
+    if present < expected:
         raise LaunchError(
-            f"{found} GPUs on this instance, the pool expects {expected}; look at nvidia-smi, "
+            f"{present} GPUs on this instance, the pool expects {expected}; look at nvidia-smi, "
             "or pass --nproc-per-node"
         )
-    return max(1, found)
+    return max(1, present)
 
 
 def _expected(identity: PoolIdentity | None, instance: ThisInstance | None) -> Expected:
@@ -217,8 +217,9 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
     # Its own session: a key press reaches torchrun once, through us, and not a second time from the terminal.
     recorder = {**RECORDER, RECORDED_TO: str(directory.resolve() / COLLECTIVES)}
     given = {**recorder, **os.environ, **FRESH_STORE, **variables}
+    forwarded = Forwarded()
     process = subprocess.Popen(command, env=given, start_new_session=True)
-    _forward_signals(process)
+    forwarded.to(process)
     status = _awaited(
         process,
         hopeless=lambda: outcome.failed_since(directory, started_at_s),
@@ -229,6 +230,9 @@ def run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -
         return exit_codes.FAILED_FOR_GOOD
     if outcome.stopped_since(directory, started_at_s):
         log.info("event=stopped torchrun_status=%d", status)
+        return exit_codes.STOPPED
+    if status and forwarded.any and not outcome.begun_since(directory, started_at_s):
+        log.info("event=stopped-before-its-first-step torchrun_status=%d", status)  # there is nothing to save
         return exit_codes.STOPPED
     return status if status >= 0 else 128 - status  # as a shell reports a signal
 
@@ -260,9 +264,28 @@ def _ended(process: "subprocess.Popen[bytes]", patience_s: float) -> int:
         return process.wait()
 
 
-def _forward_signals(process: "subprocess.Popen[bytes]") -> None:
-    def forward(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(number)
+class Forwarded:
+    """SIGTERM and SIGINT, from now on kept for a process, which gets them as soon as there is one.
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, forward)
+    One that came in between would otherwise end this process and leave the other to itself.
+    """
+
+    def __init__(self) -> None:
+        self.any = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._forward)
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self.any = True
+        if self._process is None:
+            self._early.append(number)
+        else:
+            self._process.send_signal(number)
+
+    def to(self, process: "subprocess.Popen[bytes]") -> None:
+        """The process that gets what came before and what comes."""
+        self._process = process
+        for number in self._early:
+            process.send_signal(number)

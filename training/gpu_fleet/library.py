@@ -43,7 +43,7 @@ from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.state import capture_rng, parameters_sha256, restore_rng, seed_rng
 from gpu_fleet.stopping.agreement import Stop
 from gpu_fleet.stopping.interrupt import Interruption, sources
-from gpu_fleet.world import World
+from gpu_fleet.world import NOBODY, World
 
 POLL_S, AGREE_EVERY_S = 1.0, 0.25
 PLAIN = (Tensor, int, float, bool, str, bytes, type(None))
@@ -90,6 +90,7 @@ class Run:
         self._config, self._uri, self._allow = dict(config or {}), uri, allow
         self._every_steps, self._every_s, self._keep = every_steps, every_s, keep
         self._objects = {name: _inner(thing) for name, thing in objects.items()}
+        self._in_step = False
         self._resumed_from: int | None = None
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
@@ -179,12 +180,15 @@ class Run:
         """The numbers of the steps that are left, from 0; each is done when the next is asked for.
 
         Saves when it is time and after the last one. After a notice it saves and ends the process: with 85,
-        or with 0 under torchrun, which would start it again at once.
+        or with 0 under torchrun, which would start it again at once. A step that the loop is left in, by
+        `break` on all ranks, counts as done and is saved too.
         """
         while self.step < total:
             if self._stop.agreed_soon():
                 self._end_for_notice()
+            self._in_step = True
             yield self.step
+            self._in_step = False
             self.step += 1
             due = self._every_steps and self.step % self._every_steps == 0
             if self._stop.take_save_request() or due:
@@ -248,6 +252,15 @@ class Run:
         self._close("stopped", self._stop.reason.label, self._stop.detail())
         sys.exit(exit_codes.FINISHED if outcome.attempt() else exit_codes.STOPPED)
 
+    def _end_of_loop(self) -> str:
+        """Why the loop has ended; saves the step that it was left in."""
+        if not self._in_step:
+            return "all steps done"
+        self._in_step = False
+        self.step += 1
+        self.save()
+        return "left the loop"
+
     def _close(self, how: str, reason: str, detail: str) -> None:
         """Waits until the last checkpoint is where it belongs, and writes result.json."""
         saver, self._saver = self._saver, None
@@ -270,16 +283,18 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._interruption.__exit__(kind, error, trace)
-        if isinstance(error, TrainingError):
-            self._fail(error)
-        if kind is None:
-            try:
-                self._close("finished", "all steps done", "")
-            except TrainingError as failure:
-                self._fail(failure)
-        elif self._saver is not None:  # a save that has begun comes to its end
-            self._saver.close()
+        try:  # with the signals held: a second notice must not cut the last upload off
+            if isinstance(error, TrainingError):
+                self._fail(error)
+            if kind is None:
+                try:
+                    self._close("finished", self._end_of_loop(), "")
+                except TrainingError as failure:
+                    self._fail(failure)
+            elif self._saver is not None:  # a save that has begun comes to its end
+                self._saver.close()
+        finally:
+            self._interruption.__exit__(kind, error, trace)
 
     def _fail(self, error: TrainingError) -> None:
         if self._where.leads or not error.shared:
@@ -303,8 +318,7 @@ def _where(objects: Mapping[str, Any]) -> World:
         return World(dist.get_rank(), dist.get_world_size(), local_rank, device, control, saving)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.exit("error: Run: call torch.distributed.init_process_group before it, on every rank")
-    nobody = cast("dist.ProcessGroup", None)  # which a world of one never asks
-    return World(0, 1, 0, device, nobody, nobody)
+    return World(0, 1, 0, device, NOBODY, NOBODY)
 
 
 def _generators() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpu_fleet import config, optimization, outcome, precision
 from gpu_fleet.data.loader import Batch, CorruptionCounter
 from gpu_fleet.data.own_data import OwnData
+from gpu_fleet.errors import DivergenceError
 from gpu_fleet.evaluation import HeldOutScore, evaluate, mean_loss
 from gpu_fleet.metrics.goodput import PRODUCTIVE, STALL
 from gpu_fleet.metrics.meter import Meter
@@ -46,8 +47,11 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
             run.book.resumed_from_step = state.step
             run.book.switch(PRODUCTIVE)
             run.writer.write(run.book.record(state.step))
+            if where.local_rank == 0:
+                outcome.note_begin(run.directory)
             stopped = train_steps(run, state, stop)
             watchdog.rest()
+            check_weights(run, state)
             run.book.shift(STALL, run.checkpoints.save(state))
             score = None if stopped else measure(run, state, stop)
             watchdog.rest()
@@ -59,7 +63,12 @@ def train(settings: config.Config, where: World, interruption: Interruption) -> 
         result = conclude(run, state, stop, score, resumed_from_step)
         # once per instance: each has a `launch` that looks for it, and may have a disk of its own
         where.together(lambda: outcome.write(run.directory, result) if where.local_rank == 0 else None)
-        log.info("event=%s reason=%r step=%d metric=%s", result.outcome, result.reason, state.step, score)
+        text = (
+            f" metric_name={score.name!r} metric={score.value:.6g}"
+            if score and score.value is not None
+            else ""
+        )
+        log.info("event=%s reason=%r step=%d%s", result.outcome, result.reason, state.step, text)
         return result
 
 
@@ -110,7 +119,7 @@ def take_step(
     norm = None
     if with_norm or settings.optimizer.clip_norm > 0:
         state.scaler.unscale_(state.optimizer)
-        norm = precision.clip(state.model, settings.optimizer.clip_norm, state.spread.other_layers)
+        norm = precision.clip(state.parameters, settings.optimizer.clip_norm, state.spread.other_layers)
     meter.add_stall(run.checkpoints.before_change())
     with marked("update"):
         state.scaler.step(state.optimizer)
@@ -135,12 +144,27 @@ def watched(batches: Iterator[Batch], meter: Meter) -> Iterator[Batch]:
 
 
 def save(run: PreparedRun, state: State, meter: Meter) -> None:
-    """Takes a checkpoint, after a look at the loss: a diverged state must not replace a good one."""
+    """Takes a checkpoint, after a look at loss and weights: a diverged state must not replace a good one."""
     meter.check()
+    check_weights(run, state)
     with marked("checkpoint"):
         stall_s = run.checkpoints.save(state)
     meter.add_stall(stall_s)
     run.writer.write({"kind": "checkpoint", "step": state.step, "checkpoint_stall_s": stall_s})
+
+
+def check_weights(run: PreparedRun, state: State) -> None:
+    """Raises DivergenceError naming step and rank; a loss may be a number whose gradients are none."""
+    of_ranks = run.where.gather_numbers(precision.all_finite(state.parameters))
+    bad = [rank for rank, (finite,) in enumerate(of_ranks) if not finite]
+    if bad:
+        error = DivergenceError(
+            f"the weights of rank {bad[0]} are no finite numbers after step {state.step}, which is not "
+            "saved; a gradient was none: look for a root of 0 or a quotient 0 / 0 in the loss, or lower "
+            "optimizer.learning_rate, or set optimizer.clip_norm"
+        )
+        error.shared = True
+        raise error
 
 
 def measure(run: PreparedRun, state: State, stop: Stop) -> HeldOutScore | None:
@@ -169,7 +193,7 @@ def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | N
     if run.held_out is None:
         return HeldOutScore("", None, math.nan, 0), {}
     if run.is_task:
-        found = evaluate_task(
+        scores = evaluate_task(
             run.evaluated(state),
             reader=run.reader(run.held_out, state.model),
             size=len(run.held_out),
@@ -178,7 +202,7 @@ def scored(run: PreparedRun, state: State, stop: Stop) -> tuple[HeldOutScore | N
             where=run.where,
             interrupted=stop.agreed,
         )
-        return found or (None, {})
+        return scores or (None, {})
     assert not isinstance(run.held_out, OwnData)
     return evaluate(
         run.evaluated(state),

@@ -56,8 +56,8 @@ def load_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> Non
 
     Raises ValueError for the state of another optimizer.
     """
-    for group, found in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        if group.keys() != found.keys():
+    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        if group.keys() != saved_group.keys():
             raise ValueError("it is of another optimizer than optimizer.name")
     with settings_kept(optimizer):
         optimizer.load_state_dict(saved)

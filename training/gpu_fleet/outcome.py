@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from gpu_fleet.errors import CheckpointError
 from gpu_fleet.files import sync_folder, write_bytes
 
+BEGUN = ".begun"  # in the run directory
 RESULT = "result.json"
 FAILURE = "failure.json"
 COLLECTIVES = "collectives-rank-"  # and the rank: what torch's flight recorder had when a run stood still
@@ -20,7 +22,7 @@ class Outcome:
     """What result.json holds."""
 
     outcome: Literal["finished", "stopped"]
-    reason: str  # of a stop: sigterm, sigint, spot-notice, rebalance, stop-file; else "all steps done"
+    reason: str  # of a stop: sigterm, spot-notice...; else "all steps done", or "left the loop" of Run
     detail: str  # for users: what the notice said, on which rank
     step: int  # optimizer steps done
     epoch: float  # passes over the training data
@@ -89,6 +91,20 @@ def attempt() -> str:
 def restarted() -> bool:
     """Whether torchrun has started this rank again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def note_begin(directory: Path) -> None:
+    """Leaves word that this try does its first step; by one rank of each instance."""
+    with suppress(OSError):  # a full disk is named by what has to be written
+        (directory / BEGUN).touch()
+
+
+def begun_since(directory: Path, started_at_s: float) -> bool:
+    """Whether a run began its first step after `started_at_s` (seconds of the epoch)."""
+    try:
+        return (directory / BEGUN).stat().st_mtime >= started_at_s
+    except OSError:
+        return False
 
 
 def stopped_since(directory: Path, started_at_s: float) -> bool:

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,19 @@ EXPECTED = {
     "data.name": 'NAME(split, **data.options) -> data set, or None; split is "train" or "val"',
     "data.collate": "NAME(samples) -> batch; samples is a list",
     "loss.name": "NAME(model, batch, **loss.options) -> Tensor (), the mean over the batch",
-    "metric.name": "NAME(model, batch, **metric.options) -> dict of Tensor (), each the mean over the batch",
+    "loss.mean_over": "NAME(batch) -> int or Tensor (): the number of what the loss is the mean over",
+    "metric.name": "NAME(model, batch, **metric.options) -> dict of Tensor (), each the mean over the batch, "
+    "or of pairs (sum, count)",
     "optimizer.name": "NAME(parameters, lr, **optimizer.options) -> torch.optim.Optimizer",
 }
-POSITIONAL = {"data.name": 1, "data.collate": 1, "loss.name": 2, "metric.name": 2, "optimizer.name": 1}
+POSITIONAL = {
+    "data.name": 1,
+    "data.collate": 1,
+    "loss.name": 2,
+    "loss.mean_over": 1,
+    "metric.name": 2,
+    "optimizer.name": 1,
+}
 INSTALLED = (
     *sysconfig.get_paths().values(),
     str(Path(__file__).parent),
@@ -59,7 +69,7 @@ class Own:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Calls it; raises OwnCodeError naming key, file and line where it fails."""
-        with told(f"{self.key} = {self.name!r}"):
+        with explained(f"{self.key} = {self.name!r}"):
             return self.function(*arguments, **named, **self.options)
 
     def wrong(self, problem: str) -> ConfigError:
@@ -75,6 +85,7 @@ class Parts:
     data: Own | None = None
     collate: Own | None = None
     loss: Own | None = None
+    mean_over: Own | None = None
     metric: Own | None = None
     optimizer: Own | None = None
 
@@ -91,12 +102,13 @@ def parts(settings: config.Config) -> Parts:
     def part(key: str, name: str, options: Mapping[str, Any] | None = None) -> Own | None:
         return load(key, name, options, directory) if name else None
 
-    model, optimizer = settings.model, settings.optimizer
+    model, optimizer, mean_over = settings.model, settings.optimizer, settings.loss.mean_over
     return Parts(
         model=part("model.name", model.name, model.options) if is_own(model.name) else None,
         data=part("data.name", settings.data.name, settings.data.options),
         collate=part("data.collate", settings.data.collate),
         loss=part("loss.name", settings.loss.name, settings.loss.options),
+        mean_over=part("loss.mean_over", mean_over) if is_own(mean_over) else None,
         metric=part("metric.name", settings.metric.name, settings.metric.options),
         optimizer=part("optimizer.name", optimizer.name, optimizer.options)
         if is_own(optimizer.name)
@@ -106,8 +118,7 @@ def parts(settings: config.Config) -> Parts:
 
 def is_named(settings: config.Config) -> bool:
     """Whether a configuration names any code of a user."""
-    named = (settings.model.name, settings.data.name, settings.data.collate, settings.loss.name)
-    return any(is_own(name) for name in (*named, settings.metric.name, settings.optimizer.name))
+    return any(is_own(name) for name in config.names_of_code(settings))
 
 
 def is_own(name: str) -> bool:
@@ -126,7 +137,7 @@ def load(key: str, name: str, options: Mapping[str, Any] | None = None, director
     place, _, attribute = name.partition(":")
     if not place or not attribute:
         raise ConfigError(f"{key} = {name!r}: write FILE.py:NAME or package.module:NAME")
-    with told(f"{key} = {name!r}"):
+    with explained(f"{key} = {name!r}"):
         module = (
             _of_file(key, name, Path(place), Path(directory) / FOLDER)
             if place.endswith(".py")
@@ -144,16 +155,16 @@ def load(key: str, name: str, options: Mapping[str, Any] | None = None, director
 
 
 def _of_file(key: str, name: str, file: Path, kept: Path) -> Any:
-    found = next((place for place in (file, kept / file) if place.is_file()), None)
-    if found is None:
+    path = next((place for place in (file, kept / file) if place.is_file()), None)
+    if path is None:
         raise ConfigError(f"{key} = {name!r}: {file} is no file below {Path.cwd()}")
-    found = found.resolve()
+    path = path.resolve()
     for module in list(sys.modules.values()):  # the same file for model and loss is one module
-        if getattr(module, "__file__", None) == str(found):
+        if getattr(module, "__file__", None) == str(path):
             return module
-    _importable(found.parent)
-    title = found.stem if found.stem not in sys.modules else f"own_{found.stem}"
-    spec = importlib.util.spec_from_file_location(title, found)
+    _importable(path.parent)
+    title = path.stem if path.stem not in sys.modules else f"own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(title, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -199,7 +210,7 @@ def _check_signature(own: Own) -> None:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Turns what a user's code raises into one message with file and line; a full device stays one.
 
     Raises OwnCodeError. GPU_FLEET_TRACEBACK=1 shows where it came from.
@@ -225,13 +236,23 @@ def description(error: Exception) -> str:
 def place_of(error: BaseException) -> str:
     """FILE:LINE in FUNCTION of the innermost frame in a user's code; empty where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
-    found = [frame for frame in frames if is_of_user(frame.filename)]
-    return f"{Path(found[-1].filename).name}:{found[-1].lineno} in {found[-1].name}" if found else ""
+    own = [frame for frame in frames if is_of_user(frame.filename)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
 def is_of_user(file: str) -> bool:
     """Whether a source file is neither installed nor of this trainer."""
-    return not file.startswith("<") and NOT_OF_USERS.isdisjoint(Path(file).resolve().parents)
+    return not file.startswith("<") and not _is_installed(str(Path(file).parent.absolute()))
+
+
+@cache
+def _is_installed(folder: str) -> bool:
+    """Asked for the thousands of modules of torch, which lie in some hundred folders, at each start.
+
+    Of the folder, since some installers make links of the files in it.
+    """
+    place = Path(folder).resolve()
+    return not NOT_OF_USERS.isdisjoint((place, *place.parents))
 
 
 def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
@@ -241,7 +262,7 @@ def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
     elsewhere goes by its name. `with_main` says that the program itself is the user's.
     """
     roots = [(directory / FOLDER).resolve(), Path.cwd().resolve()]
-    found = {}
+    sources = {}
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
         if (
@@ -256,8 +277,8 @@ def files(directory: Path, *, with_main: bool = False) -> dict[str, bytes]:
         inner = "/__init__.py" if path.stem == "__init__" else ".py"
         if path.is_file():
             key = str(path.relative_to(root)) if root else name.replace(".", "/") + inner
-            found[key] = path.read_bytes()
-    return dict(sorted(found.items()))
+            sources[key] = path.read_bytes()
+    return dict(sorted(sources.items()))
 
 
 def identity(sources: Mapping[str, bytes]) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Number formats: autocast, the gradient scaler, clipping."""
 
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -32,30 +34,37 @@ def scaler(settings: config.Precision, device: torch.device) -> torch.amp.GradSc
     return torch.amp.GradScaler(device.type, enabled=settings.dtype == "fp16")
 
 
-def clip(model: nn.Module, limit: float, others: dist.ProcessGroup | None = None) -> Tensor:
+def clip(parameters: Sequence[nn.Parameter], limit: float, others: dist.ProcessGroup | None = None) -> Tensor:
     """The norm of all gradients () float32, which are scaled down to `limit` when above it; 0 never clips.
 
-    `others` are the ranks that hold the other layers of the model.
+    `parameters` are all of this rank, at least one; `others` are the ranks that hold the other layers.
     """
     kinds: dict[object, list[Tensor]] = {}  # by device mesh
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             kinds.setdefault(mesh, []).append(parameter)
     norms = []
-    for parameters in kinds.values():  # torch's fused norms take tensors of one mesh only, or plain ones
-        norm = torch.nn.utils.get_total_norm([cast("Tensor", p.grad) for p in parameters])
+    for alike in kinds.values():  # torch's fused norms take tensors of one mesh only, or plain ones
+        norm = torch.nn.utils.get_total_norm([cast("Tensor", p.grad) for p in alike])
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if len(norms) == 1 and others is None:
         total = norms[0]
     else:
-        squared = torch.zeros((), device=next(model.parameters()).device)
+        squared = torch.zeros((), device=parameters[0].device)
         for norm in norms:
             squared += norm**2
         if others is not None:
             dist.all_reduce(squared, group=others)
         total = squared.sqrt()
     if limit > 0:
-        for parameters in kinds.values():
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, total)
+        for alike in kinds.values():
+            torch.nn.utils.clip_grads_with_norm_(alike, limit, total)
     return total
+
+
+def all_finite(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether there is neither NaN nor infinity in what this rank holds of them; waits for the device."""
+    own = [p.to_local() if isinstance(p, DTensor) else p for p in (p.detach() for p in parameters)]
+    filled = [tensor for tensor in own if tensor.numel()]
+    return not filled or bool(torch.nn.utils.get_total_norm(filled, math.inf).isfinite())

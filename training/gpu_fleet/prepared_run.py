@@ -61,7 +61,7 @@ from gpu_fleet.parallel.spread import Spread, Whole, shard
 from gpu_fleet.pool import price
 from gpu_fleet.run_identity import of_run
 from gpu_fleet.state import State, capture_rng, restore_rng, seed_rng
-from gpu_fleet.task import Task, given_targets, try_held_out, try_out
+from gpu_fleet.task import Task, count_of, try_held_out, try_out
 from gpu_fleet.world import World, check_sizes, ranks_per_replica
 
 RECORDS = "records"  # the kind of tars of any keys
@@ -91,7 +91,7 @@ class PreparedRun:
     @property
     def is_task(self) -> bool:
         """Whether the model gives its own loss, for batches of any kind: see gpu_fleet.task."""
-        return isinstance(self.training, OwnData) or bool(self.own.loss or self.own.metric)
+        return gives_its_loss(self.training, self.own)
 
     @property
     def order(self) -> SampleOrder:
@@ -103,16 +103,18 @@ class PreparedRun:
 
     def reader(self, dataset: Dataset | OwnData, model: nn.Module | None = None) -> ReadsBatches:
         """What reads whole batches of a data set; without the `model` they may weigh otherwise in a step."""
-        seed, by_sample = self.settings.run.seed, self.own.loss is not None
+        seed, over = self.settings.run.seed, self.own.mean_over or self.settings.loss.mean_over
+        shifted = model is not None and pretrained.shifts_labels(model)
+        count = partial(count_of, over=over, shifted=shifted)
         if isinstance(dataset, OwnData):
-            shifted = model is not None and pretrained.shifts_labels(model)
-            return OwnReader(dataset, seed, None if by_sample else partial(given_targets, shifted=shifted))
+            return OwnReader(dataset, seed, count)
         if self.settings.data.decoder == DALI:
             assert isinstance(dataset, ShardFolder)
-            device, task = self.where.device, self.is_task
-            return EncodedReader(dataset, self.settings.data, seed, device, paired=task, by_sample=by_sample)
+            return EncodedReader(
+                dataset, self.settings.data, seed, self.where.device, count if self.is_task else None
+            )
         read = Reader(dataset, seed)
-        return PairedReader(read, by_sample=by_sample) if self.is_task else read
+        return PairedReader(read, count) if self.is_task else read
 
     def keep_code(self) -> None:
         """Lays the user's files into the run directory, once per instance; raises CheckpointError."""
@@ -151,8 +153,8 @@ class PreparedRun:
             # as lists of one, of which update_bn takes the first, whatever it is
             update_bn(([batch.to(self.where.device).inputs] for batch in read), average.module)
             statistics = ("running_mean", "running_var")
-            found = (value for name, value in average.module.named_buffers() if name.endswith(statistics))
-            self.where.average(found)
+            buffers = (value for name, value in average.module.named_buffers() if name.endswith(statistics))
+            self.where.average(buffers)
         self.where.share_buffers(average.module)
 
     def batches(self, state: State) -> Iterator[Batch]:
@@ -161,6 +163,20 @@ class PreparedRun:
         pinned = self.where.device.type == "cuda"
         read = batches(self.reader(self.training, state.model), slices, self.settings.data, pinned)
         return to_device(read, self.where.device, self.settings.data.prefetch)
+
+
+def gives_its_loss(training: Dataset | OwnData, own: Parts) -> bool:
+    """Whether the loss is a user's own, or of a model that is one."""
+    return isinstance(training, OwnData) or bool(own.loss or own.metric)
+
+
+def check_mean(settings: config.Loss, training: Dataset | OwnData, own: Parts) -> None:
+    """Raises ConfigError for a mean over what the trainer's own loss does not know."""
+    if settings.mean_over != "targets" and not gives_its_loss(training, own):
+        raise ConfigError(
+            f"loss.mean_over = {settings.mean_over!r}: the loss of these data is the mean over targets; "
+            "another one needs loss.name"
+        )
 
 
 @contextmanager
@@ -174,13 +190,16 @@ def opened(settings: config.Config, where: World) -> Iterator[PreparedRun]:
     settings = with_readers(settings, description, training)
     where.together(lambda: check_parts(training, readers, settings.data.workers or 0))
     where.together(lambda: check_length(settings, training))
+    where.together(lambda: check_mean(settings.loss, training, own))
     where.on_first(lambda: _make_directory(Path(settings.run.directory)))
     place = where.rank // ranks_per_replica(settings.parallel)
     share = RankShare(place, readers, settings.run.batch_size, settings.run.accumulation)
     code = files(Path(settings.run.directory)) if own.any else {}
     identity = where.on_first(lambda: of_run(settings, description, training, identity_of(code)))
     here = price.of_this_instance() if where.local_rank == 0 else None
-    instances = [found for number, found in where.gather((where.local_rank, here)) if number == 0]
+    instances = [
+        instance_price for number, instance_price in where.gather((where.local_rank, here)) if number == 0
+    ]
     checkpoints = Checkpoints(settings, where, len(training), identity, archive(code) if code else b"")
     directory = Path(settings.run.directory)
     trace = where.together(lambda: StepTrace(settings.metrics.profile_steps, directory, active=where.leads))

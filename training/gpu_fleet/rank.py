@@ -6,7 +6,14 @@ import torch
 import torch.distributed as dist
 
 from gpu_fleet import config
-from gpu_fleet.errors import CheckpointError, OutOfMemoryError, OwnCodeError, PeerError, TrainingError
+from gpu_fleet.errors import (
+    CheckpointError,
+    OutOfMemoryError,
+    OwnCodeError,
+    ParallelError,
+    PeerError,
+    TrainingError,
+)
 from gpu_fleet.loop import train as train_model
 from gpu_fleet.own_code import description, place_of
 from gpu_fleet.stopping.interrupt import Interruption, sources
@@ -15,6 +22,8 @@ from gpu_fleet.world import world
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = "can't allocate memory"  # what torch says on the CPU, where it raises a plain RuntimeError
 INDEX_ON_GPU = "device-side assert triggered"
+# Of DistributedDataParallel, where the parameters of a step are not those that it expects.
+MARKED_TWICE, GRAPH_CHANGED = "mark a variable ready only once", ("static_graph", "have finished reduction")
 PEER_GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -56,6 +65,8 @@ def explained(error: Exception, settings: config.Config) -> Exception:
         lost = PeerError(f"lost touch with another rank, whose own message says why: {text.splitlines()[0]}")
         lost.shared = True  # whichever rank failed speaks for itself; of the others rank 0
         return lost
+    if MARKED_TWICE in text or any(sign in text for sign in GRAPH_CHANGED):
+        return other_graph(twice=MARKED_TWICE in text)
     if INDEX_ON_GPU in text:
         return OwnCodeError(
             "an index on the GPU is beyond its table: a token id of the vocabulary, or a class of the model; "
@@ -64,6 +75,19 @@ def explained(error: Exception, settings: config.Config) -> Exception:
     if place_of(error):
         return OwnCodeError(description(error))
     return error
+
+
+def other_graph(*, twice: bool) -> ParallelError:
+    """The message of a step whose parameters are not those that DistributedDataParallel expects."""
+    if twice:
+        return ParallelError(
+            "parallel.static_graph = false: a step computes with some parameters twice, as checkpoint with "
+            "use_reentrant=True does; set parallel.static_graph = true, or use_reentrant=False"
+        )
+    return ParallelError(
+        "parallel.static_graph = true: a step uses other parameters of the model than the first one; set "
+        "parallel.static_graph = false"
+    )
 
 
 def no_room(error: Exception, settings: config.Config) -> OutOfMemoryError:

@@ -38,6 +38,7 @@ HARMLESS = {
     "parallel.strategy": "the same numbers up to rounding, on any number of ranks",
     "parallel.tensor": "see parallel.strategy",
     "parallel.pipeline": "see parallel.strategy",
+    "parallel.static_graph": "the same numbers up to rounding",
     "parallel.timeout_s": "how long to wait",
     "checkpoint.*": "when and where to save",
     "interrupt.*": "when to stop",
@@ -46,6 +47,9 @@ HARMLESS = {
 # Schedules that do not ask how long the run is: with these a longer run begins with the shorter one.
 UNBOUNDED_SCHEDULES = ("constant", "step")
 LENGTH = ("run.epochs", "run.steps")
+# What a trainer did that saved no such key, with an own loss: each micro-batch weighed by its samples.
+EMPTY = json.dumps("")
+BEFORE_MEAN_OVER = {"loss.mean_over": json.dumps("samples")}
 LOOKED_AT = 512  # samples that go into the fingerprint, evenly spaced: a second on a slow file system
 
 
@@ -53,12 +57,12 @@ def of_run(
     settings: config.Config, description: Description, training: Dataset | OwnData, code: Identity
 ) -> Identity:
     """The identity of a run on its training data, with what the user's own `code` adds to it."""
-    found = of_configuration(settings.model_dump(mode="json")) | code
-    found["data.samples"] = json.dumps(len(training))
-    found["data.description"] = json.dumps([description.kind, description.classes, description.vocabulary])
+    identity = of_configuration(settings.model_dump(mode="json")) | code
+    identity["data.samples"] = json.dumps(len(training))
+    identity["data.description"] = json.dumps([description.kind, description.classes, description.vocabulary])
     looked_at = training.looked_at if isinstance(training, OwnData) else LOOKED_AT
-    found["data.content"] = json.dumps(fingerprint(training, looked_at))
-    return found
+    identity["data.content"] = json.dumps(fingerprint(training, looked_at))
+    return identity
 
 
 def of_configuration(table: Mapping[str, Any]) -> Identity:
@@ -96,6 +100,8 @@ def differences(saved: Identity, now: Identity, allowed: Iterable[str] = ()) -> 
     for key in allowed:
         if key not in now and key not in LENGTH:
             raise IdentityError(f"checkpoint.allow: {key!r} decides nothing{suggestion(key, now)}")
+    if saved.get("loss.name", EMPTY) != EMPTY:
+        saved = BEFORE_MEAN_OVER | saved
     common = sorted(saved.keys() & now.keys())
     return [(key, saved[key], now[key]) for key in common if saved[key] != now[key] and key not in allowed]
 
@@ -107,18 +113,18 @@ def check(
 
     `how` says how the {keys} are allowed; empty: by the flags of `train`.
     """
-    found = differences(saved, now, allowed)
-    if not found:
+    changed = differences(saved, now, allowed)
+    if not changed:
         return
-    width = max(len(key) for key, _, _ in found)
-    rows = "\n".join(f"  {key:{width}}  {before} -> {after}" for key, before, after in found)
+    width = max(len(key) for key, _, _ in changed)
+    rows = "\n".join(f"  {key:{width}}  {before} -> {after}" for key, before, after in changed)
     begin = f"checkpoint of step {step} in {where} is of another run (saved -> now):\n{rows}\n"
     if how:
-        quoted = ", ".join(repr(key) for key, _, _ in found)
+        quoted = ", ".join(repr(key) for key, _, _ in changed)
         raise IdentityError(
             f"{begin}to go on all the same: {how.format(keys=quoted)}; to begin anew: another directory"
         )
-    flags = " ".join(f"--allow {key}" for key, _, _ in found)
+    flags = " ".join(f"--allow {key}" for key, _, _ in changed)
     raise IdentityError(
         f"{begin}to go on with it all the same: {flags}\n"
         "to begin a new run from its weights: --branch NAME; to begin anew: another run.directory"

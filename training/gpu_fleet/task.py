@@ -1,5 +1,6 @@
 """A model together with what it is trained for, where that is a user's own: it gives its loss itself."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -7,19 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from gpu_fleet import config
-from gpu_fleet.data.loader import Batch, RankShare, ReadsBatches, batches, evaluation_slices
+from gpu_fleet.data.loader import IGNORED, Batch, RankShare, ReadsBatches, batches, evaluation_slices
 from gpu_fleet.data.order import Slice
-from gpu_fleet.errors import ConfigError
+from gpu_fleet.errors import ConfigError, OwnCodeError
 from gpu_fleet.evaluation import Evaluated, HeldOutScore, mean_loss
-from gpu_fleet.own_code import Own, told
+from gpu_fleet.own_code import EXPECTED, Own, explained
 from gpu_fleet.state import capture_rng, restore_rng
 from gpu_fleet.world import World
 
+MEAN = math.nan  # in place of the count, where a metric gives its mean over the samples
 LossOfBatch = Callable[[nn.Module, Any], Tensor]
 
 
 class Task(nn.Module):
-    """Takes a whole batch; gives the loss () in training, and the loss and the metrics (1 + n,) beside it."""
+    """Takes a whole batch; gives the loss () in training, and else loss and metrics beside their counts.
+
+    These are (2, 1 + n): a mean and MEAN, or a sum and the number of what it sums.
+    """
 
     def __init__(self, model: nn.Module, loss: Own | None, metric: Own | None) -> None:
         super().__init__()
@@ -33,12 +38,23 @@ class Task(nn.Module):
         self._check(loss)
         if self.training:
             return loss
-        found = self._metric(self.model, batch) if self._metric is not None else {}
-        if not isinstance(found, Mapping):
-            assert self._metric is not None
-            raise self._metric.wrong(f"gave a {type(found).__name__}")
-        self.metric_names = tuple(found)
-        return torch.stack([torch.as_tensor(value).to(loss).detach() for value in (loss, *found.values())])
+        pairs = [(loss, MEAN), *self._measured(batch)]
+        numbers = [torch.as_tensor(number).detach() for pair in pairs for number in pair]
+        return torch.stack([number.to(loss.device, torch.float64) for number in numbers]).reshape(-1, 2).T
+
+    def _measured(self, batch: Any) -> list[tuple[Any, Any]]:
+        """A pair for each metric."""
+        if self._metric is None:
+            return []
+        measured = self._metric(self.model, batch)
+        if not isinstance(measured, Mapping):
+            raise self._metric.wrong(f"gave a {type(measured).__name__}")
+        self.metric_names = tuple(measured)
+        pairs = [value if isinstance(value, tuple) else (value, MEAN) for value in measured.values()]
+        for name, pair in zip(measured, pairs, strict=True):
+            if len(pair) != 2:  # noqa: PLR2004 - a pair
+                raise self._metric.wrong(f"gave {len(pair)} values for {name!r}")
+        return pairs
 
     def _check(self, loss: object) -> None:
         problem = ""
@@ -79,11 +95,25 @@ def given_loss(model: nn.Module, batch: Any) -> Tensor:
     )
 
 
-def given_targets(batch: Any, *, shifted: bool) -> Tensor | None:
-    """The targets over which `given_loss` is the mean, less those of IGNORED; None where that is by sample.
+def count_of(batch: Any, *, over: Own | str, shifted: bool) -> int | None:
+    """Over how many of a batch its loss is the mean, as loss.mean_over says; None: over its samples.
 
-    `shifted` says that the first label of each row counts in no loss.
+    `shifted` says that the first label of each row counts in no loss. Raises OwnCodeError.
     """
+    if isinstance(over, Own):
+        given_count = over(batch)
+        if isinstance(given_count, Tensor) and given_count.ndim == 0 and not given_count.is_floating_point():
+            given_count = int(given_count)
+        if not isinstance(given_count, int) or given_count < 0:
+            given = given_count if isinstance(given_count, int) else f"a {type(given_count).__name__}"
+            raise OwnCodeError(f"{over.key} = {over.name!r}: gave {given}; expected: {EXPECTED[over.key]}")
+        return given_count
+    targets = given_targets(batch, shifted=shifted) if over == "targets" else None
+    return None if targets is None else int((targets != IGNORED).sum())
+
+
+def given_targets(batch: Any, *, shifted: bool) -> Tensor | None:
+    """The labels of named columns, or the classes of a pair; None where there are none."""
     if isinstance(batch, Mapping):
         labels = batch.get("labels")
         if not isinstance(labels, Tensor) or labels.is_floating_point():
@@ -101,7 +131,7 @@ def try_held_out(model: nn.Module, batch: Batch, what: str) -> None:
     """
     generators = capture_rng()
     model.eval()
-    with told(what), torch.no_grad():
+    with explained(what), torch.no_grad():
         model(batch.inputs)
     restore_rng(generators)
 
@@ -113,7 +143,7 @@ def try_out(model: nn.Module, batch: Batch, what: str) -> None:
     """
     generators, before = capture_rng(), [buffer.clone() for buffer in model.buffers()]
     model.train()
-    with told(what):
+    with explained(what):
         outputs = model(batch.inputs)
         if not isinstance(outputs, Tensor):
             raise ConfigError(f"{what}: gives a {type(outputs).__name__}, not a Tensor; set loss.name")
@@ -153,22 +183,24 @@ def evaluate_task(
     finally:
         model.module.train(was_training)
     assert totals is not None
-    everyone: list[list[float]] = where.gather(totals.tolist())
-    loss, *sums, targets, samples = [sum(column) for column in zip(*everyone, strict=True)]
-    means = [loss / max(1.0, targets), *(value / max(1.0, samples) for value in sums)]
+    sums, counts = torch.tensor(where.gather(totals.tolist()), dtype=torch.float64).sum(0)
+    means = torch.where(counts > 0, sums / counts, 0.0).tolist()
     names = ("loss", *cast("Task", model.module).metric_names)
-    found = dict(zip(names, means, strict=True))
+    scores = dict(zip(names, means, strict=True))
     name = names[1] if len(names) > 1 else "loss"
-    return HeldOutScore(name, found[name], found["loss"], int(targets)), found
+    return HeldOutScore(name, scores[name], scores["loss"], int(counts[0])), scores
 
 
 def _weighed(values: Tensor, targets: int, samples: int) -> Tensor:
-    """Loss and metrics (1 + n,) times what the batch has of each, then targets and samples: (3 + n,)."""
-    weights = [targets] + [samples] * (len(values) - 1)
-    weighed = values.double() * values.new_tensor(weights, dtype=torch.float64)
-    if not targets:  # a mean over none, which is no number
-        weighed[0] = 0.0
-    return torch.cat([weighed, values.new_tensor([targets, samples], dtype=torch.float64)])
+    """Sums and counts (2, 1 + n) of what a Task gave for a batch with so many targets and samples."""
+    given, counts = values
+    weights = torch.full_like(counts, samples)
+    weights[0] = targets
+    by_mean = counts.isnan()
+    sums = torch.where(by_mean, given * weights, given)
+    counts = torch.where(by_mean, weights, counts)
+    # a mean over none is no number; samples that were read to fill a batch count nothing
+    return torch.stack([sums, counts]).where((weights > 0) & (counts != 0), 0.0)
 
 
 def _cut(slices: list[tuple[Slice, int]]) -> Iterator[Slice]:

@@ -1,7 +1,6 @@
 """A notice for a library's own loop, and its folder of checkpoints kept in the bucket."""
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from gpu_fleet import exit_codes, outcome
 from gpu_fleet.checkpoint.folder import FolderSync
 from gpu_fleet.instance_file import place_of_checkpoints
 from gpu_fleet.stopping.interrupt import Interruption, Reason, sources
-from gpu_fleet.storage.object_store import ObjectStore
+from gpu_fleet.storage.object_store import ObjectStore, patiently
 
 POLL_S = 1.0
 log = logging.getLogger(__name__)
@@ -31,8 +30,11 @@ class Guard:
         self.stopped = False
 
     def bring(self) -> None:
-        """Fills an empty folder from the bucket, once per instance; the others wait."""
-        if self._sync is not None and _local_rank() == 0:
+        """Fills the folder from the bucket: one rank of each instance, while the others wait at the folder.
+
+        Every rank asks, since there may be no process group yet, and Lightning makes its own only later.
+        """
+        if self._sync is not None:
             self._sync.down()
         if dist.is_initialized():
             dist.barrier()
@@ -55,12 +57,13 @@ class Guard:
     def saved(self) -> None:
         """A checkpoint is whole on this disk."""
         if self._sync is not None and _rank() == 0:
-            self._sync.up(last=True)
+            sync = self._sync
+            patiently(lambda: sync.up(last=True))
 
     def end(self) -> None:
         """Ends the process after a notice: with 85, under torchrun with 0, which would start it again."""
-        self._interruption.__exit__(None, None, None)
         self.saved()
+        self._interruption.__exit__(None, None, None)  # only now: no signal cuts the last upload off
         if self.stopped:
             log.warning("event=stopped reason=%s", self._interruption.reason.label)
             sys.exit(exit_codes.FINISHED if outcome.attempt() else exit_codes.STOPPED)
@@ -70,16 +73,12 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def newest(directory: Path, pattern: str, mark: str = "") -> str | None:
     """The entry `pattern` (with one *, a step) of the greatest step, with the file `mark` in it."""
     before, _, after = pattern.partition("*")
-    found: dict[int, Any] = {}
+    by_step: dict[int, Any] = {}
     for entry in directory.glob(pattern):
         step = entry.name.removeprefix(before).removesuffix(after)
         if step.isdigit() and (not mark or (entry / mark).exists()):
-            found[int(step)] = entry
-    return str(found[max(found)]) if found else None
+            by_step[int(step)] = entry
+    return str(by_step[max(by_step)]) if by_step else None

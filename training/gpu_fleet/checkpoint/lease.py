@@ -86,15 +86,15 @@ class RunLease:
 
     def acquire(self) -> None:
         """Waits while it is not known whether the holder lives; raises RunLeaseError when it does."""
-        found = self._store.newest_lease()
-        while found is not None and not self._is_free(found):
-            log.info("event=lease-held by=%r age_s=%.0f", str(_holder(found)), found.age_s)
+        newest = self._store.newest_lease()
+        while newest is not None and not self._is_free(newest):
+            log.info("event=lease-held by=%r age_s=%.0f", str(_holder(newest)), newest.age_s)
             self._sleep(LOOK_EVERY_S)
             later = self._store.newest_lease()
-            if later is not None and later.changed_at != found.changed_at and not self._is_free(later):
+            if later is not None and later.changed_at != newest.changed_at and not self._is_free(later):
                 raise RunLeaseError(self._refusal(later))
-            found = later
-        self._number = found.number + 1 if found else 1
+            newest = later
+        self._number = newest.number + 1 if newest else 1
         name = self._store.claim_lease(self._number, self._content())
         if name is None:
             raise RunLeaseError(
@@ -104,14 +104,14 @@ class RunLease:
         self._store.drop_leases_before(self._number)
         self._thread.start()
 
-    def _is_free(self, found: LeaseKey) -> bool:
-        holder = _holder(found)
+    def _is_free(self, lease: LeaseKey) -> bool:
+        holder = _holder(lease)
         gone = holder is not None and holder.surely_gone(self._holder)
-        return holder is None or gone or found.age_s >= TAKEN_OVER_AFTER_S
+        return holder is None or gone or lease.age_s >= TAKEN_OVER_AFTER_S
 
-    def _refusal(self, found: LeaseKey) -> str:
+    def _refusal(self, lease: LeaseKey) -> str:
         return (
-            f"{self._store.uri} is in use by {_holder(found)}, seen {found.age_s:.0f} s ago; wait for it, or "
+            f"{self._store.uri} is in use by {_holder(lease)}, seen {lease.age_s:.0f} s ago; wait for it, or "
             "choose another run.directory. A run whose instance is gone is taken over after "
             f"{TAKEN_OVER_AFTER_S:.0f} s"
         )
@@ -147,10 +147,10 @@ class RunLease:
                 log.warning("event=lease-not-renewed error=%r", str(error))
 
 
-def _holder(found: LeaseKey) -> Holder | None:
+def _holder(lease: LeaseKey) -> Holder | None:
     """None of a lease that was released."""
     try:
-        table = json.loads(found.content)
+        table = json.loads(lease.content)
         return Holder(**table) if table else None
     except (ValueError, TypeError):
         return Holder("an unknown host", "", 0)

@@ -64,8 +64,8 @@ class Manifest:
             table = json.loads(text)
             if table["format"] not in READABLE:
                 raise CheckpointError(f"manifest format {table['format']}; this trainer reads {FORMAT}")
-            found = table.pop("checksum", "")
-            if table["format"] == FORMAT and found != _checksum(table):
+            checksum = table.pop("checksum", "")
+            if table["format"] == FORMAT and checksum != _checksum(table):
                 raise CheckpointError("the manifest's own checksum is not that of its content")
             files = {name: FileRecord(**record) for name, record in table.pop("files").items()}
             return cls(files=files, **table)
@@ -123,8 +123,8 @@ def commit(root: Path, manifest: Manifest, writers: dict[str, Writer]) -> Manife
 
 def write_part(folder: Path, own: Container[str], writers: dict[str, Writer]) -> dict[str, FileRecord]:
     """Writes files into an open stage; their records, and those of the files in `own` that are there."""
-    found = {entry.name: record_of(entry) for entry in sorted(folder.iterdir()) if entry.name in own}
-    return found | {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
+    there = {entry.name: record_of(entry) for entry in sorted(folder.iterdir()) if entry.name in own}
+    return there | {name: _write_hashed(folder / name, writer) for name, writer in writers.items()}
 
 
 def stage(root: Path, step: int) -> Path:
@@ -186,12 +186,14 @@ def verify(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     for name, record in manifest.files.items():
         try:
-            found = record_of(folder / name)
+            actual = record_of(folder / name)
         except OSError as error:
             raise CheckpointError(f"{folder / name}: {error.strerror}") from error
-        if found.size != record.size:
-            raise CheckpointError(f"{folder / name}: has {found.size} bytes, the manifest says {record.size}")
-        if found.sha256 != record.sha256:
+        if actual.size != record.size:
+            raise CheckpointError(
+                f"{folder / name}: has {actual.size} bytes, the manifest says {record.size}"
+            )
+        if actual.sha256 != record.sha256:
             raise CheckpointError(f"{folder / name}: its SHA-256 is not that of the manifest")
     return manifest
 

@@ -166,17 +166,20 @@ class Checkpoints:
             self._where.on_first(self._check_former_location)
             self._branch(state)
             return None
-        restore.check_fits(manifest, self._settings.model.name, self._layout)
-        saved = manifest.identity or identities.of_configuration(manifest.config)
-        identities.check(
-            saved, self._identity, self._settings.checkpoint.allow, manifest.step, str(self._root)
-        )
+        self._where.together(lambda: self._check_same_run(manifest))
         folder = self._root / local.folder_name(manifest.step)
         self._where.together(lambda: self._apply(state, folder))
         self._saved_step = state.step
         self._where.on_first(lambda: self._saver.upload_if_missing(manifest) if self._saver else None)
         log.info("event=resumed step=%d position=%d folder=%s", state.step, state.position, folder)
         return state.step
+
+    def _check_same_run(self, manifest: local.Manifest) -> None:
+        """Raises CheckpointError or IdentityError for a checkpoint of another run."""
+        restore.check_fits(manifest, self._settings.model.name, self._layout)
+        saved = manifest.identity or identities.of_configuration(manifest.config)
+        allowed = self._settings.checkpoint.allow
+        identities.check(saved, self._identity, allowed, manifest.step, str(self._root))
 
     def _check_former_location(self) -> None:
         """A run that began under an older trainer must not silently begin anew."""
@@ -199,15 +202,18 @@ class Checkpoints:
         store = (
             self._where.together(lambda: CheckpointStore(uri, before.checkpoint.endpoint)) if uri else None
         )
-        manifest = restore.newest_whole(self._where, root, store)
-        if manifest is None:
-            raise CheckpointError(
-                f"run.branch_of = {before.run.directory!r}: has no checkpoint to begin from"
-            )
-        restore.check_fits(manifest, self._settings.model.name, self._layout)
+        newest = restore.newest_whole(self._where, root, store)
+        manifest = self._where.together(lambda: self._checked_origin(newest, before.run.directory))
         folder = root / local.folder_name(manifest.step)
         self._where.together(lambda: self._take_weights(state, folder))
         log.info("event=branched from_step=%d folder=%s", manifest.step, folder)
+
+    def _checked_origin(self, manifest: local.Manifest | None, directory: str) -> local.Manifest:
+        """The checkpoint of another run to begin from; raises CheckpointError where there is none."""
+        if manifest is None:
+            raise CheckpointError(f"run.branch_of = {directory!r}: has no checkpoint to begin from")
+        restore.check_fits(manifest, self._settings.model.name, self._layout)
+        return manifest
 
     def _take_weights(self, state: State, folder: Path) -> None:
         if self._layout == local.WHOLE:

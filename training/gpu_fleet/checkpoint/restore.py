@@ -24,13 +24,13 @@ def newest_whole(where: World, root: Path, store: CheckpointStore | None) -> loc
     damaged: set[int] = set()
     while True:
         here = where.together(lambda: _steps_here(where, root, store))
-        found = [steps for steps in where.gather(here) if steps is not None]
-        common = set.intersection(*found) - damaged
+        held = [steps for steps in where.gather(here) if steps is not None]
+        common = set.intersection(*held) - damaged
         if not common and damaged:
             raise CheckpointError(f"{root}: none of the checkpoints {sorted(damaged)} is whole")
-        if not common and any(found):
+        if not common and any(held):
             raise CheckpointError(
-                f"{root}: {len(found)} instances have no checkpoint in common; set checkpoint.uri, or a "
+                f"{root}: {len(held)} instances have no checkpoint in common; set checkpoint.uri, or a "
                 "run.directory on a file system that all of them share"
             )
         if not common:

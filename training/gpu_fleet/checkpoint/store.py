@@ -99,10 +99,10 @@ class CheckpointStore(ObjectStore):
             return None
         with self._explained(f"cannot give step {step}"):
             key = self._key(local.folder_name(step), name)
-            found: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-        if hashlib.sha256(found).hexdigest() != record.sha256:
+            content: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        if hashlib.sha256(content).hexdigest() != record.sha256:
             raise CheckpointError(f"{self.uri}: {name} of step {step} is not what its manifest says")
-        return found
+        return content
 
     def prune(self, newest: int, keep: int) -> None:
         """Removes the superseded checkpoints and the unfinished uploads before them, manifests first."""
@@ -119,7 +119,7 @@ class CheckpointStore(ObjectStore):
 
     def newest_lease(self) -> LeaseKey | None:
         """The lease with the highest number; of several claims to it on OSS the oldest."""
-        with self._explained("cannot tell who holds the run"):
+        with self._explained("cannot find out who holds the run"):
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(LEASE, ""))
             now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
             changed = {
@@ -165,8 +165,8 @@ class CheckpointStore(ObjectStore):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode(), IfNoneMatch="*")
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") in TAKEN:
-                found = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
-                return bool(found == content)  # this very claim, of which boto3 lost the first answer
+                holder = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
+                return bool(holder == content)  # this very claim, of which boto3 lost the first answer
             with self._explained("cannot take the lease"):
                 raise
         return True
@@ -180,15 +180,15 @@ class CheckpointStore(ObjectStore):
     def drop_leases_before(self, number: int) -> None:
         """Removes those that are not the newest."""
         with self._explained("cannot remove an old lease"):
-            found = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(LEASE, ""))
-            for item in found.get("Contents", []):
+            page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(LEASE, ""))
+            for item in page.get("Contents", []):
                 match = LEASE_NAME.match(item["Key"].rpartition("/")[2])
                 if match and int(match[1]) < number:
                     self._client.delete_object(Bucket=self._bucket, Key=item["Key"])
 
     def _listing(self) -> dict[int, set[str]]:
         """The file names of every step that has any."""
-        found: dict[int, set[str]] = {}
+        names: dict[int, set[str]] = {}
         root = self._key("")
         with self._explained("cannot be listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=root)
@@ -197,5 +197,5 @@ class CheckpointStore(ObjectStore):
                     folder, _, name = item["Key"].removeprefix(root).partition("/")
                     match = local.NAME.fullmatch(folder)
                     if match and name:
-                        found.setdefault(int(match[1]), set()).add(name)
-        return found
+                        names.setdefault(int(match[1]), set()).add(name)
+        return names

@@ -112,7 +112,7 @@ class BucketFolder:
         reads = list(merged(places))
         with ThreadPoolExecutor(min(CONNECTIONS, max(1, len(reads)))) as pool:
             fetched = pool.map(self._fetch, reads)
-        self._fetched = {place: content for found in fetched for place, content in found.items()}
+        self._fetched = {place: content for contents in fetched for place, content in contents.items()}
 
     def _fetch(self, places: list[BytesInShard]) -> dict[BytesInShard, bytes]:
         first, size = places[0], max(place.end for place in places) - places[0].start
@@ -136,7 +136,7 @@ def merged(places: Iterable[BytesInShard]) -> Iterator[list[BytesInShard]]:
     for place in sorted(set(places)):
         if group and not (
             place.shard == group[0].shard
-            and place.start <= max(one.end for one in group) + GAP_BYTES
+            and place.start <= max(earlier.end for earlier in group) + GAP_BYTES
             and place.end <= group[0].start + LONGEST_READ_BYTES
         ):
             yield group

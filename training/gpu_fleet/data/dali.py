@@ -25,7 +25,7 @@ from torch import Tensor
 from gpu_fleet import config
 from gpu_fleet.data.dataset import Array, CorruptSampleError
 from gpu_fleet.data.images import Cut, cut_out, cut_plan
-from gpu_fleet.data.loader import IGNORED, Batch, Reader
+from gpu_fleet.data.loader import IGNORED, Batch, CountOf, Reader
 from gpu_fleet.data.shards import ShardFolder
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError
 
@@ -65,13 +65,10 @@ class EncodedReader:
         settings: config.Data,
         seed: int,
         device: torch.device,
-        *,
-        paired: bool,
-        by_sample: bool = False,
+        count: CountOf | None = None,
     ) -> None:
-        """`paired` says that loss or metric is a user's own; see Batch.paired."""
-        self._data, self._settings, self._device, self._paired = data, settings, device, paired
-        self._by_sample = by_sample
+        """`count`, where loss or metric is a user's own: see Batch.paired."""
+        self._data, self._settings, self._device, self._count = data, settings, device, count
         self._reader = Reader(data, seed)
 
     def __getitem__(self, part: Any) -> Batch:
@@ -94,8 +91,8 @@ class EncodedReader:
                 pictures.append(None)
                 targets.append(IGNORED)
         inputs = packed(pictures) | {"index": torch.tensor(indices)}
-        found = torch.tensor(targets)
-        return Batch(inputs, found, tuple(corrupt), int((found != IGNORED).sum()))
+        labels = torch.tensor(targets)
+        return Batch(inputs, labels, tuple(corrupt), int((labels != IGNORED).sum()))
 
     def decoded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches with pictures (n, 3, side, side) uint8 on the device, some decoded ahead."""
@@ -116,17 +113,17 @@ class EncodedReader:
             log.warning("event=dali-failed error=%r", str(error).strip().splitlines()[0])
             batch, pictures = self._one_by_one(batch)
         done = replace(batch, inputs=pictures)
-        return done.paired(by_sample=self._by_sample) if self._paired else done
+        return done if self._count is None else done.paired(self._count)
 
     def _one_by_one(self, batch: Batch) -> tuple[Batch, Tensor]:
         """Decodes by the other decoder, which names what is corrupt."""
         side, targets, corrupt = self._settings.image_size, batch.targets.clone(), list(batch.corrupt)
         pictures = torch.zeros(len(targets), 3, side, side, dtype=torch.uint8)
-        for place, found in enumerate(unpacked(batch.inputs)):
-            if found is None:
+        for place, pair in enumerate(unpacked(batch.inputs)):
+            if pair is None:
                 continue
             try:
-                pictures[place] = torch.from_numpy(cut_out(*found, side))
+                pictures[place] = torch.from_numpy(cut_out(*pair, side))
             except CorruptSampleError as error:
                 targets[place] = IGNORED
                 corrupt.append(f"{self._data.name(int(batch.inputs['index'][place]))}: {error}")
@@ -144,8 +141,8 @@ def packed(pictures: list[tuple[bytes, Cut] | None]) -> dict[str, Tensor]:
     Returns `bytes` (all of them,) uint8, `ends` (n,) int64, `boxes` (n, 4) float32: left, top, right, bottom,
     and `flips` (n,) int32.
     """
-    contents = [b"" if found is None else found[0] for found in pictures]
-    cuts = [Cut((0.0, 0.0, 1.0, 1.0), flip=False) if found is None else found[1] for found in pictures]
+    contents = [b"" if picture is None else picture[0] for picture in pictures]
+    cuts = [Cut((0.0, 0.0, 1.0, 1.0), flip=False) if picture is None else picture[1] for picture in pictures]
     return {
         "bytes": torch.from_numpy(np.frombuffer(b"".join(contents), dtype=np.uint8).copy()),
         "ends": torch.tensor([len(content) for content in contents]).cumsum(0),
@@ -175,10 +172,10 @@ class Decoder:
 
     def pictures(self, inputs: dict[str, Tensor]) -> Tensor:
         """Pictures (n, 3, side, side) uint8 of what `packed` gave; raises RuntimeError of DALI."""
-        found = list(unpacked(inputs))
-        present = [one for one in found if one is not None]
+        pairs = list(unpacked(inputs))
+        present = [pair for pair in pairs if pair is not None]
         side = self._settings.image_size
-        pictures = torch.zeros(len(found), 3, side, side, dtype=torch.uint8, device=self._device)
+        pictures = torch.zeros(len(pairs), 3, side, side, dtype=torch.uint8, device=self._device)
         if not present:
             return pictures
         try:
@@ -186,9 +183,9 @@ class Decoder:
         except RuntimeError:
             self._pipeline = None
             raise
-        if len(present) == len(found):
+        if len(present) == len(pairs):
             return decoded
-        pictures[[place for place, one in enumerate(found) if one is not None]] = decoded
+        pictures[[place for place, pair in enumerate(pairs) if pair is not None]] = decoded
         return pictures
 
     def _run(self, present: list[tuple[bytes, Cut]]) -> Tensor:
@@ -200,8 +197,8 @@ class Decoder:
             self._pipeline = built(self._settings.image_size, len(present), self._device)
         for name, values in fed(present).items():
             self._pipeline.feed_input(name, values)
-        (found,) = self._pipeline.run()
-        tensor = found.as_tensor()
+        (output,) = self._pipeline.run()
+        tensor = output.as_tensor()
         decoded = torch.empty(tensor.shape(), dtype=torch.uint8, device=self._device)
         if self._stream is None:
             feed_ndarray(tensor, decoded)

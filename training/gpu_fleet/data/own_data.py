@@ -21,11 +21,11 @@ from torch.utils.data import IterableDataset, default_collate
 
 from gpu_fleet import config
 from gpu_fleet.data.dataset import DESCRIPTION, Description, split_of
-from gpu_fleet.data.loader import IGNORED, Batch
+from gpu_fleet.data.loader import Batch, CountOf
 from gpu_fleet.data.order import Slice
 from gpu_fleet.data.shards import Records, folder_of
 from gpu_fleet.errors import ConfigError, DataError, MissingPackageError, OwnCodeError
-from gpu_fleet.own_code import Own, told
+from gpu_fleet.own_code import Own, explained
 
 ENDLESS = 2**62  # samples of a stream that does not say how many it has
 LEAVES = (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))
@@ -57,7 +57,7 @@ class OwnData:
     def sample(self, index: int, chance: np.random.Generator) -> Any:
         """Sample `index`, whatever it is; `chance` seeds what it draws. Raises OwnCodeError."""
         seed_generators(chance)
-        with told(self.name(index)):
+        with explained(self.name(index)):
             return self._samples[index]
 
     def expect(self, indices: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ class Stream(OwnData):
     def sample(self, index: int, chance: np.random.Generator) -> Any:
         """The sample at a position, counted over all passes; `chance` differs by rank, and is not used."""
         del chance
-        with told(self.name(index)):
+        with explained(self.name(index)):
             if self._iterator is None or index < self._next or index - self._next > self._length:
                 self._begin_pass(index // self._length)
             while self._next < index:
@@ -109,10 +109,10 @@ class Stream(OwnData):
         seed_generators(np.random.default_rng(self._next))
         for _ in range(2):
             assert self._iterator is not None
-            found = list(islice(self._iterator, 1))
-            if found:
+            samples = list(islice(self._iterator, 1))
+            if samples:
                 self._next += 1
-                return found[0]
+                return samples[0]
             position, passes = self._next, self._next // self._length + 1
             if self._length != ENDLESS and position % self._length:
                 raise ValueError(
@@ -125,18 +125,16 @@ class Stream(OwnData):
     def fingerprint(self, index: int) -> bytes:
         """The content of the first two samples."""
         del index
-        with kept_generators(), told(self.label):
+        with kept_generators(), explained(self.label):
             return b"".join(_content(sample) for sample in islice(iter(self._samples), 2))
 
 
 class OwnReader:
     """Reads whole batches of a user's data set; see data.loader.Reader."""
 
-    def __init__(
-        self, data: OwnData, seed: int, targets: Callable[[Any], torch.Tensor | None] | None = None
-    ) -> None:
-        """`targets` finds those in a batch over which its loss is the mean; None: samples weigh alike."""
-        self._data, self._seed, self._targets = data, seed, targets
+    def __init__(self, data: OwnData, seed: int, count: CountOf | None = None) -> None:
+        """`count` says over how many of a batch its loss is the mean; without, samples weigh alike."""
+        self._data, self._seed, self._count = data, seed, count
 
     def __getitem__(self, part: Slice) -> Batch:
         with kept_generators():
@@ -164,8 +162,8 @@ class OwnReader:
                 raise DataError(
                     f"{self._data.label}: a batch holds a {type(leaf).__name__}; tensors, numbers and text do"
                 )
-        targets = self._targets(batch) if self._targets is not None else None
-        counted = count if targets is None else int((targets != IGNORED).sum())
+        weight = self._count(batch) if self._count is not None else None
+        counted = count if weight is None else weight
         return Batch(batch, torch.zeros(count, dtype=torch.int64), counted=counted)
 
 
@@ -208,15 +206,15 @@ def table_files(root: Path) -> dict[str, list[Path]]:
     """The files of a table by split, as their names or folders say; under UNSPLIT where none says train."""
     if root.suffix in TABLES:
         return {UNSPLIT: [root]}
-    found = sorted(file for suffix in TABLES for depth in ("*", "*/*") for file in root.glob(depth + suffix))
+    files = sorted(file for suffix in TABLES for depth in ("*", "*/*") for file in root.glob(depth + suffix))
     splits: dict[str, list[Path]] = {}
-    for file in found:
+    for file in files:
         parts = file.relative_to(root).parts
         named = (
             name for names in SPLITS.values() for name in names if any(p.startswith(name) for p in parts)
         )
         splits.setdefault(next(named, UNSPLIT), []).append(file)
-    return splits if "train" in splits or not found else {UNSPLIT: found}
+    return splits if "train" in splits or not files else {UNSPLIT: files}
 
 
 def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnData | None:
@@ -227,20 +225,20 @@ def open_table(settings: config.Data, split: str, collate: Own | None) -> OwnDat
     """
     root = Path(settings.path)
     splits = _loaded(root)
-    found = next((splits[name] for name in SPLITS[split] if name in splits), None)
-    if found is None and UNSPLIT in splits:
+    rows = next((splits[name] for name in SPLITS[split] if name in splits), None)
+    if rows is None and UNSPLIT in splits:
         kept = split_of(len(splits[UNSPLIT]), settings, training=split == "train")
-        found = splits[UNSPLIT].select(kept) if len(kept) else None
-    if found is None:
+        rows = splits[UNSPLIT].select(kept) if len(kept) else None
+    if rows is None:
         if split == "val":
             return None
         raise DataError(f"data.path = {str(root)!r}: has no split 'train', but {', '.join(splits)}")
     for column in settings.columns:
-        if column not in found.column_names:
+        if column not in rows.column_names:
             raise ConfigError(
-                f"data.columns: {column!r} is no column of {root}; it has {', '.join(found.column_names)}"
+                f"data.columns: {column!r} is no column of {root}; it has {', '.join(rows.column_names)}"
             )
-    chosen = found.select_columns(list(settings.columns)) if settings.columns else found
+    chosen = rows.select_columns(list(settings.columns)) if settings.columns else rows
     return adapted(chosen.with_format("torch"), f"{root}, {split!r}", collate or default_collate, ConfigError)
 
 

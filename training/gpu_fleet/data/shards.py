@@ -136,8 +136,8 @@ class Tars:
 
     def __init__(self, folder: Folder, dtype: np.dtype[Any]) -> None:
         self._folder = folder
-        found = folder.shards()
-        self._names = [name for name, _ in found]
+        shards = folder.shards()
+        self._names = [name for name, _ in shards]
         try:
             self.index = np.load(io.BytesIO(folder.index()), allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
@@ -146,7 +146,7 @@ class Tars:
             ) from error
         if self.index.dtype != dtype:
             raise DataError(f"{folder.label}/{INDEX}: is no index of shards; `prepare index` writes it")
-        self._check_sizes([size for _, size in found])
+        self._check_sizes([size for _, size in shards])
 
     def _check_sizes(self, sizes: list[int]) -> None:
         """Every sample lies inside its shard."""
@@ -182,8 +182,8 @@ class Tars:
         return content
 
     def _place(self, row: int) -> BytesInShard:
-        found = self.index[row]
-        return BytesInShard(self._names[found["shard"]], int(found["start"]), int(found["size"]))
+        record = self.index[row]
+        return BytesInShard(self._names[record["shard"]], int(record["start"]), int(record["size"]))
 
 
 class ShardFolder:
@@ -289,10 +289,10 @@ def index_records(file: Path, number: int, keys: tuple[str, ...]) -> Array:
         if key in keys:
             place = (member.offset_data, member.size, zlib.crc32(content))
             samples.setdefault(str(path.with_name(name)), {})[key] = place
-    for name, found in samples.items():
-        if lacking := [key for key in keys if key not in found]:
+    for name, members in samples.items():
+        if lacking := [key for key in keys if key not in members]:
             raise DataError(f"{file}: sample {name} has no {lacking[0]}")
-    rows = [(number, *found[key]) for found in samples.values() for key in keys]
+    rows = [(number, *members[key]) for members in samples.values() for key in keys]
     return np.array(rows, dtype=RECORDS_DTYPE)
 
 

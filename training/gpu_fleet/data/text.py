@@ -41,9 +41,9 @@ class TextFile:
                 f"{CLASSES} for {len(self._classes)}"
             )
         wanted = int(self._starts[-1]) * self._dtype.itemsize
-        found = file.stat().st_size if file.exists() else 0
-        if found != wanted:
-            raise DataError(f"{file}: has {found} bytes, {STARTS} wants {wanted}: it is not the file it was")
+        size = file.stat().st_size if file.exists() else 0
+        if size != wanted:
+            raise DataError(f"{file}: has {size} bytes, {STARTS} wants {wanted}: it is not the file it was")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None}  # a mapping would be copied to reader processes as data

@@ -27,11 +27,11 @@ def of_run(file: Path, settings: config.Config) -> tuple[Source, ...]:
     contents = {inner(file): file.read_bytes()}
     contents |= own_files(settings)
     check_size(contents)
-    found: list[Source] = []
+    sources: list[Source] = []
     for path, content in contents.items():
-        key = key_of(path, {source.key for source in found})
-        found.append(Source(key, path, _text(path, content)))
-    return tuple(found)
+        key = key_of(path, {source.key for source in sources})
+        sources.append(Source(key, path, _text(path, content)))
+    return tuple(sources)
 
 
 def key_of(path: str, taken: Collection[str]) -> str:
@@ -48,17 +48,12 @@ def inner(file: Path) -> str:
 
 def own_files(settings: config.Config) -> dict[str, bytes]:
     """The sources of the user's modules that the configuration imports: path -> content."""
-    if not any(":" in name for name in _names(settings)):
+    if not any(":" in name for name in config.names_of_code(settings)):
         return {}
     from gpu_fleet import own_code  # noqa: PLC0415 - torch: seconds that --help need not pay
 
     own_code.parts(settings)
     return own_code.files(Path(settings.run.directory))
-
-
-def _names(settings: config.Config) -> tuple[str, ...]:
-    named = (settings.model.name, settings.data.name, settings.data.collate, settings.loss.name)
-    return (*named, settings.metric.name, settings.optimizer.name)
 
 
 def check_size(contents: Mapping[str, bytes]) -> None:

@@ -5,6 +5,9 @@ first try to the end of its last, waits between tries included: Kokolis et al., 
 Large-Scale Machine Learning Research Clusters", 2024, https://arxiv.org/abs/2410.21680; ByteRobust (Wan et
 al., 2025, https://arxiv.org/abs/2509.16293) has the same ratio. Steps that a later try had to do again are
 lost, and so is the time from a try's last sign of life to the start of the next. Evaluation is productive.
+
+Time between tries is priced from the boot of the next try's instance on, that of rank 0: before that only the
+instances of the last try can have been there, of which nothing is known after its last sign of life.
 """
 
 import os
@@ -28,10 +31,21 @@ def process_started_at_s() -> float:
     """When this process began, in seconds of the epoch: loading torch is a part of the start."""
     try:
         began_ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+        return instance_booted_at_s() + began_ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return time.time()
-    return time.time() - (up_s - began_ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def instance_booted_at_s() -> float:
+    """When this instance booted, in seconds of the epoch; raises OSError, ValueError or IndexError."""
+    return time.time() - float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+
+
+def _booted_at_s() -> float:
+    try:
+        return instance_booted_at_s()
+    except (OSError, ValueError, IndexError):
+        return 0.0  # of old: all the time is priced
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,7 @@ class Book:
     """The seconds of one try, of which each belongs to one account; begins with the start."""
 
     started_at_s: float = field(default_factory=process_started_at_s)
+    booted_at_s: float = field(default_factory=_booted_at_s)  # before that, nobody paid for this instance
     clock: Callable[[], float] = time.time
     price: HourPrice | None = None  # of an hour of all instances of the run, where the stack says it
     resumed_from_step: int = 0
@@ -73,8 +88,12 @@ class Book:
         """What is booked after `step` steps."""
         self.switch(self._account)
         self._written_at_s = self._since_s
-        times = {"started_at_s": self.started_at_s, "at_s": self._since_s}
-        found: Record = {
+        times = {
+            "booted_at_s": self.booted_at_s,
+            "started_at_s": self.started_at_s,
+            "at_s": self._since_s,
+        }
+        record: Record = {
             "kind": KIND,
             "step": step,
             "resumed_from_step": self.resumed_from_step,
@@ -82,8 +101,8 @@ class Book:
             **self._seconds,
         }
         if self.price is None:
-            return found
-        return {**found, "price_per_hour": self.price.amount, "currency": self.price.currency}
+            return record
+        return {**record, "price_per_hour": self.price.amount, "currency": self.price.currency}
 
     def due(self) -> bool:
         """Whether a record would tell something new; of a killed try, what came after is not known."""
@@ -100,6 +119,7 @@ class Goodput:
     stall_s: float  # for checkpoints
     waiting_s: float  # for data
     lost_s: float  # steps done again, and between tries
+    unpriced_s: float  # of what lies between tries: before the instance of the next one booted
     tries: int
     price: HourPrice | None = None  # of an hour, as the last try knew it
 
@@ -108,9 +128,13 @@ class Goodput:
         """Productive time over wall time, 0 to 1."""
         return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
 
+    def price_of_all(self, price_per_hour: float) -> float:
+        """What the job cost at so much an hour, without the time before the instance of a try booted."""
+        return (self.wall_s - self.unpriced_s) / SECONDS_PER_HOUR * price_per_hour
+
     def price_lost(self, price_per_hour: float) -> float:
-        """What the unproductive time cost, of a job at so much an hour."""
-        return (self.wall_s - self.productive_s) / SECONDS_PER_HOUR * price_per_hour
+        """What the unproductive part of it cost."""
+        return self.price_of_all(price_per_hour) - self.productive_s / SECONDS_PER_HOUR * price_per_hour
 
 
 def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
@@ -123,10 +147,13 @@ def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
     if not ordered:
         return None
     again_s = sum(_done_again(before, after[0]["resumed_from_step"]) for before, after in pairwise(ordered))
-    between_s = sum(
-        max(0.0, after[0]["started_at_s"] - before[-1]["at_s"]) for before, after in pairwise(ordered)
+    between = [(before[-1]["at_s"], after[0]) for before, after in pairwise(ordered)]
+    between_s = sum(max(0.0, after["started_at_s"] - last_s) for last_s, after in between)
+    unpriced_s = sum(
+        max(0.0, min(after.get("booted_at_s", 0.0), after["started_at_s"]) - last_s)
+        for last_s, after in between
     )
-    sums = {account: sum(one[-1][account] for one in ordered) for account in BOOKED}
+    sums = {account: sum(records[-1][account] for records in ordered) for account in BOOKED}
     return Goodput(
         wall_s=ordered[-1][-1]["at_s"] - ordered[0][0]["started_at_s"],
         start_s=sums[START],
@@ -134,6 +161,7 @@ def goodput(records: Iterable[Mapping[str, Any]]) -> Goodput | None:
         stall_s=sums[STALL],
         waiting_s=sums[WAITING],
         lost_s=again_s + between_s,
+        unpriced_s=unpriced_s,
         tries=len(ordered),
         price=_price(ordered[-1][-1]),
     )

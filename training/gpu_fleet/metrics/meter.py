@@ -70,8 +70,8 @@ class Meter:
         """Sum and number of the losses since the last report."""
         if self._losses:
             values = torch.stack(self._losses).tolist()
-            found = zip(self._loss_steps, values, strict=True)
-            bad = next((step for step, value in found if not math.isfinite(value)), GOOD)
+            losses = zip(self._loss_steps, values, strict=True)
+            bad = next((step for step, value in losses if not math.isfinite(value)), GOOD)
             self._bad_step = min(self._bad_step, bad)
             self._folded = self._folded[0] + sum(values), self._folded[1] + len(values)
             self._losses.clear()

@@ -13,7 +13,7 @@ import click
 from jinja2 import Environment
 
 from gpu_fleet.errors import ConfigError
-from gpu_fleet.metrics.goodput import KIND, SECONDS_PER_HOUR, Goodput, HourPrice, goodput
+from gpu_fleet.metrics.goodput import KIND, Goodput, HourPrice, goodput
 from gpu_fleet.metrics.records import JSON_LINES, named, read_json_lines
 from gpu_fleet.options import FiniteRange
 from gpu_fleet.outcome import RESULT
@@ -151,28 +151,31 @@ def summary(timeline: Timeline, result: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def time_lines(found: Goodput | None, price: HourPrice | None = None) -> dict[str, str]:
+def time_lines(goodput: Goodput | None, price: HourPrice | None = None) -> dict[str, str]:
     """Where the wall time went, and what the unproductive part of it cost at `price`, else the run's own."""
-    if found is None:
+    if goodput is None:
         return {}
     parts = {
-        "productive": found.productive_s,
-        "starting": found.start_s,
-        "waiting for data": found.waiting_s,
-        "stalled by checkpoints": found.stall_s,
-        "lost: done again, or between tries": found.lost_s,
+        "productive": goodput.productive_s,
+        "starting": goodput.start_s,
+        "waiting for data": goodput.waiting_s,
+        "stalled by checkpoints": goodput.stall_s,
+        "lost: done again, or between tries": goodput.lost_s,
     }
     shown = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in parts.items())
     lines = {
-        "effective training time ratio (ETTR)": f"{100 * found.ettr:.1f} %",
-        f"wall time of {found.tries} tries": f"{found.wall_s:,.1f} s: {shown}",
+        "effective training time ratio (ETTR)": f"{100 * goodput.ettr:.1f} %",
+        f"wall time of {goodput.tries} tries": f"{goodput.wall_s:,.1f} s: {shown}",
     }
-    price = price or found.price
+    price = price or goodput.price
     if price is not None:
-        hour, lost = price.amount, found.price_lost(price.amount)
+        hour = price.amount
+        left_out = (
+            f", without {goodput.unpriced_s:,.1f} s before an instance booted" if goodput.unpriced_s else ""
+        )
         lines["cost of unproductive time"] = (
-            f"{lost:,.2f} of {found.wall_s / SECONDS_PER_HOUR * hour:,.2f} {price.currency}, "
-            f"at {hour:,.2f} {price.currency} an hour"
+            f"{goodput.price_lost(hour):,.2f} of {goodput.price_of_all(hour):,.2f} {price.currency}, "
+            f"at {hour:,.2f} {price.currency} an hour{left_out}"
         )
     return lines
 

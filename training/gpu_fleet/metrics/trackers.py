@@ -67,8 +67,10 @@ class MLflow:
         self._metric: Any = mlflow.entities.Metric
 
     def _begun(self, directory: Path, settings: dict[str, Any]) -> str:
-        found = self._client.get_experiment_by_name(directory.parent.name)
-        experiment = found.experiment_id if found else self._client.create_experiment(directory.parent.name)
+        existing = self._client.get_experiment_by_name(directory.parent.name)
+        experiment = (
+            existing.experiment_id if existing else self._client.create_experiment(directory.parent.name)
+        )
         run_id = str(self._client.create_run(experiment, run_name=directory.name).info.run_id)
         for section, keys in settings.items():
             for key, value in keys.items():

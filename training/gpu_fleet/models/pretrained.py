@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,24 @@ def shifts_labels(model: nn.Module) -> bool:
     return getattr(network.loss_function, "__name__", "") == "ForCausalLMLoss"
 
 
+def leaves_out_parameters(model: nn.Module) -> bool:
+    """Whether steps may do without some parameters, by its config.json: it drops layers or has experts."""
+    network = network_of(model)
+    return network is not None and says_left_out(network.config.to_dict())
+
+
+def says_left_out(table: Mapping[str, Any]) -> bool:
+    """The same of a config.json alone, with what is nested in it."""
+    return any(
+        says_left_out(value)
+        if isinstance(value, Mapping)
+        else isinstance(value, int | float)
+        and (("layerdrop" in key and value > 0) or ("expert" in key and value > 1))
+        for key, value in table.items()
+        if isinstance(key, str)
+    )
+
+
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated layers: those that transformers never splits between devices."""
     network = network_of(model)
@@ -217,16 +235,16 @@ def _read(network: Any, folder: Path, device: torch.device) -> None:
                 opened = files.enter_context(safe_open(file, framework="pt"))
                 names = opened.keys()
                 slices.update({name: _Copied(opened.get_slice(name)) for name in names})
-            found, _ = convert_and_load_state_dict_in_model(network, slices, settings)
+            loading, _ = convert_and_load_state_dict_in_model(network, slices, settings)
     except ModelError:
         raise
     except Exception as error:  # of safetensors and of the library's conversions
         raise ModelError(f"model.weights = {str(folder)!r}: cannot be read: {_first_line(error)}") from error
-    if found.conversion_errors or found.error_msgs:
-        problem = [*found.conversion_errors.values(), *found.error_msgs][0]
+    if loading.conversion_errors or loading.error_msgs:
+        problem = [*loading.conversion_errors.values(), *loading.error_msgs][0]
         raise ModelError(f"model.weights = {str(folder)!r}: cannot be read: {problem}")
-    network._adjust_missing_and_unexpected_keys(found)
-    _check(network, folder, found)
+    network._adjust_missing_and_unexpected_keys(loading)
+    _check(network, folder, loading)
 
 
 class _Copied:
@@ -241,10 +259,10 @@ class _Copied:
         return part
 
 
-def _check(network: Any, folder: Path, found: Any) -> None:
+def _check(network: Any, folder: Path, loading: Any) -> None:
     """A head may be new or of other classes; the rest must be in the files."""
-    missing = sorted(set(found.missing_keys) - tied_names(network))
-    other = sorted(entry[0] for entry in found.mismatched_keys)
+    missing = sorted(set(loading.missing_keys) - tied_names(network))
+    other = sorted(entry[0] for entry in loading.mismatched_keys)
     inner = network.base_model_prefix if network.base_model is not network else ""
     wrong = [
         name for name in (*missing, *other) if name.startswith(inner) and MAY_BE_NEW not in name.split(".")
@@ -254,8 +272,8 @@ def _check(network: Any, folder: Path, found: Any) -> None:
             f"model.weights = {str(folder)!r}: does not fit the model: {len(wrong)} of its tensors are "
             f"missing there or have another shape, such as {wrong[0]}"
         )
-    if missing or other or found.unexpected_keys:
-        unused = sorted(found.unexpected_keys)
+    if missing or other or loading.unexpected_keys:
+        unused = sorted(loading.unexpected_keys)
         log.warning("event=weights folder=%s new=%s unused=%s", folder, [*missing, *other], unused)
 
 

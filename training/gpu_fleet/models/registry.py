@@ -128,8 +128,8 @@ def _check_computes_alike(ours: Any, folder: Path) -> None:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"model.weights = {str(folder)!r}: config.json cannot be read: {reason}") from error
-    found = ((key, getattr(theirs, key, None), getattr(ours, key, None)) for key in DECIDED_BY_NO_SHAPE)
-    if differing := [f"{key} {saved!r} -> {here!r}" for key, saved, here in found if saved != here]:
+    decided = ((key, getattr(theirs, key, None), getattr(ours, key, None)) for key in DECIDED_BY_NO_SHAPE)
+    if differing := [f"{key} {saved!r} -> {here!r}" for key, saved, here in decided if saved != here]:
         raise ModelError(
             f"model.weights = {str(folder)!r}: belong to another model than model.options say (its file -> "
             f"here): {', '.join(differing)}; set model.options, or take an AutoModelFor..., which reads "

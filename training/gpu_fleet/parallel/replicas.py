@@ -8,9 +8,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gpu_fleet import config, precision
+from gpu_fleet import config, own_code, precision
 from gpu_fleet.data.loader import Batch
 from gpu_fleet.evaluation import mean_loss
+from gpu_fleet.models import pretrained
 from gpu_fleet.parallel.spread import Whole
 from gpu_fleet.world import World
 
@@ -24,12 +25,14 @@ class Replicas(Whole):
     """The same model on every rank, gradients averaged by DistributedDataParallel."""
 
     def __init__(self, model: nn.Module, settings: config.Config, where: World) -> None:
+        self._static = graph_is_static(model, settings)
         ids = [where.device.index] if where.device.type == "cuda" else None
         self._parallel = DistributedDataParallel(
             model,
             device_ids=ids,
             gradient_as_bucket_view=True,
-            static_graph=True,
+            static_graph=self._static,
+            find_unused_parameters=not self._static,
             forward_sync_buffers=False,  # those of rank 0 count: see World.share_buffers
         )
         super().__init__(model, self._parallel, settings, where.device)
@@ -47,10 +50,10 @@ class Replicas(Whole):
 
         DistributedDataParallel groups the gradients for their reduction by the passes it has seen, and that
         orders its sums over more than two ranks: a resumed run must not begin with other groups.
-        A static graph also has to be known before `no_sync` (torch 2.13).
+        A static graph also has to be known before `no_sync` (torch 2.13). Of others the groups never change.
         """
         before = [buffer.clone() for buffer in self._module.buffers()]
-        for _ in range(PASSES_UNTIL_SETTLED):
+        for _ in range(PASSES_UNTIL_SETTLED if self._static else 0):
             with precision.autocast(self._settings, self._device):
                 loss = mean_loss(self._called(batch.inputs), batch.targets)
             torch.autograd.backward(loss)
@@ -66,7 +69,9 @@ class Replicas(Whole):
         if state is None:
             return {}
         tensors = {"left_over": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
-        on_cpu = {name: {place: t.cpu() for place, t in found.items()} for name, found in tensors.items()}
+        on_cpu = {
+            name: {place: t.cpu() for place, t in tensors_at.items()} for name, tensors_at in tensors.items()
+        }
         return {"rank": self._compression_rank, "steps": state.iter, **on_cpu}
 
     def take_up(self, carried: list[dict[str, Any]]) -> None:
@@ -85,8 +90,19 @@ class Replicas(Whole):
         return {place: tensor.to(self._device) for place, tensor in tensors.items()}
 
 
+def graph_is_static(model: nn.Module, settings: config.Config) -> bool:
+    """Whether every step uses the same parameters, as parallel.static_graph says or as is known of the model.
+
+    Of a user's own model or loss nobody knows: stochastic depth, heads by task and experts leave some out.
+    """
+    if settings.parallel.static_graph is not None:
+        return settings.parallel.static_graph
+    own = own_code.is_own(settings.model.name) or bool(settings.loss.name)
+    return not own and not pretrained.leaves_out_parameters(model)
+
+
 def _mean(carried: list[dict[str, Any]]) -> dict[str, Any]:
     """The first, with the mean of what all have left over."""
     places = carried[0]["left_over"]
-    mean = {place: sum(one["left_over"][place] for one in carried) / len(carried) for place in places}
+    mean = {place: sum(rank["left_over"][place] for rank in carried) / len(carried) for place in places}
     return {**carried[0], "left_over": mean}

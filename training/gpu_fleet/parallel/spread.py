@@ -1,12 +1,13 @@
 """A model spread over the ranks: replicated (DDP), sharded (FSDP2, tensor parallel) or cut into stages."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
@@ -117,7 +118,8 @@ class Whole(Spread):
                         part = part.nan_to_num()
                     weight = self._share.of(batch.counted)
                     part = part if isinstance(weight, float) and weight == 1 else part * weight
-                torch.autograd.backward(scale(part))
+                with nullcontext() if batch.counted else without_gradients(part):
+                    torch.autograd.backward(scale(part))
             total = part.detach() if total is None else total + part.detach()
         return total
 
@@ -133,6 +135,37 @@ def reduced_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(last)
     return nullcontext()
+
+
+@contextmanager
+def without_gradients(loss: Tensor) -> Iterator[None]:
+    """The backward pass of `loss` () inside adds exactly 0 to each gradient that it reaches.
+
+    For a mean over no targets: its derivative is 0 / 0, which no weight of 0 makes a number. The pass is made
+    all the same, since the other ranks wait for what DistributedDataParallel and FSDP2 send in it.
+    """
+    hooks = [leaf.register_prehook(_zeros) for leaf in _leaves(loss)]
+    try:
+        yield
+    finally:  # the nodes live on with their parameters
+        for hook in hooks:
+            hook.remove()
+
+
+def _leaves(loss: Tensor) -> list[Node]:
+    """The nodes of the graph of `loss` that add to the gradient of a parameter."""
+    seen: set[Node] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return [node for node in seen if not node.next_functions and hasattr(node, "variable")]
+
+
+def _zeros(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if gradient is None else torch.zeros_like(gradient) for gradient in gradients)
 
 
 def shard(model: nn.Module, settings: config.Config, where: World) -> Whole:

@@ -58,10 +58,10 @@ def _instances(identity: PoolIdentity, client: Any, wanted: dict[str, str]) -> I
     while seen < total:
         paging = {"PageNumber": str(page), "PageSize": str(PAGE_SIZE), "RegionId": identity.region}
         answer = _call(identity.region, client, {**wanted, **paging})
-        found = answer.get("ScalingInstances", [])
-        yield from found
-        seen, page = seen + len(found), page + 1
-        total = answer["TotalCount"] if found else 0
+        listed = answer.get("ScalingInstances", [])
+        yield from listed
+        seen, page = seen + len(listed), page + 1
+        total = answer["TotalCount"] if listed else 0
 
 
 def _call(region: str, client: Any, parameters: Mapping[str, str]) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def _call(region: str, client: Any, parameters: Mapping[str, str]) -> dict[str, 
     for name, value in parameters.items():
         request.add_query_param(name, value)
     try:
-        found = json.loads(client.do_action_with_exception(request))
+        answer = json.loads(client.do_action_with_exception(request))
     except (ServerException, ClientException, ValueError) as error:
         raise LaunchError(f"peers cannot be found: {host}: {error}") from error
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(answer, dict)
+    return answer

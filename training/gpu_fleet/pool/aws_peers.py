@@ -34,11 +34,11 @@ def aws_peers(identity: PoolIdentity, instance: ThisInstance) -> list[str]:
 def _memberships(identity: PoolIdentity, instance_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Group and lifecycle state of each instance that is in a group."""
     client = boto3.client("autoscaling", region_name=identity.region)
-    found = []
+    states = []
     for start in range(0, len(instance_ids), STATES_PER_CALL):
         part = list(instance_ids[start : start + STATES_PER_CALL])
-        found += client.describe_auto_scaling_instances(InstanceIds=part)["AutoScalingInstances"]
-    return found
+        states += client.describe_auto_scaling_instances(InstanceIds=part)["AutoScalingInstances"]
+    return states
 
 
 def _addresses(identity: PoolIdentity, group: str) -> dict[str, str]:

@@ -62,9 +62,9 @@ def listed(policy: Mapping[str, Any], pool: str, kind: str, *, spot: bool) -> Ho
     return HourPrice(float(amount) + float(prices["disk_per_hour"]), str(policy["currency"]))
 
 
-def of_all(found: Iterable[HourPrice | None]) -> HourPrice | None:
+def of_all(hour_prices: Iterable[HourPrice | None]) -> HourPrice | None:
     """Of several instances together; None where one is unknown."""
-    prices = list(found)
+    prices = list(hour_prices)
     known = [price for price in prices if price is not None]
     if not known or len(known) < len(prices):
         return None

@@ -83,8 +83,8 @@ class ObjectStore:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=reach)
             content: bytes = answer["Body"].read()
         if len(content) != size:
-            found = f"{len(content)} of {size} bytes"
-            raise StoreError(f"{self.uri}: cannot give {name}: {found}", passing=True)
+            received = f"{len(content)} of {size} bytes"
+            raise StoreError(f"{self.uri}: cannot give {name}: {received}", passing=True)
         return content
 
     def sizes(self, folder: str) -> dict[str, int]:

@@ -63,12 +63,12 @@ class RoleKeys(CredentialProvider):
 def role_keys() -> dict[str, str]:
     """The present keys of the role, as botocore names their parts."""
     try:
-        told = MetadataClient("alicloud").role_keys()
+        keys = MetadataClient("alicloud").role_keys()
         return {
-            "access_key": told["AccessKeyId"],
-            "secret_key": told["AccessKeySecret"],
-            "token": told["SecurityToken"],
-            "expiry_time": told["Expiration"],
+            "access_key": keys["AccessKeyId"],
+            "secret_key": keys["AccessKeySecret"],
+            "token": keys["SecurityToken"],
+            "expiry_time": keys["Expiration"],
         }
     except (LaunchError, ValueError, LookupError) as error:
         raise CheckpointError(f"this instance's role has no keys to reach OSS with: {error!r}") from error

@@ -81,11 +81,11 @@ def index(*, data_dir: str, classes: str, keys: str, endpoint: str) -> None:
     splits: dict[str, Folder] = {
         split: BucketFolder(store, split) if store else DiskFolder(here / split) for split in SPLITS
     }
-    found = index_of_any(splits, tuple(keys.split(","))) if keys else index_of_pictures(splits, classes)
+    description = index_of_any(splits, tuple(keys.split(","))) if keys else index_of_pictures(splits, classes)
     if store is None:
-        write_description(here, found)
+        write_description(here, description)
     else:
-        store.ask(lambda bucket: bucket.put(DESCRIPTION, content_of(found)))
+        store.ask(lambda bucket: bucket.put(DESCRIPTION, content_of(description)))
 
 
 def index_of_pictures(splits: Mapping[str, Folder], classes: str) -> Description:
@@ -94,10 +94,10 @@ def index_of_pictures(splits: Mapping[str, Folder], classes: str) -> Description
     for folder in splits.values():
         click.echo(f"{index_split(folder)} pictures in {folder.label}")
         numbers.append(int(np.load(io.BytesIO(folder.index()))["class"].max()))
-    found = 1 + max(numbers)
-    names = tuple(classes.split(",")) if classes else tuple(str(number) for number in range(found))
-    if len(names) < found:
-        raise DataError(f"--classes = {classes!r}: names {len(names)} classes, the shards hold {found}")
+    count = 1 + max(numbers)
+    names = tuple(classes.split(",")) if classes else tuple(str(number) for number in range(count))
+    if len(names) < count:
+        raise DataError(f"--classes = {classes!r}: names {len(names)} classes, the shards hold {count}")
     return Description("shards", names)
 
 
@@ -111,16 +111,16 @@ def index_of_any(splits: Mapping[str, Folder], keys: tuple[str, ...]) -> Descrip
 
 def labelled_pictures(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     """The pictures of a split with their classes, mixed the same way every time."""
-    found = [
+    pictures = [
         (file, number)
         for number, name in enumerate(classes)
         for file in sorted((folder / name).glob("*"))
         if file.suffix.lower() in SUFFIXES
     ]
-    if not found:
+    if not pictures:
         raise DataError(f"{folder}: holds no pictures of {', '.join(classes)}")
-    order = np.random.default_rng(SHUFFLE_SEED).permutation(len(found))
-    return [found[place] for place in order]
+    order = np.random.default_rng(SHUFFLE_SEED).permutation(len(pictures))
+    return [pictures[place] for place in order]
 
 
 def write_shards(folder: Path, pictures: Sequence[tuple[Path, int]], samples: int, skipped: Skipped) -> None:

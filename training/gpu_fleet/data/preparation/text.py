@@ -75,9 +75,9 @@ def read_rows(source: Path, text_column: str, label_column: str, skipped: Skippe
             _check_column("--text-column", text_column, source, reader.fieldnames)
             _check_column("--label-column", label_column, source, reader.fieldnames)
             for row in reader:
-                found = LabelledText((row[text_column] or "").strip(), (row[label_column] or "").strip())
-                if found.text and found.label:
-                    yield found
+                sample = LabelledText((row[text_column] or "").strip(), (row[label_column] or "").strip())
+                if sample.text and sample.label:
+                    yield sample
                 else:
                     skipped.add(f"{source} line {reader.line_num}: no text or no label")
     except (OSError, UnicodeDecodeError, csv.Error) as error:

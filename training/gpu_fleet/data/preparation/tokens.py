@@ -94,17 +94,17 @@ def text_files(source: Path, pattern: str) -> list[Path]:
     """The files to take, sorted; raises DataError when there are too few to hold one out."""
     if not source.is_dir():
         raise DataError(f"--source = {str(source)!r}: is not a folder")
-    found = sorted(
+    files = sorted(
         file
         for file in source.rglob(pattern)
         if file.is_file() and not NOT_TEXT & set(file.relative_to(source).parts)
     )
-    if len(found) < VALIDATION_EVERY:
+    if len(files) < VALIDATION_EVERY:
         raise DataError(
-            f"--source = {str(source)!r}: {len(found)} files match --pattern {pattern!r}; "
+            f"--source = {str(source)!r}: {len(files)} files match --pattern {pattern!r}; "
             f"at least {VALIDATION_EVERY} are needed"
         )
-    return found
+    return files
 
 
 def write_split(folder: Path, files: Sequence[Path], encoding: Encoding, skipped: Skipped) -> Totals:

@@ -1,0 +1,90 @@
+"""A user's own model may use other parameters in every step, micro-batch and rank."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_fleet.models import pretrained
+from tests.training.commands import tried
+from tests.training.examples import changed, losses, train_on
+
+EXPERTS = """
+import torch
+from torch import nn
+
+def rows(split):
+    inputs = torch.randn(96, 6, generator=torch.Generator().manual_seed(5))
+    return [(row, row.sum()) for row in inputs] if split == "train" else None
+
+class Experts(nn.Module):  # each sample has one, so the cut of a step changes who is used where, not the loss
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(6, 8)
+        self.experts = nn.ModuleList(nn.Linear(8, 1) for _ in range(4))
+
+    def forward(self, inputs):
+        hidden, chosen = torch.tanh(self.trunk(inputs)), (inputs[:, 0] > 0) + 2 * (inputs[:, 1] > 0)
+        outputs = torch.zeros(len(inputs))
+        for number in chosen.unique().tolist():
+            outputs = outputs.masked_scatter(chosen == number, self.experts[number](hidden[chosen == number]))
+        return outputs
+
+def error(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    """Steps of six samples, of which few meet all experts."""
+    file = tmp_path / "experts.py"
+    file.write_text(EXPERTS)
+    return {
+        "run": {"directory": str(tmp_path / "run"), "steps": 8, "batch_size": 6, "log_every_steps": 1},
+        "model": {"name": f"{file}:Experts"},
+        "data": {"name": f"{file}:rows"},
+        "loss": {"name": f"{file}:error"},
+        "optimizer": {"learning_rate": 0.05},
+        "metrics": {"progress": False},
+        "checkpoint": {"every_steps": 0},
+    }
+
+
+def test_parameters_that_are_left_out_here_and_there_learn_as_on_one_rank(
+    table: dict[str, Any], tmp_path: Path
+) -> None:
+    train_on(1, table)
+    train_on(2, changed(table, run={"directory": str(tmp_path / "cut"), "accumulation": 3}))
+
+    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "run"), abs=2e-5)
+
+
+def test_a_graph_that_is_not_what_it_was_said_to_be_is_one_message(
+    table: dict[str, Any], tmp_path: Path
+) -> None:
+    ends = tried(2, changed(table, parallel={"static_graph": True}), tmp_path)
+
+    told = [status for status, said in ends if "set parallel.static_graph = false" in said]
+    assert told in ([65], [65, 65])  # another rank may only lose touch with the one that noticed
+    assert "parallel.static_graph" in (tmp_path / "run" / "failure.json").read_text()  # what `launch` obeys
+    assert not any("Traceback" in said for _, said in ends)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "left_out"),
+    [
+        ("LlamaConfig", {}, False),
+        ("MixtralConfig", {"num_local_experts": 4}, True),
+        ("OPTConfig", {"layerdrop": 0.0}, False),
+        ("OPTConfig", {"layerdrop": 0.1}, True),
+    ],
+)
+def test_what_config_json_says_of_parameters_that_are_left_out(
+    *, kind: str, options: dict[str, Any], left_out: bool
+) -> None:
+    import transformers  # noqa: PLC0415 - seconds
+
+    configuration = getattr(transformers, kind)(**options)
+
+    assert pretrained.says_left_out(configuration.to_dict()) == left_out

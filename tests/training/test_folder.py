@@ -1,0 +1,357 @@
+"""A folder of checkpoints and its bucket: what is cut off, what is older, who comes second."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpu_fleet import any_command
+from gpu_fleet.callbacks import guard
+from gpu_fleet.checkpoint.folder import FolderSync
+from gpu_fleet.errors import IdentityError, StoreError
+from tests.training.ranks import run_ranks
+
+if TYPE_CHECKING:
+    from gpu_fleet.storage.object_store import ObjectStore
+
+URI = "s3://bucket/mine"
+Objects = dict[str, bytes]
+
+
+class Store:
+    """Objects in memory. `before` is called with the verb and the name of an object, and may raise."""
+
+    def __init__(self, objects: Objects, uri: str = URI) -> None:
+        self.objects, self.uri = objects, uri
+        self.before: Callable[[str, str], object] = lambda _verb, _name: None
+
+    def put(self, name: str, content: bytes | Path) -> None:
+        self.before("put", name)
+        self.objects[f"{self.uri}/{name}"] = content.read_bytes() if isinstance(content, Path) else content
+
+    def get(self, name: str, file: Path | None = None) -> bytes | None:
+        self.before("get", name)
+        content = self.objects.get(f"{self.uri}/{name}")
+        if content is None or file is None:
+            return content
+        file.write_bytes(content)
+        return b""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        root = f"{self.uri}/{folder}/"
+        return {
+            key.removeprefix(root): len(value) for key, value in self.objects.items() if key.startswith(root)
+        }
+
+    def delete(self, name: str) -> None:
+        self.before("delete", name)
+        self.objects.pop(f"{self.uri}/{name}", None)
+
+    @property
+    def names(self) -> set[str]:
+        """Of the files that can be brought back."""
+        listed = json.loads(self.objects[f"{self.uri}/folder.json"])
+        return {
+            name
+            for name, record in listed.items()
+            if f"{self.uri}/contents/{record['sha256']}" in self.objects
+        }
+
+
+@pytest.fixture
+def store() -> Store:
+    """An empty bucket."""
+    return Store({})
+
+
+def sync(folder: Path, store: Store) -> FolderSync:
+    return FolderSync(folder, cast("ObjectStore", store), sleep=lambda _: None)
+
+
+def files(folder: Path, **content: str) -> Path:
+    """A folder with these files, written in this order; one second lies between two of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for second, (name, text) in enumerate(content.items()):
+        (folder / name).write_text(text)
+        os.utime(folder / name, (1_000_000 + second, 1_000_000 + second))
+    return folder
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Names and texts, but not what is gpu-fleet's own."""
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def failing(call: int, *, passing: bool) -> Callable[[str, str], None]:
+    """The `call`-th question for a content fails, from 1 on."""
+    calls: list[str] = []
+
+    def before(verb: str, name: str) -> None:
+        if verb == "get" and name.startswith("contents"):
+            calls.append(name)
+        if len(calls) == call:
+            calls.append("")  # the next one is answered
+            raise StoreError("500 InternalError", passing=passing)
+
+    return before
+
+
+@pytest.fixture
+def command(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """`run` with a folder in the bucket in memory."""
+    monkeypatch.setattr(any_command, "ObjectStore", lambda _uri: store)
+
+    def run(folder: Path, script: str, *more: str) -> Result:
+        flags = ("--checkpoints", str(folder), "--uri", URI, *more)
+        return CliRunner().invoke(any_command.run, [*flags, "--", "bash", "-c", script])
+
+    return run
+
+
+@pytest.fixture
+def cut_off() -> Iterator[list[int]]:
+    """SIGTERM that nobody holds, which would end the process."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
+    yield heard
+    signal.signal(signal.SIGTERM, before)
+
+
+FOUR = {"a": "1", "b": "2", "c": "3", "d": "4"}
+
+
+def test_a_command_never_starts_on_a_part_of_its_folder(
+    store: Store, command: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Cut off in the midst, the next try brings the whole folder and nothing is lost in the bucket."""
+    sync(files(tmp_path / "here", **FOUR), store).up(last=True)
+    there = tmp_path / "there"
+
+    store.before = failing(3, passing=False)
+    first = command(there, f"touch {tmp_path}/begun")
+    store.before = lambda _verb, _name: None
+    begun = (tmp_path / "begun").exists()
+    second = command(there, f"ls {there} > {tmp_path}/seen")
+
+    assert (type(first.exception), begun) == (StoreError, False)
+    assert (second.exit_code, (tmp_path / "seen").read_text().split()) == (0, list(FOUR))
+    assert store.names == set(FOUR)
+
+
+def test_a_disturbance_of_the_bucket_is_waited_for(store: Store, tmp_path: Path) -> None:
+    sync(files(tmp_path / "here", **FOUR), store).up(last=True)
+    store.before = failing(2, passing=True)
+
+    assert sync(tmp_path / "there", store).down() == 4
+    assert content(tmp_path / "there") == FOUR
+
+
+def test_a_cut_off_restore_of_a_list_that_went_on_is_begun_again(store: Store, tmp_path: Path) -> None:
+    sync(files(tmp_path / "here", **FOUR), store).up(last=True)
+    store.before = failing(3, passing=False)
+    with pytest.raises(StoreError):
+        sync(tmp_path / "there", store).down()
+    store.before = lambda _verb, _name: None
+    (tmp_path / "here/a").unlink()
+    sync(tmp_path / "here", store).up(last=True)
+
+    assert sync(tmp_path / "there", store).down() == 3
+    assert set(content(tmp_path / "there")) == {"b", "c", "d"}
+
+
+def test_a_part_of_a_folder_goes_on_with_no_other_bucket(store: Store, tmp_path: Path) -> None:
+    sync(files(tmp_path / "here", **FOUR), store).up(last=True)
+    store.before = failing(3, passing=False)
+    with pytest.raises(StoreError):
+        sync(tmp_path / "there", store).down()
+
+    with pytest.raises(Exception, match=f"has a part of {URI} only"):
+        sync(tmp_path / "there", Store({}, "s3://bucket/other")).down()
+
+
+def test_an_older_disk_takes_the_newer_bucket(
+    store: Store, command: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Begun here, gone on with elsewhere, and here again: nothing is overwritten, the older is set aside."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    results = [
+        command(here, f"echo 10 > {here}/step"),
+        command(there, f"echo 50 > {there}/step"),
+        command(here, f"cat {here}/step > {tmp_path}/seen"),
+    ]
+
+    assert [result.exit_code for result in results] == [0, 0, 0]
+    assert (tmp_path / "seen").read_text() == "50\n"
+    assert content(tmp_path / "here.older") == {"step": "10\n"}
+    assert content(here) == {"step": "50\n"}
+    assert sync(tmp_path / "third", store).down() == 1
+    assert content(tmp_path / "third") == {"step": "50\n"}
+
+
+def test_a_disk_that_is_newer_than_the_bucket_goes_on(store: Store, tmp_path: Path) -> None:
+    here = files(tmp_path / "here", step="10")
+    sync(here, store).up(last=True)
+    files(here, step="11", more="1")
+
+    assert sync(here, store).down() == 0
+    assert sync(here, store).up(last=True)
+    assert (content(here), store.names) == ({"step": "11", "more": "1"}, {"step", "more"})
+
+
+def test_a_disk_that_lost_touch_while_it_listed_goes_on(store: Store, tmp_path: Path) -> None:
+    """Lost between the list in the bucket and the note of it on the disk."""
+    here = files(tmp_path / "here", step="10")
+    sync(here, store).up(last=True)
+    files(here, step="11")
+
+    def lost(verb: str, _name: str) -> None:
+        if verb == "delete":
+            raise KeyboardInterrupt
+
+    store.before = lost
+    with pytest.raises(KeyboardInterrupt):
+        sync(here, store).up(last=True)
+    store.before = lambda _verb, _name: None
+    files(here, step="12")
+
+    assert sync(here, store).down() == 0
+    assert sync(here, store).up(last=True)
+    assert (content(here), len(store.sizes("contents"))) == ({"step": "12"}, 1)
+
+
+def test_of_two_at_once_the_second_overwrites_nothing(store: Store, tmp_path: Path) -> None:
+    first, second = sync(tmp_path / "first", store), sync(tmp_path / "second", store)
+    first.down()
+    second.down()
+    files(tmp_path / "first", step="1")
+    files(tmp_path / "second", step="2")
+    first.up(last=True)
+
+    with pytest.raises(IdentityError, match=r"s3://bucket/mine has files that .*second never had") as refused:
+        second.up(last=True)
+    assert refused.value.exit_status == 65
+    assert sync(tmp_path / "third", store).down() == 1
+    assert content(tmp_path / "third") == {"step": "1"}
+
+
+def test_a_folder_that_was_never_in_the_bucket_is_refused(store: Store, tmp_path: Path) -> None:
+    sync(files(tmp_path / "here", step="10"), store).up(last=True)
+
+    with pytest.raises(
+        IdentityError, match=r"there has files that were never in s3://bucket/mine"
+    ) as refused:
+        sync(files(tmp_path / "there", step="3"), store).down()
+    assert refused.value.exit_status == 65
+    assert sync(files(tmp_path / "same", step="10"), store).down() == 0
+
+
+def test_a_signal_does_not_cut_the_last_upload_off(
+    store: Store, command: Callable[..., Result], cut_off: list[int], tmp_path: Path
+) -> None:
+    def signalled(verb: str, name: str) -> None:
+        if verb == "put" and name.startswith("contents"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    store.before = signalled
+    done = command(tmp_path / "here", f"echo 1 > {tmp_path}/here/step")
+
+    assert (cut_off, done.exit_code, store.names) == ([], 0, {"step"})
+
+
+def test_a_command_that_lost_its_run_is_ended(
+    store: Store, command: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Another process saves meanwhile: this one gets the signal, and 65 says that no other try helps."""
+    here = tmp_path / "here"
+
+    def taken_over(verb: str, name: str) -> None:
+        if verb == "put" and name == "folder.json":
+            store.before = lambda _verb, _name: None
+            store.objects[f"{URI}/folder.json"] = b"{}"
+            raise StoreError("503 SlowDown", passing=True)
+
+    store.before = taken_over
+    script = f"echo 1 > {here}/step; touch -d 2000-01-01 {here}/step; sleep 9; touch {tmp_path}/in-vain"
+    done = command(here, script, "--every-s", "0.1")
+
+    assert isinstance(done.exception, IdentityError)
+    assert not (tmp_path / "in-vain").exists()
+    assert store.objects[f"{URI}/folder.json"] == b"{}"
+
+
+def bring_rank(folder: Path, objects: Objects) -> str | None:
+    """What one rank takes for the newest checkpoint, before there is a process group.
+
+    Contents come once another rank has looked, at the latest after half a second.
+    """
+    store, looked = Store(objects), folder.with_name("looked")
+
+    def slowly(_verb: str, name: str) -> None:
+        until_s = time.monotonic() + 0.5
+        while name.startswith("contents") and not looked.exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+    store.before = slowly
+    guard.ObjectStore = lambda _uri: store  # type: ignore[misc,assignment]  # of this process alone
+    one = guard.Guard(folder, URI)
+    one.bring()
+    newest = guard.newest(folder, "step-*.ckpt")
+    looked.touch()
+    return newest
+
+
+def test_every_rank_finds_the_checkpoint_before_they_have_met(store: Store, tmp_path: Path) -> None:
+    """As with Lightning, which makes the process group after `newest()`."""
+    sync(files(tmp_path / "here", **{"step-8.ckpt": "8"}), store).up(last=True)
+
+    newest = run_ranks(bring_rank, 2, tmp_path / "there", store.objects)
+
+    assert newest == [str(tmp_path / "there/step-8.ckpt")] * 2
+
+
+def test_the_newest_file_stays_the_newest(store: Store, tmp_path: Path) -> None:
+    """By time, by which many programs find it, among files and among folders."""
+    here, there = files(tmp_path / "here", **{"ckpt-9": "9", "ckpt-10": "10"}), tmp_path / "there"
+    files(here / "step-9", weights="9")
+    files(here / "step-10", first="1", weights="10")
+    sync(here, store).up(last=True)
+
+    sync(there, store).down()
+
+    for pattern in ("ckpt-*", "step-*"):
+        newest = max(there.glob(pattern), key=lambda path: path.stat().st_mtime)
+        assert newest.name.endswith("-10")
+    assert (there / "ckpt-9").stat().st_mtime_ns == (here / "ckpt-9").stat().st_mtime_ns
+
+
+def test_a_list_without_times_is_read(store: Store, tmp_path: Path) -> None:
+    """As earlier trainers wrote it."""
+    sync(files(tmp_path / "here", x="1"), store).up(last=True)
+    listed = json.loads(store.objects[f"{URI}/folder.json"])
+    for record in listed.values():
+        del record["mtime_ns"]
+    store.objects[f"{URI}/folder.json"] = json.dumps(listed).encode()
+
+    assert sync(tmp_path / "there", store).down() == 1
+    assert content(tmp_path / "there") == {"x": "1"}
+
+
+def test_links_that_are_left_out_are_named_once(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = files(tmp_path / "here", x="1")
+    (here / "last.ckpt").symlink_to("x")
+    one = sync(here, store)
+
+    one.up(last=True)
+    one.up(last=True)
+
+    (said,) = [record.getMessage() for record in caplog.records if "links" in record.getMessage()]
+    assert "names=['last.ckpt']" in said
+    assert store.names == {"x"}
